@@ -1,0 +1,76 @@
+# conquiet: every target does its own set-up. `make` alone prints this help.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SERVERS := $(CURDIR)/.servers
+REPORT := .cache/spec-report.json
+# Fetched servers (make matrix) are found through this; absent is fine.
+export CONQUIET_SERVERS_DIR ?= $(SERVERS)
+# Extra words for pytest, e.g. make test-fast ARGS="-k backoff -x"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Print this help
+	@echo "conquiet: process it, commit it, then acknowledge it"
+	@echo
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml requirements-dev.lock scripts/setup.sh src/conquiet/_version.py
+	@PYTHON="$(PYTHON)" scripts/setup.sh venv "$(VENV)"
+	@touch $@
+
+.PHONY: servers
+servers:
+	@scripts/setup.sh servers
+
+.PHONY: demo
+demo: $(READY) ## Run the main job end to end (no root, no server needed; REDIS_URL= and DB_URL= use yours)
+	@$(BIN)/conquiet demo $(if $(REDIS_URL),--redis-url "$(REDIS_URL)") $(if $(DB_URL),--db-url "$(DB_URL)")
+
+.PHONY: lint
+lint: $(READY) ## Check style, types and the borders between rooms
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "run: make format"; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: $(READY) ## Format the code and mend what can be mended
+	@$(BIN)/ruff check --quiet --fix . || true
+	@$(BIN)/ruff format --quiet .
+
+.PHONY: test
+test: lint servers ## Everything CI runs: lint, types, borders, all tests, coverage, conformance
+	@rm -f .coverage .coverage.* $(REPORT)
+	@$(BIN)/coverage run -m pytest --spec-report=$(REPORT) $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+	@$(BIN)/python scripts/conformance.py --report $(REPORT) --check
+
+.PHONY: test-fast
+test-fast: $(READY) ## Unit tests only: no server, seconds
+	@$(BIN)/pytest tests/unit $(ARGS)
+
+.PHONY: conformance
+conformance: $(READY) servers ## Run the tests that prove rules; print proved / rules; write docs/conformance.md
+	@$(BIN)/pytest -q -m spec --spec-report=$(REPORT) $(ARGS)
+	@$(BIN)/python scripts/conformance.py --report $(REPORT)
+
+.PHONY: matrix
+matrix: $(READY) servers ## Fetch MySQL 9, Redis 8 and Valkey 9 and run the integration tests on each
+	@PYTHON="$(BIN)/python" scripts/matrix.sh $(ARGS)
+
+.PHONY: lock
+lock: $(READY) ## Refresh requirements-dev.lock (needs uv; names no registry)
+	@uv pip compile --quiet pyproject.toml --all-extras --group dev --universal --generate-hashes \
+		--python-version 3.11 --no-header --no-annotate --upgrade -o requirements-dev.lock
+
+.PHONY: clean
+clean: ## Remove what make made, except fetched servers
+	@rm -rf $(VENV) .cache .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \
+		.hypothesis build dist htmlcov
+	@find . -name __pycache__ -type d -not -path './.servers/*' -prune -exec rm -rf {} +

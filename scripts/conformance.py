@@ -1,0 +1,110 @@
+"""Print which rules of docs/spec-rules.tsv are proved by tests that passed, and fail on gaps.
+
+The report comes from ``pytest --spec-report=FILE`` (see tests/conftest.py). A room listed in
+docs/conformance.toml is done: each of its rules must be proved.
+
+    python scripts/conformance.py --report FILE            print, write docs/conformance.md
+    python scripts/conformance.py --report FILE --check    print, compare docs/conformance.md
+"""
+
+import argparse
+import csv
+import fnmatch
+import json
+import sys
+import tomllib
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the rules."""
+
+    id: str
+    seed: str
+    text: str
+
+
+def read_rules(path: Path) -> list[Rule]:
+    """Read the tab-separated rules."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            Rule(row["id"], row["seed"], row["rule"])
+            for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        ]
+
+
+def required_rules(rooms: dict[str, dict[str, list[str]]], rules: list[Rule]) -> dict[str, str]:
+    """Map each rule that a finished room must prove to that room; a pattern that fits no rule is an error."""
+    required: dict[str, str] = {}
+    for room, settings in rooms.items():
+        for pattern in settings["rules"]:
+            fitting = [rule.id for rule in rules if fnmatch.fnmatchcase(rule.id, pattern)]
+            if not fitting:
+                sys.exit(f"docs/conformance.toml: {pattern} of room {room} fits no rule")
+            required |= dict.fromkeys(fitting, room)
+    return required
+
+
+def render(rules: list[Rule], proofs: dict[str, list[str]], required: dict[str, str]) -> str:
+    """Return the Markdown page: totals per seed, then each rule with its tests."""
+    lines = [
+        "# Conformance",
+        "",
+        "Written by `make conformance` from the tests that passed. Do not edit.",
+        "",
+        "| seed | proved | rules |",
+        "|---|---|---|",
+    ]
+    by_seed = [(seed, list(group)) for seed, group in groupby(rules, key=lambda rule: rule.seed)]
+    for seed, group in by_seed:
+        lines.append(f"| {seed} | {sum(rule.id in proofs for rule in group)} | {len(group)} |")
+    lines.append(f"| **all** | **{sum(rule.id in proofs for rule in rules)}** | **{len(rules)}** |")
+    for seed, group in by_seed:
+        lines += ["", f"## Seed {seed}", "", "| rule | what it says | room | proved by |", "|---|---|---|---|"]
+        for rule in group:
+            tests = "<br>".join(f"`{test}`" for test in proofs.get(rule.id, [])) or "open"
+            lines.append(
+                f"| {rule.id} | {rule.text.replace('|', chr(92) + '|')} | {required.get(rule.id, '')} | {tests} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run the command; the exit code is 1 when a finished room has a gap."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--check", action="store_true", help="compare docs/conformance.md instead of writing it")
+    args = parser.parse_args()
+
+    rules = read_rules(DOCS / "spec-rules.tsv")
+    proofs: dict[str, list[str]] = json.loads(args.report.read_text(encoding="utf-8"))
+    required = required_rules(tomllib.loads((DOCS / "conformance.toml").read_text(encoding="utf-8"))["rooms"], rules)
+    known = {rule.id for rule in rules}
+    failures = [f"no such rule: {id_} (claimed by {tests[0]})" for id_, tests in proofs.items() if id_ not in known]
+    failures += [f"not proved: {id_} (room {room} is done)" for id_, room in required.items() if id_ not in proofs]
+
+    for seed, group in groupby(rules, key=lambda rule: rule.seed):
+        members = list(group)
+        still_open = [rule.id for rule in members if rule.id not in proofs]
+        print(f"seed {seed}: {len(members) - len(still_open)} / {len(members)} rules proved")
+        if still_open and not args.check:
+            print(f"  open: {' '.join(still_open)}")
+    print(f"all: {len(known & proofs.keys())} / {len(rules)} rules proved")
+
+    page, path = render(rules, proofs, required), DOCS / "conformance.md"
+    if not args.check:
+        path.write_text(page, encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != page:
+        failures.append("docs/conformance.md is out of date: run make conformance")
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

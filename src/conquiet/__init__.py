@@ -1,0 +1,43 @@
+"""conquiet: process it, commit it, then acknowledge it.
+
+The names below are imported when they are first used, so that a missing optional dependency is
+an error only for who uses it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from conquiet._version import __version__
+
+if TYPE_CHECKING:
+    from conquiet.config import DbConfig, QueueConfig
+    from conquiet.errors import ConquietError
+    from conquiet.signals import install_termination_handlers
+
+__all__ = [
+    "ConquietError",
+    "DbConfig",
+    "QueueConfig",
+    "__version__",
+    "install_termination_handlers",
+]
+
+_HOME = {
+    "ConquietError": "conquiet.errors",
+    "DbConfig": "conquiet.config",
+    "QueueConfig": "conquiet.config",
+    "install_termination_handlers": "conquiet.signals",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'conquiet' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,70 @@
+"""Settings that cannot be wrong: frozen, and checked when they are built."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.operations import DbOperationType
+from conquiet.kernel.validation import require_identifier, require_positive, require_table, require_text
+
+
+@dataclass(frozen=True, slots=True)
+class DbConfig:
+    """Which table a writer works on and how its rows are found. SPEC(003 §3.1).
+
+    Attributes:
+        table_name: ``table`` or ``schema.table``.
+        op_type: What the writer is mainly for.
+        id_column: Column that identifies a row: the primary key or a unique one.
+        insert_mode: Only ``"insert"`` exists. INSERT IGNORE would hide errors that are not
+            duplicates, and an upsert is an update without a lock.
+    """
+
+    table_name: str
+    op_type: DbOperationType = DbOperationType.INSERT
+    id_column: str = "id"
+    insert_mode: Literal["insert"] = "insert"
+
+    def __post_init__(self) -> None:
+        require_table("table_name", self.table_name)
+        require_identifier("id_column", self.id_column)
+        if not isinstance(self.op_type, DbOperationType):
+            raise ConfigurationError("op_type must be a DbOperationType")
+        if self.insert_mode != "insert":
+            raise ConfigurationError('insert_mode must be "insert": no other mode keeps the promise of one row per id')
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """Where one consumer reads and how long it waits there. SPEC(001 §4.1).
+
+    Everything after ``consumer_name`` is keyword-only.
+
+    Attributes:
+        stream_key: Redis key of the stream.
+        consumer_group: Group whose members share the stream's entries.
+        consumer_name: Name of this process inside the group. Two live processes with one name
+            would take each other's pending entries for their own.
+        block_ms: Longest wait of one read. Zero is refused because Redis reads it as "for ever",
+            and then a stop request is never noticed.
+        max_read_count: Entries per read; must be 1 under ``QueueConsumer``, which holds one at a time.
+        claim_idle_ms: How long an entry must have been untouched before it counts as stale.
+        max_payload_bytes: Largest payload, encoded, that is written or accepted.
+    """
+
+    stream_key: str
+    consumer_group: str
+    consumer_name: str
+    block_ms: int = field(default=5_000, kw_only=True)
+    max_read_count: int = field(default=1, kw_only=True)
+    claim_idle_ms: int = field(default=60_000, kw_only=True)
+    max_payload_bytes: int = field(default=1_048_576, kw_only=True)
+
+    def __post_init__(self) -> None:
+        require_text("stream_key", self.stream_key)
+        require_text("consumer_group", self.consumer_group)
+        require_text("consumer_name", self.consumer_name)
+        require_positive("block_ms", self.block_ms)
+        require_positive("max_read_count", self.max_read_count)
+        require_positive("claim_idle_ms", self.claim_idle_ms)
+        require_positive("max_payload_bytes", self.max_payload_bytes)

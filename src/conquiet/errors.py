@@ -1,0 +1,169 @@
+"""Every error conquiet raises on purpose, and what state the world is in when it does.
+
+    ConquietError
+    ├── ConfigurationError (ValueError)      a setting is wrong; nothing was sent anywhere
+    ├── MissingExtraError (ImportError)      an optional dependency is not installed
+    ├── LifecycleError                       called in the wrong order; nothing was done
+    ├── DbWriteError                         a write failed and left nothing behind
+    │   ├── CommitUnknownError               the reply to COMMIT was lost: it may have happened
+    │   ├── ConflictError                    somebody else was first; rolled back, worth a new attempt
+    │   └── LockedWriteError                 also a LockAcquisitionError: the writer did not get its lock
+    ├── LockAcquisitionError                 a lock was not had; nothing was written
+    │   └── LockTimeoutError                 ... because somebody held it for too long
+    └── QueueError                           Redis refused or did not answer
+        ├── MalformedMessageError            an entry that is not one of ours; it stays pending
+        └── GroupMissingError                the consumer group (or its stream) is gone
+
+Messages are built from facts that are safe to log: names from the configuration, error
+numbers, message ids. A payload, a bound parameter or a credential is never in ``str()`` or
+``repr()`` of one of these. The driver's own error is kept as ``__cause__`` only.
+
+All of them survive pickling, because they cross process borders: every fact is a keyword
+with a default, so that an error can be rebuilt from its message alone and then given its
+facts back.
+"""
+
+
+class ConquietError(Exception):
+    """Base of all errors of this library."""
+
+
+class ConfigurationError(ConquietError, ValueError):
+    """A setting is wrong. Raised before any I/O, so nothing has happened yet."""
+
+
+class MissingExtraError(ConquietError, ImportError):
+    """A part of conquiet was used whose optional dependency is not installed."""
+
+    def __init__(self, message: str, *, extra: str | None = None) -> None:
+        super().__init__(message)
+        self.extra = extra
+
+
+class LifecycleError(ConquietError):
+    """Something was used before its start, after its end, or twice. The call did nothing."""
+
+
+class DbWriteError(ConquietError):
+    """A database write failed. Its transaction was rolled back: nothing of it is visible.
+
+    The exception to that rule is its own class, ``CommitUnknownError``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        table: str | None = None,
+        operation: str | None = None,
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.table = table
+        self.operation = operation
+        self.errno = errno
+
+
+class CommitUnknownError(DbWriteError):
+    """COMMIT was sent and its reply was lost: the write may or may not be there.
+
+    Do not acknowledge a message on it and do not call the write failed. Whoever handles the
+    message next finds out, by the row itself or by an inbox row of the same transaction.
+    """
+
+
+class ConflictError(DbWriteError):
+    """Another transaction was first: a stale version, a deadlock or a lock wait that ran out.
+
+    The transaction was rolled back as a whole. A *new* transaction may succeed.
+    """
+
+
+class LockAcquisitionError(ConquietError):
+    """A lock was not had, so nothing was written."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str | None = None,
+        waited_s: float | None = None,
+        holder: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.resource = resource
+        self.waited_s = waited_s
+        self.holder = holder
+
+
+class LockTimeoutError(LockAcquisitionError):
+    """Somebody else held the lock for longer than we were willing to wait."""
+
+
+class LockedWriteError(DbWriteError, LockAcquisitionError):
+    """``DbWriter`` did not get the lock of its strategy. Nothing was written.
+
+    Both a ``DbWriteError`` (any failure of a write is one) and a ``LockAcquisitionError``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        table: str | None = None,
+        operation: str | None = None,
+        errno: int | None = None,
+        resource: str | None = None,
+        waited_s: float | None = None,
+        holder: str | None = None,
+    ) -> None:
+        super().__init__(message, table=table, operation=operation, errno=errno)
+        self.resource = resource
+        self.waited_s = waited_s
+        self.holder = holder
+
+
+class QueueError(ConquietError):
+    """A Redis command failed or its reply was lost. It was sent at most once.
+
+    After a lost reply the command may have taken effect: an enqueued entry may be there, a
+    read entry may be pending for this consumer (``recover_own()`` finds it).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.stream = stream
+        self.group = group
+        self.command = command
+
+
+class MalformedMessageError(QueueError):
+    """A stream entry breaks the format. It stays pending under its id until somebody acts on it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        message_id: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.message_id = message_id
+        self.reason = reason
+
+
+class GroupMissingError(QueueError):
+    """The stream or its consumer group is gone (FLUSHALL, DEL, XGROUP DESTROY, eviction).
+
+    Nothing recreates it by itself: what was pending in it is lost, and somebody should know.
+    """

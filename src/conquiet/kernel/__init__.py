@@ -1,0 +1,1 @@
+"""Words and arithmetic that every room shares. Standard library only, no I/O."""

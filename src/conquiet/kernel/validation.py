@@ -1,0 +1,72 @@
+"""Checks for settings. What passes them is never checked again.
+
+Each check names the setting and says what it wants. Values are shown only where they are
+numbers: a string setting may hold a credential.
+"""
+
+import math
+import re
+
+from conquiet.errors import ConfigurationError
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+# MySQL allows more in a quoted identifier. What is left out here (spaces, backticks, dots,
+# unicode look-alikes) buys nothing that is worth an injection.
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
+
+
+def require_positive(name: str, value: object) -> int:
+    """Return ``value`` if it is an int greater than zero. ``True`` is not a number here."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{name} must be a positive integer, got {_kind(value)}")
+    if value <= 0:
+        raise ConfigurationError(f"{name} must be a positive integer, got {value}")
+    return value
+
+
+def require_seconds(name: str, value: object, *, zero_allowed: bool = False) -> float:
+    """Return ``value`` as a float if it is a finite number of seconds above zero."""
+    wanted = "a number of seconds, zero or more" if zero_allowed else "a positive number of seconds"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{name} must be {wanted}, got {_kind(value)}")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
+        raise ConfigurationError(f"{name} must be {wanted}, got {value}")
+    return float(value)
+
+
+def require_text(name: str, value: object) -> str:
+    """Return ``value`` if it is a string with at least one visible character and no control character."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be a non-empty string, got {_kind(value)}")
+    if not value.strip():
+        raise ConfigurationError(f"{name} must be a non-empty string, got an empty one")
+    if _CONTROL.search(value):
+        raise ConfigurationError(f"{name} must not contain control characters such as a newline")
+    return value
+
+
+def require_identifier(name: str, value: object) -> str:
+    """Return ``value`` if it is one plain SQL identifier (a column)."""
+    if not isinstance(value, str) or _IDENTIFIER.fullmatch(value) is None:
+        raise ConfigurationError(
+            f"{name} must be a plain SQL identifier: letters, digits, _ and $, "
+            "not starting with a digit, at most 64 characters"
+        )
+    return value
+
+
+def require_table(name: str, value: object) -> str:
+    """Return ``value`` if it is ``table`` or ``schema.table``, both plain SQL identifiers."""
+    parts = value.split(".") if isinstance(value, str) else []
+    if not 1 <= len(parts) <= 2 or any(_IDENTIFIER.fullmatch(part) is None for part in parts):  # noqa: PLR2004 - schema.table
+        raise ConfigurationError(
+            f"{name} must be 'table' or 'schema.table', each a plain SQL identifier: letters, digits, _ and $, "
+            "not starting with a digit, at most 64 characters"
+        )
+    assert isinstance(value, str)  # noqa: S101 - parts is empty otherwise
+    return value
+
+
+def _kind(value: object) -> str:
+    return "nothing (None)" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,1 @@
+"""Prometheus metrics: created in ``registry``, observed by the rooms."""

@@ -1,0 +1,89 @@
+"""Every Prometheus metric of conquiet, created in this one place. SPEC(003 §7).
+
+Label values come from configuration (a table, a stream, a strategy), never from a message:
+20,000 values of one histogram's label cost about 90 MiB.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+from conquiet.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+
+def get_or_create(kind: type[M], name: str, documentation: str, labels: Sequence[str]) -> M:
+    """Return the process-wide metric of that name, creating it at the first call.
+
+    prometheus_client refuses a second registration, which would make importing this module
+    twice (a reload, a copy under another path) an error.
+    """
+    # There is no public look-up by name; this attribute has been there since 2015.
+    existing = REGISTRY._names_to_collectors.get(name)  # noqa: SLF001
+    if existing is None:
+        return kind(name, documentation, labels)
+    if not isinstance(existing, kind) or tuple(existing._labelnames) != tuple(labels):  # noqa: SLF001
+        raise ConfigurationError(f"metric {name} is registered already with another type or other labels")
+    return existing
+
+
+def never_raises(observe: Callable[P, None]) -> Callable[P, None]:
+    """Make an observing function safe to call anywhere: a metric must not fail the work it counts."""
+
+    @functools.wraps(observe)
+    def safely(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            observe(*args, **kwargs)
+        except Exception:
+            # The arguments are labels and numbers, but they stay out of the log all the same.
+            logger.debug("metric not recorded", extra={"observer": observe.__name__}, exc_info=True)
+
+    return safely
+
+
+# ---------------------------------------------------------------- database room, SPEC(003 §5.9)
+DB_WRITE_TOTAL = get_or_create(
+    Counter, "conquiet_db_write_total", "Database writes by outcome", ["table", "op_type", "status"]
+)
+DB_WRITE_LATENCY_SECONDS = get_or_create(
+    Histogram, "conquiet_db_write_latency_seconds", "Time of one database write, failed ones too", ["table", "op_type"]
+)
+DB_LOCK_ACQUIRE_LATENCY_SECONDS = get_or_create(
+    Histogram, "conquiet_db_lock_acquire_latency_seconds", "Time spent waiting for a lock", ["strategy"]
+)
+DB_LOCK_FAILURES_TOTAL = get_or_create(
+    Counter, "conquiet_db_lock_failures_total", "Locks that were not had", ["strategy"]
+)
+DB_DUPLICATE_INSERTS_TOTAL = get_or_create(
+    Counter, "conquiet_db_duplicate_inserts_total", "Inserts whose row was there already", ["table"]
+)
+
+# ---------------------------------------------------------------- queue room, SPEC(001 §7)
+QUEUE_MESSAGES_READ_TOTAL = get_or_create(
+    Counter, "conquiet_queue_messages_read_total", "Messages read from the stream", ["stream"]
+)
+QUEUE_MESSAGES_ACK_TOTAL = get_or_create(
+    Counter, "conquiet_queue_messages_ack_total", "Messages acknowledged", ["stream"]
+)
+QUEUE_MESSAGES_CLAIMED_TOTAL = get_or_create(
+    Counter, "conquiet_queue_messages_claimed_total", "Stale messages claimed", ["stream"]
+)
+QUEUE_READ_LATENCY_SECONDS = get_or_create(
+    Histogram, "conquiet_queue_read_latency_seconds", "Time of a read that returned messages", ["stream"]
+)
+QUEUE_MESSAGES_MALFORMED_TOTAL = get_or_create(
+    Counter, "conquiet_queue_messages_malformed_total", "Entries refused because they break the format", ["stream"]
+)
+QUEUE_MESSAGES_DELETED_TOTAL = get_or_create(
+    Counter, "conquiet_queue_messages_deleted_total", "Pending entries found deleted from their stream", ["stream"]
+)
+QUEUE_ACK_NOOP_TOTAL = get_or_create(
+    Counter, "conquiet_queue_ack_noop_total", "Acknowledgements of entries that were not pending any more", ["stream"]
+)

@@ -1,0 +1,22 @@
+import time
+
+import pytest
+
+from conquiet.errors import MissingExtraError
+from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
+from conquiet.kernel.extras import require_extra
+
+
+def test_the_system_clock_is_the_machines() -> None:
+    clock: Clock = SYSTEM_CLOCK
+
+    assert abs(clock.time() - time.time()) < 5
+    assert clock.monotonic() <= clock.monotonic()
+
+
+def test_a_missing_extra_names_the_module_and_the_command_that_installs_it() -> None:
+    with pytest.raises(MissingExtraError, match=r"needs no_such_module.*pip install 'conquiet\[redis\]'") as caught:
+        require_extra("redis", "json", "no_such_module")
+
+    assert caught.value.extra == "redis"
+    assert isinstance(caught.value, ImportError)

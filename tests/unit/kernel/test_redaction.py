@@ -1,0 +1,33 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conquiet.kernel.redaction import printable, redact_url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:hunter2@cache:6379/0", "redis://***@cache:6379/0"),
+        ("redis://:hunter2@cache", "redis://***@cache"),
+        ("amqps://u:hunter2@[::1]:5671/vhost", "amqps://***@[::1]:5671/vhost"),
+        ("mysql+pymysql://root@127.0.0.1:3306/shop?password=hunter2", "mysql+pymysql://***@127.0.0.1:3306/shop"),
+        ("redis://cache:6379/0?password=hunter2", "redis://cache:6379/0"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock"),
+        ("redis://u:p@cache:notaport", "<url that cannot be parsed>"),
+        ("hunter2", "<url without a scheme>"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_whatever_the_password_it_is_never_shown(password: str) -> None:
+    canary = f"CANARY{password}CANARY"
+    assert "CANARY" not in redact_url(f"redis://u:{canary}@cache:6379/0?x={canary}").upper().replace("***", "")
+
+
+def test_foreign_text_cannot_start_a_line_or_flood_the_log() -> None:
+    assert printable("1-1\n2026 ERROR forged\x1b[31m") == "1-1\\n2026 ERROR forged\\x1b[31m"
+    assert len(printable("x" * 10_000)) == 121

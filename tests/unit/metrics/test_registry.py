@@ -1,0 +1,72 @@
+import importlib
+import logging
+
+import pytest
+from prometheus_client import REGISTRY, Counter, Histogram
+
+from conquiet.errors import ConfigurationError
+from conquiet.metrics import registry
+from conquiet.metrics.registry import get_or_create, never_raises
+
+
+@pytest.mark.spec("CQ-005.38", "CQ-005.39", "CQ-005.40", "CQ-007.2")
+@pytest.mark.parametrize(
+    ("attribute", "kind", "name", "labels"),
+    [
+        ("DB_WRITE_TOTAL", Counter, "conquiet_db_write", ("table", "op_type", "status")),
+        ("DB_WRITE_LATENCY_SECONDS", Histogram, "conquiet_db_write_latency_seconds", ("table", "op_type")),
+        ("DB_LOCK_ACQUIRE_LATENCY_SECONDS", Histogram, "conquiet_db_lock_acquire_latency_seconds", ("strategy",)),
+        ("QUEUE_MESSAGES_READ_TOTAL", Counter, "conquiet_queue_messages_read", ("stream",)),
+        ("QUEUE_MESSAGES_ACK_TOTAL", Counter, "conquiet_queue_messages_ack", ("stream",)),
+        ("QUEUE_MESSAGES_CLAIMED_TOTAL", Counter, "conquiet_queue_messages_claimed", ("stream",)),
+        ("QUEUE_READ_LATENCY_SECONDS", Histogram, "conquiet_queue_read_latency_seconds", ("stream",)),
+    ],
+)
+def test_the_seeds_metrics_exist(
+    attribute: str, kind: type[Counter | Histogram], name: str, labels: tuple[str, ...]
+) -> None:
+    metric = getattr(registry, attribute)
+
+    assert isinstance(metric, kind)
+    described = next(iter(metric.describe()))
+    assert described.name == name
+    assert metric._labelnames == labels
+
+
+@pytest.mark.spec("CQ-007.1")
+def test_importing_the_registry_again_finds_the_same_metrics() -> None:
+    before = registry.DB_WRITE_TOTAL
+
+    again = importlib.reload(registry)
+
+    assert again.DB_WRITE_TOTAL is before
+
+
+def test_every_metric_of_ours_comes_from_the_registry_module() -> None:
+    ours = {name for name in REGISTRY._names_to_collectors if name.startswith("conquiet_")}
+    named = {
+        name
+        for metric in vars(registry).values()
+        if isinstance(metric, Counter | Histogram)
+        for name in REGISTRY._collector_to_names[metric]
+    }
+    assert ours <= named
+
+
+def test_a_name_taken_by_another_kind_of_metric_is_an_error_at_import() -> None:
+    with pytest.raises(ConfigurationError, match="conquiet_db_write_total"):
+        get_or_create(Histogram, "conquiet_db_write_total", "", ["table", "op_type", "status"])
+    with pytest.raises(ConfigurationError, match="other labels"):
+        get_or_create(Counter, "conquiet_db_write_total", "", ["table"])
+
+
+@pytest.mark.spec("RS-007.6")
+def test_observing_never_raises(caplog: pytest.LogCaptureFixture) -> None:
+    @never_raises
+    def observe(stream: str) -> None:
+        registry.QUEUE_MESSAGES_READ_TOTAL.labels(no_such_label=stream).inc()
+
+    with caplog.at_level(logging.DEBUG, "conquiet.metrics.registry"):
+        observe("orders")
+
+    assert [record.message for record in caplog.records] == ["metric not recorded"]

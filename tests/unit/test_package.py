@@ -1,0 +1,84 @@
+"""The package as a stranger finds it: layout, names, versions, optional parts."""
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import conquiet
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "conquiet"
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def hiding(*modules: str) -> str:
+    """Code that makes the given modules impossible to import, as if their extra were not installed."""
+    return (
+        "import importlib.abc, sys\n"
+        "class Hide(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] in {modules!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+    )
+
+
+@pytest.mark.spec("CQ-000.1")
+def test_the_distribution_and_the_package_are_called_conquiet() -> None:
+    assert version("conquiet") == conquiet.__version__
+    assert conquiet.__name__ == "conquiet"
+
+
+@pytest.mark.spec("CQ-001.1", "CQ-001.6", "CQ-008.1", "CQ-008.11", "CQ-008.12")
+def test_python_metrics_test_runner_and_coverage_gate_are_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    assert project["project"]["requires-python"] == ">=3.11"
+    assert any(name.startswith("prometheus-client") for name in project["project"]["dependencies"])
+    assert any(name.startswith("pytest>") for name in project["dependency-groups"]["dev"])
+    assert any(name.startswith("coverage") for name in project["dependency-groups"]["dev"])
+    assert project["tool"]["coverage"]["report"]["fail_under"] >= 90
+
+
+@pytest.mark.spec("CQ-002.1", "CQ-002.5")
+def test_the_files_of_the_seeds_layout_are_there() -> None:
+    for name in ("__init__.py", "config.py", "errors.py", "signals.py", "metrics/__init__.py", "metrics/registry.py"):
+        assert (PACKAGE / name).is_file(), name
+
+
+def test_types_ship_with_the_package() -> None:
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_every_root_name_resolves_and_is_listed() -> None:
+    for name in conquiet.__all__:
+        assert getattr(conquiet, name) is not None
+        assert name in dir(conquiet)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = conquiet.no_such_name
+
+
+def test_importing_the_root_imports_no_optional_dependency() -> None:
+    code = (
+        "import sys, conquiet\n"
+        "heavy = {'redis', 'sqlalchemy', 'pymysql', 'pika', 'typer', 'prometheus_client'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert run_python(code).stdout.strip() == "[]"
+
+
+def test_the_lock_file_names_no_host() -> None:
+    lock = (ROOT / "requirements-dev.lock").read_text(encoding="utf-8")
+
+    assert "==" in lock
+    assert "://" not in lock

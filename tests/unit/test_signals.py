@@ -1,0 +1,187 @@
+"""Signals are sent to real processes: what a handler does to its own process is the point."""
+
+import logging
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from conquiet.errors import ConfigurationError
+from conquiet.signals import install_termination_handlers
+
+BOTH = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.fixture(autouse=True)
+def handlers_as_before() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in BOTH}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def start(body: str) -> subprocess.Popen[str]:
+    """A process that runs ``body`` and prints ``ready`` when signals may come."""
+    head = """
+    import logging, signal, sys, time
+    from conquiet.signals import install_termination_handlers
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+
+@pytest.mark.spec("CQ-004.1", "CQ-004.2", "CQ-001.7", "CQ-004.3")
+@pytest.mark.parametrize("signum", BOTH)
+def test_either_signal_calls_back_once(signum: signal.Signals) -> None:
+    calls: list[int] = []
+    with install_termination_handlers(lambda: calls.append(1)) as handlers:
+        assert handlers.received is None
+        signal.raise_signal(signum)
+
+        assert calls == [1]
+        assert handlers.received is signum
+
+
+@pytest.mark.spec("CQ-004.4")
+def test_the_signal_is_logged_at_info_in_the_seeds_words(caplog: pytest.LogCaptureFixture) -> None:
+    logged = threading.Event()
+
+    class Notice(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.set()
+
+    notice = Notice()
+    log = logging.getLogger("conquiet.signals")
+    log.addHandler(notice)
+    try:
+        with caplog.at_level(logging.INFO, "conquiet.signals"), install_termination_handlers(lambda: None):
+            signal.raise_signal(signal.SIGTERM)
+            assert logged.wait(10)
+    finally:
+        log.removeHandler(notice)
+
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
+        (logging.INFO, "Received signal 15, initiating graceful shutdown")
+    ]
+
+
+def test_a_signal_while_the_logging_lock_is_held_does_not_hang() -> None:
+    """The main thread may be inside logging when the signal comes: the handler must not want that lock."""
+    process = start(
+        """
+        class Interrupted(logging.Handler):
+            def emit(self, record):
+                print("ready", flush=True)
+                while not stopped:      # holding this handler's lock, as every emit does
+                    time.sleep(0.01)
+        stopped = []
+        logging.getLogger().addHandler(Interrupted())
+        logging.getLogger().setLevel(logging.INFO)
+        install_termination_handlers(lambda: stopped.append(1))
+        logging.info("go")
+        print("done", flush=True)
+        """
+    )
+    ready(process)
+    process.send_signal(signal.SIGTERM)
+
+    out, _ = process.communicate(timeout=20)
+    assert "done" in out
+
+
+@pytest.mark.parametrize("signum", BOTH)
+def test_a_second_signal_forces_the_end(signum: signal.Signals) -> None:
+    process = start(
+        """
+        install_termination_handlers(lambda: print("stopping", flush=True))
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.05)
+        """
+    )
+    ready(process)
+    process.send_signal(signum)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stopping\n"
+    process.send_signal(signum)
+
+    process.communicate(timeout=20)
+    assert process.returncode == -signum
+
+
+def test_restoring_puts_back_what_was_there() -> None:
+    mine: list[int] = []
+
+    def earlier(signum: int, frame: object) -> None:
+        mine.append(signum)
+
+    signal.signal(signal.SIGTERM, earlier)
+    install_termination_handlers(lambda: None).restore()
+    signal.raise_signal(signal.SIGTERM)
+
+    assert mine == [signal.SIGTERM]
+
+
+def test_restoring_leaves_a_handler_alone_that_came_later() -> None:
+    handlers = install_termination_handlers(lambda: None)
+
+    def later(signum: int, frame: object) -> None: ...
+
+    signal.signal(signal.SIGTERM, later)
+    handlers.restore()
+
+    assert signal.getsignal(signal.SIGTERM) is later
+
+
+def test_two_loops_in_one_process_are_both_asked_to_stop() -> None:
+    calls: list[str] = []
+    with (
+        install_termination_handlers(lambda: calls.append("first")),
+        install_termination_handlers(lambda: calls.append("second")),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+
+    assert sorted(calls) == ["first", "second"]
+
+
+def test_outside_the_main_thread_it_says_so_and_changes_nothing() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    caught: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            install_termination_handlers(lambda: None)
+        except ConfigurationError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+
+    assert "main thread only" in str(caught[0])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.spec("CQ-004.5")
+def test_without_being_asked_nothing_is_installed() -> None:
+    code = (
+        "import signal, conquiet, conquiet.config, conquiet.signals\n"
+        "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,"
+        " signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert out == "True True\n"
