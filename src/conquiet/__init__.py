@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from conquiet.db.session import DbSession
     from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
+    from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
@@ -27,6 +28,9 @@ __all__ = [
     "DbWriter",
     "LockStrategy",
     "QueueConfig",
+    "QueueConsumer",
+    "QueueMessage",
+    "RedisStreamsQueue",
     "__version__",
     "install_termination_handlers",
 ]
@@ -40,6 +44,9 @@ _HOME = {
     "DbWriter": "conquiet.db.writer",
     "LockStrategy": "conquiet.db.locking.strategy",
     "QueueConfig": "conquiet.config",
+    "QueueConsumer": "conquiet.queue",
+    "QueueMessage": "conquiet.queue",
+    "RedisStreamsQueue": "conquiet.queue",
     "install_termination_handlers": "conquiet.signals",
 }
 
