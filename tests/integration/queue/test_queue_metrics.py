@@ -101,12 +101,8 @@ def test_what_failed_is_not_counted(
 def test_a_broken_registry_does_not_fail_the_work_and_nothing_else_is_measured(
     queue: RedisStreamsQueue, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
-    names = {
-        sample.name
-        for metric in REGISTRY.collect()
-        for sample in metric.samples
-        if sample.labels.get("stream") == stream
-    }
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    names = {sample.name for sample in samples if sample.labels.get("stream") == stream}
     assert {name.removesuffix("_created").removesuffix("_total") for name in names} <= {
         *(f"conquiet_queue_{name}" for name in NAMES),
         *(f"conquiet_queue_read_latency_seconds{suffix}" for suffix in ("", "_bucket", "_count", "_sum")),
