@@ -113,6 +113,7 @@ async def test_an_early_ack_is_done_when_it_returns_and_a_second_one_does_nothin
         await ctx.ack()
         raise RuntimeError("after the ack nobody tries again")
 
+    raw.config_resetstat()
     running = run(make_engine(handler))
     await wait_until_async(lambda: left)
     await running.stop()
@@ -310,7 +311,7 @@ async def test_a_flooded_stream_does_not_starve_nine_others(
         await asyncio.sleep(0)
 
     running = run(make_engine(handler, streams=names, concurrency=concurrency))
-    await wait_until_async(lambda: len(order) == 3_045, timeout=30)
+    await wait_until_async(lambda: len(order) == 3_045, timeout_s=30)
     await running.stop()
 
     last_of_the_others = max(at for at, name in enumerate(order) if name != names[0])
