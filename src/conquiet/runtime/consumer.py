@@ -146,7 +146,7 @@ class Consumer:
             table=self._table,
             reconnect=self._reconnects[1],
             on_error=self._tell,
-            reader_is_coming=lambda: self._intake.is_coming,
+            reader_is_coming=self._intake.will_come,
         )
         self._runner = Runner(
             Invoker(handler, self, self._threads),

@@ -104,10 +104,12 @@ class Intake:
         """True while a read waits on the server."""
         return self._doing is _Doing.BLOCKED
 
-    @property
-    def is_coming(self) -> bool:
+    def will_come(self) -> bool:
         """True if the next read, which takes due acknowledgements along, is a matter of microseconds."""
-        return self._doing is _Doing.BUSY or (self._doing is _Doing.WAITING_FOR_ROOM and self._room() > 0)
+        if self._doing is _Doing.WAITING_FOR_ROOM and self._room() > 0:
+            self.wake()
+            return True
+        return self._doing is _Doing.BUSY
 
     def stop(self) -> None:
         """Read nothing more. A read in flight is not broken off: its entries would be stranded."""
@@ -148,6 +150,7 @@ class Intake:
                     await self._come_back(error)
         finally:
             self._doing = _Doing.APART
+            self._acknowledger.nudge()
 
     def _room(self) -> int:
         prefetch = prefetch_now(self._average_s(), self._concurrency, self._settings.prefetch)

@@ -156,12 +156,14 @@ async def test_unstarted_messages_are_handed_back_free_for_anybody_and_uncharged
     running = run(engine)
     await entered.wait()
     await wait_until_async(lambda: engine.health().in_hand > 1)
+    await wait_until_async(lambda: pending()[0]["message_id"].decode() == ids[150])  # what is done is acknowledged
     engine.stop()
     await wait_until_async(lambda: all(row["times_delivered"] == 0 for row in pending()[1:]))
     rows = {row["message_id"].decode(): row for row in pending()}
     leave.set()
     report = await running.task
 
+    assert report.succeeded == 151
     assert rows.pop(ids[150])["times_delivered"] == 1
     assert len(rows) == report.handed_back > 0
     assert {row["times_delivered"] for row in rows.values()} == {0}
