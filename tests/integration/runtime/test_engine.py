@@ -264,7 +264,7 @@ async def test_a_given_consumer_id_is_used_as_it_is_for_every_read(
     running = run(make_engine(handler, consumer_id="worker 1/ä"))
     for number in range(5):
         enqueue(1)
-        await wait_until_async(lambda expected=number + 1: len(seen) == expected)
+        await wait_until_async(lambda expected=number + 1: len(seen) == expected)  # type: ignore[misc]
     await running.stop()
 
     assert [row["name"].decode() for row in raw.xinfo_consumers(stream, "processor")] == ["worker 1/ä"]
