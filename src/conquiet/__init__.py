@@ -11,6 +11,10 @@ from conquiet._version import __version__
 
 if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
+    from conquiet.db.locking.strategy import LockStrategy
+    from conquiet.db.models import DbOperation, DbOperationType
+    from conquiet.db.session import DbSession
+    from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
@@ -20,6 +24,11 @@ __all__ = [
     "ConquietError",
     "Consumer",
     "DbConfig",
+    "DbOperation",
+    "DbOperationType",
+    "DbSession",
+    "DbWriter",
+    "LockStrategy",
     "MessageContext",
     "QueueConfig",
     "QueueConsumer",
@@ -35,6 +44,11 @@ _HOME = {
     "ConquietError": "conquiet.errors",
     "Consumer": "conquiet.runtime",
     "DbConfig": "conquiet.config",
+    "DbOperation": "conquiet.db.models",
+    "DbOperationType": "conquiet.db.models",
+    "DbSession": "conquiet.db.session",
+    "DbWriter": "conquiet.db.writer",
+    "LockStrategy": "conquiet.db.locking.strategy",
     "MessageContext": "conquiet.runtime",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",

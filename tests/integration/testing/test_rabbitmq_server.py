@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pika  # type: ignore[import-untyped]
 import pytest
 
-from conquiet.testing import RabbitMQServer, ServerStartError, wait_until
+from conquiet.testing import ExternalRabbitMQ, RabbitMQServer, ServerStartError, wait_until
 from conquiet.testing.rabbitmq_api import ManagementError
 from conquiet.testing.shared import SharedRabbitMQ
 
@@ -74,7 +74,7 @@ def test_a_vhost_is_its_own_world_and_can_be_deleted_under_its_connections(broke
 
         with pytest.raises(pika.exceptions.AMQPError):
             connection.process_data_events(time_limit=5)
-    assert [vhost["name"] for vhost in broker.api("GET", "/api/vhosts")] == ["/"]
+    assert "a/b c" not in [vhost["name"] for vhost in broker.api("GET", "/api/vhosts")]
 
 
 def test_the_broker_tells_who_consumes_with_which_tag_and_prefetch(broker: RabbitMQServer) -> None:
@@ -98,6 +98,23 @@ def test_rabbitmqctl_reaches_this_node_and_its_failures_are_told(broker: RabbitM
 def test_a_refusal_of_the_management_api_is_told(broker: RabbitMQServer) -> None:
     with pytest.raises(ManagementError, match="GET /api/queues/nowhere: 404"):
         broker.api("GET", "/api/queues/nowhere")
+
+
+def test_a_broker_given_by_url_gives_a_vhost_only_when_its_management_address_is_known(
+    broker: RabbitMQServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CONQUIET_TEST_RABBIT_MANAGEMENT_URL", raising=False)
+    plain = ExternalRabbitMQ(broker.url)
+    assert plain.version == broker.version
+    assert plain.create_vhost("one") == broker.url
+    plain.delete_vhost("one")
+
+    monkeypatch.setenv("CONQUIET_TEST_RABBIT_MANAGEMENT_URL", broker.management_url)
+    managed = ExternalRabbitMQ(broker.url)
+    with connect(managed.create_vhost("one")):
+        pass
+    managed.delete_vhost("one")
+    assert "one" not in [vhost["name"] for vhost in broker.api("GET", "/api/vhosts")]
 
 
 def test_the_shared_broker_gives_each_test_its_own_vhost(amqp_url: str) -> None:
