@@ -12,8 +12,11 @@
     │   ├── LockTimeoutError                 ... because somebody held it for too long
     │   └── NoSuchRowError                   ... because there is no row to lock
     └── QueueError                           Redis refused or did not answer
+        ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
         ├── MalformedMessageError            an entry that is not one of ours; it stays pending
-        └── GroupMissingError                the consumer group (or its stream) is gone
+        ├── GroupMissingError                the consumer group (or its stream) is gone
+        ├── LeaseLostError                   the message is, or may be, in other hands by now
+        └── DeliveriesExhaustedError         delivered too often; not run again, still pending
 
 Messages are built from facts that are safe to log: names from the configuration, error
 numbers, message ids. A payload, a bound parameter or a credential is never in ``str()`` or
@@ -137,7 +140,8 @@ class QueueError(ConquietError):
     """A Redis command failed or its reply was lost. It was sent at most once.
 
     After a lost reply the command may have taken effect: an enqueued entry may be there, a
-    read entry may be pending for this consumer (``recover_own()`` finds it).
+    read entry may be pending for this consumer (``recover_own()`` finds it). ``in_doubt`` says so:
+    False means that the server refused the command or never got it.
     """
 
     def __init__(
@@ -147,15 +151,36 @@ class QueueError(ConquietError):
         stream: str | None = None,
         group: str | None = None,
         command: str | None = None,
+        in_doubt: bool = False,
     ) -> None:
         super().__init__(message)
         self.stream = stream
         self.group = group
         self.command = command
+        self.in_doubt = in_doubt
+
+
+class PayloadError(QueueError, ValueError):
+    """A payload cannot be written as a message. Nothing was sent."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.reason = reason
 
 
 class MalformedMessageError(QueueError):
-    """A stream entry breaks the format. It stays pending under its id until somebody acts on it."""
+    """A stream entry breaks the format. It stays pending under its id until somebody acts on it.
+
+    ``message_ids`` names every malformed entry of the reply, ``message_id`` the first of them.
+    """
 
     def __init__(
         self,
@@ -165,10 +190,12 @@ class MalformedMessageError(QueueError):
         group: str | None = None,
         command: str | None = None,
         message_id: str | None = None,
+        message_ids: tuple[str, ...] = (),
         reason: str | None = None,
     ) -> None:
         super().__init__(message, stream=stream, group=group, command=command)
         self.message_id = message_id
+        self.message_ids = message_ids or (() if message_id is None else (message_id,))
         self.reason = reason
 
 
@@ -177,3 +204,41 @@ class GroupMissingError(QueueError):
 
     Nothing recreates it by itself: what was pending in it is lost, and somebody should know.
     """
+
+
+class LeaseLostError(QueueError):
+    """A message is not certainly ours any more: another consumer claimed it, or may have by now.
+
+    Whatever its handler has not committed should be rolled back. The engine does not acknowledge the
+    message: that is up to its new holder.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        message_id: str | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.message_id = message_id
+
+
+class DeliveriesExhaustedError(QueueError):
+    """A message was delivered more often than allowed. It was not run again and stays pending."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        message_id: str | None = None,
+        delivery_count: int | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.message_id = message_id
+        self.delivery_count = delivery_count
