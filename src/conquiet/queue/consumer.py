@@ -5,6 +5,7 @@ read with ``next``, ``iter_messages`` or ``run``; what others left behind is fet
 for, with ``recover_own``, ``claim_stale`` or ``run_claim_stale``.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -68,7 +69,8 @@ class QueueConsumer:
     ) -> None:
         if config.max_read_count != 1:
             raise ConfigurationError(
-                f"max_read_count must be 1 under QueueConsumer, got {config.max_read_count}: it holds one message at a time"
+                f"max_read_count must be 1 under QueueConsumer, which holds one message at a time; "
+                f"got {config.max_read_count}"
             )
         self.queue = RedisStreamsQueue(redis, config, command_timeout_s=command_timeout_s)
         self.config = config
@@ -188,6 +190,7 @@ class QueueConsumer:
             inbox: Makes the effect of a message happen once: what an inbox has seen is acknowledged without
                 running its handler.
         """
+        open_session = _sessions_of(engine)
         while not self._stopping:
             try:
                 msg = self.next(block_ms=self.config.block_ms)
@@ -195,7 +198,7 @@ class QueueConsumer:
                 _hand_over(error, on_malformed)
                 continue
             if msg is not None:
-                self._handle(msg, handler, engine, inbox)
+                self._handle(msg, handler, open_session, inbox)
 
     def run_claim_stale(
         self,
@@ -214,6 +217,7 @@ class QueueConsumer:
         sleeps for ``interval_s``. Errors leave it as they leave ``run``.
         """
         require_seconds("interval_s", interval_s)
+        open_session = _sessions_of(engine)
         while not self._stopping:
             try:
                 claimed = self.claim_stale(min_idle_ms, 1)
@@ -221,16 +225,16 @@ class QueueConsumer:
                 _hand_over(error, on_malformed)
                 continue
             if claimed:
-                self._handle(claimed[0], handler, engine, inbox)
+                self._handle(claimed[0], handler, open_session, inbox)
             elif not claimed.deleted:  # a deleted one was dropped just now: there may be more behind it
                 self._sleep(interval_s)
 
-    def _handle(self, msg: QueueMessage, handler: Handler, engine: "Engine", inbox: Once | None) -> None:
-        from conquiet.db.session import DbSession
-
-        # Commit first, ack second. A crash in between delivers the message again, which an idempotent handler
-        # survives; the other order would lose it. An error leaves here with the message pending.
-        with DbSession(engine) as session:
+    def _handle(
+        self, msg: QueueMessage, handler: Handler, open_session: "Callable[[], DbSession]", inbox: Once | None
+    ) -> None:
+        # Commit first, ack second. A crash in between delivers the message again, which an inbox or an idempotent
+        # handler survives; the other order would lose it. An error leaves here with the message pending.
+        with open_session() as session:
             if inbox is None:
                 handler(msg, session)
             else:
@@ -244,6 +248,14 @@ class QueueConsumer:
         deadline = time.monotonic() + duration_s
         while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
+
+
+def _sessions_of(engine: "Engine") -> "Callable[[], DbSession]":
+    """Return what opens a session. Called before the first read: what is missing must not cost a message."""
+    from conquiet.db.session import DbSession
+
+    DbSession(engine)  # opens nothing, but refuses an engine that cannot work
+    return functools.partial(DbSession, engine)
 
 
 def _first(batch: MessageBatch) -> QueueMessage | None:

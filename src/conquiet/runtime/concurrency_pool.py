@@ -39,6 +39,7 @@ class ConcurrencyPool(Generic[T]):
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing = False
+        self._on_hold = False
 
     @property
     def active(self) -> int:
@@ -73,6 +74,11 @@ class ConcurrencyPool(Generic[T]):
             self._waiting.extend(items)
             self._wake(1)
 
+    def hold(self) -> None:
+        """Begin with nothing any more. What is running goes on."""
+        self._on_hold = True
+        self._check_quiet()
+
     def take_back(self) -> list[T]:
         """Return, and forget, everything that no handler has begun with."""
         items = list(self._waiting)
@@ -81,7 +87,7 @@ class ConcurrencyPool(Generic[T]):
         return items
 
     async def wait_quiet(self) -> None:
-        """Return when nothing is running or waiting."""
+        """Return when nothing is running, nor about to."""
         await self._quiet.wait()
 
     def cancel_running(self) -> list[T]:
@@ -90,12 +96,15 @@ class ConcurrencyPool(Generic[T]):
             worker.cancel()
         return list(self._running.values())
 
-    async def close(self) -> None:
-        """End the workers. Whatever still runs is cancelled and waited for."""
+    async def close(self, *, timeout_s: float = 5.0) -> int:
+        """End the workers. What still runs is cancelled. Returns how many did not let themselves be ended."""
         self._closing = True
         for worker in self._workers:
             worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        if not self._workers:
+            return 0
+        _, stubborn = await asyncio.wait(self._workers, timeout=timeout_s)
+        return len(stubborn)
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,7 +112,7 @@ class ConcurrencyPool(Generic[T]):
         assert task is not None  # noqa: S101 - we are in one
         waiting, running, work = self._waiting, self._running, self._work
         while not self._closing:
-            if not waiting:
+            if not waiting or self._on_hold:
                 sleeper = loop.create_future()
                 self._sleepers.append(sleeper)
                 try:
@@ -112,7 +121,7 @@ class ConcurrencyPool(Generic[T]):
                     if not sleeper.done() and sleeper in self._sleepers:
                         self._sleepers.remove(sleeper)
             turn_began = time.monotonic()
-            while waiting:
+            while waiting and not self._on_hold:
                 running[task] = waiting.popleft()
                 self._plan_wake(loop)
                 try:
@@ -141,6 +150,7 @@ class ConcurrencyPool(Generic[T]):
 
     def _wake_rest(self) -> None:
         self._wake_planned = False
+        self._on_free()
         self._wake(len(self._waiting))
 
     def _wake(self, count: int) -> None:
@@ -152,7 +162,7 @@ class ConcurrencyPool(Generic[T]):
                 count -= 1
 
     def _check_quiet(self) -> None:
-        if not self._running and not self._waiting:
+        if not self._running and (self._on_hold or not self._waiting):
             self._quiet.set()
 
 

@@ -36,7 +36,7 @@ class RuntimeMessage:
         "stream",
     )
 
-    def __init__(  # noqa: PLR0913 - what a delivery consists of
+    def __init__(
         self, stream: str, message_id: str, data: dict[str, Any], *, delivery_count: int = 1, leased_at: float = 0.0
     ) -> None:
         self.stream = stream

@@ -9,6 +9,7 @@ be sent, an ``error`` follows.
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 from collections import deque
@@ -109,7 +110,7 @@ class EventDispatcher:
             try:
                 result = callback(event)
                 if inspect.isawaitable(result):  # a plain function that returned a coroutine
-                    self._defer(lambda _, waiting=result: waiting, event)
+                    self._defer(functools.partial(_the_same, result), event)
             except Exception:
                 logger.exception("event callback failed", extra={"event": kind.__name__})
         for callback in self._deferred[kind]:
@@ -168,6 +169,10 @@ class EventDispatcher:
             self._emptied.set()
             self._wake.clear()
             await self._wake.wait()
+
+
+def _the_same(waiting: Awaitable[None], _: Event) -> Awaitable[None]:
+    return waiting
 
 
 def _is_being_cancelled() -> bool:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 
 class Take(NamedTuple):
-    """One XREADGROUP: these streams, at most ``count`` entries from each."""
+    """One XREADGROUP: these streams, at most so many entries from each."""
 
     streams: tuple[str, ...]
-    count: int
+    each: int
 
 
 class StreamRota:
@@ -25,6 +25,12 @@ class StreamRota:
         self._level = dict(priorities or {})
         self._hot: set[str] = set()
         self._empty: set[str] = set()
+        self._others_turn = False
+
+    @property
+    def anybody_full(self) -> bool:
+        """True if a stream filled its share last time: there is more where that came from."""
+        return bool(self._hot)
 
     @property
     def all_were_empty(self) -> bool:
@@ -40,11 +46,12 @@ class StreamRota:
         if not hot or not cold:
             takes = [_share(hot or cold, room)]
         elif room == 1:
-            # One slot: whoever has waited longest, full or not. A full one waits one round at most.
-            takes = [Take((self._order[0],), 1)]
+            # One slot: a full stream and one of the others in turn.
+            self._others_turn = not self._others_turn
+            takes = [Take(((cold if self._others_turn else hot)[0],), 1)]
         else:
             rest = _share(cold, max(1, room // 4))
-            takes = [_share(hot, room - len(rest.streams) * rest.count), rest]
+            takes = [_share(hot, room - len(rest.streams) * rest.each), rest]
         self._rotate({stream for take in takes for stream in take.streams})
         return takes
 
@@ -61,7 +68,7 @@ class StreamRota:
                 count = found.get(stream, 0)
                 if count:
                     self._empty.clear()
-                if count >= take.count:
+                if count >= take.each:
                     self._hot.add(stream)
                 else:
                     self._hot.discard(stream)

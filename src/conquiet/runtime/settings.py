@@ -37,7 +37,7 @@ class RuntimeSettings:
     max_lease_s: float = 3_600.0
     grace_s: float = 25.0
     max_reconnects: int = 30
-    reconnect: Backoff = Backoff(base_s=0.05, cap_s=5.0)
+    reconnect: Backoff = field(default_factory=lambda: Backoff(base_s=0.05, cap_s=5.0))
     recreate_group: bool = False
     max_payload_bytes: int = 1_048_576
     priorities: Mapping[str, int] = field(default_factory=dict)
