@@ -12,21 +12,26 @@ from conquiet._version import __version__
 if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.errors import ConquietError
+    from conquiet.rabbit import RabbitConsumer, sync_queue
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
     "ConquietError",
     "DbConfig",
     "QueueConfig",
+    "RabbitConsumer",
     "__version__",
     "install_termination_handlers",
+    "sync_queue",
 ]
 
 _HOME = {
     "ConquietError": "conquiet.errors",
     "DbConfig": "conquiet.config",
     "QueueConfig": "conquiet.config",
+    "RabbitConsumer": "conquiet.rabbit",
     "install_termination_handlers": "conquiet.signals",
+    "sync_queue": "conquiet.rabbit",
 }
 
 

@@ -87,3 +87,17 @@ QUEUE_MESSAGES_DELETED_TOTAL = get_or_create(
 QUEUE_ACK_NOOP_TOTAL = get_or_create(
     Counter, "conquiet_queue_ack_noop_total", "Acknowledgements of entries that were not pending any more", ["stream"]
 )
+
+# ---------------------------------------------------------------- RabbitMQ room, SPEC(004 §8)
+RABBIT_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_messages_total", "Deliveries by what became of them", ["queue", "outcome"]
+)
+RABBIT_CONNECTION_EVENTS_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_connection_events_total", "Connections made, lost, blocked", ["queue", "event"]
+)
+RABBIT_QUEUED_AT_START = get_or_create(
+    Gauge, "conquiet_rabbit_queued_at_start", "Queue depth when the consumer last started", ["queue"]
+)
+RABBIT_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]
+)
