@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The integration tests of the finished rooms on servers that Debian stable does not have.
+#   PYTHON=.venv/bin/python scripts/matrix.sh [words for pytest]
+# Each line of the matrix is one run; all are run, and the exit code says whether all passed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+servers=${CONQUIET_SERVERS_DIR:-$PWD/.servers}
+failed=()
+
+# on NAME FOLDER [VARIABLE=value…]: run the folder's tests with these variables set.
+on() {
+  local name=$1 folder=$2
+  shift 2
+  [ -d "$folder" ] || return 0
+  printf '\n== %s: %s\n' "$name" "$folder"
+  env "$@" "$python" -m pytest -q "$folder" "${words[@]}" || failed+=("$name: $folder")
+}
+
+words=("$@")
+"$python" scripts/fetch_servers.py --into "$servers" mysql redis valkey || exit 1
+export CONQUIET_SERVERS_DIR=$servers
+
+on "MySQL 9" tests/integration/db CONQUIET_TEST_DB_FLAVOURS=mysql
+for room in queue runtime processor scheduler; do
+  on "Redis 8" "tests/integration/$room" CONQUIET_REDIS_SERVER="$servers/redis/bin/redis-server"
+  on "Valkey 9" "tests/integration/$room" CONQUIET_REDIS_SERVER="$servers/valkey/bin/valkey-server"
+done
+on "MySQL 9, Redis 8" tests/integration/bridge CONQUIET_TEST_DB_FLAVOURS=mysql \
+  CONQUIET_REDIS_SERVER="$servers/redis/bin/redis-server"
+
+if [ ${#failed[@]} -gt 0 ]; then
+  printf '\nfailed: %s\n' "${failed[@]}"
+  exit 1
+fi
+printf '\nthe whole matrix passed\n'
