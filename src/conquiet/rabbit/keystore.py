@@ -7,6 +7,7 @@ whoever could swap it could make us read it.
 import base64
 import binascii
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,6 +17,7 @@ import msgspec
 from conquiet.errors import ConfigurationError
 
 KEY_BYTES: Final = 32
+_BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 _MAX_FILE_BYTES: Final = 4 * 1_048_576
 
 
@@ -59,8 +61,8 @@ class FileKeyStore:
 
 def from_base64url(text: object) -> bytes | None:
     """Decode base64url, padded or not. None for anything that is not exactly that."""
-    if not isinstance(text, str) or not text.isascii():
-        return None
+    if not isinstance(text, str) or _BASE64URL.fullmatch(text) is None:
+        return None  # b64decode would also take the other alphabet, with + and /
     bare = text.rstrip("=")
     try:
         return base64.b64decode(bare + "=" * (-len(bare) % 4), altchars=b"-_", validate=True)
@@ -76,7 +78,7 @@ def _read_safely(path: Path) -> bytes:
         raise ConfigurationError(
             f"key file {path} cannot be opened; it must exist, be readable and not be a symbolic link"
         ) from error
-    with os.fdopen(handle, "rb") as file:
+    try:
         facts = os.fstat(handle)  # of what we hold open, not of whatever the path names by now
         if not stat.S_ISREG(facts.st_mode):
             raise ConfigurationError(f"key file {path} is not a regular file")
@@ -86,7 +88,16 @@ def _read_safely(path: Path) -> bytes:
             raise ConfigurationError(f"key file {path} is open to others; run: chmod 600 {path}")
         if facts.st_size > _MAX_FILE_BYTES:
             raise ConfigurationError(f"key file {path} is too large to be one")
-        return file.read()
+        return _read_all(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_all(handle: int) -> bytes:
+    content = b""
+    while len(content) <= _MAX_FILE_BYTES and (piece := os.read(handle, 65_536)):
+        content += piece
+    return content
 
 
 def _parse(content: bytes, path: Path) -> dict[str, bytes]:
