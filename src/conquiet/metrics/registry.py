@@ -142,3 +142,17 @@ OUTBOX_LAG_SECONDS = get_or_create(
 OUTBOX_DELIVERY_SECONDS = get_or_create(
     Histogram, "conquiet_outbox_delivery_seconds", "Time from writing a row to its publication", ["target"]
 )
+
+# ---------------------------------------------------------------- RabbitMQ room, SPEC(004 §8)
+RABBIT_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_messages_total", "Deliveries by what became of them", ["queue", "outcome"]
+)
+RABBIT_CONNECTION_EVENTS_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_connection_events_total", "Connections made, lost, blocked", ["queue", "event"]
+)
+RABBIT_QUEUED_AT_START = get_or_create(
+    Gauge, "conquiet_rabbit_queued_at_start", "Queue depth when the consumer last started", ["queue"]
+)
+RABBIT_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]
+)
