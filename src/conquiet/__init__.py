@@ -13,26 +13,35 @@ if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
+    from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
     "ConquietError",
+    "Consumer",
     "DbConfig",
+    "MessageContext",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
     "RedisStreamsQueue",
+    "RuntimeMessage",
+    "RuntimeSettings",
     "__version__",
     "install_termination_handlers",
 ]
 
 _HOME = {
     "ConquietError": "conquiet.errors",
+    "Consumer": "conquiet.runtime",
     "DbConfig": "conquiet.config",
+    "MessageContext": "conquiet.runtime",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
     "RedisStreamsQueue": "conquiet.queue",
+    "RuntimeMessage": "conquiet.runtime",
+    "RuntimeSettings": "conquiet.runtime",
     "install_termination_handlers": "conquiet.signals",
 }
 
