@@ -115,6 +115,7 @@ class Mover:
         self._woken = {one.stream: asyncio.Event() for one in keys}
         self._positions = dict.fromkeys(self._keys, "$")
         self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
 
     async def start(self) -> None:
         """Look once at every stream, so that pauses are known, and go on in the background.
@@ -131,14 +132,18 @@ class Mover:
 
     async def close(self) -> None:
         """End the background work. A step under way may still happen; it is atomic."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._closing = True
+        waiting = set(self._tasks)
+        while waiting:
+            for task in waiting:
+                task.cancel()
+            # Asked again now and then: a client library that turns a cancellation into a timeout swallows it.
+            _, waiting = await asyncio.wait(waiting, timeout=0.2)
 
     async def _serve(self, keys: Keys) -> None:
         woken = self._woken[keys.stream]
         sleep_s = 0.0
-        while True:
+        while not self._closing:
             try:
                 async with asyncio.timeout(sleep_s):
                     await woken.wait()
@@ -175,7 +180,7 @@ class Mover:
 
     async def _listen(self) -> None:
         """Wait for wake-ups of all streams with one command. It changes nothing, so it may be cancelled."""
-        while True:
+        while not self._closing:
             try:
                 reply: Any = await self._client.execute_command(  # type: ignore[no-untyped-call]
                     "XREAD", "BLOCK", _BLOCK_MS, "STREAMS", *self._positions, *self._positions.values()

@@ -45,7 +45,9 @@ async def make_processor(client: redis.asyncio.Redis, stream: str) -> AsyncItera
         if url is not None:
             own = redis.asyncio.Redis.from_url(url)
             clients.append(own)
-        engine = {name: options.pop(name) for name in ("concurrency", "group", "consumer_id") if name in options}
+        engine: dict[str, Any] = {
+            name: options.pop(name) for name in ("concurrency", "group", "consumer_id") if name in options
+        }
         options.setdefault("settle_backoff", Backoff(base_s=0.02, cap_s=0.2))
         processor = Processor(
             own,

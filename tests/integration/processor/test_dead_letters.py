@@ -1,13 +1,23 @@
 """Dead letters: complete, scrubbed, and brought back once."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS, PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL
-from conquiet.processor import DeadFilter, DeadLetters, JobContext, NewMessage, Reject, ReplayReport, RetryPolicy
+from conquiet.processor import (
+    DeadFilter,
+    DeadLetters,
+    JobContext,
+    NewMessage,
+    Processor,
+    Reject,
+    ReplayReport,
+    RetryPolicy,
+)
 from conquiet.queue.client import clone_async
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
@@ -15,7 +25,7 @@ from conquiet.testing import wait_until_async
 
 @pytest.mark.spec("CM-006.4", "CM-002.7")
 async def test_a_message_without_attempts_left_becomes_a_dead_letter_with_its_story(
-    make_processor: Any, place: Any, stream: str
+    make_processor: Callable[..., Processor], place: Any, stream: str
 ) -> None:
     processor = make_processor()
     entries: list[str] = []
@@ -47,7 +57,9 @@ async def test_a_message_without_attempts_left_becomes_a_dead_letter_with_its_st
     assert "DE02" not in repr(dead)
 
 
-async def test_the_text_of_an_error_is_kept_only_where_it_is_meant_to_be(make_processor: Any, place: Any) -> None:
+async def test_the_text_of_an_error_is_kept_only_where_it_is_meant_to_be(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     texts = {}
     for store in (False, True):
         processor = make_processor(store_error_text=store)
@@ -64,7 +76,7 @@ async def test_the_text_of_an_error_is_kept_only_where_it_is_meant_to_be(make_pr
     assert texts[True] == {"leak": "jane@example.org", "refuse": "account is closed"}
 
 
-async def test_a_cause_is_told_by_type_and_frames_only(make_processor: Any, place: Any) -> None:
+async def test_a_cause_is_told_by_type_and_frames_only(make_processor: Callable[..., Processor], place: Any) -> None:
     processor = make_processor()
 
     @processor.handler("pay")
@@ -83,7 +95,9 @@ async def test_a_cause_is_told_by_type_and_frames_only(make_processor: Any, plac
     assert "DE02" not in dead.record.traceback.replace('RuntimeError("DE02")', "").replace('_fail_deep("DE02")', "")
 
 
-async def test_an_unknown_event_is_dead_at_once_and_not_retried(make_processor: Any, place: Any) -> None:
+async def test_an_unknown_event_is_dead_at_once_and_not_retried(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor(retry=RetryPolicy.fixed(0, max_attempts=5))
 
     async with processor:
@@ -106,7 +120,7 @@ async def test_an_unknown_event_is_dead_at_once_and_not_retried(make_processor: 
     ],
 )
 async def test_what_is_no_message_is_a_dead_letter_and_stops_nobody(
-    make_processor: Any, client: Any, stream: str, place: Any, fields: Any, reason: str
+    make_processor: Callable[..., Processor], client: Any, stream: str, place: Any, fields: Any, reason: str
 ) -> None:
     processor = make_processor()
     handled = asyncio.Event()
@@ -131,7 +145,7 @@ async def test_what_is_no_message_is_a_dead_letter_and_stops_nobody(
 
 
 async def test_what_kills_its_workers_is_a_dead_letter_and_is_not_run_again(
-    make_processor: Any, client: Any, stream: str, place: Any
+    make_processor: Callable[..., Processor], client: Any, stream: str, place: Any
 ) -> None:
     """The server counts deliveries, those to killed processes too."""
     processor = make_processor(runtime=RuntimeSettings(max_deliveries=3, claim_idle_ms=200))
@@ -155,7 +169,7 @@ async def test_what_kills_its_workers_is_a_dead_letter_and_is_not_run_again(
     assert (dead.record.reason, dead.record.deliveries, dead.record.id) == ("deliveries_exhausted", 4, "m")
 
 
-async def test_pages_go_through_all_of_them(make_processor: Any, place: Any) -> None:
+async def test_pages_go_through_all_of_them(make_processor: Callable[..., Processor], place: Any) -> None:
     letters = await _dead(make_processor, place, 25)
 
     seen: list[str] = []
@@ -171,7 +185,7 @@ async def test_pages_go_through_all_of_them(make_processor: Any, place: Any) -> 
     assert await letters.count() == 25
 
 
-async def test_groups_say_what_they_died_of(make_processor: Any, place: Any) -> None:
+async def test_groups_say_what_they_died_of(make_processor: Callable[..., Processor], place: Any) -> None:
     letters = await _dead(make_processor, place, 5)
 
     groups = await letters.groups()
@@ -184,7 +198,7 @@ async def test_groups_say_what_they_died_of(make_processor: Any, place: Any) -> 
 
 
 async def test_a_replayed_message_gets_all_its_attempts_anew_and_is_no_longer_dead(
-    make_processor: Any, place: Any
+    make_processor: Callable[..., Processor], place: Any
 ) -> None:
     letters = await _dead(make_processor, place, 6)
     progress: list[ReplayReport] = []
@@ -209,7 +223,7 @@ async def test_a_replayed_message_gets_all_its_attempts_anew_and_is_no_longer_de
 
 
 async def test_one_dead_letter_a_limited_number_or_a_time_range_can_be_replayed(
-    make_processor: Any, place: Any
+    make_processor: Callable[..., Processor], place: Any
 ) -> None:
     letters = await _dead(make_processor, place, 6)
     page = await letters.list()
@@ -222,7 +236,9 @@ async def test_one_dead_letter_a_limited_number_or_a_time_range_can_be_replayed(
     assert (await letters.replay(DeadFilter(since_ms=1, reason="not_retryable"))).replayed == 3
 
 
-async def test_of_two_who_replay_the_same_one_does(make_processor: Any, place: Any, client: Any, stream: str) -> None:
+async def test_of_two_who_replay_the_same_one_does(
+    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+) -> None:
     await _dead(make_processor, place, 300)
     before = len(await place.attempts())
     clients = [clone_async(client) for _ in range(3)]
@@ -235,7 +251,7 @@ async def test_of_two_who_replay_the_same_one_does(make_processor: Any, place: A
         await own.aclose()
 
 
-async def test_a_rate_is_kept_by_waiting(make_processor: Any, place: Any) -> None:
+async def test_a_rate_is_kept_by_waiting(make_processor: Callable[..., Processor], place: Any) -> None:
     letters = await _dead(make_processor, place, 6)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -245,7 +261,7 @@ async def test_a_rate_is_kept_by_waiting(make_processor: Any, place: Any) -> Non
     assert loop.time() - began >= 0.45  # the first at once, the sixth after half a second
 
 
-async def test_discarded_ones_are_gone(make_processor: Any, place: Any) -> None:
+async def test_discarded_ones_are_gone(make_processor: Callable[..., Processor], place: Any) -> None:
     letters = await _dead(make_processor, place, 6)
 
     assert await letters.discard(DeadFilter(event="odd"), dry_run=True) == 3
@@ -254,7 +270,9 @@ async def test_discarded_ones_are_gone(make_processor: Any, place: Any) -> None:
     assert {item.record.event for item in (await letters.list()).items} == {"even"}
 
 
-async def test_retention_keeps_the_newest_and_counts_what_falls(make_processor: Any, place: Any, stream: str) -> None:
+async def test_retention_keeps_the_newest_and_counts_what_falls(
+    make_processor: Callable[..., Processor], place: Any, stream: str
+) -> None:
     letters = await _dead(make_processor, place, 6, dead_letters_max=4)
 
     assert await letters.count() == 4
@@ -265,7 +283,9 @@ async def test_retention_keeps_the_newest_and_counts_what_falls(make_processor: 
     assert await letters.trim(max_age_s=0.001) == 3
 
 
-async def test_retention_by_age_applies_when_the_next_one_dies(make_processor: Any, place: Any) -> None:
+async def test_retention_by_age_applies_when_the_next_one_dies(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     letters = await _dead(make_processor, place, 3)
     await asyncio.sleep(0.06)
 
@@ -274,7 +294,7 @@ async def test_retention_by_age_applies_when_the_next_one_dies(make_processor: A
     assert await letters.count() == 1
 
 
-async def test_depth_and_age_are_measured(make_processor: Any, place: Any, stream: str) -> None:
+async def test_depth_and_age_are_measured(make_processor: Callable[..., Processor], place: Any, stream: str) -> None:
     await _dead(make_processor, place, 3)
     processor = make_processor()
 
@@ -283,7 +303,7 @@ async def test_depth_and_age_are_measured(make_processor: Any, place: Any, strea
 
 
 async def test_what_others_write_into_the_dead_letters_is_shown_and_can_be_discarded(
-    client: Any, make_processor: Any, keys: Any
+    client: Any, make_processor: Callable[..., Processor], keys: Any
 ) -> None:
     await client.xadd(keys.dead, {"data": "not ours"})
     letters = make_processor().dead_letters()
@@ -295,7 +315,9 @@ async def test_what_others_write_into_the_dead_letters_is_shown_and_can_be_disca
     assert await letters.discard(DeadFilter(id=dead.id)) == 1
 
 
-async def _dead(make_processor: Any, place: Any, count: int, *, prefix: str = "m", **settings: Any) -> DeadLetters:
+async def _dead(
+    make_processor: Callable[..., Processor], place: Any, count: int, *, prefix: str = "m", **settings: Any
+) -> DeadLetters:
     """Let so many messages die, half of each kind."""
     processor = make_processor(concurrency=20, **settings)
     processor.handler("even")(_raising(KeyError("x")))

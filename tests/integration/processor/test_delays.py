@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from conquiet.processor import JobContext, NewMessage
+from conquiet.processor import JobContext, NewMessage, Processor
 from conquiet.processor.delays import Mover, tick
 from conquiet.processor.keys import Keys
 from conquiet.queue.client import clone_async
@@ -15,31 +16,30 @@ from conquiet.testing import wait_until_async
 
 
 @pytest.fixture
-def ran(make_processor: Any) -> Any:
+def ran(make_processor: Callable[..., Processor]) -> Any:
     """A processor whose handler notes when it was called with what."""
-    processor = make_processor(refresh_s=30.0)
-    calls: list[tuple[str, float]] = []
-    processor.calls = calls
+    processor: Any = make_processor(refresh_s=30.0)
+    processor.calls = []
 
-    @processor.handler("remind")
     async def remind(ctx: JobContext) -> None:
-        calls.append((ctx.id, time.time()))
+        processor.calls.append((ctx.id, time.time()))
 
+    processor.handler("remind")(remind)
     return processor
 
 
 @pytest.mark.spec("CM-002.5")
 @pytest.mark.parametrize("how", ["delay", "timedelta", "at", "datetime"])
 async def test_a_delayed_message_is_not_handled_before_its_time(ran: Any, place: Any, how: str) -> None:
-    options: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "delay": {"delay": 0.3},
         "timedelta": {"delay": timedelta(milliseconds=300)},
         "at": {"at": time.time() + 0.3},
         "datetime": {"at": datetime.now(UTC) + timedelta(milliseconds=300)},
-    }[how]
+    }
 
     async with ran:
-        emitted = await ran.emit("remind", id="m", **options)
+        emitted = await ran.emit("remind", id="m", **ways[how])
         assert emitted.due_ms is not None
         assert await place.waiting() == 1
         await wait_until_async(lambda: ran.calls)
@@ -78,7 +78,9 @@ async def test_a_message_whose_time_is_past_is_handled_at_once(ran: Any, client:
         await wait_until_async(lambda: ran.calls)
 
 
-async def test_an_earlier_message_wakes_a_mover_that_sleeps_for_a_later_one(ran: Any, make_processor: Any) -> None:
+async def test_an_earlier_message_wakes_a_mover_that_sleeps_for_a_later_one(
+    ran: Any, make_processor: Callable[..., Processor]
+) -> None:
     """The mover would sleep for half a minute; only the wake-up, from another host, makes it look."""
     other = make_processor()
     async with ran:
@@ -89,7 +91,9 @@ async def test_an_earlier_message_wakes_a_mover_that_sleeps_for_a_later_one(ran:
     assert [name for name, _ in ran.calls] == ["early"]
 
 
-async def test_a_message_that_was_due_while_no_host_ran_is_moved_by_the_next_one(ran: Any, make_processor: Any) -> None:
+async def test_a_message_that_was_due_while_no_host_ran_is_moved_by_the_next_one(
+    ran: Any, make_processor: Callable[..., Processor]
+) -> None:
     await make_processor().emit("remind", id="m", delay=0.01)
     await asyncio.sleep(0.02)
 
@@ -97,7 +101,9 @@ async def test_a_message_that_was_due_while_no_host_ran_is_moved_by_the_next_one
         await wait_until_async(lambda: ran.calls)
 
 
-async def test_many_movers_move_each_message_once(client: Any, keys: Keys, make_processor: Any, place: Any) -> None:
+async def test_many_movers_move_each_message_once(
+    client: Any, keys: Keys, make_processor: Callable[..., Processor], place: Any
+) -> None:
     emitter = make_processor()
     at = time.time() + 0.3
     await emitter.emit_many([NewMessage("remind", id=f"m{number}", at=at) for number in range(3000)])
@@ -129,7 +135,9 @@ async def test_a_mover_outlives_a_server_that_forgets_its_scripts_and_breaks_con
         await wait_until_async(lambda: len(ran.calls) == 2, timeout_s=20)
 
 
-async def test_a_tick_tells_what_a_host_must_know(client: Any, keys: Keys, make_processor: Any) -> None:
+async def test_a_tick_tells_what_a_host_must_know(
+    client: Any, keys: Keys, make_processor: Callable[..., Processor]
+) -> None:
     processor = make_processor()
     await processor.emit("remind", delay=600)
     await processor.pause(event="other")

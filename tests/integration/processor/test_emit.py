@@ -1,6 +1,7 @@
 """Emitting: once per id, all of a chunk or none, only the last of a burst, readable by others."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,13 +9,13 @@ import redis
 
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, PayloadError, QueueError
-from conquiet.processor import JobContext, NewMessage
+from conquiet.processor import JobContext, NewMessage, Processor
 from conquiet.processor.scripts import script
 from conquiet.queue import RedisStreamsQueue
 from conquiet.testing import wait_until_async
 
 
-async def test_an_id_is_emitted_once_within_its_window(make_processor: Any, place: Any) -> None:
+async def test_an_id_is_emitted_once_within_its_window(make_processor: Callable[..., Processor], place: Any) -> None:
     processor = make_processor(dedupe_window_s=0.3)
 
     sent = await asyncio.gather(*(processor.emit("pay", {"n": n}, id="order-7") for n in range(20)))
@@ -29,7 +30,9 @@ async def test_an_id_is_emitted_once_within_its_window(make_processor: Any, plac
     await wait_until_async(emitted_again)
 
 
-async def test_an_id_counts_for_delayed_messages_and_within_one_chunk(make_processor: Any, place: Any) -> None:
+async def test_an_id_counts_for_delayed_messages_and_within_one_chunk(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor()
 
     sent = await processor.emit_many(
@@ -41,7 +44,7 @@ async def test_an_id_counts_for_delayed_messages_and_within_one_chunk(make_proce
     assert len(await place.attempts()) == 1
 
 
-async def test_messages_without_an_id_get_one_each(make_processor: Any, place: Any) -> None:
+async def test_messages_without_an_id_get_one_each(make_processor: Callable[..., Processor], place: Any) -> None:
     processor = make_processor(chunk_size=7)
 
     sent = await processor.emit_many([NewMessage("pay", {"n": n}) for n in range(50)])
@@ -51,7 +54,7 @@ async def test_messages_without_an_id_get_one_each(make_processor: Any, place: A
 
 
 async def test_a_chunk_is_there_as_a_whole_or_not_at_all(
-    make_processor: Any, client: Any, keys: Any, place: Any
+    make_processor: Callable[..., Processor], client: Any, keys: Any, place: Any
 ) -> None:
     """One bad message is found before anything is sent."""
     processor = make_processor()
@@ -64,7 +67,9 @@ async def test_a_chunk_is_there_as_a_whole_or_not_at_all(
     assert await client.exists(keys.stream) == 0
 
 
-async def test_a_refusal_names_the_stream_and_no_payload(make_processor: Any, client: Any, stream: str) -> None:
+async def test_a_refusal_names_the_stream_and_no_payload(
+    make_processor: Callable[..., Processor], client: Any, stream: str
+) -> None:
     await client.set(stream, "not a stream")
 
     with pytest.raises(QueueError) as caught:
@@ -88,20 +93,22 @@ async def test_a_refusal_names_the_stream_and_no_payload(make_processor: Any, cl
     ],
 )
 async def test_wrong_arguments_are_refused_before_anything_is_sent(
-    make_processor: Any, client: Any, options: dict[str, Any]
+    make_processor: Callable[..., Processor], client: Any, options: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigurationError):
         await make_processor().emit("pay", **options)
 
 
-async def test_a_naive_datetime_is_refused(make_processor: Any) -> None:
+async def test_a_naive_datetime_is_refused(make_processor: Callable[..., Processor]) -> None:
     from datetime import datetime
 
     with pytest.raises(ConfigurationError, match="time zone"):
         await make_processor().emit("pay", at=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the point
 
 
-async def test_of_a_burst_only_the_last_message_is_handled(make_processor: Any, place: Any) -> None:
+async def test_of_a_burst_only_the_last_message_is_handled(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor()
     seen: list[Any] = []
 
@@ -122,7 +129,7 @@ async def test_of_a_burst_only_the_last_message_is_handled(make_processor: Any, 
 
 
 async def test_a_message_can_be_read_and_written_by_the_plain_queue(
-    make_processor: Any, redis_url: str, stream: str
+    make_processor: Callable[..., Processor], redis_url: str, stream: str
 ) -> None:
     processor = make_processor()
     seen: list[Any] = []
@@ -144,7 +151,7 @@ async def test_a_message_can_be_read_and_written_by_the_plain_queue(
         await wait_until_async(lambda: seen == [{"n": 1}, {"n": 2}])
 
 
-async def test_a_handler_can_emit_and_follow_up_once(make_processor: Any, place: Any) -> None:
+async def test_a_handler_can_emit_and_follow_up_once(make_processor: Callable[..., Processor], place: Any) -> None:
     processor = make_processor()
     seen: list[str] = []
 

@@ -1,15 +1,18 @@
 """Job states: off unless asked for, and then right."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from conquiet.processor import JobContext, JobState, NewMessage, RetryPolicy
+from conquiet.processor import JobContext, JobState, NewMessage, Processor, RetryPolicy
 from conquiet.testing import wait_until_async
 
 
-async def test_without_a_ttl_nothing_is_kept_about_jobs(make_processor: Any, client: Any, keys: Any) -> None:
+async def test_without_a_ttl_nothing_is_kept_about_jobs(
+    make_processor: Callable[..., Processor], client: Any, keys: Any
+) -> None:
     processor = make_processor()
     processor.handler("pay")(_nothing)
 
@@ -20,7 +23,7 @@ async def test_without_a_ttl_nothing_is_kept_about_jobs(make_processor: Any, cli
     assert await client.keys("*job*") == []
 
 
-async def test_a_job_goes_through_its_states(make_processor: Any) -> None:
+async def test_a_job_goes_through_its_states(make_processor: Callable[..., Processor]) -> None:
     processor = make_processor(job_ttl_s=60)
     go = asyncio.Event()
 
@@ -30,7 +33,7 @@ async def test_a_job_goes_through_its_states(make_processor: Any) -> None:
         if ctx.attempt == 1:
             raise LookupError("DE02")
 
-    jobs = processor.jobs
+    jobs: Any = processor.jobs
     stream = processor._streams[0]
     await processor.emit("pay", id="m")
     await processor.emit("pay", id="later", delay=600)
@@ -50,7 +53,9 @@ async def test_a_job_goes_through_its_states(make_processor: Any) -> None:
     assert {state: count for state, count in counts.items() if count} == {JobState.DELAYED: 1, JobState.SUCCEEDED: 1}
 
 
-async def test_a_dead_job_is_dead_and_a_finished_one_is_forgotten_in_time(make_processor: Any, place: Any) -> None:
+async def test_a_dead_job_is_dead_and_a_finished_one_is_forgotten_in_time(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor(job_ttl_s=0.2)
     stream = processor._streams[0]
 
@@ -68,7 +73,7 @@ async def test_a_dead_job_is_dead_and_a_finished_one_is_forgotten_in_time(make_p
 
 
 @pytest.mark.parametrize("count", [5, 700])
-async def test_jobs_of_a_state_can_be_paged_through(make_processor: Any, count: int) -> None:
+async def test_jobs_of_a_state_can_be_paged_through(make_processor: Callable[..., Processor], count: int) -> None:
     processor = make_processor(job_ttl_s=60)
     await processor.emit_many([NewMessage("pay", id=f"m{number}") for number in range(count)])
 
@@ -84,7 +89,9 @@ async def test_jobs_of_a_state_can_be_paged_through(make_processor: Any, count: 
     assert found == {f"m{number}" for number in range(count)}
 
 
-async def test_a_state_that_cannot_be_written_fails_no_message(make_processor: Any, client: Any, keys: Any) -> None:
+async def test_a_state_that_cannot_be_written_fails_no_message(
+    make_processor: Callable[..., Processor], client: Any, keys: Any
+) -> None:
     await client.set(keys.jobs("running"), "in the way")
     processor = make_processor(job_ttl_s=60)
     processor.handler("pay")(_nothing)

@@ -4,20 +4,21 @@ import asyncio
 import contextvars
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.metrics.registry import PROCESSOR_TIMEOUTS_TOTAL
-from conquiet.processor import JobContext, NewMessage, RateLimit, RetryPolicy, SyncJobContext
+from conquiet.processor import JobContext, NewMessage, Processor, RateLimit, RetryPolicy, SyncJobContext
 from conquiet.testing import wait_until_async
 
 SOON = RetryPolicy.fixed(0.01, max_attempts=2)
 
 
 async def test_an_async_handler_that_takes_too_long_is_cancelled_and_tried_again(
-    make_processor: Any, place: Any
+    make_processor: Callable[..., Processor], place: Any
 ) -> None:
     processor = make_processor()
     cancelled: list[int] = []
@@ -40,7 +41,9 @@ async def test_an_async_handler_that_takes_too_long_is_cancelled_and_tried_again
     assert "was cancelled" in dead.record.error
 
 
-async def test_a_handlers_own_timeout_is_not_taken_for_ours(make_processor: Any, place: Any) -> None:
+async def test_a_handlers_own_timeout_is_not_taken_for_ours(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor()
 
     @processor.handler("pay", timeout=60)
@@ -57,7 +60,7 @@ async def test_a_handlers_own_timeout_is_not_taken_for_ours(make_processor: Any,
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
-    make_processor: Any, place: Any, stream: str, *, fails: bool
+    make_processor: Callable[..., Processor], place: Any, stream: str, *, fails: bool
 ) -> None:
     """It cannot be killed, so its message is not tried again beside it. Late success is success."""
     processor = make_processor()
@@ -89,7 +92,9 @@ async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
     assert running == ([1, 2] if fails else [1])
 
 
-async def test_a_plain_function_runs_in_a_thread_and_may_ack_and_emit(make_processor: Any, place: Any) -> None:
+async def test_a_plain_function_runs_in_a_thread_and_may_ack_and_emit(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor()
     names: list[str] = []
 
@@ -112,7 +117,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_ack_and_emit(make_proce
     assert names[1] == "m"
 
 
-async def test_a_failure_after_an_early_ack_is_final(make_processor: Any, place: Any) -> None:
+async def test_a_failure_after_an_early_ack_is_final(make_processor: Callable[..., Processor], place: Any) -> None:
     processor = make_processor()
     runs: list[int] = []
 
@@ -132,7 +137,9 @@ async def test_a_failure_after_an_early_ack_is_final(make_processor: Any, place:
     assert await place.waiting() == await place.dead() == await place.pending() == 0
 
 
-async def test_no_more_runs_of_a_handler_at_once_than_it_allows(make_processor: Any, place: Any) -> None:
+async def test_no_more_runs_of_a_handler_at_once_than_it_allows(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor(concurrency=8)
     now = {"narrow": 0, "wide": 0}
     most = dict(now)
@@ -155,7 +162,9 @@ async def test_no_more_runs_of_a_handler_at_once_than_it_allows(make_processor: 
     assert most["wide"] > 2
 
 
-async def test_starts_of_an_event_keep_their_distance_over_all_hosts(make_processor: Any, place: Any) -> None:
+async def test_starts_of_an_event_keep_their_distance_over_all_hosts(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     starts: list[float] = []
     hosts = [make_processor() for _ in range(2)]
     for host in hosts:
@@ -173,7 +182,7 @@ async def test_starts_of_an_event_keep_their_distance_over_all_hosts(make_proces
     assert await place.pending() == await place.waiting() == 0
 
 
-async def test_a_burst_may_start_at_once(make_processor: Any, place: Any) -> None:
+async def test_a_burst_may_start_at_once(make_processor: Callable[..., Processor], place: Any) -> None:
     processor = make_processor()
     starts: list[int] = []
 
@@ -187,7 +196,9 @@ async def test_a_burst_may_start_at_once(make_processor: Any, place: Any) -> Non
         await wait_until_async(lambda: len(starts) == 3)
 
 
-async def test_middlewares_run_around_the_handler_outermost_first(make_processor: Any, place: Any) -> None:
+async def test_middlewares_run_around_the_handler_outermost_first(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor()
     trace: list[str] = []
 
@@ -221,7 +232,9 @@ async def test_middlewares_run_around_the_handler_outermost_first(make_processor
     assert trace == ["outer pay", "pay", "outer end", "outer pay", "skipped", "outer end"]
 
 
-async def test_context_variables_of_one_message_are_not_seen_by_the_next(make_processor: Any) -> None:
+async def test_context_variables_of_one_message_are_not_seen_by_the_next(
+    make_processor: Callable[..., Processor],
+) -> None:
     processor = make_processor(concurrency=1)
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
     seen: list[str] = []
@@ -238,7 +251,7 @@ async def test_context_variables_of_one_message_are_not_seen_by_the_next(make_pr
     assert seen == ["none", "none"]
 
 
-async def test_a_retry_is_for_the_group_that_failed(make_processor: Any, place: Any) -> None:
+async def test_a_retry_is_for_the_group_that_failed(make_processor: Callable[..., Processor], place: Any) -> None:
     """Two groups get every message. When one of them fails, the other must not handle the retry as well."""
     runs: dict[str, list[int]] = {"billing": [], "audit": []}
     hosts = {group: make_processor(group=group) for group in runs}
@@ -259,7 +272,7 @@ async def test_a_retry_is_for_the_group_that_failed(make_processor: Any, place: 
     assert runs == {"billing": [1, 2], "audit": [1]}
 
 
-async def test_the_order_of_life_is_kept(make_processor: Any) -> None:
+async def test_the_order_of_life_is_kept(make_processor: Callable[..., Processor]) -> None:
     processor = make_processor()
     processor.handler("pay")(print)
 
@@ -271,13 +284,13 @@ async def test_the_order_of_life_is_kept(make_processor: Any) -> None:
         with pytest.raises(LifecycleError):
             processor.handler("mail")
         with pytest.raises(LifecycleError):
-            processor.add_middleware(print)
+            processor.add_middleware(None)  # type: ignore[arg-type]
         assert processor.health().ready
     with pytest.raises(LifecycleError):
         await processor.start()
 
 
-async def test_a_stop_before_the_start_is_heeded(make_processor: Any) -> None:
+async def test_a_stop_before_the_start_is_heeded(make_processor: Callable[..., Processor]) -> None:
     processor = make_processor()
     processor.stop()
 
@@ -285,7 +298,7 @@ async def test_a_stop_before_the_start_is_heeded(make_processor: Any) -> None:
         await processor.start()
 
 
-async def test_start_runs_until_stop(make_processor: Any) -> None:
+async def test_start_runs_until_stop(make_processor: Callable[..., Processor]) -> None:
     processor = make_processor()
     seen = asyncio.Event()
 

@@ -1,11 +1,12 @@
 """Pauses: kept by the server, heard by all hosts, and nothing is lost in them."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from conquiet.processor import JobContext, NewMessage
+from conquiet.processor import JobContext, NewMessage, Processor
 from conquiet.processor.delays import tick
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.scripts import script
@@ -15,19 +16,18 @@ from conquiet.testing import wait_until_async
 
 
 @pytest.fixture
-def make_noting(make_processor: Any) -> Any:
+def make_noting(make_processor: Callable[..., Processor]) -> Any:
     """Processors that note what they handled, all in one list."""
     seen: list[str] = []
 
     def make(**options: Any) -> Any:
-        processor = make_processor(**options)
+        async def note(ctx: JobContext) -> None:
+            seen.append(ctx.id)
+
+        processor: Any = make_processor(**options)
         processor.seen = seen
         for event in ("pay", "mail"):
-
-            @processor.handler(event)
-            async def note(ctx: JobContext) -> None:
-                seen.append(ctx.id)
-
+            processor.handler(event)(note)
         return processor
 
     return make
@@ -71,7 +71,9 @@ async def test_a_pause_outlives_the_hosts(make_noting: Any) -> None:
         await wait_until_async(lambda: host.seen == ["m"])
 
 
-async def test_other_streams_go_on_and_what_runs_is_acknowledged(make_processor: Any, stream: str, place: Any) -> None:
+async def test_other_streams_go_on_and_what_runs_is_acknowledged(
+    make_processor: Callable[..., Processor], stream: str, place: Any
+) -> None:
     other = f"{stream}-other"
     processor = make_processor(streams=[stream, other])
     running, finish = asyncio.Event(), asyncio.Event()

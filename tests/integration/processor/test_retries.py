@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conquiet.processor import DeadFilter, JobContext, Reject, Retry, RetryPolicy
+from conquiet.processor import DeadFilter, JobContext, Processor, Reject, Retry, RetryPolicy
 from conquiet.processor.envelope import Envelope, to_payload
 from conquiet.processor.scripts import script
 from conquiet.processor.settings import ProcessorSettings
@@ -20,7 +20,7 @@ SOON = RetryPolicy.fixed(0.01, max_attempts=3)
 
 @pytest.mark.spec("CM-006.3", "CM-002.6")
 async def test_a_failed_attempt_is_followed_by_a_separate_message_and_its_entry_is_acknowledged(
-    make_processor: Any, place: Any
+    make_processor: Callable[..., Processor], place: Any
 ) -> None:
     processor = make_processor()
     runs: list[tuple[str, int, str]] = []
@@ -42,7 +42,9 @@ async def test_a_failed_attempt_is_followed_by_a_separate_message_and_its_entry_
     assert await place.dead() == await place.waiting() == 0
 
 
-async def test_many_failures_at_once_are_settled_in_few_round_trips(make_processor: Any, place: Any) -> None:
+async def test_many_failures_at_once_are_settled_in_few_round_trips(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor(concurrency=100)
     all_here = asyncio.Barrier(100)
     failed = 0
@@ -78,7 +80,7 @@ async def test_many_failures_at_once_are_settled_in_few_round_trips(make_process
     ],
 )
 async def test_policy_decides_how_often(
-    make_processor: Any, place: Any, error: Exception, policy: RetryPolicy, runs: int
+    make_processor: Callable[..., Processor], place: Any, error: Exception, policy: RetryPolicy, runs: int
 ) -> None:
     processor = make_processor()
 
@@ -93,7 +95,9 @@ async def test_policy_decides_how_often(
     assert await place.attempts() == [("m", number) for number in range(1, runs + 1)]
 
 
-async def test_the_message_may_bring_its_own_number_of_attempts(make_processor: Any, place: Any) -> None:
+async def test_the_message_may_bring_its_own_number_of_attempts(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor()
     last: list[bool] = []
 
@@ -160,7 +164,9 @@ async def test_a_step_repeated_after_a_lost_reply_happens_once(
     await through.aclose()
 
 
-async def test_a_retry_survives_a_restart_of_the_server(private_redis: Any, make_processor: Any, keys: Any) -> None:
+async def test_a_retry_survives_a_restart_of_the_server(
+    private_redis: Any, make_processor: Callable[..., Processor], keys: Any
+) -> None:
     server = private_redis(aof=True)
     processor = make_processor(url=server.url, settle_attempts=50)
     runs: list[int] = []
@@ -183,7 +189,9 @@ async def test_a_retry_survives_a_restart_of_the_server(private_redis: Any, make
     assert runs == [1, 2]
 
 
-async def test_out_of_memory_loses_nothing(private_redis: Any, make_processor: Any, keys: Any) -> None:
+async def test_out_of_memory_loses_nothing(
+    private_redis: Any, make_processor: Callable[..., Processor], keys: Any
+) -> None:
     """The step is refused as a whole: the entry stays pending instead of being acknowledged into nothing."""
     server = private_redis()
     processor = make_processor(url=server.url)
