@@ -19,7 +19,6 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from conquiet.errors import QueueError
 from conquiet.kernel.redaction import printable
 from conquiet.metrics.registry import (
     PROCESSOR_DEAD_LETTER_AGE_SECONDS,
@@ -152,7 +151,7 @@ class Mover:
             woken.clear()
             try:
                 sleep_s = await self._look(keys)
-            except QueueError as error:
+            except Exception as error:  # noqa: BLE001 - a mover that died would be missed only when messages are late
                 _count_error(keys.stream)
                 logger.warning(
                     "looking for due messages failed",
