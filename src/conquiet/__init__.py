@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from conquiet._version import __version__
 
 if TYPE_CHECKING:
+    from conquiet.bridge import Inbox, Outbox, OutboxRelay
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.db.locking.strategy import LockStrategy
     from conquiet.db.models import DbOperation, DbOperationType
@@ -29,8 +30,11 @@ __all__ = [
     "DbOperationType",
     "DbSession",
     "DbWriter",
+    "Inbox",
     "LockStrategy",
     "MessageContext",
+    "Outbox",
+    "OutboxRelay",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
@@ -51,8 +55,11 @@ _HOME = {
     "DbOperationType": "conquiet.db.models",
     "DbSession": "conquiet.db.session",
     "DbWriter": "conquiet.db.writer",
+    "Inbox": "conquiet.bridge",
     "LockStrategy": "conquiet.db.locking.strategy",
     "MessageContext": "conquiet.runtime",
+    "Outbox": "conquiet.bridge",
+    "OutboxRelay": "conquiet.bridge",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",

@@ -189,6 +189,8 @@ class OutboxRelay:
             for one, (outcome, reason) in zip(letters, verdicts, strict=True)
             if outcome is Outcome.REFUSED
         ]
+        if not published and not refused:
+            route.more = False  # all held: not again before a pause
         route.desk.settle(session, published=[one.seq for one in published], refused=refused)
         parked = sum(isinstance(decision, Park) for decision, _ in refused)
         self._tell(route, published, refused, parked)
