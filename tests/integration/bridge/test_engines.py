@@ -76,9 +76,7 @@ async def test_the_runtime_runs_a_message_once_however_often_it_is_delivered(
         if deliveries == 1:
             raise RuntimeError("committed, and then the process dies before the ack")
 
-    async with Consumer(
-        streams=[stream], redis=client, handler=deliver, group="g", claim_idle_ms=200, block_ms=50
-    ):
+    async with Consumer(streams=[stream], redis=client, handler=deliver, group="g", claim_idle_ms=200, block_ms=50):
         await wait_until_async(lambda: deliveries == 2, message="delivered again")
     assert counted() == 1
     assert (await client.xpending(stream, "g"))["pending"] == 0
@@ -116,9 +114,12 @@ async def test_a_retry_of_the_processor_recognises_an_attempt_that_did_commit(
     # From the outbox, so that the way there is part of it.
     with DbSession(engine) as session:
         outbox_id = Outbox().add(session, "jobs", {"amount": 5})
-    with redis.Redis.from_url(redis_url) as sync, RedisStreamsQueue(sync, QueueConfig(stream, "g", "relay")) as queue:
-        with OutboxRelay(engine, {"jobs": ToProcessor(queue, "paid")}) as relay:
-            await asyncio.to_thread(relay.drain)
+    with (
+        redis.Redis.from_url(redis_url) as sync,
+        RedisStreamsQueue(sync, QueueConfig(stream, "g", "relay")) as queue,
+        OutboxRelay(engine, {"jobs": ToProcessor(queue, "paid")}) as relay,
+    ):
+        await asyncio.to_thread(relay.drain)
 
     async with processor:
         await wait_until_async(lambda: len(attempts) == 2, message="the second attempt")
@@ -146,9 +147,10 @@ async def test_a_rabbit_message_that_comes_twice_has_its_effect_once(
         with DbSession(engine) as session:
             Outbox().add(session, "ledger", {"amount": 5}, key="a")
             Outbox().add(session, "ledger", {"amount": 6}, key="a")
-        with pytest.raises(RuntimeError), OutboxRelay(engine, {"ledger": target}) as relay:
+        with OutboxRelay(engine, {"ledger": target}) as relay:
             relay._tell = _fail  # type: ignore[method-assign]
-            await asyncio.to_thread(relay.relay_once)
+            with pytest.raises(RuntimeError):
+                await asyncio.to_thread(relay.relay_once)
         with OutboxRelay(engine, {"ledger": target}) as relay:
             assert (await asyncio.to_thread(relay.drain)).published == 2
     assert channel.queue_declare("ledger", passive=True).method.message_count == 4
@@ -184,14 +186,16 @@ def test_a_missing_queue_keeps_the_letters_in_the_outbox_until_it_is_there(
     with DbSession(engine) as session:
         Outbox().add(session, "ledger", {"n": 1})
     backoff = Backoff(base_s=0.0, cap_s=0.0)
-    with ToRabbit(amqp_url, "ledger") as target:
-        with OutboxRelay(engine, {"ledger": target}, max_attempts=1, backoff=backoff) as relay:
-            assert relay.relay_once().held == 1
-            assert Outbox().backlog(engine)["ledger"].waiting == 1
+    with (
+        ToRabbit(amqp_url, "ledger") as target,
+        OutboxRelay(engine, {"ledger": target}, max_attempts=1, backoff=backoff) as relay,
+    ):
+        assert relay.relay_once().held == 1
+        assert Outbox().backlog(engine)["ledger"].waiting == 1
 
-            channel.queue_declare("ledger", durable=True)
+        channel.queue_declare("ledger", durable=True)
 
-            wait_until(lambda: relay.relay_once().published == 1, message="published")
+        wait_until(lambda: relay.relay_once().published == 1, message="published")
 
 
 def test_a_rabbit_commit_of_unknown_fate_is_refused_and_then_recognised(
