@@ -41,12 +41,12 @@ class Desk:
         self._words = words
         name = quoted(table)
         select = f"SELECT {_COLUMNS}, {words.age_us} AS age FROM {name} AS o"  # noqa: S608 - names of ours
-        due = f"`target` = :target AND `parked` = 0 AND `keyed` = {{keyed}} AND `due_at` <= {words.now}"
+        due = f"`target` = :target AND `parked` = 0 AND `free` = {{free}} AND `due_at` <= {words.now}"
         self._take = text(
-            f"{select}{words.by_due} WHERE {due.format(keyed=0)} ORDER BY `due_at`, `seq` LIMIT :count{words.claim}"
+            f"{select}{words.by_due} WHERE {due.format(free=1)} ORDER BY `due_at`, `seq` LIMIT :count{words.claim}"
         )
         columns = f"`seq`, `order_key`, `due_at`, {words.age_us} AS age"
-        scan = f"SELECT {columns} FROM {name}{words.by_due} WHERE {due.format(keyed=1)}"  # noqa: S608
+        scan = f"SELECT {columns} FROM {name}{words.by_due} WHERE {due.format(free=0)}"  # noqa: S608
         self._scan = text(f"{scan} ORDER BY `due_at`, `seq` LIMIT :count")
         self._scan_on = text(
             f"{scan} AND (`due_at` > :at OR (`due_at` = :at AND `seq` > :after)) ORDER BY `due_at`, `seq` LIMIT :count"
