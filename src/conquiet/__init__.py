@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
+    from conquiet.rabbit import RabbitConsumer, sync_queue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
     from conquiet.signals import install_termination_handlers
 
@@ -33,11 +34,13 @@ __all__ = [
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
+    "RabbitConsumer",
     "RedisStreamsQueue",
     "RuntimeMessage",
     "RuntimeSettings",
     "__version__",
     "install_termination_handlers",
+    "sync_queue",
 ]
 
 _HOME = {
@@ -56,7 +59,9 @@ _HOME = {
     "RedisStreamsQueue": "conquiet.queue",
     "RuntimeMessage": "conquiet.runtime",
     "RuntimeSettings": "conquiet.runtime",
+    "RabbitConsumer": "conquiet.rabbit",
     "install_termination_handlers": "conquiet.signals",
+    "sync_queue": "conquiet.rabbit",
 }
 
 
