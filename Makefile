@@ -35,7 +35,7 @@ demo: $(READY) ## Run the main job end to end (no root, no server needed; REDIS_
 lint: $(READY) ## Check style, types and the borders between rooms
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "run: make format"; exit 1; }
-	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary src tests scripts $(wildcard benchmarks examples)
 	@$(BIN)/lint-imports --no-logo
 
 .PHONY: format

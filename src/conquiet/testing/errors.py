@@ -1,0 +1,35 @@
+"""What can go wrong with a private server, and what state the world is in then.
+
+RuntimeError
+├── ServerUnavailableError   no program to run was found; nothing was started
+├── ServerStartError         a program ran but never answered; it is gone again, its log is in the text
+├── ServerStateError         asked in the wrong order (resume before pause, start after stop); nothing changed
+└── ServerNotOwnedError      the server was given by URL and is not ours to kill; nothing changed
+"""
+
+from __future__ import annotations
+
+
+class ServerUnavailableError(RuntimeError):
+    """No server program was found. The text says what to install or which variable to set."""
+
+
+class ServerStartError(RuntimeError):
+    """The server did not come up. Its processes and its folder are gone.
+
+    Attributes:
+        log: The last lines the server wrote.
+    """
+
+    # The keyword has a default so that pickle can rebuild the error from ``args`` alone.
+    def __init__(self, message: str, *, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class ServerStateError(RuntimeError):
+    """The server is not in the state this call needs. Nothing was done."""
+
+
+class ServerNotOwnedError(RuntimeError):
+    """The server came from an environment variable: others may be using it, so it is never killed or paused."""

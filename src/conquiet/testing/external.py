@@ -1,0 +1,167 @@
+"""Servers that were already running and are given by URL: used with care, never killed, never emptied.
+
+They have the same ``url``, ``name`` and ``version`` as private ones, and the same ways to get a database or a vhost
+for one test, so that a test does not notice the difference until it asks for violence.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import NoReturn
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from conquiet.testing import databases, wire
+from conquiet.testing.errors import ServerNotOwnedError
+from conquiet.testing.rabbitmq_api import ManagementApi, with_vhost
+
+REDIS_URL_VARIABLE = "CONQUIET_TEST_REDIS_URL"
+DB_URL_VARIABLE = "CONQUIET_TEST_DB_URL"
+RABBIT_URL_VARIABLE = "CONQUIET_TEST_RABBIT_URL"
+RABBIT_MANAGEMENT_VARIABLE = "CONQUIET_TEST_RABBIT_MANAGEMENT_URL"
+
+
+class ExternalServer:
+    """A server somebody else runs.
+
+    Args:
+        url: Its address.
+        variable: Where the address came from, for the error text.
+    """
+
+    default_port = 0
+
+    def __init__(self, url: str, variable: str) -> None:
+        self.url = url
+        self.name = "external"
+        self.version = ""
+        self._variable = variable
+        parts = urlsplit(url)
+        self.host = parts.hostname or "127.0.0.1"
+        self.port = parts.port or self.default_port
+
+    is_running = True
+
+    def ensure_running(self) -> None:
+        """Nothing to do: it is not ours to bring back."""
+
+    def stop(self) -> None:
+        """Nothing to do: it is not ours to end."""
+
+    def kill(self) -> NoReturn:
+        """Refused."""
+        self._refuse("kill")
+
+    def restart(self) -> NoReturn:
+        """Refused."""
+        self._refuse("restart")
+
+    def pause(self) -> NoReturn:
+        """Refused."""
+        self._refuse("pause")
+
+    def resume(self) -> NoReturn:
+        """Refused."""
+        self._refuse("resume")
+
+    def _refuse(self, verb: str) -> NoReturn:
+        raise ServerNotOwnedError(
+            f"cannot {verb} the server given in {self._variable}: others may be using it. A test that needs this takes "
+            f"the private_redis, private_mysql or private_rabbitmq fixture."
+        )
+
+
+class ExternalRedis(ExternalServer):
+    """A Redis given by URL. Tests share it with others, so they use keys under their own prefix."""
+
+    default_port = 6379
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, REDIS_URL_VARIABLE)
+        with self._connect() as connection:
+            self.name, self.version = wire.redis_identity(connection)
+
+    def delete_prefix(self, prefix: str) -> None:
+        """Delete the keys that start with ``prefix``, a few at a time."""
+        pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in prefix) + "*"
+        with self._connect() as connection:
+            cursor: wire.RespReply = b"0"
+            while True:
+                answer = connection.call("SCAN", _text(cursor), "MATCH", pattern, "COUNT", "500")
+                if not isinstance(answer, list) or not isinstance(answer[1], list):
+                    return
+                if keys := [key for key in answer[1] if isinstance(key, bytes)]:
+                    connection.call("UNLINK", *keys)
+                cursor = answer[0]
+                if cursor == b"0":
+                    return
+
+    def _connect(self) -> wire.Resp:
+        parts = urlsplit(self.url)
+        channel = wire.connect_tcp(self.host, self.port)
+        if parts.scheme == "rediss":
+            authority = parse_qs(parts.query).get("ssl_ca_certs", [None])[0]
+            channel = ssl.create_default_context(cafile=authority).wrap_socket(channel, server_hostname=self.host)
+        connection = wire.Resp(channel)
+        try:
+            if parts.password:
+                login = [unquote(parts.username)] if parts.username else []
+                connection.call("AUTH", *login, unquote(parts.password))
+            if database := parts.path.strip("/"):
+                connection.call("SELECT", database)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class ExternalMySQL(ExternalServer):
+    """A MySQL or MariaDB given by URL. Its user has to be allowed to create databases."""
+
+    default_port = 3306
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, DB_URL_VARIABLE)
+        self.version = wire.mysql_version(wire.connect_tcp(self.host, self.port))
+        self.name = "mariadb" if "mariadb" in self.version.lower() else "mysql"
+
+    def create_database(self, name: str) -> str:
+        """Create a database and return its URL."""
+        return databases.create_database(self.url, name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database that a test created."""
+        databases.drop_database(self.url, name)
+
+
+class ExternalRabbitMQ(ExternalServer):
+    """A RabbitMQ given by URL.
+
+    With its management address in ``CONQUIET_TEST_RABBIT_MANAGEMENT_URL`` each test gets a vhost of its own, without
+    it all share the vhost of the URL.
+    """
+
+    default_port = 5672
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, RABBIT_URL_VARIABLE)
+        self.version = wire.amqp_version(wire.connect_tcp(self.host, self.port))
+        self.name = "rabbitmq"
+        address = os.environ.get(RABBIT_MANAGEMENT_VARIABLE)
+        self._api = ManagementApi(address) if address else None
+
+    def create_vhost(self, name: str) -> str:
+        """A vhost for one test if the management address is known, else the one of the URL."""
+        if self._api is None:
+            return self.url
+        self._api.create_vhost(name)
+        return with_vhost(self.url, name)
+
+    def delete_vhost(self, name: str) -> None:
+        """Delete a vhost that a test created."""
+        if self._api is not None:
+            self._api.delete_vhost(name)
+
+
+def _text(value: wire.RespReply) -> bytes:
+    return value if isinstance(value, bytes) else b"0"

@@ -1,0 +1,126 @@
+"""A private MySQL or MariaDB server."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, ClassVar
+
+from conquiet.testing import databases, discovery, wire
+from conquiet.testing.discovery import MySQLFlavour
+from conquiet.testing.process import Command, PrivateServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+DATABASE = "conquiet"
+
+# Durable against the death of the process, not of the machine: with 2 the log is written at each commit and synced
+# once a second, and what was written is in the kernel's cache when the process dies. The doublewrite buffer stays
+# on, because a kill can tear a page.
+_COMMON = (
+    "--innodb-flush-log-at-trx-commit=2",
+    "--innodb-buffer-pool-size=64M",
+    "--skip-log-bin",
+    "--max-connections=400",
+    # Cut connections are what fault tests are made of; the default blocks the host after 100 of them.
+    "--max-connect-errors=4294967295",
+    "--character-set-server=utf8mb4",
+)
+_BY_FLAVOUR = {
+    MySQLFlavour.MARIADB: ("--innodb-log-file-size=16M", "--skip-name-resolve"),
+    # Without name resolution MySQL's only root, root@localhost, cannot log in over TCP.
+    MySQLFlavour.MYSQL: ("--innodb-redo-log-capacity=16M", "--mysqlx=OFF", "--secure-file-priv=NULL"),
+}
+
+
+class MySQLServer(PrivateServer):
+    """mariadbd or mysqld with a root user without a password and one empty database, ``conquiet``.
+
+    Args:
+        flavour: MariaDB or MySQL; whichever is found, MariaDB first, if left out.
+        binary: Program to run instead of the one found.
+        extra_args: Further server options, such as ``("--innodb-lock-wait-timeout=1",)``.
+    """
+
+    product: ClassVar[str] = "mysql"
+
+    def __init__(
+        self,
+        *,
+        flavour: MySQLFlavour | None = None,
+        binary: str | os.PathLike[str] | None = None,
+        extra_args: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self._program = discovery.find_mysql(flavour, binary)
+        self._extra_args = tuple(extra_args)
+
+    @property
+    def flavour(self) -> MySQLFlavour:
+        """Which of the two families this server belongs to."""
+        return self._program.flavour
+
+    @property
+    def name(self) -> str:
+        """``mariadb`` or ``mysql``."""
+        return self.flavour.value
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL of the database ``conquiet``."""
+        return f"mysql+pymysql://root@{self.host}:{self.port}/{DATABASE}?charset=utf8mb4"
+
+    @property
+    def unix_socket(self) -> Path:
+        """Path of the Unix socket."""
+        return self.folder / "mysql.sock"
+
+    def create_database(self, name: str) -> str:
+        """Create a database and return its URL."""
+        return databases.create_database(self.url, name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, closing the connections that still use it."""
+        databases.drop_database(self.url, name)
+
+    def _prepare(self) -> None:
+        (self.folder / "tmp").mkdir()
+        self._init_file.write_text(f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n")
+        common = [f"--datadir={self._data}", f"--tmpdir={self.folder / 'tmp'}", *self._as_user()]
+        if self.flavour is MySQLFlavour.MARIADB:
+            installer = discovery.find_mariadb_installer(self._program.path)
+            argv = [str(installer), "--no-defaults", *common, *_BY_FLAVOUR[self.flavour]]
+            argv += ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        else:
+            argv = [str(self._program.path), "--no-defaults", "--initialize-insecure", *common]
+            argv += [*_COMMON, *_BY_FLAVOUR[self.flavour]]
+        self._run_to_end(Command(tuple(argv), {}))
+
+    def _command(self) -> Command:
+        # --no-defaults has to come first: the machine's own configuration must not reach a private server.
+        argv = [str(self._program.path), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
+        argv += [f"--bind-address={self.host}", f"--socket={self.unix_socket}", f"--init-file={self._init_file}"]
+        argv += [f"--pid-file={self.folder / 'mysql.pid'}", f"--tmpdir={self.folder / 'tmp'}", *self._as_user()]
+        argv += [*_COMMON, *_BY_FLAVOUR[self.flavour], *self._extra_args]
+        return Command(tuple(argv), {})
+
+    def _probe(self) -> str:
+        # The Unix socket lies in our own folder, so whoever greets there is this server. The greeting comes after
+        # recovery and the init file; the TCP port is bound by then or the server has given up.
+        version = wire.mysql_version(wire.connect_unix(self.unix_socket))
+        wire.mysql_version(wire.connect_tcp(self.host, self.port))
+        return version
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def _init_file(self) -> Path:
+        return self.folder / "init.sql"
+
+    @staticmethod
+    def _as_user() -> list[str]:
+        # The server refuses to run as root unless told that this is meant.
+        return ["--user=root"] if os.geteuid() == 0 else []

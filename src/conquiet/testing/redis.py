@@ -1,0 +1,113 @@
+"""A private Redis or Valkey server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import quote
+
+from conquiet.testing import discovery, wire
+from conquiet.testing.certificates import make_certificate
+from conquiet.testing.process import Command, PrivateServer
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class RedisServer(PrivateServer):
+    """redis-server or valkey-server on a loopback port and on a Unix socket.
+
+    Args:
+        binary: Program to run; found by :func:`conquiet.testing.discovery.find_redis` if left out.
+        aof: Keep an append-only file. Redis writes it before it answers, so what was answered survives ``kill()``
+            (not a power cut: it is synced once a second). Without it ``kill()`` loses everything.
+        password: Ask every client for it.
+        tls: Speak TLS on the port, with a certificate that the URL names as its authority.
+        extra_args: Further options, such as ``("--maxmemory", "8mb")``.
+    """
+
+    product: ClassVar[str] = "redis"
+    start_timeout_s: ClassVar[float] = 30.0
+
+    def __init__(
+        self,
+        *,
+        binary: str | os.PathLike[str] | None = None,
+        aof: bool = False,
+        password: str | None = None,
+        tls: bool = False,
+        extra_args: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self._binary = discovery.find_redis(binary)
+        self._name = self.product
+        self._aof = aof
+        self._password = password
+        self._tls = tls
+        self._extra_args = tuple(extra_args)
+
+    @property
+    def url(self) -> str:
+        """``redis://`` or ``rediss://``, database 0."""
+        login = f":{quote(self._password, safe='')}@" if self._password else ""
+        address = f"{login}{self.host}:{self.port}/0"
+        return f"rediss://{address}?ssl_ca_certs={self.ca_file}" if self._tls else f"redis://{address}"
+
+    @property
+    def name(self) -> str:
+        """``redis`` or ``valkey``, as the server says itself."""
+        return self._name
+
+    @property
+    def unix_socket(self) -> Path:
+        """Path of the Unix socket, which never speaks TLS."""
+        return self.folder / "redis.sock"
+
+    @property
+    def ca_file(self) -> Path:
+        """The certificate that clients have to trust when TLS is on."""
+        return self.folder / "server.crt"
+
+    def call(self, *words: str | bytes) -> wire.RespReply:
+        """Send one command on a connection of its own, whatever the clients under test are doing."""
+        with self._connect() as connection:
+            return connection.call(*words)
+
+    def flush(self) -> None:
+        """Remove all keys. The server is private, so they are all the tests'."""
+        self.call("FLUSHALL")
+
+    def _prepare(self) -> None:
+        if self._tls:
+            make_certificate(self.folder)
+
+    def _command(self) -> Command:
+        port = ["--port", "0", "--tls-port"] if self._tls else ["--port"]
+        argv = [str(self._binary), *port, str(self.port), "--bind", self.host, "--dir", str(self.folder)]
+        argv += ["--unixsocket", str(self.unix_socket), "--daemonize", "no", "--save", ""]
+        argv += ["--appendonly", "yes" if self._aof else "no"]
+        if self._tls:
+            argv += ["--tls-cert-file", str(self.ca_file), "--tls-key-file", str(self.folder / "server.key")]
+            argv += ["--tls-ca-cert-file", str(self.ca_file), "--tls-auth-clients", "no"]
+        if self._password:
+            argv += ["--requirepass", self._password]
+        return Command((*argv, *self._extra_args), {})
+
+    def _connect(self) -> wire.Resp:
+        # The Unix socket lies in our own folder, so whoever answers is this server. Redis binds its TCP port
+        # before it and exits when that fails.
+        connection = wire.Resp(wire.connect_unix(self.unix_socket))
+        if self._password:
+            try:
+                connection.call("AUTH", self._password)
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def _probe(self) -> str:
+        with self._connect() as connection:
+            self._name, version = wire.redis_identity(connection)
+        wire.connect_tcp(self.host, self.port).close()
+        return version
