@@ -13,26 +13,37 @@ if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
+    from conquiet.scheduler import Cron, Every, Once, ScheduleEntry, Scheduler
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
     "ConquietError",
+    "Cron",
     "DbConfig",
+    "Every",
+    "Once",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
     "RedisStreamsQueue",
+    "ScheduleEntry",
+    "Scheduler",
     "__version__",
     "install_termination_handlers",
 ]
 
 _HOME = {
     "ConquietError": "conquiet.errors",
+    "Cron": "conquiet.scheduler",
     "DbConfig": "conquiet.config",
+    "Every": "conquiet.scheduler",
+    "Once": "conquiet.scheduler",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
     "RedisStreamsQueue": "conquiet.queue",
+    "ScheduleEntry": "conquiet.scheduler",
+    "Scheduler": "conquiet.scheduler",
     "install_termination_handlers": "conquiet.signals",
 }
 

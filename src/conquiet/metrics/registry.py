@@ -87,3 +87,15 @@ QUEUE_MESSAGES_DELETED_TOTAL = get_or_create(
 QUEUE_ACK_NOOP_TOTAL = get_or_create(
     Counter, "conquiet_queue_ack_noop_total", "Acknowledgements of entries that were not pending any more", ["stream"]
 )
+
+# ---------------------------------------------------------------- scheduler room
+SCHEDULER_FIRED_TOTAL = get_or_create(Counter, "conquiet_scheduler_fired_total", "Ticks fired", ["stream"])
+SCHEDULER_MISSED_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_missed_total", "Late ticks dropped by the catch-up policy", ["stream"]
+)
+SCHEDULER_LATENESS_SECONDS = get_or_create(
+    Histogram, "conquiet_scheduler_lateness_seconds", "Time from when a tick could be fired until it was", ["stream"]
+)
+SCHEDULER_ERRORS_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_errors_total", "Rounds of a scheduler that got no answer from Redis", ["group"]
+)

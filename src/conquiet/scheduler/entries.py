@@ -5,6 +5,7 @@ moment a process started, so hosts agree on every due time without talking to ea
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.validation import require_positive, require_seconds, require_text
+from conquiet.processor.keys import keys_of
+from conquiet.queue.codec import CodecError, decode_payload, encode_payload
 from conquiet.scheduler.cron import Cron
 
 CatchUp: TypeAlias = Literal["skip", "one", "all"]
@@ -20,11 +23,16 @@ CatchUp: TypeAlias = Literal["skip", "one", "all"]
 FIRE_LIMIT = 500
 """Most ticks of one entry that are fired in one step."""
 
+MAX_DATA_BYTES = 1_000_000
+"""Largest ``data`` of an entry, encoded; the envelope around it stays below a queue's default limit of 1 MiB."""
+
 _MS = 1_000
 _SHORTEST_S = 0.1
 _LONGEST_S = 10 * 366 * 24 * 3600.0
 _LONGEST_JITTER_S = 3600.0
-_LONGEST_NAME = 200
+_LONGEST_NAME = 180  # with "@" and a due time it is an id, and those have at most 200
+_LONGEST_EVENT = 200
+_FIRE_ID = re.compile(r".+@(\d{1,14})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +141,14 @@ class ScheduleEntry:
     def __post_init__(self) -> None:
         for setting in ("name", "event", "stream"):
             require_text(setting, getattr(self, setting))
-        if len(self.name) > _LONGEST_NAME:
-            raise ConfigurationError(f"name must have at most {_LONGEST_NAME} characters")
+        for setting, longest in (("name", _LONGEST_NAME), ("event", _LONGEST_EVENT)):
+            if len(getattr(self, setting)) > longest:
+                raise ConfigurationError(f"{setting} must have at most {longest} characters")
+        keys_of(self.stream)
         if not isinstance(self.when, Cron | Every | Once):
             raise ConfigurationError("when must be a Cron, an Every or a Once")
-        if not isinstance(self.data, Mapping):
-            raise ConfigurationError("data must be a mapping: it becomes a JSON object")
+        # Our own copy, as every reader will see it: what the caller changes later changes nothing here.
+        object.__setattr__(self, "data", _as_sent(self.data))
         if self.catch_up not in get_args(CatchUp):
             raise ConfigurationError('catch_up must be "skip", "one" or "all"')
         if require_positive("catch_up_limit", self.catch_up_limit) > FIRE_LIMIT:
@@ -170,6 +180,24 @@ class ScheduleEntry:
             return due_ms
         digest = hashlib.blake2b(self.fire_id(due_ms).encode(), digest_size=8).digest()
         return due_ms + int.from_bytes(digest, "big") % (self.jitter_ms + 1)
+
+
+def due_of(fire_id: str) -> datetime | None:
+    """Return the due time that is in the id of a fired message, or None if a scheduler did not make it.
+
+    This is how a handler learns which night its nightly report is about, however late it runs.
+    """
+    match = _FIRE_ID.fullmatch(fire_id)
+    return None if match is None else from_ms(int(match[1]))
+
+
+def _as_sent(data: object) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ConfigurationError("data must be a mapping: it becomes a JSON object")
+    try:
+        return decode_payload(encode_payload(dict(data), max_bytes=MAX_DATA_BYTES), max_bytes=MAX_DATA_BYTES)
+    except CodecError as error:
+        raise ConfigurationError(f"data cannot be sent: {error.reason}") from error
 
 
 def to_ms(setting: str, moment: object) -> int:
