@@ -13,19 +13,24 @@ if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
+    from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
     from conquiet.scheduler import Cron, Every, Once, ScheduleEntry, Scheduler
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
     "ConquietError",
+    "Consumer",
     "Cron",
     "DbConfig",
     "Every",
+    "MessageContext",
     "Once",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
     "RedisStreamsQueue",
+    "RuntimeMessage",
+    "RuntimeSettings",
     "ScheduleEntry",
     "Scheduler",
     "__version__",
@@ -34,14 +39,18 @@ __all__ = [
 
 _HOME = {
     "ConquietError": "conquiet.errors",
+    "Consumer": "conquiet.runtime",
     "Cron": "conquiet.scheduler",
     "DbConfig": "conquiet.config",
     "Every": "conquiet.scheduler",
+    "MessageContext": "conquiet.runtime",
     "Once": "conquiet.scheduler",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
     "RedisStreamsQueue": "conquiet.queue",
+    "RuntimeMessage": "conquiet.runtime",
+    "RuntimeSettings": "conquiet.runtime",
     "ScheduleEntry": "conquiet.scheduler",
     "Scheduler": "conquiet.scheduler",
     "install_termination_handlers": "conquiet.signals",

@@ -33,9 +33,9 @@ class Keys:
     wake: str
     base: str
 
-    def once(self, message_id: str) -> str:
+    def emitted(self, message_id: str) -> str:
         """Return the key that exists as long as this id counts as emitted already."""
-        return f"{self.base}:once:{message_id}"
+        return f"{self.base}:emitted:{message_id}"
 
     def debounce(self, event: str, name: str) -> str:
         """Return the key that holds the waiting message of a debounced event."""

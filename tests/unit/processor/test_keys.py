@@ -20,7 +20,7 @@ def test_all_keys_share_the_slot_of_the_stream_or_the_name_is_refused(stream: st
     except ConfigurationError:
         return
 
-    every = [*dataclasses.astuple(keys)[:-1], keys.once("x}"), keys.rate("e{"), keys.job("1"), keys.jobs("dead")]
+    every = [*dataclasses.astuple(keys)[:-1], keys.emitted("x}"), keys.rate("e{"), keys.job("1"), keys.jobs("dead")]
     every += [keys.debounce("e", "n"), keys.parked_event("e")]
     assert {key_slot(key.encode()) for key in every} == {key_slot(stream.encode())}
     assert len(set(every)) == len(every)
