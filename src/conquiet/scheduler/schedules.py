@@ -149,7 +149,7 @@ class Schedules:
         """
         require_positive("count", count)
         now, records = await self._records(name)
-        ahead = (_runs(record.entry, now) for record in records if self._is_live(record))
+        ahead = (_runs(record, now) for record in records if self._is_live(record))
         return [Run(run_name, from_ms(due), from_ms(at)) for at, due, run_name in islice(heapq.merge(*ahead), count)]
 
     def _is_live(self, record: Record) -> bool:
@@ -185,10 +185,10 @@ def _listed(record: Record) -> Listed:
     )
 
 
-def _runs(entry: ScheduleEntry, now: int) -> Iterator[tuple[int, int, str]]:
+def _runs(record: Record, now: int) -> Iterator[tuple[int, int, str]]:
     """Yield (fire time, due time, name) after ``now``, as the loop would fire them: in the order of due times."""
-    previous = 0
-    tick = entry.when.next_after(now - entry.jitter_ms)
+    entry, previous = record.entry, 0
+    tick = entry.when.next_after(max(record.decided, now - entry.jitter_ms))
     while tick is not None:
         previous = max(previous, entry.fire_at(tick))  # a tick that is held back holds back those behind it
         if previous > now:
