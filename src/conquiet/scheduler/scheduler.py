@@ -146,14 +146,15 @@ class Scheduler(Schedules):
         while not self._life.is_stopping:
             try:
                 wake_at = await self.tick()
-            except QueueError:
+            except QueueError as error:
                 # Not hidden: counted, logged, and over after give_up_after_s. A script whose reply was lost is not
                 # repeated: the next round reads the pointer and sees whether it has happened.
                 failures += 1
                 observe_error(self.group)
                 if self._clock.monotonic() - answered > self._give_up_after_s:
                     raise
-                logger.warning("scheduler got no answer", extra={"failures": failures}, exc_info=failures == 1)
+                # Without the traceback: it would show the driver's error, and that may quote what was sent.
+                logger.warning("scheduler round failed", extra={"failures": failures, "reason": str(error)})
                 await self._sleep(_PATIENCE.delay_s(failures))
                 continue
             failures, answered = 0, self._clock.monotonic()

@@ -60,7 +60,7 @@ class Stage:
 
     async def messages(self, stream: str | None = None) -> list[tuple[int, dict[str, Any]]]:
         """Server time of each entry, and its envelope."""
-        entries = await self.redis.xrange(stream or self.stream)
+        entries: Any = await self.redis.xrange(stream or self.stream)
         return [(int(entry_id.split(b"-")[0]), json.loads(fields[b"data"])) for entry_id, fields in entries]
 
     async def ids(self, stream: str | None = None) -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis.asyncio
@@ -114,12 +114,13 @@ async def test_a_restart_of_redis_loses_no_tick_and_repeats_none(
     stage: Stage, private_redis: Callable[..., RedisServer]
 ) -> None:
     server = private_redis(aof=True)
-    client = redis.asyncio.Redis.from_url(server.url)
+    client = redis.asyncio.Redis.from_url(server.url)  # the test's own; it knows nothing of the outage
     hosts = [stage.real(stage.entry(when=Every(0.2), grace_s=60), url=server.url) for _ in range(2)]
     for host in hosts:
         stage.run(host)
     await wait_until_async(lambda: _at_least(client.xlen, stage.stream, 3))
 
+    await client.connection_pool.disconnect()
     await asyncio.to_thread(server.kill)
     labels = {"group": stage.group}
     await wait_until_async(lambda: REGISTRY.get_sample_value("conquiet_scheduler_errors_total", labels))
@@ -127,7 +128,7 @@ async def test_a_restart_of_redis_loses_no_tick_and_repeats_none(
     before = await client.xlen(stage.stream)
     await wait_until_async(lambda: _at_least(client.xlen, stage.stream, before + 5), timeout_s=20)
 
-    entries = await client.xrange(stage.stream)
+    entries: Any = await client.xrange(stage.stream)
     dues = [due_ms(json.loads(fields[b"data"])["id"]) for _, fields in entries]
     assert dues == list(range(dues[0], dues[0] + 200 * len(dues), 200))
     assert [listed.missed for listed in await hosts[0].list_entries()] == [0]
