@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from conquiet.kernel.redaction import printable
-from conquiet.processor.emitter import Emitted
+from conquiet.processor.emitter import Emitted, Emitter
 from conquiet.processor.envelope import Envelope
 
 logger = logging.getLogger("conquiet.processor.job")
@@ -42,14 +42,6 @@ class Delivery(Protocol):
         ...
 
 
-class Emits(Protocol):
-    """Whoever can emit."""
-
-    async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """See ``Emitter.emit``."""
-        ...
-
-
 class JobContext:
     """One attempt at one message, for an ``async def`` handler.
 
@@ -64,7 +56,7 @@ class JobContext:
 
     __slots__ = ("_emitter", "attempt", "data", "deadline", "delivery", "envelope", "event", "id", "max_attempts")
 
-    def __init__(self, envelope: Envelope, delivery: Delivery, emitter: Emits, max_attempts: int) -> None:
+    def __init__(self, envelope: Envelope, delivery: Delivery, emitter: Emitter, max_attempts: int) -> None:
         self.envelope = envelope
         self.data = envelope.data
         self.event = envelope.event
@@ -105,14 +97,13 @@ class JobContext:
 
 
 class SyncJobContext(JobContext):
-    """The same for a plain function, which runs in a thread. ``ack`` and ``emit`` block until the server has answered."""
+    """The same for a plain function, which runs in a thread: ``ack`` and ``emit`` block until the server answers."""
 
     __slots__ = ("_loop",)
 
-    def __init__(
-        self, envelope: Envelope, delivery: Delivery, emitter: Emits, max_attempts: int, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(envelope, delivery, emitter, max_attempts)
+    def __init__(self, ctx: JobContext, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(ctx.envelope, ctx.delivery, ctx._emitter, ctx.max_attempts)  # noqa: SLF001 - the same thing for a thread
+        self.deadline = ctx.deadline
         self._loop = loop
 
     def ack(self) -> None:  # type: ignore[override]

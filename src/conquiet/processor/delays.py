@@ -177,7 +177,7 @@ class Mover:
         """Wait for wake-ups of all streams with one command. It changes nothing, so it may be cancelled."""
         while True:
             try:
-                reply: Any = await self._client.execute_command(
+                reply: Any = await self._client.execute_command(  # type: ignore[no-untyped-call]
                     "XREAD", "BLOCK", _BLOCK_MS, "STREAMS", *self._positions, *self._positions.values()
                 )
             except (RedisError, OSError):

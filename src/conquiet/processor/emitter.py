@@ -18,6 +18,7 @@ from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_seconds, require_text
 from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL, never_raises
 from conquiet.processor.envelope import Envelope, check_new, new_id, to_payload
+from conquiet.processor.jobs import JobRecorder, JobState
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.scripts import Arg, script
 from conquiet.processor.settings import ProcessorSettings
@@ -69,16 +70,25 @@ class Emitter:
         client: A client without retries, such as ``clone_async`` makes. It stays the caller's.
         stream: Where messages go that name no stream.
         settings: Window of ids, chunk size, payload limit.
+        jobs: Where the states of new jobs are noted, if they are.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, stream: str, settings: ProcessorSettings | None = None) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        stream: str,
+        settings: ProcessorSettings | None = None,
+        *,
+        jobs: JobRecorder | None = None,
+    ) -> None:
         self._client = client
+        self._jobs = jobs
         self._settings = settings or ProcessorSettings()
         self._stream = stream
         self._keys = {stream: keys_of(stream)}
         self._window_ms = max(1, round(self._settings.dedupe_window_s * 1000))
 
-    async def emit(  # noqa: PLR0913 - keywords, each with a meaning of its own
+    async def emit(
         self,
         event: str,
         data: Mapping[str, Any] | None = None,
@@ -126,8 +136,21 @@ class Emitter:
         size = self._settings.chunk_size
         emitted: list[Emitted] = []
         for start in range(0, len(planned), size):
-            emitted += await self._send(planned[start : start + size], keys)
+            chunk = planned[start : start + size]
+            sent = await self._send(chunk, keys)
+            if self._jobs is not None:
+                await self._note(self._jobs, keys, chunk, sent)
+            emitted += sent
         return emitted
+
+    async def _note(self, jobs: JobRecorder, keys: Keys, chunk: Sequence["_Planned"], sent: Sequence[Emitted]) -> None:
+        # Afterwards, and only for jobs not yet known: a host may have run one of them by now.
+        new = [
+            (one.id, plan.event, 1, JobState.WAITING if one.due_ms is None else JobState.DELAYED)
+            for plan, one in zip(chunk, sent, strict=True)
+            if not one.duplicate
+        ]
+        await jobs.note_all(keys, new, only_new=True)
 
     async def _send(self, chunk: Sequence["_Planned"], keys: Keys) -> list[Emitted]:
         if all(plan.is_plain for plan in chunk):
@@ -202,7 +225,7 @@ class Emitter:
             reason = error.reason
         else:
             when = _when(message.delay, message.at)
-            return _Planned(message_id, payload, when, once, is_plain=not when and not once)
+            return _Planned(message_id, message.event, payload, when, once, is_plain=not when and not once)
         raise PayloadError(
             f"emit to stream {printable(keys.stream)!r}: data was refused: {reason}",
             stream=keys.stream,
@@ -213,6 +236,7 @@ class Emitter:
 
 class _Planned(NamedTuple):
     id: str
+    event: str
     payload: bytes
     when: str
     once: bool

@@ -4,7 +4,6 @@ The first one added is the outermost. One that does not await ``call_next(ctx)``
 message counts as done; what it raises counts as the handler's failure.
 """
 
-import functools
 from collections.abc import Awaitable, Callable, Sequence
 
 from conquiet.processor.context import JobContext
@@ -17,5 +16,12 @@ def wrapped(handler: Next, middlewares: Sequence[Middleware]) -> Next:
     """Return one callable that runs the middlewares and then the handler; without any, the handler itself."""
     call = handler
     for middleware in reversed(middlewares):
-        call = functools.partial(middleware, call_next=call)
+        call = _around(middleware, call)
+    return call
+
+
+def _around(middleware: Middleware, inner: Next) -> Next:
+    def call(ctx: JobContext) -> Awaitable[object]:
+        return middleware(ctx, inner)
+
     return call

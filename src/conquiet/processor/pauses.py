@@ -5,8 +5,6 @@ events of the stream going; they come back to the end of the stream when the pau
 running goes on.
 """
 
-from collections.abc import Mapping
-
 import redis.asyncio
 
 from conquiet.processor.delays import Tick
@@ -27,7 +25,7 @@ class Pauses:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._known: dict[str, Mapping[str, int]] = {}
+        self._known: dict[str, frozenset[str]] = {}
 
     async def pause(self, stream: str, event: str | None = None) -> bool:
         """Pause a stream, or one event of it. Returns False if it was paused already."""
@@ -40,7 +38,7 @@ class Pauses:
     async def paused(self, stream: str) -> dict[str, int]:
         """Return what is paused, asked anew: ``*`` for the whole stream or events, and since when (ms)."""
         keys = keys_of(stream)
-        reply = await script("paused").call(self._client, (keys.paused,), (), stream=stream)
+        reply = await script("hash").call(self._client, (keys.paused,), (), stream=stream)
         return {what.decode(): int(since) for what, since in zip(reply[::2], reply[1::2], strict=True)}
 
     def is_stream_paused(self, stream: str) -> bool:
@@ -53,7 +51,7 @@ class Pauses:
 
     async def learn(self, keys: Keys, found: Tick) -> None:
         """Take over what a tick found, and bring back what is parked without a reason."""
-        self._known[keys.stream] = found.paused
+        self._known[keys.stream] = frozenset(found.paused)
         for event in found.parked - found.paused.keys():
             names = (keys.stream, keys.paused, keys.parked, keys.parked_event(event))
             while await script("unpark").call(self._client, names, (event, _UNPARK), stream=keys.stream):

@@ -10,7 +10,7 @@ There is no fourth. A handler decides for itself by raising ``Retry`` or ``Rejec
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from conquiet.errors import ConfigurationError
@@ -92,7 +92,7 @@ class RetryPolicy:
     """
 
     max_attempts: int = 1
-    backoff: Backoff = Backoff(base_s=1.0, factor=2.0, cap_s=3_600.0, jitter=0.5)
+    backoff: Backoff = field(default_factory=lambda: Backoff(base_s=1.0, factor=2.0, cap_s=3_600.0, jitter=0.5))
     retry_for: tuple[type[BaseException], ...] = (Exception,)
     no_retry_for: tuple[type[BaseException], ...] = ()
 

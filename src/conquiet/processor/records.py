@@ -108,3 +108,7 @@ def _frames(error: BaseException) -> str:
         parts.append(f"{lines}{_type_name(current)}\n")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "caused by:\n".join(parts)
+
+
+encode_record = msgspec.json.Encoder().encode
+decode_record = msgspec.json.Decoder(DeadRecord).decode

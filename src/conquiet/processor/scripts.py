@@ -36,9 +36,13 @@ class Script:
     async def run(self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Run it once. Errors are those of redis-py."""
         try:
-            return await client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+            return await client.execute_command(  # type: ignore[no-untyped-call]
+                "EVALSHA", self.sha, len(keys), *keys, *args
+            )
         except NoScriptError:
-            return await client.execute_command("EVAL", self.source, len(keys), *keys, *args)
+            return await client.execute_command(  # type: ignore[no-untyped-call]
+                "EVAL", self.source, len(keys), *keys, *args
+            )
 
     async def call(
         self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str, group: str = "-"

@@ -38,7 +38,7 @@ class ProcessorSettings:
     store_error_text: bool = False
     refresh_s: float = 1.0
     settle_attempts: int = 8
-    settle_backoff: Backoff = Backoff(base_s=0.05, cap_s=2.0)
+    settle_backoff: Backoff = field(default_factory=lambda: Backoff(base_s=0.05, cap_s=2.0))
     job_ttl_s: float | None = None
     max_payload_bytes: int = 1_048_576
 
