@@ -14,6 +14,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.backoff import Backoff
@@ -52,10 +54,10 @@ class Scheduler(Schedules):
 
     Args:
         redis: A redis-py client, sync or asyncio. It is cloned and never used or closed itself.
-        entries: What this program wants fired; more can be declared until ``run()``.
+        entries: What this program wants fired; more can be declared until the start.
         group: Name shared by the hosts that run the same code; groups do not see each other.
         poll_s: How often changes by others are looked for, at most a second.
-        give_up_after_s: How long Redis may stay away before ``run()`` raises.
+        give_up_after_s: How long Redis may stay away before ``start()`` raises.
         clock: Measures the time between two glances; its date is never asked for.
         now_ms: Stands in for the server's TIME where a test wants its own.
     """
@@ -80,7 +82,8 @@ class Scheduler(Schedules):
         self._shelves: dict[str, _Shelf] = {}
         self._reported: set[str] = set()
         self._life = Lifecycle("scheduler")
-        self._stopped = asyncio.Event()
+        self._stopped, self._ready = asyncio.Event(), asyncio.Event()
+        self._background: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seen_ms, self._seen_at = 0, 0.0
         for entry in entries:
@@ -88,7 +91,7 @@ class Scheduler(Schedules):
         super().__init__(redis, group=group, now_ms=now_ms)
 
     def declare(self, entry: ScheduleEntry) -> None:
-        """Say, before ``run()``, that this program wants the entry. Nothing is sent yet.
+        """Say, before the start, that this program wants the entry. Nothing is sent yet.
 
         Raises:
             ConfigurationError: Another entry of that name is declared already.
@@ -104,7 +107,7 @@ class Scheduler(Schedules):
         _, records = await self._records()
         return sorted(record.entry.name for record in records if not self._is_wanted(record))
 
-    async def run(self, *, stop_event: asyncio.Event | None = None) -> None:
+    async def start(self, stop_event: asyncio.Event | None = None) -> None:
         """Store what is declared, then fire until ``stop()`` or until ``stop_event`` is set.
 
         Raises:
@@ -115,14 +118,37 @@ class Scheduler(Schedules):
         watcher = None if stop_event is None else asyncio.create_task(self._stop_on(stop_event))
         try:
             await self._declare_all()
+            self._ready.set()
             await self._fire_until_stopped()
         finally:
             self._life.finish()
             if watcher is not None:
                 watcher.cancel()
 
+    async def __aenter__(self) -> Self:
+        """Start in the background; return once everything declared is stored."""
+        self._background = asyncio.create_task(self.start())
+        ready = asyncio.create_task(self._ready.wait())
+        await asyncio.wait((self._background, ready), return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.is_set():
+            ready.cancel()
+            await self.close()
+            await self._background  # raises what went wrong
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop and close. A scheduler that gave up meanwhile raises its error here."""
+        self.stop()
+        try:
+            if self._background is not None:
+                await self._background
+        finally:
+            await self.close()
+
     def stop(self) -> None:
-        """Ask ``run()`` to end. May be called from a signal handler or another thread, and twice."""
+        """Ask for the end. May be called from a signal handler or another thread, and twice."""
         self._life.stop()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopped.set)
@@ -130,7 +156,7 @@ class Scheduler(Schedules):
     async def tick(self) -> int | None:
         """Do one round: fire what is due now and return when the next tick is due (ms), None if never.
 
-        ``run()`` does this for ever. By itself it is for tests and for who brings a loop of their own.
+        ``start()`` does this for ever. By itself it is for tests and for who brings a loop of their own.
         """
         glance = await self._ledger.glance(self._shelves)
         now = self._seen_ms = glance.now
