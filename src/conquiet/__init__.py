@@ -11,6 +11,10 @@ from conquiet._version import __version__
 
 if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
+    from conquiet.db.locking.strategy import LockStrategy
+    from conquiet.db.models import DbOperation, DbOperationType
+    from conquiet.db.session import DbSession
+    from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
@@ -22,7 +26,12 @@ __all__ = [
     "Consumer",
     "Cron",
     "DbConfig",
+    "DbOperation",
+    "DbOperationType",
+    "DbSession",
+    "DbWriter",
     "Every",
+    "LockStrategy",
     "MessageContext",
     "Once",
     "QueueConfig",
@@ -42,6 +51,11 @@ _HOME = {
     "Consumer": "conquiet.runtime",
     "Cron": "conquiet.scheduler",
     "DbConfig": "conquiet.config",
+    "DbOperation": "conquiet.db.models",
+    "DbOperationType": "conquiet.db.models",
+    "DbSession": "conquiet.db.session",
+    "DbWriter": "conquiet.db.writer",
+    "LockStrategy": "conquiet.db.locking.strategy",
     "Every": "conquiet.scheduler",
     "MessageContext": "conquiet.runtime",
     "Once": "conquiet.scheduler",

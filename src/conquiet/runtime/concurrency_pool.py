@@ -150,6 +150,7 @@ class ConcurrencyPool(Generic[T]):
 
     def _wake_rest(self) -> None:
         self._wake_planned = False
+        self._on_free()
         self._wake(len(self._waiting))
 
     def _wake(self, count: int) -> None:
