@@ -1,17 +1,19 @@
 """The loop that fires due entries. Any number of hosts run it; none is special.
 
-    glance ──▶ reload what changed ──▶ plan what is due ──▶ carry out ──▶ sleep until the next due time,
-      ▲                                                                   at most ``poll_s``
-      └──────────────────────────────────────────────────────────────────────────┘
+    glance ──▶ reload what changed ──▶ plan what is due ──▶ carry out ──▶ sleep until the next due time
+      ▲                                       ▲                                     │    │
+      │                                       └──────────── due ────────────────────┘    │
+      └─────────────────────────────── every ``poll_s`` ─────────────────────────────────┘
 
 Every host tries every tick at its due time; a script lets exactly one through. So there is no leader to elect
 and nobody to take over from: with a host gone the others fire the same tick at the same moment. The clock is
 the server's TIME, read at every glance and again inside the script; a host's own clock only measures the
-time since the last glance.
+time since it last saw the server's.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -85,7 +87,7 @@ class Scheduler(Schedules):
         self._stopped, self._ready = asyncio.Event(), asyncio.Event()
         self._background: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seen_ms, self._seen_at = 0, 0.0
+        self._seen_ms, self._seen_at, self._glanced_at = 0, 0.0, -math.inf
         for entry in entries:
             self.declare(entry)
         super().__init__(redis, group=group, now_ms=now_ms)
@@ -159,19 +161,25 @@ class Scheduler(Schedules):
         ``start()`` does this for ever. By itself it is for tests and for who brings a loop of their own.
         """
         glance = await self._ledger.glance(self._shelves)
-        now = self._seen_ms = glance.now
-        self._seen_at = self._clock.monotonic()
+        self._glanced_at = self._clock.monotonic()
+        self._see(glance.now)
         await self._refresh(glance.marks)
+        return await self._fire(glance.now)
+
+    async def _fire(self, now: int) -> int | None:
         while due := self._due(now):
             for stream, orders in due.items():
                 now = await self._carry_out(stream, orders)
+                self._see(now)
         return min((at for shelf in self._shelves.values() for at in shelf.wake_at.values()), default=None)
 
     async def _fire_until_stopped(self) -> None:
         failures, answered = 0, self._clock.monotonic()
         while not self._life.is_stopping:
             try:
-                wake_at = await self.tick()
+                # No second round trip for a glance that is still fresh: whatever has changed since, and the time, is
+                # looked at by the firing step itself.
+                wake_at = await (self._fire(int(self._server_now())) if self._until_glance() > 0 else self.tick())
             except QueueError as error:
                 # Not hidden: counted, logged, and over after give_up_after_s. A script whose reply was lost is not
                 # repeated: the next round reads the pointer and sees whether it has happened.
@@ -187,11 +195,19 @@ class Scheduler(Schedules):
             await self._sleep(self._pause_before(wake_at))
 
     def _pause_before(self, wake_at: int | None) -> float:
-        if wake_at is None:
-            return self._poll_s
-        # The server read its clock before we had the answer, so this estimate is never ahead of it.
-        server_now = self._seen_ms + (self._clock.monotonic() - self._seen_at) * _MS
-        return min(max((wake_at - server_now) / _MS, 0.0), self._poll_s)
+        until_glance = max(self._until_glance(), 0.0)
+        return until_glance if wake_at is None else min(max((wake_at - self._server_now()) / _MS, 0.0), until_glance)
+
+    def _until_glance(self) -> float:
+        return self._glanced_at + self._poll_s - self._clock.monotonic()
+
+    def _see(self, now: int) -> None:
+        self._seen_ms, self._seen_at = now, self._clock.monotonic()
+
+    def _server_now(self) -> float:
+        # The server read its clock before we had the answer, so this estimate is not ahead of it (unless our own
+        # seconds are too short, and then the firing step says "early").
+        return self._seen_ms + (self._clock.monotonic() - self._seen_at) * _MS
 
     async def _sleep(self, seconds: float) -> None:
         try:
