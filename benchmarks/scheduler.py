@@ -175,7 +175,7 @@ def main() -> None:
     due_times(rounds, 300 if quick else 1_000)
     with RedisServer() as server:
         print("many entries due at one moment")
-        asyncio.run(fires(server.url, rounds, 1_000 if quick else 5_000))
+        asyncio.run(fires(server.url, rounds, 1_000 if quick else 2_000))
         print("lateness at rest, a tick every 100 ms (server's clock, whole ms)")
         asyncio.run(lateness(server.url, 5 if quick else 20))
 
