@@ -65,6 +65,7 @@ _HOME = {
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
+    "RabbitConsumer": "conquiet.rabbit",
     "RedisStreamsQueue": "conquiet.queue",
     "RuntimeMessage": "conquiet.runtime",
     "RuntimeSettings": "conquiet.runtime",

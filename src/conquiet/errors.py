@@ -4,6 +4,7 @@
     ├── ConfigurationError (ValueError)      a setting is wrong; nothing was sent anywhere
     ├── MissingExtraError (ImportError)      an optional dependency is not installed
     ├── LifecycleError                       called in the wrong order; nothing was done
+    ├── MessageKeyError (ValueError)         the inbox cannot tell this message from others; nothing was run
     ├── DbWriteError                         a write failed and left nothing behind
     │   ├── CommitUnknownError               the reply to COMMIT was lost: it may have happened
     │   ├── ConflictError                    somebody else was first; rolled back, worth a new attempt
@@ -54,6 +55,10 @@ class MissingExtraError(ConquietError, ImportError):
 
 class LifecycleError(ConquietError):
     """Something was used before its start, after its end, or twice. The call did nothing."""
+
+
+class MessageKeyError(ConquietError, ValueError):
+    """A message has no key that an inbox could know it by. Its handler was not run, and it stays where it is."""
 
 
 class DbWriteError(ConquietError):
