@@ -12,12 +12,16 @@ from conquiet._version import __version__
 if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.errors import ConquietError
+    from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
     "ConquietError",
     "DbConfig",
     "QueueConfig",
+    "QueueConsumer",
+    "QueueMessage",
+    "RedisStreamsQueue",
     "__version__",
     "install_termination_handlers",
 ]
@@ -26,6 +30,9 @@ _HOME = {
     "ConquietError": "conquiet.errors",
     "DbConfig": "conquiet.config",
     "QueueConfig": "conquiet.config",
+    "QueueConsumer": "conquiet.queue",
+    "QueueMessage": "conquiet.queue",
+    "RedisStreamsQueue": "conquiet.queue",
     "install_termination_handlers": "conquiet.signals",
 }
 

@@ -11,6 +11,7 @@
     ├── LockAcquisitionError                 a lock was not had; nothing was written
     │   └── LockTimeoutError                 ... because somebody held it for too long
     └── QueueError                           Redis refused or did not answer
+        ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
         ├── MalformedMessageError            an entry that is not one of ours; it stays pending
         └── GroupMissingError                the consumer group (or its stream) is gone
 
@@ -127,7 +128,8 @@ class QueueError(ConquietError):
     """A Redis command failed or its reply was lost. It was sent at most once.
 
     After a lost reply the command may have taken effect: an enqueued entry may be there, a
-    read entry may be pending for this consumer (``recover_own()`` finds it).
+    read entry may be pending for this consumer (``recover_own()`` finds it). ``in_doubt`` says so:
+    False means that the server refused the command or never got it.
     """
 
     def __init__(
@@ -137,15 +139,36 @@ class QueueError(ConquietError):
         stream: str | None = None,
         group: str | None = None,
         command: str | None = None,
+        in_doubt: bool = False,
     ) -> None:
         super().__init__(message)
         self.stream = stream
         self.group = group
         self.command = command
+        self.in_doubt = in_doubt
+
+
+class PayloadError(QueueError, ValueError):
+    """A payload cannot be written as a message. Nothing was sent."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.reason = reason
 
 
 class MalformedMessageError(QueueError):
-    """A stream entry breaks the format. It stays pending under its id until somebody acts on it."""
+    """A stream entry breaks the format. It stays pending under its id until somebody acts on it.
+
+    ``message_ids`` names every malformed entry of the reply, ``message_id`` the first of them.
+    """
 
     def __init__(
         self,
@@ -155,10 +178,12 @@ class MalformedMessageError(QueueError):
         group: str | None = None,
         command: str | None = None,
         message_id: str | None = None,
+        message_ids: tuple[str, ...] = (),
         reason: str | None = None,
     ) -> None:
         super().__init__(message, stream=stream, group=group, command=command)
         self.message_id = message_id
+        self.message_ids = message_ids or (() if message_id is None else (message_id,))
         self.reason = reason
 
 
