@@ -11,6 +11,10 @@ from conquiet._version import __version__
 
 if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
+    from conquiet.db.locking.strategy import LockStrategy
+    from conquiet.db.models import DbOperation, DbOperationType
+    from conquiet.db.session import DbSession
+    from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.signals import install_termination_handlers
@@ -18,6 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ConquietError",
     "DbConfig",
+    "DbOperation",
+    "DbOperationType",
+    "DbSession",
+    "DbWriter",
+    "LockStrategy",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
@@ -29,6 +38,11 @@ __all__ = [
 _HOME = {
     "ConquietError": "conquiet.errors",
     "DbConfig": "conquiet.config",
+    "DbOperation": "conquiet.db.models",
+    "DbOperationType": "conquiet.db.models",
+    "DbSession": "conquiet.db.session",
+    "DbWriter": "conquiet.db.writer",
+    "LockStrategy": "conquiet.db.locking.strategy",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",

@@ -9,7 +9,8 @@
     │   ├── ConflictError                    somebody else was first; rolled back, worth a new attempt
     │   └── LockedWriteError                 also a LockAcquisitionError: the writer did not get its lock
     ├── LockAcquisitionError                 a lock was not had; nothing was written
-    │   └── LockTimeoutError                 ... because somebody held it for too long
+    │   ├── LockTimeoutError                 ... because somebody held it for too long
+    │   └── NoSuchRowError                   ... because there is no row to lock
     └── QueueError                           Redis refused or did not answer
         ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
         ├── MalformedMessageError            an entry that is not one of ours; it stays pending
@@ -49,7 +50,12 @@ class DbWriteError(ConquietError):
     """A database write failed. Its transaction was rolled back: nothing of it is visible.
 
     The exception to that rule is its own class, ``CommitUnknownError``.
+
+    Attributes:
+        completed: Out of ``execute_many`` only: how many operations before this one are committed.
     """
+
+    completed: int | None = None
 
     def __init__(
         self,
@@ -99,6 +105,10 @@ class LockAcquisitionError(ConquietError):
 
 class LockTimeoutError(LockAcquisitionError):
     """Somebody else held the lock for longer than we were willing to wait."""
+
+
+class NoSuchRowError(LockAcquisitionError):
+    """There is no such row, so there is nothing to lock: two who ask for it would both pass."""
 
 
 class LockedWriteError(DbWriteError, LockAcquisitionError):
