@@ -1,16 +1,20 @@
-"""What ``conquiet`` understands: each command parses its words here and is carried out elsewhere."""
+"""What ``conquiet`` understands: each command parses its words in a module of its own and is carried out elsewhere."""
 
 from typing import Annotated
 
 import typer
 
 from conquiet._version import __version__
+from conquiet.cli.demo.command import demo
+from conquiet.cli.failures import set_debugging
 
 app = typer.Typer(
     name="conquiet",
     help="Process it, commit it, then acknowledge it.",
+    epilog="Exit codes: 0 good, 1 a bad answer or failed work, 2 nothing was done (wrong words, no server), 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -25,5 +29,11 @@ def conquiet(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (before the command's name).")] = False,
 ) -> None:
     """Process it, commit it, then acknowledge it."""
+    if debug:
+        set_debugging()
+
+
+app.command()(demo)
