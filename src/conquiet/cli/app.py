@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 
 from conquiet._version import __version__
+from conquiet.cli.commands import doctor, enqueue, inspect, upkeep
 from conquiet.cli.demo.command import demo
 from conquiet.cli.failures import set_debugging
 
 app = typer.Typer(
     name="conquiet",
     help="Process it, commit it, then acknowledge it.",
-    epilog="Exit codes: 0 good, 1 a bad answer or failed work, 2 nothing was done (wrong words, no server), 130 Ctrl-C.",
+    epilog="Exit codes: 0 good, 1 a bad answer or failed work, 2 nothing done (wrong words, no server), 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -26,10 +27,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def conquiet(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback does everything
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (before the command's name).")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Process it, commit it, then acknowledge it."""
     if debug:
@@ -37,3 +38,10 @@ def conquiet(
 
 
 app.command()(demo)
+app.command()(doctor.doctor)
+app.command()(inspect.inspect)
+app.command()(enqueue.enqueue)
+app.command()(upkeep.pending)
+app.command()(upkeep.reclaim)
+app.command()(upkeep.retire)
+app.command()(upkeep.trim)

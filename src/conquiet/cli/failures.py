@@ -16,7 +16,13 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from conquiet.errors import ConfigurationError, ConquietError
+from conquiet.errors import (
+    ConfigurationError,
+    ConquietError,
+    MissingExtraError,
+    NoSuchStreamError,
+    WrongKeyTypeError,
+)
 from conquiet.kernel.redaction import printable, redact_url
 
 P = ParamSpec("P")
@@ -46,23 +52,38 @@ class CannotConnectError(CommandError):
         super().__init__(f"{what} at {redact_url(url)} {reason}", fix=fix)
 
 
+_REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "1045"),
+        "refused the user name or the password",
+        "put the right ones into the URL: scheme://user:password@host",
+    ),
+    (("noperm",), "does not allow this user the command", "give the user the rights that docs/cli.md names"),
+    (("1049", "unknown database"), "has no such database", "create it, or name another one in the URL"),
+    (
+        ("name or service", "nodename", "getaddrinfo", "name resolution"),
+        "cannot be found: there is no such host",
+        "check the host name in the URL",
+    ),
+    (
+        ("timeout", "timed out"),
+        "does not answer in time",
+        "check that the server runs and that no firewall is in between",
+    ),
+    (
+        ("refused", "connectionerror", "2003", "2002", "no such file"),
+        "does not answer",
+        "start the server, or give the right URL (flag, environment or conquiet.toml)",
+    ),
+)
+
+
 def _why(error: BaseException) -> tuple[str, str]:
     """Return what happened and what to do, from the driver's error. Its text is read and never repeated."""
     text = f"{type(error).__name__} {error} {error.__cause__ or ''}".lower()
-    if any(
-        sign in text for sign in ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "1045")
-    ):
-        return "refused the user name or the password", "put the right ones into the URL: scheme://user:password@host"
-    if "noperm" in text:
-        return "does not allow this user the command", "give the user the rights that docs/cli.md names"
-    if any(sign in text for sign in ("1049", "unknown database")):
-        return "has no such database", "create it, or name another one in the URL"
-    if any(sign in text for sign in ("name or service", "nodename", "getaddrinfo", "name resolution")):
-        return "cannot be found: there is no such host", "check the host name in the URL"
-    if "timeout" in text or "timed out" in text:
-        return "does not answer in time", "check that the server runs and that no firewall is in between"
-    if any(sign in text for sign in ("refused", "connectionerror", "2003", "amqpconnectionerror", "2002")):
-        return "does not answer", "start the server, or give the right URL (flag, environment or conquiet.toml)"
+    for signs, reason, fix in _REASONS:
+        if any(sign in text for sign in signs):
+            return reason, fix
     return f"cannot be used ({type(error).__name__})", "see the reason with --debug"
 
 
@@ -95,7 +116,7 @@ def reporting() -> Iterator[None]:
     except CommandError as error:
         complain(str(error), error.fix)
         raise typer.Exit(error.exit_code) from None
-    except ConfigurationError as error:
+    except (ConfigurationError, MissingExtraError, NoSuchStreamError, WrongKeyTypeError) as error:
         complain(str(error))
         raise typer.Exit(NOT_DONE) from None
     except ConquietError as error:
@@ -107,8 +128,7 @@ def reporting() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
-        if debugging():
-            traceback.print_exc()
+        complain("interrupted")
         raise typer.Exit(INTERRUPTED) from None
 
 

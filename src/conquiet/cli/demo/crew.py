@@ -1,5 +1,6 @@
 """Starting, killing and ending the demo's worker processes."""
 
+import contextlib
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -102,7 +103,5 @@ class Crew:
 
 def _hang_up(member: Member) -> None:
     if member.process.stdin is not None:
-        try:
+        with contextlib.suppress(BrokenPipeError):
             member.process.stdin.close()
-        except BrokenPipeError:
-            pass

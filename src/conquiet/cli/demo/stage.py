@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,10 +114,8 @@ def _redis_there(url: str, stream: str) -> Iterator[str]:
         try:
             yield f"{facts.get('server_name', 'redis').capitalize()} {version} at {redact_url(url)}"
         finally:
-            try:
+            with suppress(RedisError):  # a server that is gone has nothing for us to remove
                 client.delete(stream)
-            except RedisError:
-                pass  # a server that is gone keeps nothing for us to remove, or we cannot reach it
 
 
 @contextmanager
@@ -143,7 +141,5 @@ def _tables(engine: "Engine", suffix: str) -> Iterator[Store]:
         store.create()
         yield store
     finally:
-        try:
+        with suppress(ConquietError):  # as above
             store.drop()
-        except ConquietError:
-            pass  # as above
