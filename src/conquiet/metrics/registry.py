@@ -4,18 +4,16 @@ Label values come from configuration (a table, a stream, a strategy), never from
 20,000 values of one histogram's label cost about 90 MiB.
 """
 
-import functools
-import logging
-from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from conquiet.errors import ConfigurationError
+from conquiet.metrics.safety import never_raises
 
-logger = logging.getLogger(__name__)
+__all__ = ["get_or_create", "never_raises"]
 
-P = ParamSpec("P")
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
@@ -32,20 +30,6 @@ def get_or_create(kind: type[M], name: str, documentation: str, labels: Sequence
     if not isinstance(existing, kind) or tuple(existing._labelnames) != tuple(labels):  # noqa: SLF001
         raise ConfigurationError(f"metric {name} is registered already with another type or other labels")
     return existing
-
-
-def never_raises(observe: Callable[P, None]) -> Callable[P, None]:
-    """Make an observing function safe to call anywhere: a metric must not fail the work it counts."""
-
-    @functools.wraps(observe)
-    def safely(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            observe(*args, **kwargs)
-        except Exception:
-            # The arguments are labels and numbers, but they stay out of the log all the same.
-            logger.debug("metric not recorded", extra={"observer": observe.__name__}, exc_info=True)
-
-    return safely
 
 
 # ---------------------------------------------------------------- database room, SPEC(003 §5.9)

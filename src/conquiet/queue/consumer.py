@@ -21,7 +21,7 @@ from conquiet.signals import TerminationHandlers, install_termination_handlers
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from conquiet.db.session import DbSession
+    from conquiet.db.session import DbSession  # type: ignore[import-not-found]
 
 _SLICE_S = LONGEST_SLICE_MS / 1000
 
@@ -55,7 +55,8 @@ class QueueConsumer:
     ) -> None:
         if config.max_read_count != 1:
             raise ConfigurationError(
-                f"max_read_count must be 1 under QueueConsumer, got {config.max_read_count}: it holds one message at a time"
+                f"max_read_count must be 1 under QueueConsumer, which holds one message at a time; "
+                f"got {config.max_read_count}"
             )
         self.queue = RedisStreamsQueue(redis, config, command_timeout_s=command_timeout_s)
         self.config = config
