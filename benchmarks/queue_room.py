@@ -132,7 +132,7 @@ def enqueue_many_queue(url: str, n: int) -> float:
 
 @contextmanager
 def raw_socket(url: str) -> Iterator[Callable[[bytes], Any]]:
-    parts = redis.connection.parse_url(url)
+    parts = redis.ConnectionPool.from_url(url).connection_kwargs
     reader = hiredis.Reader(notEnoughData=Ellipsis)
     with socket.create_connection((parts["host"], parts["port"])) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -183,7 +183,7 @@ def stale_at(url: str, pending: int) -> None:
 
 def _entries(reply: Any) -> list[Any]:
     entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
-    return entries[0] if entries and isinstance(entries[0], list) else entries  # type: ignore[no-any-return]
+    return entries[0] if entries and isinstance(entries[0], list) else entries
 
 
 def idle_cpu(url: str, seconds: float) -> None:

@@ -5,6 +5,7 @@ read with ``next``, ``iter_messages`` or ``run``; what others left behind is fet
 for, with ``recover_own``, ``claim_stale`` or ``run_claim_stale``.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -21,7 +22,7 @@ from conquiet.signals import TerminationHandlers, install_termination_handlers
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from conquiet.db.session import DbSession  # type: ignore[import-not-found]
+    from conquiet.db.session import DbSession
 
 _SLICE_S = LONGEST_SLICE_MS / 1000
 
@@ -167,6 +168,7 @@ class QueueConsumer:
             on_malformed: Called with each entry that breaks the format, instead of raising its error. It
                 stays pending unless you acknowledge it there.
         """
+        open_session = _sessions_of(engine)
         while not self._stopping:
             try:
                 msg = self.next(block_ms=self.config.block_ms)
@@ -174,7 +176,7 @@ class QueueConsumer:
                 _hand_over(error, on_malformed)
                 continue
             if msg is not None:
-                self._handle(msg, handler, engine)
+                self._handle(msg, handler, open_session)
 
     def run_claim_stale(
         self,
@@ -192,6 +194,7 @@ class QueueConsumer:
         sleeps for ``interval_s``. Errors leave it as they leave ``run``.
         """
         require_seconds("interval_s", interval_s)
+        open_session = _sessions_of(engine)
         while not self._stopping:
             try:
                 claimed = self.claim_stale(min_idle_ms, 1)
@@ -199,16 +202,14 @@ class QueueConsumer:
                 _hand_over(error, on_malformed)
                 continue
             if claimed:
-                self._handle(claimed[0], handler, engine)
+                self._handle(claimed[0], handler, open_session)
             elif not claimed.deleted:  # a deleted one was dropped just now: there may be more behind it
                 self._sleep(interval_s)
 
-    def _handle(self, msg: QueueMessage, handler: Handler, engine: "Engine") -> None:
-        from conquiet.db.session import DbSession
-
+    def _handle(self, msg: QueueMessage, handler: Handler, open_session: "Callable[[], DbSession]") -> None:
         # Commit first, ack second. A crash in between delivers the message again, which an idempotent handler
         # survives; the other order would lose it. An error leaves here with the message pending.
-        with DbSession(engine) as session:
+        with open_session() as session:
             handler(msg, session)
         self.ack(msg)
 
@@ -217,6 +218,14 @@ class QueueConsumer:
         deadline = time.monotonic() + duration_s
         while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
+
+
+def _sessions_of(engine: "Engine") -> "Callable[[], DbSession]":
+    """Return what opens a session. Called before the first read: what is missing must not cost a message."""
+    from conquiet.db.session import DbSession
+
+    DbSession(engine)  # opens nothing, but refuses an engine that cannot work
+    return functools.partial(DbSession, engine)
 
 
 def _first(batch: MessageBatch) -> QueueMessage | None:

@@ -196,12 +196,12 @@ def test_sigterm_stops_a_blocked_consumer_whose_handlers_were_asked_for(make_con
     before = signal.getsignal(signal.SIGTERM)
     consumer = make_consumer(enable_signal_handlers=True)
 
+    main = threading.get_ident()
+
     def send() -> None:
         wait_until(lambda: blocked_readers(raw))
         signal.pthread_kill(main, signal.SIGTERM)
 
-    main = threading.main_thread().ident
-    assert main is not None
     sender = threading.Thread(target=send)
     sender.start()
     started = time.monotonic()

@@ -231,7 +231,9 @@ def test_own_entries_come_page_by_page_until_there_is_no_last_id(
     queue.read(100, 7)
     raw.xdel(stream, *ids[2:4])
 
-    found, deleted, after = [], [], "0-0"
+    found: list[str] = []
+    deleted: list[str] = []
+    after = "0-0"
     while True:
         batch = queue.recover_own(2, after=after)
         if batch.last_id is None:

@@ -20,6 +20,7 @@ from conquiet.errors import (
 )
 from conquiet.queue import MessageBatch, QueueMessage, RedisStreamsQueue
 from conquiet.queue.redis_streams import MAX_BATCH
+from conquiet.testing import wait_until
 
 PendingOf = Callable[..., dict[str, tuple[str, int]]]
 Commands = Callable[[], dict[str, int]]
@@ -453,16 +454,19 @@ def test_the_queue_keeps_client_and_config_and_needs_no_consumer(connect: Any, s
         assert isinstance(queue.read(100), MessageBatch)
 
 
+def connections_named(raw: Any, name: str) -> int:
+    return sum(1 for one in raw.client_list() if one["name"] == name)
+
+
 def test_leaving_closes_what_we_opened_and_nothing_else(connect: Any, stream: str, raw: Any) -> None:
-    client = connect()
+    client = connect(client_name="leaving")
     client.ping()
 
     with RedisStreamsQueue(client, QueueConfig(stream, "billing", "alice")) as queue:
         queue.enqueue({"n": 1})
-        during = len(raw.client_list())
-    after = len(raw.client_list())
+        assert connections_named(raw, "leaving") == 2
 
-    assert after == during - 1
+    wait_until(lambda: connections_named(raw, "leaving") == 1, message="only the caller's connection")
     assert client.ping()
     with pytest.raises(LifecycleError):
         queue.enqueue({"n": 2})
@@ -471,12 +475,11 @@ def test_leaving_closes_what_we_opened_and_nothing_else(connect: Any, stream: st
 
 def test_a_constructor_that_fails_leaves_no_connection(connect: Any, raw: Any, stream: str) -> None:
     raw.set(stream, "x")
-    before = len(raw.client_list())
 
     with pytest.raises(QueueError):
-        RedisStreamsQueue(connect(), QueueConfig(stream, "billing", "alice"))
+        RedisStreamsQueue(connect(client_name="failing"), QueueConfig(stream, "billing", "alice"))
 
-    assert len(raw.client_list()) == before
+    wait_until(lambda: connections_named(raw, "failing") == 0, message="no connection left")
 
 
 def test_repr_of_a_message_shows_no_payload(queue: RedisStreamsQueue) -> None:
