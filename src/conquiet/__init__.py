@@ -17,36 +17,45 @@ if TYPE_CHECKING:
     from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
+    from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
     "ConquietError",
+    "Consumer",
     "DbConfig",
     "DbOperation",
     "DbOperationType",
     "DbSession",
     "DbWriter",
     "LockStrategy",
+    "MessageContext",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
     "RedisStreamsQueue",
+    "RuntimeMessage",
+    "RuntimeSettings",
     "__version__",
     "install_termination_handlers",
 ]
 
 _HOME = {
     "ConquietError": "conquiet.errors",
+    "Consumer": "conquiet.runtime",
     "DbConfig": "conquiet.config",
     "DbOperation": "conquiet.db.models",
     "DbOperationType": "conquiet.db.models",
     "DbSession": "conquiet.db.session",
     "DbWriter": "conquiet.db.writer",
     "LockStrategy": "conquiet.db.locking.strategy",
+    "MessageContext": "conquiet.runtime",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
     "RedisStreamsQueue": "conquiet.queue",
+    "RuntimeMessage": "conquiet.runtime",
+    "RuntimeSettings": "conquiet.runtime",
     "install_termination_handlers": "conquiet.signals",
 }
 

@@ -17,7 +17,9 @@
     └── QueueError                           Redis refused or did not answer
         ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
         ├── MalformedMessageError            an entry that is not one of ours; it stays pending
-        └── GroupMissingError                the consumer group (or its stream) is gone
+        ├── GroupMissingError                the consumer group (or its stream) is gone
+        ├── LeaseLostError                   the message is, or may be, in other hands by now
+        └── DeliveriesExhaustedError         delivered too often; not run again, still pending
 
 Messages are built from facts that are safe to log: names from the configuration, error
 numbers, message ids. A payload, a bound parameter or a credential is never in ``str()`` or
@@ -221,3 +223,41 @@ class GroupMissingError(QueueError):
 
     Nothing recreates it by itself: what was pending in it is lost, and somebody should know.
     """
+
+
+class LeaseLostError(QueueError):
+    """A message is not certainly ours any more: another consumer claimed it, or may have by now.
+
+    Whatever its handler has not committed should be rolled back. The engine does not acknowledge the
+    message: that is up to its new holder.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        message_id: str | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.message_id = message_id
+
+
+class DeliveriesExhaustedError(QueueError):
+    """A message was delivered more often than allowed. It was not run again and stays pending."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        message_id: str | None = None,
+        delivery_count: int | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.message_id = message_id
+        self.delivery_count = delivery_count

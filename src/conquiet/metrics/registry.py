@@ -5,7 +5,7 @@ Label values come from configuration (a table, a stream, a strategy), never from
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
@@ -17,7 +17,9 @@ __all__ = ["get_or_create", "never_raises"]
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
-def get_or_create(kind: type[M], name: str, documentation: str, labels: Sequence[str]) -> M:
+def get_or_create(
+    kind: type[M], name: str, documentation: str, labels: Sequence[str], *, buckets: Sequence[float] | None = None
+) -> M:
     """Return the process-wide metric of that name, creating it at the first call.
 
     prometheus_client refuses a second registration, which would make importing this module
@@ -26,7 +28,8 @@ def get_or_create(kind: type[M], name: str, documentation: str, labels: Sequence
     # There is no public look-up by name; this attribute has been there since 2015.
     existing = REGISTRY._names_to_collectors.get(name)  # noqa: SLF001
     if existing is None:
-        return kind(name, documentation, labels)
+        options: dict[str, Any] = {} if buckets is None else {"buckets": buckets}
+        return kind(name, documentation, labels, **options)
     if not isinstance(existing, kind) or tuple(existing._labelnames) != tuple(labels):  # noqa: SLF001
         raise ConfigurationError(f"metric {name} is registered already with another type or other labels")
     return existing
@@ -70,4 +73,46 @@ QUEUE_MESSAGES_DELETED_TOTAL = get_or_create(
 )
 QUEUE_ACK_NOOP_TOTAL = get_or_create(
     Counter, "conquiet_queue_ack_noop_total", "Acknowledgements of entries that were not pending any more", ["stream"]
+)
+
+# ---------------------------------------------------------------- runtime room, SPEC(002)
+RUNTIME_IN_HAND = get_or_create(
+    Gauge, "conquiet_runtime_in_hand", "Messages held and not yet acknowledged or given up", ["stream"]
+)
+RUNTIME_HANDLED_TOTAL = get_or_create(
+    Counter, "conquiet_runtime_handled_total", "Messages whose handler succeeded", ["stream"]
+)
+RUNTIME_FAILED_TOTAL = get_or_create(
+    Counter, "conquiet_runtime_failed_total", "Messages whose handler failed", ["stream"]
+)
+RUNTIME_HANDLING_SECONDS = get_or_create(
+    Histogram, "conquiet_runtime_handling_seconds", "Time a handler took, failed ones too", ["stream"]
+)
+RUNTIME_WAIT_SECONDS = get_or_create(
+    Histogram, "conquiet_runtime_wait_seconds", "From enqueue to the start of the first handling", ["stream"]
+)
+RUNTIME_CLAIMED_TOTAL = get_or_create(
+    Counter, "conquiet_runtime_claimed_total", "Stale messages taken over", ["stream"]
+)
+RUNTIME_EXHAUSTED_TOTAL = get_or_create(
+    Counter, "conquiet_runtime_exhausted_total", "Messages not run because of too many deliveries", ["stream"]
+)
+RUNTIME_LEASES_LOST_TOTAL = get_or_create(
+    Counter, "conquiet_runtime_leases_lost_total", "Messages that somebody else holds now", ["stream"]
+)
+RUNTIME_HANDED_BACK_TOTAL = get_or_create(
+    Counter, "conquiet_runtime_handed_back_total", "Messages given back unstarted at a stop", ["stream"]
+)
+RUNTIME_RECONNECTS_TOTAL = get_or_create(
+    Counter, "conquiet_runtime_reconnects_total", "Attempts to get a lost connection back", ["connection"]
+)
+RUNTIME_GROUPS_RECREATED_TOTAL = get_or_create(
+    Counter, "conquiet_runtime_groups_recreated_total", "Lost groups built again on request", ["stream"]
+)
+RUNTIME_ACK_BATCH_SIZE = get_or_create(
+    Histogram,
+    "conquiet_runtime_ack_batch_size",
+    "Messages acknowledged by one write",
+    [],
+    buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
 )
