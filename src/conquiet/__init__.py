@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
+    from conquiet.rabbit import RabbitConsumer, sync_queue
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
@@ -36,8 +37,10 @@ __all__ = [
     "RedisStreamsQueue",
     "RuntimeMessage",
     "RuntimeSettings",
+    "RabbitConsumer",
     "__version__",
     "install_termination_handlers",
+    "sync_queue",
 ]
 
 _HOME = {
@@ -56,7 +59,9 @@ _HOME = {
     "RedisStreamsQueue": "conquiet.queue",
     "RuntimeMessage": "conquiet.runtime",
     "RuntimeSettings": "conquiet.runtime",
+    "RabbitConsumer": "conquiet.rabbit",
     "install_termination_handlers": "conquiet.signals",
+    "sync_queue": "conquiet.rabbit",
 }
 
 

@@ -20,6 +20,17 @@
         ├── GroupMissingError                the consumer group (or its stream) is gone
         ├── LeaseLostError                   the message is, or may be, in other hands by now
         └── DeliveriesExhaustedError         delivered too often; not run again, still pending
+    │   └── LockTimeoutError                 ... because somebody held it for too long
+    ├── QueueError                           Redis refused or did not answer
+    │   ├── MalformedMessageError            an entry that is not one of ours; it stays pending
+    │   └── GroupMissingError                the consumer group (or its stream) is gone
+    └── RabbitError                          RabbitMQ refused, went away or did not answer
+        ├── RabbitConnectionError            no connection, or it was lost more often than allowed
+        ├── QueueMissingError                the queue is not there; it is never created for you
+        ├── FatalSyncerError                 the syncer broke its contract; its message is unsettled
+        ├── UncaughtError                    an error that nobody caught ended the process in good order
+        └── PublishError                     not confirmed: the message may or may not be in the queue
+            └── ReturnedMessageError         ... because no queue wanted it: it is certainly in none
 
 Messages are built from facts that are safe to log: names from the configuration, error
 numbers, message ids. A payload, a bound parameter or a credential is never in ``str()`` or
@@ -261,3 +272,53 @@ class DeliveriesExhaustedError(QueueError):
         super().__init__(message, stream=stream, group=group, command=command)
         self.message_id = message_id
         self.delivery_count = delivery_count
+class RabbitError(ConquietError):
+    """RabbitMQ refused, went away or did not answer. What was unsettled goes back to its queue."""
+
+    def __init__(self, message: str, *, queue: str | None = None, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.queue = queue
+        self.reason = reason
+
+
+class RabbitConnectionError(RabbitError):
+    """A connection could not be made, or was lost more often in a row than the settings allow."""
+
+    def __init__(
+        self, message: str, *, queue: str | None = None, reason: str | None = None, attempts: int | None = None
+    ) -> None:
+        super().__init__(message, queue=queue, reason=reason)
+        self.attempts = attempts
+
+
+class QueueMissingError(RabbitError):
+    """The queue does not exist. conquiet declares queues passively: it never creates one by mistake."""
+
+
+class FatalSyncerError(RabbitError):
+    """The syncer raised or returned something that is not a boolean, or a private key is missing.
+
+    Intake stopped, the message was settled by nobody (it is back in its queue), channel and connection are closed.
+    What the syncer raised is the ``__cause__``; its text is not repeated here because it may quote the message.
+    """
+
+
+class UncaughtError(RabbitError):
+    """An error that nobody caught reached the event loop or ended a thread. The consumer was closed in good order."""
+
+
+class PublishError(RabbitError):
+    """The broker did not confirm a message: it refused it, or the connection went away first.
+
+    After a lost connection the message may be in the queue all the same. Publishing it again may make two of it.
+    """
+
+    def __init__(
+        self, message: str, *, queue: str | None = None, reason: str | None = None, message_id: str | None = None
+    ) -> None:
+        super().__init__(message, queue=queue, reason=reason)
+        self.message_id = message_id
+
+
+class ReturnedMessageError(PublishError):
+    """The broker gave the message back because no queue is bound for it. It is in no queue."""

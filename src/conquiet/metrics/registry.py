@@ -115,4 +115,16 @@ RUNTIME_ACK_BATCH_SIZE = get_or_create(
     "Messages acknowledged by one write",
     [],
     buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
+# ---------------------------------------------------------------- RabbitMQ room, SPEC(004 §8)
+RABBIT_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_messages_total", "Deliveries by what became of them", ["queue", "outcome"]
+)
+RABBIT_CONNECTION_EVENTS_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_connection_events_total", "Connections made, lost, blocked", ["queue", "event"]
+)
+RABBIT_QUEUED_AT_START = get_or_create(
+    Gauge, "conquiet_rabbit_queued_at_start", "Queue depth when the consumer last started", ["queue"]
+)
+RABBIT_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]
 )
