@@ -14,6 +14,8 @@
     ├── LockAcquisitionError                 a lock was not had; nothing was written
     │   ├── LockTimeoutError                 ... because somebody held it for too long
     │   └── NoSuchRowError                   ... because there is no row to lock
+    │   └── LockTimeoutError                 ... because somebody held it for too long
+    ├── HandlerTimeoutError (TimeoutError)   a handler took longer than it may; cancelled, or running on in its thread
     └── QueueError                           Redis refused or did not answer
         ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
         ├── MalformedMessageError            an entry that is not one of ours; it stays pending
@@ -164,6 +166,19 @@ class LockedWriteError(DbWriteError, LockAcquisitionError):
         self.resource = resource
         self.waited_s = waited_s
         self.holder = holder
+
+
+class HandlerTimeoutError(ConquietError, TimeoutError):
+    """A handler of the processor took longer than its timeout.
+
+    An ``async`` handler was cancelled. A plain function was not: a thread cannot be killed, so the
+    message stays with it until it ends, and only then is it tried again or buried.
+    """
+
+    def __init__(self, message: str, *, event: str | None = None, timeout_s: float | None = None) -> None:
+        super().__init__(message)
+        self.event = event
+        self.timeout_s = timeout_s
 
 
 class QueueError(ConquietError):

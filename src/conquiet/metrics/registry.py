@@ -75,6 +75,46 @@ QUEUE_ACK_NOOP_TOTAL = get_or_create(
     Counter, "conquiet_queue_ack_noop_total", "Acknowledgements of entries that were not pending any more", ["stream"]
 )
 
+# ---------------------------------------------------------------- processor room
+PROCESSOR_EMITTED_TOTAL = get_or_create(
+    Counter, "conquiet_processor_emitted_total", "Messages emitted; duplicates were not", ["stream", "outcome"]
+)
+PROCESSOR_OUTCOMES_TOTAL = get_or_create(
+    Counter,
+    "conquiet_processor_outcomes_total",
+    "Attempts by what became of the message",
+    ["stream", "event", "outcome"],
+)
+PROCESSOR_TIMEOUTS_TOTAL = get_or_create(
+    Counter, "conquiet_processor_timeouts_total", "Handlers that ran out of time", ["stream", "event", "kind"]
+)
+PROCESSOR_NOT_OURS_TOTAL = get_or_create(
+    Counter,
+    "conquiet_processor_not_ours_total",
+    "Outcomes that were dropped because another host had the message by then",
+    ["stream"],
+)
+PROCESSOR_SETTLE_REPEATS_TOTAL = get_or_create(
+    Counter,
+    "conquiet_processor_settle_repeats_total",
+    "Retries and dead letters sent again after a lost reply",
+    ["stream"],
+)
+PROCESSOR_MOVED_TOTAL = get_or_create(
+    Counter, "conquiet_processor_moved_total", "Due messages this host moved to their stream", ["stream"]
+)
+PROCESSOR_MOVER_ERRORS_TOTAL = get_or_create(
+    Counter, "conquiet_processor_mover_errors_total", "Looks for due messages that failed", ["stream"]
+)
+PROCESSOR_DELAYED = get_or_create(Gauge, "conquiet_processor_delayed", "Messages that wait for their time", ["stream"])
+PROCESSOR_DEAD_LETTERS = get_or_create(Gauge, "conquiet_processor_dead_letters", "Dead letters kept", ["stream"])
+PROCESSOR_DEAD_LETTER_AGE_SECONDS = get_or_create(
+    Gauge, "conquiet_processor_dead_letter_age_seconds", "Age of the oldest dead letter", ["stream"]
+)
+PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL = get_or_create(
+    Counter, "conquiet_processor_dead_letters_expired_total", "Dead letters that fell to the retention", ["stream"]
+)
+
 # ---------------------------------------------------------------- runtime room, SPEC(002)
 RUNTIME_IN_HAND = get_or_create(
     Gauge, "conquiet_runtime_in_hand", "Messages held and not yet acknowledged or given up", ["stream"]
