@@ -19,18 +19,22 @@ if TYPE_CHECKING:
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
     from conquiet.rabbit import RabbitConsumer, sync_queue
+    from conquiet.scheduler import Cron, Every, Once, ScheduleEntry, Scheduler
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
     "ConquietError",
     "Consumer",
+    "Cron",
     "DbConfig",
     "DbOperation",
     "DbOperationType",
     "DbSession",
     "DbWriter",
     "LockStrategy",
+    "Every",
     "MessageContext",
+    "Once",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
@@ -38,6 +42,8 @@ __all__ = [
     "RuntimeMessage",
     "RuntimeSettings",
     "RabbitConsumer",
+    "ScheduleEntry",
+    "Scheduler",
     "__version__",
     "install_termination_handlers",
     "sync_queue",
@@ -46,13 +52,16 @@ __all__ = [
 _HOME = {
     "ConquietError": "conquiet.errors",
     "Consumer": "conquiet.runtime",
+    "Cron": "conquiet.scheduler",
     "DbConfig": "conquiet.config",
     "DbOperation": "conquiet.db.models",
     "DbOperationType": "conquiet.db.models",
     "DbSession": "conquiet.db.session",
     "DbWriter": "conquiet.db.writer",
     "LockStrategy": "conquiet.db.locking.strategy",
+    "Every": "conquiet.scheduler",
     "MessageContext": "conquiet.runtime",
+    "Once": "conquiet.scheduler",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
@@ -60,6 +69,8 @@ _HOME = {
     "RuntimeMessage": "conquiet.runtime",
     "RuntimeSettings": "conquiet.runtime",
     "RabbitConsumer": "conquiet.rabbit",
+    "ScheduleEntry": "conquiet.scheduler",
+    "Scheduler": "conquiet.scheduler",
     "install_termination_handlers": "conquiet.signals",
     "sync_queue": "conquiet.rabbit",
 }
