@@ -7,6 +7,7 @@
     ├── OperatorError                        an operator's request was refused; nothing was changed
     │   ├── NoSuchStreamError                ... because there is no such stream, group or consumer
     │   └── WrongKeyTypeError                ... because the key holds something else than a stream
+    ├── MessageKeyError (ValueError)         the inbox cannot tell this message from others; nothing was run
     ├── DbWriteError                         a write failed and left nothing behind
     │   ├── CommitUnknownError               the reply to COMMIT was lost: it may have happened
     │   ├── ConflictError                    somebody else was first; rolled back, worth a new attempt
@@ -78,6 +79,8 @@ class NoSuchStreamError(OperatorError):
 
 class WrongKeyTypeError(OperatorError):
     """The key holds something else than a stream. It was not touched."""
+class MessageKeyError(ConquietError, ValueError):
+    """A message has no key that an inbox could know it by. Its handler was not run, and it stays where it is."""
 
 
 class DbWriteError(ConquietError):

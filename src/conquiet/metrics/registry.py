@@ -180,3 +180,29 @@ SCHEDULER_LATENESS_SECONDS = get_or_create(
 SCHEDULER_ERRORS_TOTAL = get_or_create(
     Counter, "conquiet_scheduler_errors_total", "Rounds of a scheduler that got no answer from Redis", ["group"]
 )
+
+# ---------------------------------------------------------------- bridge room
+INBOX_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_inbox_messages_total", "Messages by what the inbox said of them", ["source", "outcome"]
+)
+FENCE_LEASE_LOST_TOTAL = get_or_create(
+    Counter, "conquiet_fence_lease_lost_total", "Transactions rolled back because the lease was lost", ["source"]
+)
+OUTBOX_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_published_total", "Outbox rows published and removed", ["target"]
+)
+OUTBOX_REFUSED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_refused_total", "Attempts to publish a row that its target refused", ["target"]
+)
+OUTBOX_PARKED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_parked_total", "Outbox rows given up after too many refusals", ["target"]
+)
+OUTBOX_UNAVAILABLE_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_unavailable_total", "Batches put back because the target could not be reached", ["target"]
+)
+OUTBOX_LAG_SECONDS = get_or_create(
+    Gauge, "conquiet_outbox_lag_seconds", "Age of the oldest due row at the relay's last look", ["target"]
+)
+OUTBOX_DELIVERY_SECONDS = get_or_create(
+    Histogram, "conquiet_outbox_delivery_seconds", "Time from writing a row to its publication", ["target"]
+)
