@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
-    from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
     from conquiet.rabbit import RabbitConsumer, sync_queue
+    from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
     from conquiet.scheduler import Cron, Every, Once, ScheduleEntry, Scheduler
     from conquiet.signals import install_termination_handlers
 
@@ -31,17 +31,17 @@ __all__ = [
     "DbOperationType",
     "DbSession",
     "DbWriter",
-    "LockStrategy",
     "Every",
+    "LockStrategy",
     "MessageContext",
     "Once",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
+    "RabbitConsumer",
     "RedisStreamsQueue",
     "RuntimeMessage",
     "RuntimeSettings",
-    "RabbitConsumer",
     "ScheduleEntry",
     "Scheduler",
     "__version__",

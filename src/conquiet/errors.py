@@ -15,18 +15,13 @@
     ├── LockAcquisitionError                 a lock was not had; nothing was written
     │   ├── LockTimeoutError                 ... because somebody held it for too long
     │   └── NoSuchRowError                   ... because there is no row to lock
-    │   └── LockTimeoutError                 ... because somebody held it for too long
     ├── HandlerTimeoutError (TimeoutError)   a handler took longer than it may; cancelled, or running on in its thread
-    └── QueueError                           Redis refused or did not answer
-        ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
-        ├── MalformedMessageError            an entry that is not one of ours; it stays pending
-        ├── GroupMissingError                the consumer group (or its stream) is gone
-        ├── LeaseLostError                   the message is, or may be, in other hands by now
-        └── DeliveriesExhaustedError         delivered too often; not run again, still pending
-    │   └── LockTimeoutError                 ... because somebody held it for too long
     ├── QueueError                           Redis refused or did not answer
+    │   ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
     │   ├── MalformedMessageError            an entry that is not one of ours; it stays pending
-    │   └── GroupMissingError                the consumer group (or its stream) is gone
+    │   ├── GroupMissingError                the consumer group (or its stream) is gone
+    │   ├── LeaseLostError                   the message is, or may be, in other hands by now
+    │   └── DeliveriesExhaustedError         delivered too often; not run again, still pending
     └── RabbitError                          RabbitMQ refused, went away or did not answer
         ├── RabbitConnectionError            no connection, or it was lost more often than allowed
         ├── QueueMissingError                the queue is not there; it is never created for you

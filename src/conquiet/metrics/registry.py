@@ -155,6 +155,8 @@ RUNTIME_ACK_BATCH_SIZE = get_or_create(
     "Messages acknowledged by one write",
     [],
     buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
+)
+
 # ---------------------------------------------------------------- RabbitMQ room, SPEC(004 §8)
 RABBIT_MESSAGES_TOTAL = get_or_create(
     Counter, "conquiet_rabbit_messages_total", "Deliveries by what became of them", ["queue", "outcome"]
