@@ -8,6 +8,7 @@ from conquiet._version import __version__
 from conquiet.cli.commands import doctor, enqueue, inspect, upkeep
 from conquiet.cli.demo.command import demo
 from conquiet.cli.failures import set_debugging
+from conquiet.cli.worker.command import worker
 
 app = typer.Typer(
     name="conquiet",
@@ -38,6 +39,7 @@ def conquiet(
 
 
 app.command()(demo)
+app.command()(worker)
 app.command()(doctor.doctor)
 app.command()(inspect.inspect)
 app.command()(enqueue.enqueue)

@@ -6,8 +6,9 @@ from uuid import uuid4
 
 from sqlalchemy import Engine, create_engine, event, make_url
 
+from conquiet.bridge import create_tables
 from conquiet.cli.demo.plan import ACCOUNTS, OPENING_CENTS
-from conquiet.db import DbSession, RowLock, insert_idempotent
+from conquiet.db import DbSession, RowLock
 
 _BUSY_S = 60
 """How long SQLite waits for its only writer's place. Far longer than the demo: a wait is not a fault."""
@@ -43,6 +44,7 @@ class Store:
         self.accounts = f"conquiet_demo_accounts_{suffix}"
         self.orders = f"conquiet_demo_orders_{suffix}"
         self.inbox = f"conquiet_demo_inbox_{suffix}"
+        self.outbox = f"conquiet_demo_outbox_{suffix}"  # comes with the inbox's schema; nothing is sent here
 
     @staticmethod
     def new_suffix() -> str:
@@ -51,13 +53,13 @@ class Store:
 
     def create(self) -> None:
         """Create the tables and open the accounts."""
+        create_tables(self._engine, inbox=self.inbox, outbox=self.outbox)
         with DbSession(self._engine) as session:
             session.execute(f"CREATE TABLE {self.accounts} (id INTEGER PRIMARY KEY, cents BIGINT NOT NULL)")
             session.execute(
                 f"CREATE TABLE {self.orders} (id INTEGER PRIMARY KEY, payer INTEGER NOT NULL, "
                 "payee INTEGER NOT NULL, cents BIGINT NOT NULL)"
             )
-            session.execute(f"CREATE TABLE {self.inbox} (id VARCHAR(64) PRIMARY KEY)")
             session.execute(
                 f"INSERT INTO {self.accounts} (id, cents) VALUES (:id, :cents)",  # noqa: S608 - our own name
                 [{"id": number, "cents": OPENING_CENTS} for number in range(1, ACCOUNTS + 1)],
@@ -66,12 +68,8 @@ class Store:
     def drop(self) -> None:
         """Remove the tables."""
         with DbSession(self._engine) as session:
-            for table in (self.orders, self.accounts, self.inbox):
+            for table in (self.orders, self.accounts, self.inbox, self.outbox):
                 session.execute(f"DROP TABLE IF EXISTS {table}")
-
-    def first_time(self, session: DbSession, message_id: str) -> bool:
-        """Mark a message as done, in the caller's transaction; False if it was marked before."""
-        return insert_idempotent(session, self.inbox, message_id, {})
 
     def carry_out(self, session: DbSession, order: Mapping[str, Any]) -> None:
         """Record one order and move its money, in the caller's transaction.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from redis import Redis
 
+from conquiet.bridge import Inbox
 from conquiet.cli.demo.board import Board, Row, State
 from conquiet.cli.demo.store import Store, open_engine
 from conquiet.config import QueueConfig
@@ -97,6 +98,7 @@ class Worker:
         self._job = job
         self._engine = engine
         self._store = Store(engine, job.suffix)
+        self._inbox = Inbox(self._store.inbox)
         self._queue = queue
         self._board = board
         self._leash = leash
@@ -131,16 +133,15 @@ class Worker:
             self._handle(message)
 
     def _handle(self, message: QueueMessage) -> None:
-        with DbSession(self._engine) as session:
-            first = self._store.first_time(session, message.id)
+        with DbSession(self._engine) as session, self._inbox.once(session, message) as first:
             if first:
                 self._store.carry_out(session, message.payload)
         row = self._row
         self._note(row._replace(handled=row.handled + 1, duplicates=row.duplicates + (not first)))
         if self._leash.freeze:
             self._freeze()
-        # Commit first, ack second. Killed in between, the message is delivered again and its mark in the
-        # database turns that into a no-op. The other order would lose it.
+        # Commit first, ack second. Killed in between, the message is delivered again and its inbox row in
+        # the same transaction turns that into a no-op. The other order would lose it.
         self._queue.ack(message)
         self._note(self._row._replace(in_hand=self._row.in_hand - 1))
 
