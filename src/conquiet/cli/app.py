@@ -5,7 +5,17 @@ from typing import Annotated
 import typer
 
 from conquiet._version import __version__
-from conquiet.cli.commands import doctor, enqueue, inspect, upkeep
+from conquiet.cli.commands import (
+    db,
+    dead_letters,
+    doctor,
+    enqueue,
+    inspect,
+    processing,
+    rabbit,
+    schedule,
+    upkeep,
+)
 from conquiet.cli.demo.command import demo
 from conquiet.cli.failures import set_debugging
 from conquiet.cli.worker.command import worker
@@ -38,12 +48,15 @@ def conquiet(
         set_debugging()
 
 
-app.command()(demo)
-app.command()(worker)
-app.command()(doctor.doctor)
-app.command()(inspect.inspect)
-app.command()(enqueue.enqueue)
-app.command()(upkeep.pending)
-app.command()(upkeep.reclaim)
-app.command()(upkeep.retire)
-app.command()(upkeep.trim)
+for _panel, _commands in {
+    "Run": (demo, worker),
+    "Send": (enqueue.enqueue, processing.emit, rabbit.publish),
+    "Look": (inspect.inspect, upkeep.pending, doctor.doctor),
+    "Mend": (upkeep.reclaim, upkeep.retire, upkeep.trim, processing.pause, processing.resume),
+}.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(_command)
+app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Mend")
+app.add_typer(schedule.app, name="schedule", rich_help_panel="Mend")
+app.add_typer(rabbit.app, name="rabbit", rich_help_panel="Run")
+app.add_typer(db.app, name="db", rich_help_panel="Mend")

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from conquiet.cli.failures import CannotConnectError, CommandError
-from conquiet.cli.settings import DB, REDIS, need_url
+from conquiet.cli.settings import DB, RABBIT, REDIS, need_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,3 +50,23 @@ def database(flag: str) -> "Iterator[Engine]":
         yield engine
     finally:
         engine.dispose()
+
+
+def broker(flag: str) -> None:
+    """Make sure that the RabbitMQ that is configured answers and lets us in."""
+    import asyncio
+
+    from conquiet.errors import RabbitConnectionError
+    from conquiet.rabbit.address import Address
+    from conquiet.rabbit.connection import Link
+
+    url = need_url(flag, RABBIT)
+
+    async def knock() -> None:
+        link = await Link.open(Address((url,), name="conquiet.operator"))
+        await link.close()
+
+    try:
+        asyncio.run(knock())
+    except RabbitConnectionError as error:
+        raise CannotConnectError("RabbitMQ", url, error.__cause__ or error) from error
