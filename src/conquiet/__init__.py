@@ -69,7 +69,6 @@ _HOME = {
     "RedisStreamsQueue": "conquiet.queue",
     "RuntimeMessage": "conquiet.runtime",
     "RuntimeSettings": "conquiet.runtime",
-    "RabbitConsumer": "conquiet.rabbit",
     "ScheduleEntry": "conquiet.scheduler",
     "Scheduler": "conquiet.scheduler",
     "install_termination_handlers": "conquiet.signals",
