@@ -31,7 +31,7 @@ class Inserts:
         with borrowed(connections, about, autocommit=True) as checkout:
             try:
                 with translated(about, committing=True):
-                    checkout.conn.execute(sql.insert(op.table, columns), sql.values(op.payload, columns))
+                    sql.run(checkout.conn, sql.insert(op.table, columns), sql.values(op.payload, columns))
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abandon(error)
@@ -71,7 +71,7 @@ class Inserts:
         with borrowed(connections, about, autocommit=False) as checkout:
             try:
                 with translated(about):
-                    checkout.conn.execute(sql.insert(group[0].table, columns), rows)
+                    sql.run_rows(checkout.conn, sql.insert(group[0].table, columns), rows)
                 with translated(about, committing=True):
                     checkout.commit()
             except DbWriteError as error:
@@ -91,7 +91,7 @@ class Inserts:
 
     def _exists(self, checkout: Checkout, op: DbOperation, about: About) -> bool:
         with translated(about):
-            found = checkout.conn.execute(sql.select_id(op.table, self._id_column), {"w0": op.id_value})
+            found = sql.run(checkout.conn, sql.select_id(op.table, self._id_column), {"w0": op.id_value})
             return found.first() is not None
 
     def _columns(self, op: DbOperation) -> tuple[str, ...]:
@@ -99,12 +99,16 @@ class Inserts:
         facts: dict[str, Any] = {"table": op.table, "operation": "insert"}
         if not op.payload:
             raise DbWriteError(f"insert on {op.table} failed: the payload has no column", **facts)
-        if self._id_column in op.payload and canonical_id(op.payload[self._id_column]) != canonical_id(op.id_value):
+        if not _same_id(op.payload.get(self._id_column, op.id_value), op.id_value):
             raise DbWriteError(
                 f"insert on {op.table} failed: id_value and the payload's {self._id_column} name different rows",
                 **facts,
             )
         return tuple(op.payload)
+
+
+def _same_id(one: Any, other: Any) -> bool:
+    return one is other or one == other or canonical_id(one) == canonical_id(other)
 
 
 def _is_duplicate(error: DbWriteError) -> bool:

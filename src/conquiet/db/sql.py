@@ -6,6 +6,9 @@ a column ``id_value`` moved the UPDATE to another row.
 
 Identifiers were validated where they came in (``DbOperation``, ``DbConfig``, the helpers), so
 backticks around them are enough. SQLite takes backticks too.
+
+Each shape is a ``sqlalchemy.text`` and is compiled for the driver once (``run``): going through
+``Connection.execute`` costs about as much again as the driver itself, on every statement.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import TextClause, text
+from sqlalchemy.engine import Connection, CursorResult, Dialect
 
 _SHAPES: Final = 1_024
 
@@ -20,6 +24,8 @@ _SHAPES: Final = 1_024
 FOR_UPDATE: Final = " FOR UPDATE"
 SHARED: Final = " LOCK IN SHARE MODE"  # MariaDB does not know FOR SHARE
 PLAIN: Final = ""
+
+_NO_PARAMS: Final[Mapping[str, Any]] = {}
 
 
 def quoted(name: str) -> str:
@@ -73,11 +79,38 @@ def select_where(table: str, columns: tuple[str, ...], suffix: str = PLAIN) -> T
     return text(f"SELECT * FROM {quoted(table)} WHERE {where}{suffix}")  # noqa: S608 - as above
 
 
+@lru_cache(_SHAPES)
+def lock_table(table: str) -> TextClause:
+    """LOCK TABLES for one table, against everybody."""
+    return text(f"LOCK TABLES {quoted(table)} WRITE")
+
+
 def select_ids(table: str, id_column: str, count: int) -> TextClause:
     """Those of the ids ``w0`` … that exist. Not kept: the count varies freely."""
     column = quoted(id_column)
     binds = ", ".join(f":w{i}" for i in range(count))
     return text(f"SELECT {column} FROM {quoted(table)} WHERE {column} IN ({binds})")  # noqa: S608 - as above
+
+
+def run(conn: Connection, statement: TextClause, params: Mapping[str, Any] = _NO_PARAMS) -> CursorResult[Any]:
+    """Execute a statement of this module; as ``conn.execute`` does, in less time."""
+    string, order = _for_driver(statement, conn.dialect)
+    return conn.exec_driver_sql(string, dict(params) if order is None else tuple(params[name] for name in order))
+
+
+def run_rows(conn: Connection, statement: TextClause, rows: Sequence[Mapping[str, Any]]) -> CursorResult[Any]:
+    """Execute an INSERT once for many rows: both MySQL drivers make one statement of it."""
+    string, order = _for_driver(statement, conn.dialect)
+    if order is None:
+        return conn.exec_driver_sql(string, [dict(row) for row in rows])
+    return conn.exec_driver_sql(string, [tuple(row[name] for name in order) for row in rows])
+
+
+@lru_cache(_SHAPES)
+def _for_driver(statement: TextClause, dialect: Dialect) -> tuple[str, tuple[str, ...] | None]:
+    """The statement as this driver wants it, and the order of its binds where they have no names."""
+    compiled: Any = statement.compile(dialect=dialect)
+    return compiled.string, None if compiled.positiontup is None else tuple(compiled.positiontup)
 
 
 def values(payload: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class DbWriter:
         self._inserts = Inserts(db_config.id_column)
         self._updates = Updates(db_config.id_column, lock_strategy, self.lock_backend)
         self._closed = False
+        self._joined: WriterConnections | None = None
 
     def execute(self, op: DbOperation) -> WriteOutcome:
         """Write one row and say what came of it."""
@@ -135,7 +136,9 @@ class DbWriter:
             raise LifecycleError("this DbWriter is closed; create a new one")
         # Looked up each time: after a fork there is another one.
         connections = connections_of(self.engine)
-        connections.users.add(self)
+        if connections is not self._joined:
+            connections.users.add(self)
+            self._joined = connections
         return connections
 
 
