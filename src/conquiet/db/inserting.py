@@ -61,18 +61,15 @@ class Inserts:
             outcomes.append(self.one(connections, op))
 
     def _together(self, connections: WriterConnections, group: list[DbOperation]) -> bool:
-        """Insert all rows in one transaction. False, and nothing inserted, if one is a duplicate."""
+        """Insert all rows in one statement. False, and nothing inserted, if one is a duplicate."""
         columns = self._columns(group[0])
         for op in group:
             self._columns(op)
         about = About("insert", group[0].table)
-        rows = [sql.values(op.payload, columns) for op in group]
-        # Not autocommit: the driver may cut a long list into several statements.
-        with borrowed(connections, about, autocommit=False) as checkout:
+        with borrowed(connections, about, autocommit=True) as checkout:
             try:
-                with translated(about):
-                    sql.run_rows(checkout.conn, sql.insert(group[0].table, columns), rows)
                 with translated(about, committing=True):
+                    sql.insert_rows(checkout.conn, group[0].table, columns, [op.payload for op in group])
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abandon(error)
