@@ -4,15 +4,24 @@
     ├── ConfigurationError (ValueError)      a setting is wrong; nothing was sent anywhere
     ├── MissingExtraError (ImportError)      an optional dependency is not installed
     ├── LifecycleError                       called in the wrong order; nothing was done
+    ├── OperatorError                        an operator's request was refused; nothing was changed
+    │   ├── NoSuchStreamError                ... because there is no such stream, group or consumer
+    │   └── WrongKeyTypeError                ... because the key holds something else than a stream
+    ├── MessageKeyError (ValueError)         the inbox cannot tell this message from others; nothing was run
     ├── DbWriteError                         a write failed and left nothing behind
     │   ├── CommitUnknownError               the reply to COMMIT was lost: it may have happened
     │   ├── ConflictError                    somebody else was first; rolled back, worth a new attempt
     │   └── LockedWriteError                 also a LockAcquisitionError: the writer did not get its lock
     ├── LockAcquisitionError                 a lock was not had; nothing was written
-    │   └── LockTimeoutError                 ... because somebody held it for too long
+    │   ├── LockTimeoutError                 ... because somebody held it for too long
+    │   └── NoSuchRowError                   ... because there is no row to lock
+    ├── HandlerTimeoutError (TimeoutError)   a handler took longer than it may; cancelled, or running on in its thread
     ├── QueueError                           Redis refused or did not answer
+    │   ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
     │   ├── MalformedMessageError            an entry that is not one of ours; it stays pending
-    │   └── GroupMissingError                the consumer group (or its stream) is gone
+    │   ├── GroupMissingError                the consumer group (or its stream) is gone
+    │   ├── LeaseLostError                   the message is, or may be, in other hands by now
+    │   └── DeliveriesExhaustedError         delivered too often; not run again, still pending
     └── RabbitError                          RabbitMQ refused, went away or did not answer
         ├── RabbitConnectionError            no connection, or it was lost more often than allowed
         ├── QueueMissingError                the queue is not there; it is never created for you
@@ -51,11 +60,36 @@ class LifecycleError(ConquietError):
     """Something was used before its start, after its end, or twice. The call did nothing."""
 
 
+class OperatorError(ConquietError):
+    """An operator asked for something that is not possible or not safe now. Nothing was changed."""
+
+    def __init__(self, message: str, *, stream: str | None = None) -> None:
+        super().__init__(message)
+        self.stream = stream
+
+
+class NoSuchStreamError(OperatorError):
+    """There is no such stream, or it has no such group or consumer."""
+
+
+class WrongKeyTypeError(OperatorError):
+    """The key holds something else than a stream. It was not touched."""
+
+
+class MessageKeyError(ConquietError, ValueError):
+    """A message has no key that an inbox could know it by. Its handler was not run, and it stays where it is."""
+
+
 class DbWriteError(ConquietError):
     """A database write failed. Its transaction was rolled back: nothing of it is visible.
 
     The exception to that rule is its own class, ``CommitUnknownError``.
+
+    Attributes:
+        completed: Out of ``execute_many`` only: how many operations before this one are committed.
     """
+
+    completed: int | None = None
 
     def __init__(
         self,
@@ -107,6 +141,10 @@ class LockTimeoutError(LockAcquisitionError):
     """Somebody else held the lock for longer than we were willing to wait."""
 
 
+class NoSuchRowError(LockAcquisitionError):
+    """There is no such row, so there is nothing to lock: two who ask for it would both pass."""
+
+
 class LockedWriteError(DbWriteError, LockAcquisitionError):
     """``DbWriter`` did not get the lock of its strategy. Nothing was written.
 
@@ -130,11 +168,25 @@ class LockedWriteError(DbWriteError, LockAcquisitionError):
         self.holder = holder
 
 
+class HandlerTimeoutError(ConquietError, TimeoutError):
+    """A handler of the processor took longer than its timeout.
+
+    An ``async`` handler was cancelled. A plain function was not: a thread cannot be killed, so the
+    message stays with it until it ends, and only then is it tried again or buried.
+    """
+
+    def __init__(self, message: str, *, event: str | None = None, timeout_s: float | None = None) -> None:
+        super().__init__(message)
+        self.event = event
+        self.timeout_s = timeout_s
+
+
 class QueueError(ConquietError):
     """A Redis command failed or its reply was lost. It was sent at most once.
 
     After a lost reply the command may have taken effect: an enqueued entry may be there, a
-    read entry may be pending for this consumer (``recover_own()`` finds it).
+    read entry may be pending for this consumer (``recover_own()`` finds it). ``in_doubt`` says so:
+    False means that the server refused the command or never got it.
     """
 
     def __init__(
@@ -144,15 +196,36 @@ class QueueError(ConquietError):
         stream: str | None = None,
         group: str | None = None,
         command: str | None = None,
+        in_doubt: bool = False,
     ) -> None:
         super().__init__(message)
         self.stream = stream
         self.group = group
         self.command = command
+        self.in_doubt = in_doubt
+
+
+class PayloadError(QueueError, ValueError):
+    """A payload cannot be written as a message. Nothing was sent."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.reason = reason
 
 
 class MalformedMessageError(QueueError):
-    """A stream entry breaks the format. It stays pending under its id until somebody acts on it."""
+    """A stream entry breaks the format. It stays pending under its id until somebody acts on it.
+
+    ``message_ids`` names every malformed entry of the reply, ``message_id`` the first of them.
+    """
 
     def __init__(
         self,
@@ -162,10 +235,12 @@ class MalformedMessageError(QueueError):
         group: str | None = None,
         command: str | None = None,
         message_id: str | None = None,
+        message_ids: tuple[str, ...] = (),
         reason: str | None = None,
     ) -> None:
         super().__init__(message, stream=stream, group=group, command=command)
         self.message_id = message_id
+        self.message_ids = message_ids or (() if message_id is None else (message_id,))
         self.reason = reason
 
 
@@ -174,6 +249,44 @@ class GroupMissingError(QueueError):
 
     Nothing recreates it by itself: what was pending in it is lost, and somebody should know.
     """
+
+
+class LeaseLostError(QueueError):
+    """A message is not certainly ours any more: another consumer claimed it, or may have by now.
+
+    Whatever its handler has not committed should be rolled back. The engine does not acknowledge the
+    message: that is up to its new holder.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        message_id: str | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.message_id = message_id
+
+
+class DeliveriesExhaustedError(QueueError):
+    """A message was delivered more often than allowed. It was not run again and stays pending."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stream: str | None = None,
+        group: str | None = None,
+        command: str | None = None,
+        message_id: str | None = None,
+        delivery_count: int | None = None,
+    ) -> None:
+        super().__init__(message, stream=stream, group=group, command=command)
+        self.message_id = message_id
+        self.delivery_count = delivery_count
 
 
 class RabbitError(ConquietError):

@@ -1,0 +1,175 @@
+"""What a handler gets: the message, and what it may do about it."""
+
+import asyncio
+import time
+from typing import Any, Protocol
+
+from conquiet.errors import LeaseLostError
+
+
+class RuntimeMessage:
+    """One delivery of one stream entry.
+
+    Plain slots and no dataclass, because one is built for every message.
+
+    Attributes:
+        stream: Key of the stream.
+        id: Entry id, ``milliseconds-sequence``.
+        data: The decoded JSON object. Not part of ``repr()``: it may be personal data.
+        delivery_count: How often the server has delivered the entry, this time and killed processes included.
+        leased_at: On the monotonic clock, a moment at which the entry was certainly ours.
+        started_at: The same clock when its handler was called; 0 before that.
+        lease_lost: Somebody else holds it now. Written by the heartbeat's thread.
+        acknowledged: The handler acknowledged it early, or by means of its own.
+        settled: Its handler is through: it holds no slot any more.
+    """
+
+    __slots__ = (
+        "acknowledged",
+        "data",
+        "delivery_count",
+        "id",
+        "lease_lost",
+        "leased_at",
+        "settled",
+        "started_at",
+        "stream",
+    )
+
+    def __init__(
+        self, stream: str, message_id: str, data: dict[str, Any], *, delivery_count: int = 1, leased_at: float = 0.0
+    ) -> None:
+        self.stream = stream
+        self.id = message_id
+        self.data = data
+        self.delivery_count = delivery_count
+        self.leased_at = leased_at
+        self.started_at = 0.0
+        self.lease_lost = False
+        self.acknowledged = False
+        self.settled = False
+
+    def __repr__(self) -> str:
+        return f"RuntimeMessage(stream={self.stream!r}, id={self.id!r}, delivery_count={self.delivery_count})"
+
+
+class Custody(Protocol):
+    """The part of the engine that a context speaks to."""
+
+    claim_idle_s: float
+
+    async def acknowledge(self, message: RuntimeMessage) -> None:
+        """Acknowledge now and return when the server has said so."""
+        ...
+
+    async def extend(self, message: RuntimeMessage) -> bool:
+        """Make the message ours for another ``claim_idle``; False if it is not ours any more."""
+        ...
+
+
+class _Lease:
+    """What both kinds of contexts know without asking anybody."""
+
+    __slots__ = ("_custody", "message")
+
+    def __init__(self, message: RuntimeMessage, custody: Custody) -> None:
+        self.message = message
+        self._custody = custody
+
+    @property
+    def id(self) -> str:
+        """Entry id of the message."""
+        return self.message.id
+
+    @property
+    def stream(self) -> str:
+        """Stream of the message."""
+        return self.message.stream
+
+    @property
+    def delivery_count(self) -> int:
+        """How often the server has delivered it, this time included."""
+        return self.message.delivery_count
+
+    @property
+    def acknowledged(self) -> bool:
+        """True once it was acknowledged early."""
+        return self.message.acknowledged
+
+    @property
+    def lease_lost(self) -> bool:
+        """True once it is known that somebody else holds the message."""
+        return self.message.lease_lost
+
+    @property
+    def lease_remaining_s(self) -> float:
+        """Seconds for which the message is certainly ours if no further extension succeeds; 0 if none."""
+        if self.message.lease_lost:
+            return 0.0
+        return max(0.0, self.message.leased_at + self._custody.claim_idle_s - time.monotonic())
+
+    def check_lease(self) -> None:
+        """Raise ``LeaseLostError`` unless the message is certainly still ours. Costs no round trip.
+
+        Call it right before a commit. After a long pause of the process (a stopped container, a
+        suspended machine) it raises even before the heartbeat has found out. An inbox row in the same
+        transaction is the stronger fence: it also holds in the instant after this check.
+        """
+        if self.lease_remaining_s <= 0.0 and not self.message.acknowledged:
+            raise LeaseLostError(
+                "the message may be running elsewhere by now: its lease was lost or not extended in time; "
+                "roll back and leave it to its new holder",
+                stream=self.message.stream,
+                message_id=self.message.id,
+            )
+
+    def mark_acknowledged(self) -> None:
+        """Tell the engine that the entry was acknowledged by other means (say, inside a script of yours)."""
+        self.message.acknowledged = True
+
+
+class MessageContext(_Lease):
+    """What an ``async def`` handler may do about its message."""
+
+    __slots__ = ()
+
+    async def ack(self) -> None:
+        """Acknowledge before the handler is through. A second call does nothing.
+
+        From here on a crash loses the rest of the handler's work: that is what an early ack means.
+        """
+        if not self.message.acknowledged:
+            await self._custody.acknowledge(self.message)
+
+    async def extend(self) -> None:
+        """Ask the server now whether the message is ours, and keep it for another ``claim_idle``.
+
+        The heartbeat does that by itself; this is for certainty at one moment.
+
+        Raises:
+            LeaseLostError: Somebody else holds it, or it was acknowledged elsewhere.
+        """
+        if not await self._custody.extend(self.message):
+            self.message.lease_lost = True
+            self.check_lease()
+
+
+class SyncMessageContext(_Lease):
+    """The same for a plain function, which runs in a thread. Calls block until the server has answered."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, message: RuntimeMessage, custody: Custody, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(message, custody)
+        self._loop = loop
+
+    def ack(self) -> None:
+        """See ``MessageContext.ack``."""
+        if not self.message.acknowledged:
+            asyncio.run_coroutine_threadsafe(self._custody.acknowledge(self.message), self._loop).result()
+
+    def extend(self) -> None:
+        """See ``MessageContext.extend``."""
+        if not asyncio.run_coroutine_threadsafe(self._custody.extend(self.message), self._loop).result():
+            self.message.lease_lost = True
+            self.check_lease()

@@ -1,0 +1,179 @@
+"""What an engine tells: four kinds of events, and who hears them.
+
+    started ──▶ succeeded | failed         about one message
+    error                                  about the engine, or a message it could not or would not run
+
+``succeeded`` means that the handler returned and its acknowledgement is on its way. If that cannot
+be sent, an ``error`` follows.
+"""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from conquiet.errors import ConfigurationError
+from conquiet.runtime.context import RuntimeMessage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A handler is about to be called."""
+
+    message: RuntimeMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """A handler returned; the message is being acknowledged, if it was not already."""
+
+    message: RuntimeMessage
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A handler raised, was broken off, or lost its message. The message is not acknowledged."""
+
+    message: RuntimeMessage
+    error: BaseException
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineError:
+    """Something went wrong that is not (only) a handler's failure.
+
+    Attributes:
+        error: What it was, as one of conquiet's errors where conquiet found it.
+        message: The message it is about, if there is one.
+    """
+
+    error: BaseException
+    message: RuntimeMessage | None = None
+
+
+Event = Started | Succeeded | Failed | EngineError
+Callback = Callable[[Any], Awaitable[None] | None]
+
+NAMES: dict[str, type[Event]] = {
+    "started": Started,
+    "succeeded": Succeeded,
+    "failed": Failed,
+    "error": EngineError,
+}
+
+
+class EventDispatcher:
+    """Calls plain callbacks at once and async ones in order, from a task of its own.
+
+    A callback that raises is logged and changes nothing. Async callbacks that fall behind slow down
+    the handlers (``room()``), rather than fill the memory.
+    """
+
+    def __init__(self, *, limit: int = 1_000) -> None:
+        self._plain: dict[type[Event], list[Callback]] = {kind: [] for kind in NAMES.values()}
+        self._deferred: dict[type[Event], list[Callback]] = {kind: [] for kind in NAMES.values()}
+        self._queue: deque[tuple[Callback, Event]] = deque()
+        self._limit = limit
+        # Who looks here first need not build an event for nobody.
+        self.heard: set[type[Event]] = set()
+        self._wake = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def on(self, name: str, callback: Callback) -> None:
+        """Call ``callback(event)`` for every event of that name from now on."""
+        kind = NAMES.get(name)
+        if kind is None:
+            raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
+        if not callable(callback):
+            raise ConfigurationError("a callback must be callable")
+        deferred = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
+            getattr(callback, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+        )
+        (self._deferred if deferred else self._plain)[kind].append(callback)
+        self.heard.add(kind)
+
+    def emit(self, event: Event) -> None:
+        """Tell everybody. Never raises, never waits; call it on the event loop."""
+        kind = type(event)
+        for callback in self._plain[kind]:
+            try:
+                result = callback(event)
+                if inspect.isawaitable(result):  # a plain function that returned a coroutine
+                    self._defer(functools.partial(_the_same, result), event)
+            except Exception:
+                logger.exception("event callback failed", extra={"event": kind.__name__})
+        for callback in self._deferred[kind]:
+            self._defer(callback, event)
+
+    def _defer(self, callback: Callback, event: Event) -> None:
+        self._queue.append((callback, event))
+        self._wake.set()
+
+    @property
+    def is_full(self) -> bool:
+        """True while async callbacks are so far behind that handlers should wait."""
+        return len(self._queue) >= self._limit
+
+    async def room(self) -> None:
+        """Wait until the async callbacks have caught up a little."""
+        while self.is_full and self._task is not None and not self._task.done():
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def start(self) -> None:
+        """Begin to serve async callbacks."""
+        self._task = asyncio.create_task(self._serve(), name="conquiet-events")
+
+    async def close(self, *, timeout_s: float) -> int:
+        """Serve what is queued, at most that long. Returns how many calls were not made."""
+        if self._task is None:
+            return len(self._queue)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._queue and not self._task.done():
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._emptied.set()
+        return len(self._queue)
+
+    async def _serve(self) -> None:
+        while True:
+            while self._queue:
+                callback, event = self._queue[0]
+                try:
+                    result = callback(event)
+                    if result is not None:
+                        await result
+                except asyncio.CancelledError:
+                    if _is_being_cancelled():
+                        raise
+                    logger.warning("event callback was cancelled", extra={"event": type(event).__name__})
+                except Exception:
+                    logger.exception("event callback failed", extra={"event": type(event).__name__})
+                self._queue.popleft()
+                if len(self._queue) * 2 <= self._limit:
+                    self._emptied.set()
+            self._emptied.set()
+            self._wake.clear()
+            await self._wake.wait()
+
+
+def _the_same(waiting: Awaitable[None], _: Event) -> Awaitable[None]:
+    return waiting
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,57 @@
+"""Giving unstarted messages back at a stop, so that somebody else can begin with them at once.
+
+Redis cannot take a delivery back. But XCLAIM can set what the group remembers of it: an idle time so long
+that everybody finds the entry stale, and the delivery count from before, so that the stop costs no
+attempt. The owner is checked in the same step: what is not ours any more is left alone.
+
+XNACK (Redis 8.8) would do the same. It is not used: this way works on every server from 5.0 on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from conquiet.queue.commands import pack
+from conquiet.runtime.context import RuntimeMessage
+
+IDLE_MS = 24 * 60 * 60 * 1000
+"""Longer than any sensible claim threshold."""
+
+HAND_BACK = """
+local given = 0
+for i = 4, #ARGV, 2 do
+  local row = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])
+  if #row == 1 then
+    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'RETRYCOUNT', ARGV[i + 1], 'JUSTID')
+    given = given + 1
+  end
+end
+return given
+"""
+"""KEYS: stream; ARGV: group, consumer, idle, then id and delivery count in turn. Answers how many were ours."""
+
+
+def commands(messages: Sequence[RuntimeMessage], group: str, consumer_id: str) -> dict[str, bytes]:
+    """Return one packed command per stream. ``max(…, 0)``: an entry delivered once goes back as never delivered."""
+    by_stream: dict[str, list[RuntimeMessage]] = {}
+    for message in messages:
+        by_stream.setdefault(message.stream, []).append(message)
+    return {
+        stream: pack(
+            "EVAL",
+            HAND_BACK,
+            1,
+            stream,
+            group,
+            consumer_id,
+            IDLE_MS,
+            *[word for message in those for word in (message.id, max(message.delivery_count - 1, 0))],
+        )
+        for stream, those in by_stream.items()
+    }
+
+
+def given_back(replies: Sequence[Any]) -> list[int]:
+    """Return how many entries each stream took back; a refusal (scripts forbidden) is none."""
+    return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]

@@ -1,0 +1,321 @@
+"""The loop that fetches: room first, then stale work, then new work.
+
+Room comes first because an entry that was read is ours: its clock runs, and nobody else can take it. So
+nothing is read that no slot will begin with soon; that is the back-pressure.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+
+from conquiet.errors import GroupMissingError, QueueError
+from conquiet.queue.faults import translate
+from conquiet.runtime.acknowledger import Acknowledger
+from conquiet.runtime.concurrency_pool import ConcurrencyPool
+from conquiet.runtime.context import RuntimeMessage
+from conquiet.runtime.fairness import StreamRota, Take, prefetch_now
+from conquiet.runtime.metrics import StreamTally, observe_claimed, observe_group_recreated
+from conquiet.runtime.reconnect import Reconnect
+from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.stealing import START, StealSchedule
+from conquiet.runtime.stream_reader import StreamReader
+from conquiet.runtime.wire import Wire, WireLostError
+
+_PARTIAL_WAIT_MS = 100
+_OWN_PAGE = 100
+
+
+class _Doing(Enum):
+    """Where the loop is, as far as the acknowledger must know."""
+
+    BUSY = "busy"  # between two reads, or in one that does not wait
+    WAITING_FOR_ROOM = "waiting for room"
+    BLOCKED = "blocked"  # in a read that waits on the server
+    APART = "apart"  # no connection, or not begun, or over
+
+
+class Intake:
+    """Fetches for one pool until told to stop.
+
+    Args:
+        streams: What to read.
+        reader: How to read it.
+        wire: The reader's connection.
+        acknowledger: Whose due acknowledgements go out with our reads.
+        settings: Times and limits.
+        concurrency: Slots of the pool.
+        tallies: Counts per stream.
+        on_error: Told about everything that goes wrong.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[str],
+        *,
+        reader: StreamReader,
+        wire: Wire,
+        settings: RuntimeSettings,
+        concurrency: int,
+        tallies: Mapping[str, StreamTally],
+        reconnect: Reconnect,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._all_streams = tuple(streams)
+        self._streams = self._all_streams
+        self._withheld: frozenset[str] = frozenset()
+        self._reader = reader
+        self._wire = wire
+        self._settings = settings
+        self._concurrency = concurrency
+        self._tallies = tallies
+        self._reconnect = reconnect
+        self._on_error = on_error
+        self._rota = StreamRota(streams, settings.priorities)
+        self._stealing = StealSchedule(streams, min(settings.claim_idle_s / 4, 5.0))
+        self._pool: ConcurrencyPool[RuntimeMessage]
+        self._acknowledger: Acknowledger
+        self._average_s: Callable[[], float]
+        self._held: Callable[[str], int]
+        self._doing = _Doing.APART
+        self._stopping = asyncio.Event()
+        self._room_waiter: asyncio.Future[None] | None = None
+        self._found_last = False
+        self._all_flushed_at = 0.0
+        self._read_sent_at = time.monotonic()
+        self.last_progress = time.monotonic()
+        self.lag: dict[str, int | None] = dict.fromkeys(streams)
+
+    def connect(
+        self,
+        pool: ConcurrencyPool[RuntimeMessage],
+        acknowledger: Acknowledger,
+        *,
+        average_s: Callable[[], float],
+        held: Callable[[str], int],
+    ) -> None:
+        """Name the neighbours that themselves need to know us."""
+        self._pool = pool
+        self._acknowledger = acknowledger
+        self._average_s = average_s
+        self._held = held
+
+    @property
+    def is_blocked(self) -> bool:
+        """True while a read waits on the server."""
+        return self._doing is _Doing.BLOCKED
+
+    def will_come(self) -> bool:
+        """True if the next read, which takes due acknowledgements along, is a matter of microseconds."""
+        if self._doing is _Doing.WAITING_FOR_ROOM and self._room() > 0:
+            self.wake()
+            return True
+        return self._doing is _Doing.BUSY
+
+    def stop(self) -> None:
+        """Read nothing more. A read in flight is not broken off: its entries would be stranded."""
+        self._stopping.set()
+        self.wake()
+
+    def withhold(self, streams: Collection[str]) -> None:
+        """Read and claim nothing from these streams, until told otherwise. What was read goes on."""
+        self._withheld = frozenset(streams) & frozenset(self._all_streams)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again whether there is room."""
+        if self._room_waiter is not None and not self._room_waiter.done():
+            self._room_waiter.set_result(None)
+
+    async def run(self) -> None:
+        """Fetch until stopped.
+
+        Raises:
+            GroupMissingError: A group is gone and was not to be built again.
+            QueueError: The connection could not be had back.
+        """
+        own = [(stream, START) for stream in self._all_streams]
+        try:
+            while not self._stopping.is_set():
+                room = await self._wait_for_room()
+                if room == 0:
+                    return
+                self._heed_withheld()
+                if not self._streams:
+                    await self._wait_for_release()
+                    continue
+                self._doing = _Doing.BUSY
+                try:
+                    own.sort(key=lambda left: left[0] in self._withheld)
+                    if own and own[0][0] in self._streams:
+                        own = await self._recover_own(own, room)
+                    elif not await self._steal(room):
+                        await self._read(room)
+                    self._reconnect.succeeded()
+                except WireLostError as lost:
+                    await self._come_back(self._no_answer(lost))
+                except GroupMissingError as error:
+                    await self._group_lost(error)
+                except QueueError as error:
+                    # The server answers but refuses: loading, read-only after a failover, out of memory.
+                    await self._come_back(error)
+        finally:
+            self._doing = _Doing.APART
+            self._acknowledger.nudge()
+
+    def _room(self) -> int:
+        prefetch = prefetch_now(self._average_s(), self._concurrency, self._settings.prefetch)
+        waiting = self._pool.waiting
+        if waiting > prefetch // 2:  # enough in store; a fuller read later is cheaper than a small one now
+            return 0
+        return self._concurrency + prefetch - self._pool.active - waiting
+
+    def _heed_withheld(self) -> None:
+        # Between two reads, so that no turn is noted for a stream that is not in the rota any more.
+        if self._withheld != frozenset(self._all_streams) - frozenset(self._streams):
+            self._streams = tuple(stream for stream in self._all_streams if stream not in self._withheld)
+            self._rota = StreamRota(self._streams, self._settings.priorities)
+
+    async def _wait_for_release(self) -> None:
+        """Wait while every stream is withheld."""
+        self._doing = _Doing.APART  # no read is coming that would take acknowledgements along
+        self._acknowledger.nudge()
+        self._room_waiter = asyncio.get_running_loop().create_future()
+        await asyncio.wait({self._room_waiter}, timeout=self._settings.slice_ms / 1000)
+        self.last_progress = time.monotonic()
+
+    async def _wait_for_room(self) -> int:
+        """Return the room there is; 0 once stopping."""
+        while not self._stopping.is_set():
+            room = self._room()
+            if room > 0:
+                return room
+            self._doing = _Doing.WAITING_FOR_ROOM
+            self._acknowledger.nudge()
+            self._room_waiter = asyncio.get_running_loop().create_future()
+            await self._room_waiter
+        return 0
+
+    async def _read(self, room: int) -> None:
+        takes, wait_ms = self._plan(room)
+        if wait_ms:
+            self._doing = _Doing.BLOCKED
+        self._read_sent_at = time.monotonic()
+        messages = await self._reader.read(
+            takes, wait_ms=wait_ms, acks=self._acknowledger.take(), acknowledger=self._acknowledger
+        )
+        self._doing = _Doing.BUSY
+        found: dict[str, int] = {}
+        for message in messages:
+            found[message.stream] = found.get(message.stream, 0) + 1
+        for stream, count in found.items():
+            self._tallies[stream].read += count
+        self._rota.note(takes, found)
+        self._found_last = bool(messages)
+        self._deliver(messages)
+
+    def _plan(self, room: int) -> tuple[list[Take], int]:
+        """Return the reads and how long to wait in them."""
+        takes = self._rota.plan(room)
+        everywhere = len(takes) == 1 and len(takes[0].streams) == len(self._streams)
+        if self._rota.anybody_full or not (everywhere or self._rota.all_were_empty):
+            return takes, 0
+        wait_ms = self._settings.slice_ms
+        if not everywhere:
+            # More streams than room. The store takes the difference; what it cannot take is asked in turn.
+            takes = [self._rota.plan_wait(self._settings.prefetch + self._concurrency - self._pool.in_hand)]
+            if len(takes[0].streams) < len(self._streams):
+                wait_ms = min(wait_ms, _PARTIAL_WAIT_MS)
+        return takes, min(wait_ms, int(self._stealing.next_look(time.monotonic()) * 1000))
+
+    async def _steal(self, room: int) -> bool:
+        """Look for stale work where a look is due. True if it took room."""
+        now = time.monotonic()
+        looks = self._stealing.due(now, room, idle=not self._found_last)
+        taken = False
+        for stream, count in looks.items():
+            if stream in self._withheld:
+                self._stealing.looked(stream, self._stealing.cursor(stream), now)
+                continue
+            messages, cursor = await self._reader.claim(stream, self._stealing.cursor(stream), count)
+            self._stealing.looked(stream, cursor, time.monotonic())
+            if messages:
+                taken = True
+                self._tallies[stream].claimed += len(messages)
+                observe_claimed(stream, len(messages))
+                self._deliver(messages)
+        if looks:
+            self.lag |= await self._reader.lag(list(looks))
+        return taken
+
+    async def _recover_own(self, own: list[tuple[str, str]], room: int) -> list[tuple[str, str]]:
+        """Deliver a page of what a former life of this consumer id left pending. Returns what is left to do."""
+        (stream, cursor), *rest = own
+        messages, next_cursor = await self._reader.read_own(stream, cursor, min(room, _OWN_PAGE))
+        self._deliver(messages)
+        return rest if next_cursor is None else [(stream, next_cursor), *rest]
+
+    def _deliver(self, messages: list[RuntimeMessage]) -> None:
+        self.last_progress = time.monotonic()
+        self._pool.put(messages)
+        self._flush_tallies({message.stream for message in messages})
+
+    def _flush_tallies(self, streams: set[str]) -> None:
+        """Hand numbers to the metrics: for the streams that are at work, and once a second for all."""
+        if self.last_progress >= self._all_flushed_at + 1.0:
+            self._all_flushed_at = self.last_progress
+            streams = set(self._all_streams)
+        for stream in streams:
+            self._tallies[stream].flush(self._held(stream))
+
+    async def _come_back(self, error: QueueError) -> None:
+        """Wait, connect anew, and fetch what a lost reply has left with us.
+
+        Raises:
+            QueueError: It failed too often in a row.
+        """
+        self._doing = _Doing.APART
+        self._acknowledger.nudge()
+        lost_since = self._read_sent_at
+        while not self._stopping.is_set():
+            self._on_error(error)
+            delay_s = self._reconnect.delay_s()
+            if delay_s is None:
+                raise error
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+            if self._stopping.is_set():
+                return
+            try:
+                await self._wire.open()
+                since_ms = int((time.monotonic() - lost_since) * 1000) + 1
+                for stream in self._all_streams:
+                    self._deliver(await self._reader.recover_stranded(stream, since_ms))
+            except WireLostError as lost:
+                error = self._no_answer(lost)
+            except GroupMissingError as gone:
+                await self._group_lost(gone)
+                return
+            except QueueError as refused:
+                error = refused
+            else:
+                return
+
+    async def _group_lost(self, error: GroupMissingError) -> None:
+        """Stop, or build the groups again if that was asked for."""
+        if not self._settings.recreate_group:
+            raise error
+        self._on_error(error)
+        try:
+            for stream in await self._reader.create_groups(self._all_streams):
+                observe_group_recreated(stream)
+        except WireLostError as lost:
+            await self._come_back(self._no_answer(lost))
+
+    def _no_answer(self, lost: WireLostError) -> QueueError:
+        error = translate(
+            lost.reason, stream=", ".join(self._all_streams), group=self._reader.group, command="XREADGROUP"
+        )
+        error.__cause__ = lost.reason
+        return error

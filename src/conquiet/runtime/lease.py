@@ -1,0 +1,204 @@
+"""What we hold, and the thread that keeps it ours.
+
+The heartbeat has a thread and a synchronous connection of its own, so that a handler that blocks the
+event loop cannot starve it. It reads the table of held messages without a lock: the event loop inserts
+and removes, the thread takes copies, and each of these is one step under the interpreter lock.
+
+An extension never takes a message back. XCLAIM does not ask who the owner is, so owner and extension are
+one script (``EXTEND_LEASE``); what it does not keep is in other hands, and the loser is told.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError, RedisError
+
+from conquiet.queue.replies import text
+from conquiet.queue.scripts import EXTEND_LEASE
+from conquiet.runtime.context import RuntimeMessage
+from conquiet.runtime.settings import RuntimeSettings
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 250
+"""Ids in one script call: the server serves nobody else meanwhile, about a millisecond."""
+
+
+class LeaseTable:
+    """Every message that was delivered to us and is not acknowledged, given up or handed back."""
+
+    def __init__(self, streams: Iterable[str]) -> None:
+        self._held: dict[str, dict[str, RuntimeMessage]] = {stream: {} for stream in streams}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    def of(self, stream: str) -> dict[str, RuntimeMessage]:
+        """The held messages of one stream, by id. The table itself, not a copy."""
+        return self._held[stream]
+
+    def add(self, messages: Iterable[RuntimeMessage]) -> None:
+        """Take messages into custody."""
+        for message in messages:
+            self._held[message.stream][message.id] = message
+
+    def release(self, message: RuntimeMessage) -> None:
+        """Let go of a message. One that was let go of already is ignored."""
+        self._held[message.stream].pop(message.id, None)
+
+    def snapshot(self) -> list[RuntimeMessage]:
+        """Copy what is held now. Safe from another thread."""
+        return [message for held in self._held.values() for message in list(held.values())]
+
+
+def due(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSettings) -> list[RuntimeMessage]:
+    """Return what should be extended: not fresh, not lost, and not held for longer than allowed. Pure."""
+    fresh = now - settings.heartbeat_s / 2
+    return [
+        message
+        for message in messages
+        if message.leased_at <= fresh
+        and not message.lease_lost
+        and not message.acknowledged
+        and not is_overlong(message, now, settings)
+    ]
+
+
+def is_overlong(message: RuntimeMessage, now: float, settings: RuntimeSettings) -> bool:
+    """True if the handler has had its message for ``max_lease_s``: others may have it now. Pure."""
+    return bool(message.started_at) and now - message.started_at > settings.max_lease_s
+
+
+def lapsed(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSettings) -> list[RuntimeMessage]:
+    """Return the overlong ones that are not certainly ours any more and whose holder does not know yet. Pure."""
+    return [
+        message
+        for message in messages
+        if is_overlong(message, now, settings)
+        and not message.lease_lost
+        and not message.settled
+        and now - message.leased_at > settings.claim_idle_s
+    ]
+
+
+class Heartbeat:
+    """The thread. ``on_lost`` and ``on_error`` are called in it; they must hand over to the event loop.
+
+    Args:
+        client: A clone made by ``clone_sync``; the heartbeat closes it.
+        table: What we hold.
+        group: The consumer group.
+        consumer_id: Our name in it.
+        settings: How often, and how long at most.
+        on_lost: Called with each message that turned out to be in other hands.
+        on_error: Called with the driver's error when an extension failed.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        table: LeaseTable,
+        *,
+        group: str,
+        consumer_id: str,
+        settings: RuntimeSettings,
+        on_lost: Callable[[RuntimeMessage], None],
+        on_error: Callable[[RedisError | OSError], None],
+    ) -> None:
+        self._client = client
+        self._table = table
+        self._who = (group, consumer_id)
+        self._settings = settings
+        self._on_lost = on_lost
+        self._on_error = on_error
+        self._script = client.register_script(EXTEND_LEASE)
+        self._stop = threading.Event()
+        self._last_success = time.monotonic()
+        # A daemon: a process that ends without stopping its engine must not hang on it.
+        self._thread = threading.Thread(target=self._run, name="conquiet-lease", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """True while the thread runs and messages do not turn stale for want of it."""
+        return self._thread.is_alive() and time.monotonic() - self._last_success < self._settings.claim_idle_s
+
+    def start(self) -> None:
+        """Begin."""
+        self._last_success = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end."""
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread, then close its connection. False if it did not end in time."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        with contextlib.suppress(RedisError, OSError):
+            self._client.close()
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        pause_s = self._settings.heartbeat_s
+        while not self._stop.wait(pause_s):
+            try:
+                self.beat(time.monotonic())
+            except (RedisError, OSError) as error:
+                self._on_error(error)
+                # Sooner than usual: a message may be one failed beat away from turning stale.
+                pause_s = self._settings.heartbeat_s / 4
+            except Exception:
+                # A defect of ours. Without its heartbeat the engine would look fine and lose its leases.
+                logger.exception("lease heartbeat failed")
+                pause_s = self._settings.heartbeat_s / 4
+            else:
+                self._last_success = time.monotonic()
+                pause_s = self._settings.heartbeat_s
+
+    def beat(self, now: float) -> None:
+        """Extend everything that is due, and tell who has lost something."""
+        held = self._table.snapshot()
+        for message in lapsed(held, now, self._settings):
+            self._lose(message)
+        by_stream: dict[str, list[RuntimeMessage]] = {}
+        for message in due(held, now, self._settings):
+            by_stream.setdefault(message.stream, []).append(message)
+        batches = [
+            (stream, messages[at : at + _BATCH])
+            for stream, messages in by_stream.items()
+            for at in range(0, len(messages), _BATCH)
+        ]
+        if not batches:
+            return
+        for (_, messages), kept_ids in zip(batches, self._extend(batches), strict=True):
+            kept = {text(kept_id) for kept_id in kept_ids}
+            for message in messages:
+                if message.id in kept:
+                    # The moment before the call, not after it: the server's clock started in between.
+                    message.leased_at = now
+                elif not (message.settled or message.acknowledged):
+                    self._lose(message)
+
+    def _extend(self, batches: list[tuple[str, list[RuntimeMessage]]]) -> list[Any]:
+        try:
+            return self._evalsha(batches)
+        except NoScriptError:
+            self._client.script_load(EXTEND_LEASE)
+            return self._evalsha(batches)
+
+    def _evalsha(self, batches: list[tuple[str, list[RuntimeMessage]]]) -> list[Any]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for stream, messages in batches:
+                pipe.evalsha(self._script.sha, 1, stream, *self._who, *(message.id for message in messages))
+            return pipe.execute()
+
+    def _lose(self, message: RuntimeMessage) -> None:
+        # Set here and not on the event loop: a handler that blocks it can look at the flag all the same.
+        message.lease_lost = True
+        self._on_lost(message)

@@ -1,0 +1,86 @@
+"""How an engine behaves, checked once when it is built."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.backoff import Backoff
+from conquiet.kernel.validation import require_positive, require_seconds, require_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSettings:
+    """Everything about ``runtime.Consumer`` that has a sensible default.
+
+    Attributes:
+        block_ms: Longest wait of one read. The engine cuts it into shorter ones, so that a stop
+            and stale work are noticed.
+        claim_idle_ms: How long an entry must have been untouched before anybody may take it over.
+            The engine extends what it holds every third of that time.
+        prefetch: Most messages held beyond the free slots. Only as many are taken as the slots
+            will start within a blink, by the average handling time: slow handlers prefetch nothing.
+        max_deliveries: A message delivered more often than this is not run again; None never gives up.
+        max_lease_s: How long a running handler may keep its message from the others.
+        grace_s: How long running handlers may go on after a stop.
+        max_reconnects: Attempts in a row to get a lost connection back before the engine gives up.
+        reconnect: Delay between those attempts.
+        recreate_group: Build a lost group again (from the stream's beginning) instead of stopping.
+        max_payload_bytes: Larger entries are malformed.
+        priorities: Level of a stream, 0 if not named. While a stream of a higher level is full, lower
+            ones get a quarter of the room.
+    """
+
+    block_ms: int = 5_000
+    claim_idle_ms: int = 30_000
+    prefetch: int = 128
+    max_deliveries: int | None = 20
+    max_lease_s: float = 3_600.0
+    grace_s: float = 25.0
+    max_reconnects: int = 30
+    reconnect: Backoff = field(default_factory=lambda: Backoff(base_s=0.05, cap_s=5.0))
+    recreate_group: bool = False
+    max_payload_bytes: int = 1_048_576
+    priorities: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_positive("block_ms", self.block_ms)
+        require_positive("claim_idle_ms", self.claim_idle_ms)
+        if self.prefetch != 0 or isinstance(self.prefetch, bool):
+            require_positive("prefetch", self.prefetch)
+        if self.max_deliveries is not None:
+            require_positive("max_deliveries", self.max_deliveries)
+        require_seconds("max_lease_s", self.max_lease_s)
+        require_seconds("grace_s", self.grace_s, zero_allowed=True)
+        require_positive("max_reconnects", self.max_reconnects)
+        require_positive("max_payload_bytes", self.max_payload_bytes)
+        if not isinstance(self.reconnect, Backoff):
+            raise ConfigurationError("reconnect must be a Backoff")
+        for stream, level in self.priorities.items():
+            require_text("priorities", stream)
+            if isinstance(level, bool) or not isinstance(level, int):
+                raise ConfigurationError("a priority must be an integer")
+
+    @property
+    def claim_idle_s(self) -> float:
+        """``claim_idle_ms`` in seconds."""
+        return self.claim_idle_ms / 1000
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Time between two extensions: two may fail before a message turns stale."""
+        return self.claim_idle_s / 3
+
+    @property
+    def slice_ms(self) -> int:
+        """Longest single BLOCK. Short against the claim time, because a lease is counted from before the read."""
+        return max(1, min(self.block_ms, 1_000, self.claim_idle_ms // 4))
+
+
+def require_streams(streams: object) -> tuple[str, ...]:
+    """Return the streams as a tuple if there is at least one, each is a name, and none comes twice."""
+    if isinstance(streams, str) or not isinstance(streams, list | tuple) or not streams:
+        raise ConfigurationError("streams must be a list of at least one stream name")
+    names = tuple(require_text("streams", name) for name in streams)
+    if len(set(names)) != len(names):
+        raise ConfigurationError("streams must not name a stream twice")
+    return names

@@ -1,0 +1,331 @@
+"""Reading streams as a member of a group: groups, new entries, stale ones, and our own after a crash.
+
+One reader has one connection and the streams of one server (in a Redis Cluster: of one node). It asks
+and translates; when to ask is the intake's decision.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from conquiet.errors import MalformedMessageError, QueueError
+from conquiet.kernel.redaction import printable
+from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, QUEUE_MESSAGES_MALFORMED_TOTAL
+from conquiet.metrics.safety import never_raises
+from conquiet.queue.codec import FIELD, NOT_ONE_FIELD, WRONG_FIELD, CodecError, decode_payload
+from conquiet.queue.commands import pack
+from conquiet.queue.faults import is_group_there_already, translate
+from conquiet.queue.replies import autoclaimed, pending_rows
+from conquiet.runtime.acknowledger import AckBatch, Acknowledger
+from conquiet.runtime.context import RuntimeMessage
+from conquiet.runtime.fairness import Take
+from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.stealing import START, after
+from conquiet.runtime.wire import Wire
+
+_PAGE = 100
+_REMEMBERED = 10_000
+
+
+class StreamReader:
+    """Reads for one member of one group.
+
+    Args:
+        wire: A connection of its own. It may be blocked for as long as a read waits.
+        group: The consumer group.
+        consumer_id: Our name in it.
+        settings: Sizes and times.
+        table: What we hold; nothing in it is delivered a second time.
+        on_error: Told about entries that cannot be delivered.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        *,
+        group: str,
+        consumer_id: str,
+        settings: RuntimeSettings,
+        table: LeaseTable,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._wire = wire
+        self._group = self.group = group
+        self._consumer_id = consumer_id
+        self._settings = settings
+        self._table = table
+        self._on_error = on_error
+        self._names: dict[bytes, str] = {}
+        self._reads: dict[tuple[Take, int], bytes] = {}
+        self._has_autoclaim = True
+        # Malformed entries come back with every claim. One report each is enough.
+        self._reported: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def create_groups(self, streams: Sequence[str]) -> list[str]:
+        """Create each group from its stream's first entry on, unless it is there. Returns those created."""
+        packed = [pack("XGROUP", "CREATE", stream, self._group, "0-0", "MKSTREAM") for stream in streams]
+        created = []
+        for stream, reply in zip(streams, await self._wire.call(packed), strict=True):
+            if not isinstance(reply, ResponseError):
+                created.append(stream)
+            elif not is_group_there_already(reply):
+                raise self._translated(reply, stream, "XGROUP CREATE")
+            self._names[stream.encode()] = stream
+        return created
+
+    async def read(
+        self, takes: Sequence[Take], *, wait_ms: int, acks: AckBatch | None, acknowledger: Acknowledger
+    ) -> list[RuntimeMessage]:
+        """Send what is due to be acknowledged and the reads in one write; return the new messages.
+
+        Args:
+            takes: One XREADGROUP each.
+            wait_ms: How long the server may wait for entries; 0 not at all. Only with a single take.
+            acks: Acknowledgements that go first.
+            acknowledger: Who is told that these are confirmed, as soon as they are.
+        """
+        # A lease counts from before the read: the reply may have lain in our socket while we were stopped.
+        sent_at = time.monotonic()
+        packed = [self._packed(take, wait_ms) for take in takes]
+        try:
+            await self._wire.send(packed if acks is None else acks.commands + packed)
+            if acks is not None:
+                replies = [await self._wire.receive() for _ in acks.commands]
+                acknowledger.confirm(acks, replies)
+                acks = None
+        finally:
+            if acks is not None:
+                acknowledger.put_back(acks)
+        messages: list[RuntimeMessage] = []
+        failure: ResponseError | None = None
+        for _ in takes:
+            reply = await self._wire.receive()
+            if isinstance(reply, ResponseError):
+                failure = reply
+            elif reply:
+                for key, raw in reply:
+                    self._deliver(self._names[key], raw, messages, leased_at=sent_at)
+        self._table.add(messages)
+        if failure is not None and not messages:
+            raise self._translated(failure, takes[0].streams[0], "XREADGROUP")
+        return messages
+
+    async def read_own(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str | None]:
+        """Return entries pending under our own name, and where to go on (None: that was all).
+
+        For the start, when nothing of it can be in anybody's hands: we hold nothing yet.
+        """
+        sent_at = time.monotonic()
+        who = ("XREADGROUP", "GROUP", self._group, self._consumer_id)
+        (reply,) = await self._wire.call([pack(*who, "COUNT", count, "STREAMS", stream, cursor)])
+        if isinstance(reply, ResponseError):
+            raise self._translated(reply, stream, "XREADGROUP")
+        raw = reply[0][1] if reply else []
+        if not raw:
+            return [], None
+        messages: list[RuntimeMessage] = []
+        self._deliver(stream, raw, messages, leased_at=sent_at)
+        await self._count_deliveries(stream, messages)
+        self._table.add(messages)
+        return messages, raw[-1][0].decode()
+
+    async def recover_stranded(self, stream: str, since_ms: int) -> list[RuntimeMessage]:
+        """Return what the server gave us in a reply that never arrived: pending for us, young, and not held.
+
+        It is not charged: nobody has seen it. A failed message is not taken for one, being older than the
+        lost read. XCLAIM asks for the idle time just seen, so that an entry taken by another meanwhile
+        (whose clock then started anew) stays where it is.
+        """
+        held = self._table.of(stream)
+        messages: list[RuntimeMessage] = []
+        start = "-"
+        while True:
+            sent_at = time.monotonic()
+            query = pack("XPENDING", stream, self._group, start, "+", _PAGE, self._consumer_id)
+            rows = pending_rows(await self._call(stream, "XPENDING", query))
+            lost = [row for row in rows if row.id not in held and row.idle_ms <= since_ms]
+            who = (stream, self._group, self._consumer_id)
+            claims = [pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", row.deliveries) for row in lost]
+            for row, reply in zip(lost, await self._wire.call(claims) if claims else [], strict=True):
+                found: list[RuntimeMessage] = []
+                self._deliver(stream, [] if isinstance(reply, ResponseError) else reply, found, leased_at=sent_at)
+                for message in found:
+                    message.delivery_count = row.deliveries
+                messages += found
+            self._table.add(messages)
+            if len(rows) < _PAGE:
+                return messages
+            start = after(rows[-1].id)
+
+    async def claim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
+        """Take over stale entries from ``cursor`` on. Returns them and the next cursor (``0-0``: all seen)."""
+        if self._has_autoclaim:
+            try:
+                return await self._autoclaim(stream, cursor, count)
+            except _NoSuchCommandError:
+                self._has_autoclaim = False
+        return await self._claim_by_hand(stream, cursor, count)
+
+    async def lag(self, streams: Sequence[str]) -> dict[str, int | None]:
+        """Return the entries not yet delivered to the group, where the server can tell (Redis 7.0+)."""
+        replies = await self._wire.call([pack("XINFO", "GROUPS", stream) for stream in streams])
+        return {stream: _lag(reply, self._group) for stream, reply in zip(streams, replies, strict=True)}
+
+    async def _autoclaim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
+        sent_at = time.monotonic()
+        who = (stream, self._group, self._consumer_id, self._settings.claim_idle_ms)
+        (reply,) = await self._wire.call([pack("XAUTOCLAIM", *who, cursor, "COUNT", count)])
+        if isinstance(reply, ResponseError):
+            if str(reply).startswith(("unknown command", "ERR unknown command")):
+                raise _NoSuchCommandError from reply
+            raise self._translated(reply, stream, "XAUTOCLAIM")
+        next_cursor, _, deleted = autoclaimed(reply)
+        if deleted:
+            self._report_deleted(stream, deleted)
+        messages = await self._claimed(stream, reply[1], sent_at)
+        return messages, next_cursor
+
+    async def _claim_by_hand(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
+        """Do the same with what servers before 6.2 have: a page of XPENDING, filtered here, then XCLAIM."""
+        sent_at = time.monotonic()
+        min_idle_ms = self._settings.claim_idle_ms
+        start = "-" if cursor == START else cursor
+        rows = pending_rows(
+            await self._call(stream, "XPENDING", pack("XPENDING", stream, self._group, start, "+", _PAGE))
+        )
+        stale = [row.id for row in rows if row.idle_ms >= min_idle_ms][:count]
+        next_cursor = START
+        if len(stale) == count:
+            next_cursor = after(stale[-1])
+        elif len(rows) == _PAGE:
+            next_cursor = after(rows[-1].id)
+        if not stale:
+            return [], next_cursor
+        # The server checks the idle time again: two engines that saw the same page do not both get an entry.
+        packed = pack("XCLAIM", stream, self._group, self._consumer_id, min_idle_ms, *stale)
+        return await self._claimed(stream, await self._call(stream, "XCLAIM", packed), sent_at), next_cursor
+
+    async def _claimed(self, stream: str, raw: Any, sent_at: float) -> list[RuntimeMessage]:
+        messages: list[RuntimeMessage] = []
+        self._deliver(stream, [item for item in raw if item is not None], messages, leased_at=sent_at)
+        held = self._table.of(stream)
+        # What we hold ourselves went stale because our heartbeat was late. It is ours again; it is running.
+        messages = [message for message in messages if message.id not in held]
+        await self._count_deliveries(stream, messages)
+        self._table.add(messages)
+        return messages
+
+    async def _count_deliveries(self, stream: str, messages: list[RuntimeMessage]) -> None:
+        """Ask how often these were delivered. Only XPENDING tells; new entries need not ask."""
+        if not messages:
+            return
+        packed = [
+            pack("XPENDING", stream, self._group, message.id, message.id, 1, self._consumer_id) for message in messages
+        ]
+        for message, reply in zip(messages, await self._wire.call(packed), strict=True):
+            rows = [] if isinstance(reply, ResponseError) else pending_rows(reply)
+            if rows:
+                message.delivery_count = rows[0].deliveries
+
+    def _deliver(self, stream: str, raw: Any, into: list[RuntimeMessage], *, leased_at: float) -> None:
+        """Turn raw entries into messages; what cannot be one is reported."""
+        limit = self._settings.max_payload_bytes
+        deleted = []
+        for raw_id, fields in raw:
+            if not fields:
+                deleted.append(raw_id.decode())
+                continue
+            try:
+                if len(fields) != 2:  # noqa: PLR2004 - one name, one value
+                    raise CodecError(NOT_ONE_FIELD)
+                if fields[0] != FIELD:
+                    raise CodecError(WRONG_FIELD)
+                data = decode_payload(fields[1], max_bytes=limit)
+            except CodecError as error:
+                self._report_malformed(stream, raw_id.decode(), error.reason)
+            else:
+                into.append(RuntimeMessage(stream, raw_id.decode(), data, leased_at=leased_at))
+        if deleted:
+            self._report_deleted(stream, deleted)
+
+    def _report_malformed(self, stream: str, message_id: str, reason: str) -> None:
+        if (stream, message_id) in self._reported:
+            return
+        self._reported[stream, message_id] = None
+        if len(self._reported) > _REMEMBERED:
+            self._reported.popitem(last=False)
+        _count_malformed(stream)
+        self._on_error(
+            MalformedMessageError(
+                f"entry {message_id} of stream {printable(stream)!r} cannot be delivered: {reason}. "
+                "It stays pending until somebody acknowledges or moves it",
+                stream=stream,
+                group=self._group,
+                message_id=message_id,
+                reason=reason,
+            )
+        )
+
+    def _report_deleted(self, stream: str, ids: list[str]) -> None:
+        _count_deleted(stream, len(ids))
+        shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")  # noqa: PLR2004 - enough to start a search
+        self._on_error(
+            QueueError(
+                f"{len(ids)} pending entries of stream {printable(stream)!r} were deleted before they were handled "
+                f"({shown}): somebody trims the stream below what the group still needs",
+                stream=stream,
+                group=self._group,
+            )
+        )
+
+    def _packed(self, take: Take, wait_ms: int) -> bytes:
+        key = (take, wait_ms)
+        packed = self._reads.get(key)
+        if packed is None:
+            if len(self._reads) >= 64:  # noqa: PLR2004 - room and waiting time vary without end
+                self._reads.clear()
+            block = ("BLOCK", wait_ms) if wait_ms else ()
+            news = [">"] * len(take.streams)
+            who = ("XREADGROUP", "GROUP", self._group, self._consumer_id, "COUNT", take.each)
+            packed = self._reads[key] = pack(*who, *block, "STREAMS", *take.streams, *news)
+        return packed
+
+    async def _call(self, stream: str, command: str, packed: bytes) -> Any:
+        (reply,) = await self._wire.call([packed])
+        if isinstance(reply, ResponseError):
+            raise self._translated(reply, stream, command)
+        return reply
+
+    def _translated(self, reply: ResponseError, stream: str, command: str) -> QueueError:
+        error = translate(reply, stream=stream, group=self._group, command=command)
+        error.__cause__ = reply
+        return error
+
+
+class _NoSuchCommandError(Exception):
+    """The server is older than the command, or its operator has taken it away."""
+
+
+def _lag(reply: Any, group: str) -> int | None:
+    if isinstance(reply, ResponseError):
+        return None
+    for raw in reply:
+        row = dict(zip(raw[::2], raw[1::2], strict=True))
+        if row[b"name"] == group.encode():
+            lag = row.get(b"lag")
+            return lag if isinstance(lag, int) else None
+    return None
+
+
+@never_raises
+def _count_malformed(stream: str) -> None:
+    QUEUE_MESSAGES_MALFORMED_TOTAL.labels(stream).inc()
+
+
+@never_raises
+def _count_deleted(stream: str, count: int) -> None:
+    QUEUE_MESSAGES_DELETED_TOTAL.labels(stream).inc(count)
