@@ -1,5 +1,6 @@
 """DbSession on SQLite: one transaction, once."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, Lif
 from conquiet.kernel.backoff import Backoff
 
 CANARY = "canary-4711"
+Call = Callable[[], object]
 
 
 def amounts(engine: Engine) -> dict[int, int]:
@@ -182,14 +184,15 @@ def test_a_conflict_ends_the_session_so_that_no_retry_loop_fits_inside(sqlite: E
 
 def test_names_given_to_the_helpers_are_checked(sqlite: Engine) -> None:
     with DbSession(sqlite) as session:
-        for call in (
+        calls: tuple[Call, ...] = (
             lambda: occ_update(session, "a b", 1, {}, expected_version=1),
             lambda: occ_update(session, "orders", 1, {"x`": 1}, expected_version=1),
             lambda: occ_update(session, "orders", 1, {"version": 1}, expected_version=1),
             lambda: occ_update(session, "orders", 1, {}, expected_version=1, version_column="v;"),
             lambda: insert_idempotent(session, "orders", 1, {"a b": 1}),
             lambda: insert_idempotent(session, "orders--", 1, {}),
-        ):
+        )
+        for call in calls:
             with pytest.raises(ConfigurationError):
                 call()
 
