@@ -290,7 +290,7 @@ class Processor:
         """Take over what the mover saw: the server's clock, and pauses."""
         assert self._consumer is not None  # noqa: S101 - the mover was assembled with it
         assert self._execution is not None  # noqa: S101 - the same
-        self._execution.note_server_time(found.now_ms)
+        self._execution.note_server_time(found.ahead_ms)
         await self._pauses.learn(keys, found)
         self._consumer.withhold([stream for stream in self._streams if self._pauses.is_stream_paused(stream)])
 
