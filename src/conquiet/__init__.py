@@ -11,38 +11,68 @@ from conquiet._version import __version__
 
 if TYPE_CHECKING:
     from conquiet.config import DbConfig, QueueConfig
+    from conquiet.db.locking.strategy import LockStrategy
+    from conquiet.db.models import DbOperation, DbOperationType
+    from conquiet.db.session import DbSession
+    from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
+    from conquiet.rabbit import RabbitConsumer, sync_queue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
+    from conquiet.scheduler import Cron, Every, Once, ScheduleEntry, Scheduler
     from conquiet.signals import install_termination_handlers
 
 __all__ = [
     "ConquietError",
     "Consumer",
+    "Cron",
     "DbConfig",
+    "DbOperation",
+    "DbOperationType",
+    "DbSession",
+    "DbWriter",
+    "Every",
+    "LockStrategy",
     "MessageContext",
+    "Once",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
+    "RabbitConsumer",
     "RedisStreamsQueue",
     "RuntimeMessage",
     "RuntimeSettings",
+    "ScheduleEntry",
+    "Scheduler",
     "__version__",
     "install_termination_handlers",
+    "sync_queue",
 ]
 
 _HOME = {
     "ConquietError": "conquiet.errors",
     "Consumer": "conquiet.runtime",
+    "Cron": "conquiet.scheduler",
     "DbConfig": "conquiet.config",
+    "DbOperation": "conquiet.db.models",
+    "DbOperationType": "conquiet.db.models",
+    "DbSession": "conquiet.db.session",
+    "DbWriter": "conquiet.db.writer",
+    "LockStrategy": "conquiet.db.locking.strategy",
+    "Every": "conquiet.scheduler",
     "MessageContext": "conquiet.runtime",
+    "Once": "conquiet.scheduler",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
+    "RabbitConsumer": "conquiet.rabbit",
     "RedisStreamsQueue": "conquiet.queue",
     "RuntimeMessage": "conquiet.runtime",
     "RuntimeSettings": "conquiet.runtime",
+    "ScheduleEntry": "conquiet.scheduler",
+    "Scheduler": "conquiet.scheduler",
     "install_termination_handlers": "conquiet.signals",
+    "sync_queue": "conquiet.rabbit",
 }
 
 

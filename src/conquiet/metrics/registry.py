@@ -4,18 +4,16 @@ Label values come from configuration (a table, a stream, a strategy), never from
 20,000 values of one histogram's label cost about 90 MiB.
 """
 
-import functools
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from conquiet.errors import ConfigurationError
+from conquiet.metrics.safety import never_raises
 
-logger = logging.getLogger(__name__)
+__all__ = ["get_or_create", "never_raises"]
 
-P = ParamSpec("P")
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
@@ -35,20 +33,6 @@ def get_or_create(
     if not isinstance(existing, kind) or tuple(existing._labelnames) != tuple(labels):  # noqa: SLF001
         raise ConfigurationError(f"metric {name} is registered already with another type or other labels")
     return existing
-
-
-def never_raises(observe: Callable[P, None]) -> Callable[P, None]:
-    """Make an observing function safe to call anywhere: a metric must not fail the work it counts."""
-
-    @functools.wraps(observe)
-    def safely(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            observe(*args, **kwargs)
-        except Exception:
-            # The arguments are labels and numbers, but they stay out of the log all the same.
-            logger.debug("metric not recorded", extra={"observer": observe.__name__}, exc_info=True)
-
-    return safely
 
 
 # ---------------------------------------------------------------- database room, SPEC(003 §5.9)
@@ -171,4 +155,56 @@ RUNTIME_ACK_BATCH_SIZE = get_or_create(
     "Messages acknowledged by one write",
     [],
     buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
+)
+
+# ---------------------------------------------------------------- bridge room
+INBOX_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_inbox_messages_total", "Messages by what the inbox said of them", ["source", "outcome"]
+)
+FENCE_LEASE_LOST_TOTAL = get_or_create(
+    Counter, "conquiet_fence_lease_lost_total", "Transactions rolled back because the lease was lost", ["source"]
+)
+OUTBOX_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_published_total", "Outbox rows published and removed", ["target"]
+)
+OUTBOX_REFUSED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_refused_total", "Attempts to publish a row that its target refused", ["target"]
+)
+OUTBOX_PARKED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_parked_total", "Outbox rows given up after too many refusals", ["target"]
+)
+OUTBOX_UNAVAILABLE_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_unavailable_total", "Batches put back because the target could not be reached", ["target"]
+)
+OUTBOX_LAG_SECONDS = get_or_create(
+    Gauge, "conquiet_outbox_lag_seconds", "Age of the oldest due row at the relay's last look", ["target"]
+)
+OUTBOX_DELIVERY_SECONDS = get_or_create(
+    Histogram, "conquiet_outbox_delivery_seconds", "Time from writing a row to its publication", ["target"]
+)
+
+# ---------------------------------------------------------------- RabbitMQ room, SPEC(004 §8)
+RABBIT_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_messages_total", "Deliveries by what became of them", ["queue", "outcome"]
+)
+RABBIT_CONNECTION_EVENTS_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_connection_events_total", "Connections made, lost, blocked", ["queue", "event"]
+)
+RABBIT_QUEUED_AT_START = get_or_create(
+    Gauge, "conquiet_rabbit_queued_at_start", "Queue depth when the consumer last started", ["queue"]
+)
+RABBIT_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]
+)
+
+# ---------------------------------------------------------------- scheduler room
+SCHEDULER_FIRED_TOTAL = get_or_create(Counter, "conquiet_scheduler_fired_total", "Ticks fired", ["stream"])
+SCHEDULER_MISSED_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_missed_total", "Late ticks dropped by the catch-up policy", ["stream"]
+)
+SCHEDULER_LATENESS_SECONDS = get_or_create(
+    Histogram, "conquiet_scheduler_lateness_seconds", "Time from when a tick could be fired until it was", ["stream"]
+)
+SCHEDULER_ERRORS_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_errors_total", "Rounds of a scheduler that got no answer from Redis", ["group"]
 )

@@ -29,15 +29,21 @@ def read_backlog(config: QueueConfig, call: Call) -> Backlog:
     return Backlog(
         length=length,
         pending=pending[0],
-        lag=_lag(row, waiting=bool(waiting)),
+        lag=_lag(row, length, waiting=bool(waiting)),
         oldest_age_s=_age_s(candidates, call) if candidates else None,
     )
 
 
-def _lag(row: dict[bytes, Any], *, waiting: bool) -> int | None:
-    # The server loses count when entries in the middle are deleted. Nothing waiting is nothing waiting all the same.
+def _lag(row: dict[bytes, Any], length: int, *, waiting: bool) -> int | None:
+    """What the server says, where it is certainly wrong put right without counting.
+
+    It loses count when entries in the middle are deleted, and goes on counting undelivered entries
+    that were trimmed. But nothing waiting is nothing, and more than there is cannot be waiting.
+    """
+    if not waiting:
+        return 0
     lag: int | None = row.get(b"lag")
-    return lag if waiting else 0
+    return None if lag is None else min(lag, length)
 
 
 def _group_row(reply: Any, config: QueueConfig) -> dict[bytes, Any]:

@@ -72,7 +72,9 @@ def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
     kwargs["retry"] = Retry(NoBackoff(), 0)
     own: redis.ConnectionPool
     if isinstance(pool, redis.sentinel.SentinelConnectionPool | redis.asyncio.sentinel.SentinelConnectionPool):
-        own = redis.sentinel.SentinelConnectionPool(pool.service_name, _sentinels(pool, to_async=False), **kwargs)
+        own = redis.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
+            pool.service_name, _sentinels(pool, to_async=False), **kwargs
+        )
     else:
         own = redis.ConnectionPool(**kwargs)
     return redis.Redis.from_pool(own)
@@ -84,7 +86,7 @@ def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S)
     kwargs["retry"] = redis.asyncio.retry.Retry(NoBackoff(), 0)
     own: redis.asyncio.ConnectionPool
     if isinstance(pool, redis.sentinel.SentinelConnectionPool | redis.asyncio.sentinel.SentinelConnectionPool):
-        own = redis.asyncio.sentinel.SentinelConnectionPool(
+        own = redis.asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
             pool.service_name, _sentinels(pool, to_async=True), **kwargs
         )
     else:

@@ -14,7 +14,7 @@ way in (NaN as null, integer keys as strings, bytes as base64) is looked for bef
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 _LEAVES = frozenset({str, int, bool, type(None)})
+_CONTAINERS = frozenset({dict, list, tuple})
 
 
 class CodecError(ValueError):
@@ -136,37 +137,44 @@ def _check(payload: dict[str, Any]) -> bool:
         below: list[Any] = []
         for container in level:
             if isinstance(container, dict):
-                for key in container:
-                    if type(key) is not str:
-                        if not isinstance(key, str):
-                            raise CodecError(KEY_NOT_TEXT)
-                        plain = False
-                values = container.values()
+                plain &= _check_keys(container)
+                plain &= _check_values(container.values(), below)
             else:
-                values = container
-            for value in values:
-                kind = type(value)
-                if kind in _LEAVES:
-                    continue
-                if kind is float:
-                    if not math.isfinite(value):
-                        raise CodecError(NOT_FINITE)
-                elif kind is dict or kind is list or kind is tuple:
-                    below.append(value)
-                else:
-                    plain = False
-                    _check_unusual(value, below)
+                plain &= _check_values(container, below)
         if not below:
             return plain
         level = below
     raise CodecError(TOO_DEEP)
 
 
-def _check_unusual(value: object, below: list[Any]) -> None:
-    if isinstance(value, dict | list | tuple):
-        below.append(value)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise CodecError(NOT_FINITE)
-    elif not isinstance(value, str | int):
-        raise CodecError(NOT_JSON_TYPE)
+def _check_keys(keys: Iterable[Any]) -> bool:
+    plain = True
+    for key in keys:
+        if type(key) is not str:
+            if not isinstance(key, str):
+                raise CodecError(KEY_NOT_TEXT)
+            plain = False
+    return plain
+
+
+def _check_values(values: Iterable[Any], below: list[Any]) -> bool:
+    """Check what can be checked here; put the containers among the values into ``below``."""
+    plain = True
+    for value in values:
+        kind = type(value)
+        if kind in _LEAVES:
+            continue
+        if kind in _CONTAINERS:
+            below.append(value)
+        elif isinstance(value, float):
+            plain &= kind is float
+            if not math.isfinite(value):
+                raise CodecError(NOT_FINITE)
+        elif isinstance(value, dict | list | tuple):
+            plain = False
+            below.append(value)
+        elif isinstance(value, str | int):
+            plain = False
+        else:
+            raise CodecError(NOT_JSON_TYPE)
+    return plain

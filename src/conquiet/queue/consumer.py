@@ -5,10 +5,11 @@ read with ``next``, ``iter_messages`` or ``run``; what others left behind is fet
 for, with ``recover_own``, ``claim_stale`` or ``run_claim_stale``.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, MalformedMessageError
@@ -19,6 +20,8 @@ from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from sqlalchemy import Engine
 
     from conquiet.db.session import DbSession
@@ -27,6 +30,17 @@ _SLICE_S = LONGEST_SLICE_MS / 1000
 
 Handler = Callable[[QueueMessage, "DbSession"], None]
 OnMalformed = Callable[[MalformedMessageError], None]
+
+
+class Once(Protocol):
+    """Decides whether the handler of a message is to run: ``conquiet.bridge.Inbox`` is the one to use.
+
+    Promises to write what it decides by into the session's transaction, so that both commit or none.
+    """
+
+    def once(self, session: "DbSession", msg: QueueMessage) -> "AbstractContextManager[bool]":
+        """Give True if the handler is to run, False if its effect is in the database already."""
+        ...
 
 
 class QueueConsumer:
@@ -55,7 +69,8 @@ class QueueConsumer:
     ) -> None:
         if config.max_read_count != 1:
             raise ConfigurationError(
-                f"max_read_count must be 1 under QueueConsumer, got {config.max_read_count}: it holds one message at a time"
+                f"max_read_count must be 1 under QueueConsumer, which holds one message at a time; "
+                f"got {config.max_read_count}"
             )
         self.queue = RedisStreamsQueue(redis, config, command_timeout_s=command_timeout_s)
         self.config = config
@@ -152,7 +167,14 @@ class QueueConsumer:
         return self.queue.backlog()
 
     # ------------------------------------------------------------------ the whole path
-    def run(self, *, handler: Handler, engine: "Engine", on_malformed: OnMalformed | None = None) -> None:
+    def run(
+        self,
+        *,
+        handler: Handler,
+        engine: "Engine",
+        on_malformed: OnMalformed | None = None,
+        inbox: Once | None = None,
+    ) -> None:
         """Handle new messages until stopped: read, one transaction, commit, acknowledge. SPEC(000 §1.1).
 
         Nothing is retried and nothing is swallowed. If the handler or the commit fails, the
@@ -165,7 +187,10 @@ class QueueConsumer:
             engine: Where sessions come from; never closed by us.
             on_malformed: Called with each entry that breaks the format, instead of raising its error. It
                 stays pending unless you acknowledge it there.
+            inbox: Makes the effect of a message happen once: what an inbox has seen is acknowledged without
+                running its handler.
         """
+        open_session = _sessions_of(engine)
         while not self._stopping:
             try:
                 msg = self.next(block_ms=self.config.block_ms)
@@ -173,7 +198,7 @@ class QueueConsumer:
                 _hand_over(error, on_malformed)
                 continue
             if msg is not None:
-                self._handle(msg, handler, engine)
+                self._handle(msg, handler, open_session, inbox)
 
     def run_claim_stale(
         self,
@@ -183,6 +208,7 @@ class QueueConsumer:
         min_idle_ms: int | None = None,
         interval_s: float = 30.0,
         on_malformed: OnMalformed | None = None,
+        inbox: Once | None = None,
     ) -> None:
         """Handle what others left behind until stopped: the explicit recovery loop. SPEC(000 §10.3).
 
@@ -191,6 +217,7 @@ class QueueConsumer:
         sleeps for ``interval_s``. Errors leave it as they leave ``run``.
         """
         require_seconds("interval_s", interval_s)
+        open_session = _sessions_of(engine)
         while not self._stopping:
             try:
                 claimed = self.claim_stale(min_idle_ms, 1)
@@ -198,17 +225,22 @@ class QueueConsumer:
                 _hand_over(error, on_malformed)
                 continue
             if claimed:
-                self._handle(claimed[0], handler, engine)
+                self._handle(claimed[0], handler, open_session, inbox)
             elif not claimed.deleted:  # a deleted one was dropped just now: there may be more behind it
                 self._sleep(interval_s)
 
-    def _handle(self, msg: QueueMessage, handler: Handler, engine: "Engine") -> None:
-        from conquiet.db.session import DbSession
-
-        # Commit first, ack second. A crash in between delivers the message again, which an idempotent handler
-        # survives; the other order would lose it. An error leaves here with the message pending.
-        with DbSession(engine) as session:
-            handler(msg, session)
+    def _handle(
+        self, msg: QueueMessage, handler: Handler, open_session: "Callable[[], DbSession]", inbox: Once | None
+    ) -> None:
+        # Commit first, ack second. A crash in between delivers the message again, which an inbox or an idempotent
+        # handler survives; the other order would lose it. An error leaves here with the message pending.
+        with open_session() as session:
+            if inbox is None:
+                handler(msg, session)
+            else:
+                with inbox.once(session, msg) as first_time:
+                    if first_time:
+                        handler(msg, session)
         self.ack(msg)
 
     def _sleep(self, duration_s: float) -> None:
@@ -216,6 +248,14 @@ class QueueConsumer:
         deadline = time.monotonic() + duration_s
         while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
+
+
+def _sessions_of(engine: "Engine") -> "Callable[[], DbSession]":
+    """Return what opens a session. Called before the first read: what is missing must not cost a message."""
+    from conquiet.db.session import DbSession
+
+    DbSession(engine)  # opens nothing, but refuses an engine that cannot work
+    return functools.partial(DbSession, engine)
 
 
 def _first(batch: MessageBatch) -> QueueMessage | None:

@@ -62,8 +62,8 @@ class Deliveries:
 
     def _malformed(self, message_id: str, reason: str, command: str) -> MalformedMessageError:
         return MalformedMessageError(
-            f"entry {message_id} of stream {printable(self._stream)!r} is malformed: {reason}. It stays pending in group "
-            f"{printable(self._group)!r}; put it aside and acknowledge it with ack_id()",
+            f"entry {message_id} of stream {printable(self._stream)!r} is malformed: {reason}. It stays pending in "
+            f"group {printable(self._group)!r}; put it aside and acknowledge it with ack_id()",
             stream=self._stream,
             group=self._group,
             command=command,
@@ -76,8 +76,8 @@ class Deliveries:
             return malformed[0]
         first = malformed[0]
         return MalformedMessageError(
-            f"all {len(malformed)} entries that {command} brought from stream {printable(self._stream)!r} are malformed, "
-            f"the first being {first.message_id}: {first.reason}. They stay pending",
+            f"all {len(malformed)} entries that {command} brought from stream {printable(self._stream)!r} are "
+            f"malformed, the first being {first.message_id}: {first.reason}. They stay pending",
             stream=self._stream,
             group=self._group,
             command=command,

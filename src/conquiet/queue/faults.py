@@ -7,21 +7,36 @@ The driver's error is kept as the cause.
 
 import re
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ExecAbortError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from conquiet.errors import GroupMissingError, QueueError
 from conquiet.kernel.redaction import printable
+
+_REFUSALS = (ResponseError, AuthenticationError, BusyLoadingError)
+
+# redis-py 6 and 7.0 drop the code of the errors they have a class for.
+_CODES: dict[type[BaseException], str] = {
+    BusyLoadingError: "LOADING",
+    ExecAbortError: "EXECABORT",
+    NoPermissionError: "NOPERM",
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+}
 
 _CODE = re.compile(r"[A-Z][A-Z0-9]{2,15}")
 
 # The server's words, Redis 6.2 to 8 and Valkey 9. UNBLOCKED alone is not enough: CLIENT UNBLOCK and a
 # failover end a blocked read with the same code, and the group may be as well as ever.
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED the stream key no longer exists", "no such key", "ERR no such key")
-
-
-def is_server_error(error: BaseException) -> bool:
-    """True if the server answered, and answered no: the connection is in order."""
-    return isinstance(error, ResponseError)
 
 
 def is_group_there_already(error: ResponseError) -> bool:
@@ -40,7 +55,15 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
         sent: False if it is certain that the server did not get the command.
     """
     place = f"on stream {printable(stream)!r}, group {printable(group)!r}"
-    if isinstance(error, ResponseError):
+    kind = _code(error)
+    if not sent:
+        return QueueError(
+            f"{command} {place} was not sent: no connection to the server ({kind})",
+            stream=stream,
+            group=group,
+            command=command,
+        )
+    if _is_refusal(error):
         if str(error).startswith(_GROUP_GONE):
             return GroupMissingError(
                 f"{command} {place}: the stream or its consumer group is gone. What was pending in it is lost; "
@@ -50,15 +73,7 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
                 command=command,
             )
         return QueueError(
-            f"{command} {place} was refused by the server ({_code(error)})",
-            stream=stream,
-            group=group,
-            command=command,
-        )
-    kind = type(error).__name__
-    if not sent:
-        return QueueError(
-            f"{command} {place} was not sent: no connection to the server ({kind})",
+            f"{command} {place} was refused by the server ({kind})",
             stream=stream,
             group=group,
             command=command,
@@ -72,10 +87,18 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
     )
 
 
-def _code(error: ResponseError) -> str:
-    """The error's code: kept apart by redis-py 7 and later, else the first word, else the class."""
+def _is_refusal(error: BaseException) -> bool:
+    """True if the server answered, and answered no. redis-py makes connection errors of some of these answers."""
+    # Over Sentinel, READONLY becomes a ConnectionError raised while the answer was being handled.
+    return isinstance(error, _REFUSALS) or isinstance(error.__context__, ResponseError)
+
+
+def _code(error: BaseException) -> str:
+    """The error's code: kept apart by newer redis-py, or known by its class, else the first word, else the class."""
     known = getattr(error, "status_code", None)
     if isinstance(known, str) and _CODE.fullmatch(known):
         return known
+    if type(error) in _CODES:
+        return _CODES[type(error)]
     first = str(error).split(" ", 1)[0]
     return first if _CODE.fullmatch(first) else type(error).__name__

@@ -64,7 +64,8 @@ class Backlog:
         length: Entries in the stream, handled ones included (acknowledging does not remove them).
         pending: Entries delivered and not acknowledged.
         lag: Entries not yet delivered to the group; None where the server cannot tell (before Redis
-            7.0, or after entries in the middle were deleted).
+            7.0, or after entries in the middle were deleted). Too high after undelivered entries were
+            trimmed: the server goes on counting them.
         oldest_age_s: Age of the oldest entry that is pending or not yet delivered, by the time in its
             id and the server's clock; None if there is no such entry.
     """

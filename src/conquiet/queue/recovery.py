@@ -56,12 +56,12 @@ def plan(known: Sequence[Standing], *, min_idle_ms: int, turn: int) -> list[Prob
     """
     holding = [standing for standing in known if standing.pending]
     quiet = [Probe(one.name, Look.WHOLE) for one in holding if one.idle_ms >= min_idle_ms]
-    busy = [
-        Probe(one.name, Look.WHOLE if one.pending <= PAGE else Look.PAGED)
-        for one in holding
-        if one.idle_ms < min_idle_ms
-    ]
-    return [*_turned(quiet, turn), *_turned(busy, turn)][:MAX_PROBES]
+    busy = [one for one in holding if one.idle_ms < min_idle_ms]
+    short = [Probe(one.name, Look.WHOLE) for one in busy if one.pending <= PAGE]
+    long = [Probe(one.name, Look.PAGED) for one in busy if one.pending > PAGE]
+    # At least one long list gets its look each time, however many short ones there are.
+    first = [*_turned(quiet, turn), *_turned(short, turn)][: MAX_PROBES - min(1, len(long))]
+    return [*first, *_turned(long, turn)][:MAX_PROBES]
 
 
 def _turned(probes: list[Probe], turn: int) -> list[Probe]:

@@ -18,29 +18,31 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from conquiet.config import QueueConfig
 from conquiet.errors import PayloadError, QueueError
 from conquiet.kernel.redaction import printable
-from conquiet.kernel.validation import require_seconds
+from conquiet.kernel.validation import require_seconds, require_text
 from conquiet.queue import scripts
 from conquiet.queue.backlog import read_backlog
 from conquiet.queue.client import SOCKET_TIMEOUT_S, AnyRedis, clone_sync
 from conquiet.queue.codec import CodecError, canonical, encode_payload
 from conquiet.queue.commands import StreamCommands, pack
 from conquiet.queue.delivery import Deliveries
-from conquiet.queue.faults import is_group_there_already, translate
+from conquiet.queue.faults import is_group_there_already
 from conquiet.queue.metrics import (
     observe_queue_ack,
     observe_queue_ack_noop,
     observe_queue_claim,
     observe_queue_read,
+    prepare_queue_metrics,
 )
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.recovery import StaleFinder
 from conquiet.queue.replies import Entry, entries, pending_rows, read_entries, text
-from conquiet.queue.wire import NotSentError, Wire
+from conquiet.queue.sender import Sender
+from conquiet.queue.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +78,11 @@ class RedisStreamsQueue:
         self.config = config
         self._commands = StreamCommands(config.stream_key, config.consumer_group, config.consumer_name)
         self._deliveries = Deliveries(config)
-        self._finder = StaleFinder(self._commands, self._call)
+        prepare_queue_metrics(config.stream_key)
         longest_wait_s = LONGEST_SLICE_MS / 1000
         clone = clone_sync(redis, socket_timeout_s=command_timeout_s + longest_wait_s)
-        self._wire = Wire(clone, longest_wait_s=longest_wait_s)
+        self._send = Sender(Wire(clone, longest_wait_s=longest_wait_s), config.stream_key, config.consumer_group)
+        self._finder = StaleFinder(self._commands, self._send.call)
         try:
             self._ensure_group_exists()
         except BaseException:
@@ -89,7 +92,7 @@ class RedisStreamsQueue:
     # ------------------------------------------------------------------ life
     def close(self) -> None:
         """Close the connections we opened. The caller's client is left alone."""
-        self._wire.close()
+        self._send.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +122,7 @@ class RedisStreamsQueue:
         """
         data = self._encode(payload)
         if idempotency_key is None:
-            return text(self._call("XADD", self._commands.add(data)))
+            return text(self._send.call("XADD", self._commands.add(data)))
         return self._enqueue_once(payload, data, idempotency_key, idempotency_window_s)
 
     def enqueue_many(self, payloads: Iterable[dict[str, Any]]) -> list[str]:
@@ -134,12 +137,12 @@ class RedisStreamsQueue:
         if len(encoded) > MAX_BATCH:
             raise self._refusal("XADD", f"takes at most {MAX_BATCH} payloads in one call, got {len(encoded)}")
         # One reply to MULTI, one "queued" each, then the results in the reply to EXEC.
-        results = self._pipeline("EXEC", self._commands.add_all(encoded), len(encoded) + 2)[-1]
+        results = self._send.pipeline("EXEC", self._commands.add_all(encoded), len(encoded) + 2)[-1]
         if isinstance(results, ResponseError):
-            raise self._translated(results, "EXEC") from results
+            raise self._send.failure(results, "EXEC") from results
         failed = next((result for result in results if isinstance(result, ResponseError)), None)
         if failed is not None:
-            raise self._translated(failed, "XADD") from failed
+            raise self._send.failure(failed, "XADD") from failed
         return [text(result) for result in results]
 
     # ------------------------------------------------------------------ reading
@@ -157,12 +160,13 @@ class RedisStreamsQueue:
         self._require_positive("XREADGROUP", "block_ms", block_ms)
         self._require_positive("XREADGROUP", "count", count)
         started = time.perf_counter()
-        reply = self._call("XREADGROUP", self._commands.read_new(block_ms, count), wait_s=block_ms / 1000)
+        reply = self._send.call("XREADGROUP", self._commands.read_new(block_ms, count), wait_s=block_ms / 1000)
         if not reply:
             return MessageBatch()
-        found = read_entries(reply)
-        observe_queue_read(self.config.stream_key, len(found), time.perf_counter() - started)
-        return self._deliveries.batch(found, command="XREADGROUP")
+        latency_s = time.perf_counter() - started
+        batch = self._deliveries.batch(read_entries(reply), command="XREADGROUP")
+        observe_queue_read(self.config.stream_key, len(batch), latency_s)
+        return batch
 
     def recover_own(self, count: int = 100, *, after: str = "0-0") -> MessageBatch:
         """Return entries that are pending for this consumer already, e.g. from before a crash.
@@ -174,15 +178,15 @@ class RedisStreamsQueue:
         """
         self._require_positive("XREADGROUP", "count", count)
         self._require_id("XREADGROUP", after)
-        found = read_entries(self._call("XREADGROUP", self._commands.read_own(after, count)))
+        found = read_entries(self._send.call("XREADGROUP", self._commands.read_own(after, count)))
         if not found:
             return MessageBatch()
         rows = pending_rows(
-            self._call("XPENDING", self._commands.pending_of_own(found[0].id, found[-1].id, len(found)))
+            self._send.call("XPENDING", self._commands.pending_of_own(found[0].id, found[-1].id, len(found)))
         )
         gone = [entry.id for entry in found if entry.fields is None]
         if gone:
-            self._call("XACK", self._commands.ack_all(gone))
+            self._send.call("XACK", self._commands.ack_all(gone))
         counts = {row.id: row.deliveries for row in rows}
         return self._deliveries.batch(found, command="XREADGROUP", counts=counts)
 
@@ -210,7 +214,7 @@ class RedisStreamsQueue:
         """
         self._require_ours("EVAL", msg)
         config = self.config
-        kept = self._call(
+        kept = self._send.call(
             "EVAL",
             pack(
                 "EVAL", scripts.EXTEND_LEASE, 1, config.stream_key, config.consumer_group, config.consumer_name, msg.id
@@ -233,27 +237,28 @@ class RedisStreamsQueue:
         stale = self._finder.find(min_idle_ms=min_idle_ms, count=count)
         if not stale:
             return MessageBatch()
-        reply = self._call("XCLAIM", self._commands.claim(min_idle_ms, [row.id for row in stale]))
+        reply = self._send.call("XCLAIM", self._commands.claim(min_idle_ms, [row.id for row in stale]))
         claimed = entries(reply)
         gone = self._deleted_among({row.id for row in stale} - {entry.id for entry in claimed})
         if gone and None in reply:
             # Redis 6.2 claims a deleted entry and answers nil for it; later ones drop it themselves.
-            self._call("XACK", self._commands.ack_all(gone))
-        if claimed:
-            observe_queue_claim(self.config.stream_key, len(claimed))
+            self._send.call("XACK", self._commands.ack_all(gone))
         counts = {row.id: row.deliveries + 1 for row in stale}
         found = [*claimed, *(Entry(message_id, None) for message_id in gone)]
-        return self._deliveries.batch(found, command="XCLAIM", counts=counts)
+        batch = self._deliveries.batch(found, command="XCLAIM", counts=counts)
+        if batch:
+            observe_queue_claim(self.config.stream_key, len(batch))
+        return batch
 
     # ------------------------------------------------------------------ looking
     def backlog(self) -> Backlog:
         """Say how far the group is behind. Asks only when called, changes nothing. SPEC(000 §12.2)."""
-        return read_backlog(self.config, self._call)
+        return read_backlog(self.config, self._send.call)
 
     # ------------------------------------------------------------------ inside
     def _ensure_group_exists(self) -> None:
         try:
-            self._call("XGROUP CREATE", self._commands.create_group())
+            self._send.call("XGROUP CREATE", self._commands.create_group())
         except QueueError as error:
             if not (isinstance(error.__cause__, ResponseError) and is_group_there_already(error.__cause__)):
                 raise
@@ -266,13 +271,12 @@ class RedisStreamsQueue:
         raise self._payload_error(f"the payload was refused: {reason}", reason)
 
     def _enqueue_once(self, payload: dict[str, Any], data: bytes, key: str, window_s: float) -> str:
-        if not isinstance(key, str) or not key:
-            raise self._payload_error("idempotency_key must be a non-empty string", "bad idempotency key")
+        require_text("idempotency_key", key)
         window_ms = max(1, round(require_seconds("idempotency_window_s", window_s) * 1000))
         digest = hashlib.sha256(canonical(payload)).hexdigest()[:32]
         stream = self.config.stream_key
         packed = pack("EVAL", scripts.ENQUEUE_ONCE, 2, stream, scripts.mark_key(stream, key), data, digest, window_ms)
-        message_id, _, first = text(self._call("EVAL", packed)).partition(" ")
+        message_id, _, first = text(self._send.call("EVAL", packed)).partition(" ")
         if first != digest:
             raise self._payload_error(
                 f"the idempotency key was used before, for another payload (entry {message_id}); nothing was added",
@@ -281,7 +285,7 @@ class RedisStreamsQueue:
         return message_id
 
     def _ack(self, message_id: str) -> None:
-        if self._call("XACK", self._commands.ack(message_id)):
+        if self._send.call("XACK", self._commands.ack(message_id)):
             observe_queue_ack(self.config.stream_key)
         else:
             observe_queue_ack_noop(self.config.stream_key)
@@ -296,31 +300,12 @@ class RedisStreamsQueue:
             return []
         asked = sorted(ids)
         packed = b"".join(map(self._commands.exists, asked))
-        found = [self._call("XRANGE", packed)] if len(asked) == 1 else self._pipeline("XRANGE", packed, len(asked))
-        return [message_id for message_id, reply in zip(asked, found, strict=True) if reply == []]
-
-    def _call(self, command: str, packed: bytes, *, wait_s: float = 0.0) -> Any:
-        try:
-            return self._wire.call(packed, wait_s=wait_s)
-        except NotSentError as error:
-            cause = error.__cause__
-            raise self._translated(cause, command, sent=False) from cause
-        except (RedisError, OSError) as error:
-            raise self._translated(error, command) from error
-
-    def _pipeline(self, command: str, packed: bytes, replies: int) -> list[Any]:
-        try:
-            return self._wire.pipeline(packed, replies)
-        except NotSentError as error:
-            cause = error.__cause__
-            raise self._translated(cause, command, sent=False) from cause
-        except (RedisError, OSError) as error:
-            raise self._translated(error, command) from error
-
-    def _translated(self, error: BaseException | None, command: str, *, sent: bool = True) -> QueueError:
-        return translate(
-            error, stream=self.config.stream_key, group=self.config.consumer_group, command=command, sent=sent
+        found = (
+            [self._send.call("XRANGE", packed)]
+            if len(asked) == 1
+            else self._send.pipeline("XRANGE", packed, len(asked))
         )
+        return [message_id for message_id, reply in zip(asked, found, strict=True) if reply == []]
 
     def _require_positive(self, command: str, name: str, value: object) -> None:
         if type(value) is not int or value <= 0:

@@ -24,7 +24,11 @@ _TRUSTED_IDLE_S = 1.0
 
 
 class NotSentError(Exception):
-    """There was no connection; the command did not leave this process. The reason is the cause."""
+    """There was no connection; the command did not leave this process."""
+
+    def __init__(self, reason: RedisError | OSError) -> None:
+        super().__init__(type(reason).__name__)
+        self.reason = reason
 
 
 class Wire:
@@ -60,7 +64,7 @@ class Wire:
             NotSentError: No connection could be had.
             RedisError: The reply was lost; the command may have taken effect.
         """
-        return self._exchange(packed, 1, wait_s)
+        return self._exchange(packed, None, wait_s)
 
     def pipeline(self, packed: bytes, replies: int) -> list[Any]:
         """Send several packed commands at once and return their replies; refusals are among them."""
@@ -73,15 +77,12 @@ class Wire:
         self._forget()
         self._client.close()
 
-    def _exchange(self, packed: bytes, replies: int, wait_s: float) -> Any:
+    def _exchange(self, packed: bytes, replies: int | None, wait_s: float) -> Any:
         idle = self._idle if wait_s <= self._longest_wait_s else self._patient
         connection = self._take(idle, wait_s)
         try:
             connection.send_packed_command((packed,), check_health=False)
-            if replies == 1:
-                reply = connection.read_response()
-            else:
-                reply = [_read_any(connection) for _ in range(replies)]
+            reply = connection.read_response() if replies is None else _read_all(connection, replies)
         except ResponseError:
             self._give_back(idle, connection)
             raise
@@ -118,7 +119,7 @@ class Wire:
             connection.connect()
         except (RedisError, OSError) as error:
             connection.disconnect()
-            raise NotSentError from error
+            raise NotSentError(error) from error
         except BaseException:
             connection.disconnect()
             raise
@@ -150,8 +151,11 @@ def _usable(connection: Any, since: float) -> bool:
         return False
 
 
-def _read_any(connection: Any) -> Any:
-    try:
-        return connection.read_response()
-    except ResponseError as error:
-        return error
+def _read_all(connection: Any, replies: int) -> list[Any]:
+    answers: list[Any] = []
+    for _ in range(replies):
+        try:
+            answers.append(connection.read_response())
+        except ResponseError as error:  # one refusal; the replies behind it still have to be read
+            answers.append(error)
+    return answers

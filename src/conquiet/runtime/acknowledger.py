@@ -15,7 +15,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from conquiet.metrics.registry import QUEUE_ACK_NOOP_TOTAL, QUEUE_MESSAGES_ACK_TOTAL, never_raises
+from conquiet.metrics.registry import QUEUE_ACK_NOOP_TOTAL, QUEUE_MESSAGES_ACK_TOTAL
+from conquiet.metrics.safety import never_raises
 from conquiet.queue.commands import pack
 from conquiet.queue.faults import translate
 from conquiet.runtime.context import RuntimeMessage

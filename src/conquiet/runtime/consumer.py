@@ -146,7 +146,7 @@ class Consumer:
             table=self._table,
             reconnect=self._reconnects[1],
             on_error=self._tell,
-            reader_is_coming=lambda: self._intake.is_coming,
+            reader_is_coming=self._intake.will_come,
         )
         self._runner = Runner(
             Invoker(handler, self, self._threads),
@@ -454,7 +454,9 @@ class Consumer:
     async def _unblock(self, client_id: int) -> None:
         # Only to be quick: without it (or without the right to it) the read ends with its slice.
         with contextlib.suppress(WireLostError):
-            await self._acknowledger.borrow([pack("CLIENT", "UNBLOCK", client_id)])
+            while self._intake.is_blocked:
+                await self._acknowledger.borrow([pack("CLIENT", "UNBLOCK", client_id)])
+                await asyncio.sleep(0.01)  # it may have come before the read itself
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._executor is None:

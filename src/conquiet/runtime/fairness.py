@@ -25,6 +25,7 @@ class StreamRota:
         self._level = dict(priorities or {})
         self._hot: set[str] = set()
         self._empty: set[str] = set()
+        self._others_turn = False
 
     @property
     def anybody_full(self) -> bool:
@@ -45,8 +46,9 @@ class StreamRota:
         if not hot or not cold:
             takes = [_share(hot or cold, room)]
         elif room == 1:
-            # One slot: whoever has waited longest, full or not. A full one waits one round at most.
-            takes = [Take((self._order[0],), 1)]
+            # One slot: a full stream and one of the others in turn.
+            self._others_turn = not self._others_turn
+            takes = [Take(((cold if self._others_turn else hot)[0],), 1)]
         else:
             rest = _share(cold, max(1, room // 4))
             takes = [_share(hot, room - len(rest.streams) * rest.each), rest]

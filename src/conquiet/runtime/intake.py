@@ -106,10 +106,12 @@ class Intake:
         """True while a read waits on the server."""
         return self._doing is _Doing.BLOCKED
 
-    @property
-    def is_coming(self) -> bool:
+    def will_come(self) -> bool:
         """True if the next read, which takes due acknowledgements along, is a matter of microseconds."""
-        return self._doing is _Doing.BUSY or (self._doing is _Doing.WAITING_FOR_ROOM and self._room() > 0)
+        if self._doing is _Doing.WAITING_FOR_ROOM and self._room() > 0:
+            self.wake()
+            return True
+        return self._doing is _Doing.BUSY
 
     def stop(self) -> None:
         """Read nothing more. A read in flight is not broken off: its entries would be stranded."""
@@ -160,6 +162,7 @@ class Intake:
                     await self._come_back(error)
         finally:
             self._doing = _Doing.APART
+            self._acknowledger.nudge()
 
     def _room(self) -> int:
         prefetch = prefetch_now(self._average_s(), self._concurrency, self._settings.prefetch)
@@ -209,6 +212,7 @@ class Intake:
         for stream, count in found.items():
             self._tallies[stream].read += count
         self._rota.note(takes, found)
+        self._found_last = bool(messages)
         self._deliver(messages)
 
     def _plan(self, room: int) -> tuple[list[Take], int]:
@@ -223,21 +227,19 @@ class Intake:
             takes = [self._rota.plan_wait(self._settings.prefetch + self._concurrency - self._pool.in_hand)]
             if len(takes[0].streams) < len(self._streams):
                 wait_ms = min(wait_ms, _PARTIAL_WAIT_MS)
-        until_look_ms = int(self._stealing.next_look(time.monotonic()) * 1000)
-        return takes, max(1, min(wait_ms, until_look_ms))
+        return takes, min(wait_ms, int(self._stealing.next_look(time.monotonic()) * 1000))
 
     async def _steal(self, room: int) -> bool:
         """Look for stale work where a look is due. True if it took room."""
         now = time.monotonic()
-        idle = not self._found_last
-        looks = self._stealing.due(now, room, idle=idle)
+        looks = self._stealing.due(now, room, idle=not self._found_last)
         taken = False
         for stream, count in looks.items():
             if stream in self._withheld:
-                self._stealing.looked(stream, self._stealing.cursor(stream), now, idle=False)
+                self._stealing.looked(stream, self._stealing.cursor(stream), now)
                 continue
             messages, cursor = await self._reader.claim(stream, self._stealing.cursor(stream), count)
-            self._stealing.looked(stream, cursor, time.monotonic(), idle=idle)
+            self._stealing.looked(stream, cursor, time.monotonic())
             if messages:
                 taken = True
                 self._tallies[stream].claimed += len(messages)
@@ -256,7 +258,6 @@ class Intake:
 
     def _deliver(self, messages: list[RuntimeMessage]) -> None:
         self.last_progress = time.monotonic()
-        self._found_last = bool(messages)
         self._pool.put(messages)
         self._flush_tallies({message.stream for message in messages})
 

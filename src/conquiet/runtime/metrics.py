@@ -20,8 +20,8 @@ from conquiet.metrics.registry import (
     RUNTIME_IN_HAND,
     RUNTIME_LEASES_LOST_TOTAL,
     RUNTIME_WAIT_SECONDS,
-    never_raises,
 )
+from conquiet.metrics.safety import never_raises
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Getting a connection back: bounded, jittered, counted. The decision is pure; who waits is not here."""
 
 from conquiet.kernel.backoff import Backoff
-from conquiet.metrics.registry import RUNTIME_RECONNECTS_TOTAL, never_raises
+from conquiet.metrics.registry import RUNTIME_RECONNECTS_TOTAL
+from conquiet.metrics.safety import never_raises
 
 
 class Reconnect:

@@ -138,7 +138,7 @@ class Runner:
         if message.delivery_count == 1:
             waited_s = time.time() - int(message.id.partition("-")[0]) / 1000
             self._tallies[message.stream].wait_s.append(max(0.0, waited_s))
-        if self._dispatcher.wants(Started):
+        if Started in self._dispatcher.heard:
             self._dispatcher.emit(Started(message))
 
     def _succeed(self, message: RuntimeMessage, began: float) -> None:
@@ -153,7 +153,7 @@ class Runner:
             self._table.release(message)
         else:
             self._acknowledger.add(message)
-        if self._dispatcher.wants(Succeeded):
+        if Succeeded in self._dispatcher.heard:
             self._dispatcher.emit(Succeeded(message, duration_s))
 
     def _fail(self, message: RuntimeMessage, error: BaseException, began: float) -> None:

@@ -1,13 +1,15 @@
 """When to look for stale work, and where the last look ended. Pure: the reader makes the calls.
 
-Idle capacity looks as often as the interval says, and goes on at once while there is more. A busy engine
-looks too, for a quarter of its room: otherwise constant load would leave stale messages lying for ever.
+While there is no new work, every second turn looks for stale work as long as there is some. Under load it
+is every fourth: otherwise constant load would leave stale messages lying for ever.
 """
 
 import random
 from collections.abc import Callable, Sequence
 
 START = "0-0"
+_IDLE_TURNS = 2
+_BUSY_TURNS = 4
 
 
 class StealSchedule:
@@ -27,17 +29,25 @@ class StealSchedule:
         # The first look comes soon: after a crash stale work is what a new process is there for.
         self._next = {stream: interval_s * rand() * 0.5 for stream in streams}
         self._began: float | None = None
+        self._turns_since_look = _BUSY_TURNS
 
     def due(self, now: float, room: int, *, idle: bool) -> dict[str, int]:
-        """Return the streams to look at now and how many entries each may bring, within the room."""
+        """Return the streams to look at in this turn and how many entries each may bring, within the room.
+
+        Args:
+            now: The monotonic clock.
+            room: How many messages may be taken.
+            idle: The last read for new entries brought nothing.
+        """
         if self._began is None:
             self._began = now
             self._next = {stream: now + wait for stream, wait in self._next.items()}
-        if now < min(self._next.values()):
+        self._turns_since_look += 1
+        if now < min(self._next.values()) or self._turns_since_look < (_IDLE_TURNS if idle else _BUSY_TURNS):
             return {}
-        share = room if idle else max(1, room // 4)
-        ready = sorted((at, stream) for stream, at in self._next.items() if at <= now)[:share]
-        return {stream: share // len(ready) for _, stream in ready}
+        self._turns_since_look = 0
+        ready = sorted((at, stream) for stream, at in self._next.items() if at <= now)[:room]
+        return {stream: room // len(ready) for _, stream in ready}
 
     def next_look(self, now: float) -> float:
         """Seconds until some stream is due; 0 if one is."""
@@ -49,13 +59,10 @@ class StealSchedule:
         """Where to go on."""
         return self._cursor[stream]
 
-    def looked(self, stream: str, cursor: str, now: float, *, idle: bool) -> None:
-        """Note how far a look came. A cursor at the start means that the whole list was seen."""
+    def looked(self, stream: str, cursor: str, now: float) -> None:
+        """Note how far a look came. A cursor at the start means that the whole list was seen; else it goes on."""
         self._cursor[stream] = cursor
-        if cursor == START:
-            self._next[stream] = now + self._interval_s * (0.5 + self._rand())
-        else:
-            self._next[stream] = now if idle else now + self._interval_s / 4
+        self._next[stream] = now + self._interval_s * (0.5 + self._rand()) if cursor == START else now
 
 
 def after(message_id: str) -> str:

@@ -13,7 +13,8 @@ from redis.exceptions import ResponseError
 
 from conquiet.errors import MalformedMessageError, QueueError
 from conquiet.kernel.redaction import printable
-from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, QUEUE_MESSAGES_MALFORMED_TOTAL, never_raises
+from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, QUEUE_MESSAGES_MALFORMED_TOTAL
+from conquiet.metrics.safety import never_raises
 from conquiet.queue.codec import FIELD, NOT_ONE_FIELD, WRONG_FIELD, CodecError, decode_payload
 from conquiet.queue.commands import pack
 from conquiet.queue.faults import is_group_there_already, translate

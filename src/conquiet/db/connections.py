@@ -1,0 +1,211 @@
+"""The writer's own connections: a pool beside the caller's, made from the same ingredients.
+
+A round trip is most of what a write costs, and SQLAlchemy's defaults spend three on an INSERT:
+the statement, COMMIT, and the pool's ROLLBACK on return. The last two can only be saved by
+changing how connections behave (autocommit on, no reset), and doing that to the caller's pool
+would change the caller's other transactions. So the writer opens connections of its own: same
+address, credentials, connect arguments, pool settings and event listeners, but
+
+- a connection stays in the mode it was last used in. Autocommit: one statement, which is its own
+  transaction. Manual: the statements of a locked UPDATE, then COMMIT. Changing costs one trip.
+- nothing is sent on return. ``Checkout`` commits or rolls back each transaction itself, and a
+  connection that could not be brought back to a known state is closed.
+
+The price is up to a second pool's worth of connections to the server. They are opened only when
+needed, shared by all writers of an engine, closed with the last writer or with the engine's
+``dispose()``. See docs/decisions/0030.
+
+SQLite has no trips to save (and ``:memory:`` lives in one connection), so there the caller's
+engine itself is used.
+"""
+
+import copy
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.pool.base import ResetStyle
+
+from conquiet.db.dialects import is_mysql
+from conquiet.db.faults import Fault, fault_of
+
+_OPEN: Final = "conquiet_transaction_open"
+
+
+class Checkout:
+    """One connection, borrowed for one write.
+
+    Attributes:
+        conn: What statements are executed on.
+    """
+
+    __slots__ = ("_info", "conn")
+
+    def __init__(self, conn: Connection, *, autocommit: bool) -> None:
+        self.conn = conn
+        # Kept, because asking an invalidated connection for it would reconnect.
+        self._info = conn.info
+        if is_mysql(conn.engine):
+            dbapi_connection: Any = conn.connection.dbapi_connection
+            dbapi_connection.autocommit(autocommit)  # sends nothing if it is in that mode already
+            self._info[_OPEN] = not autocommit
+
+    def commit(self) -> None:
+        """COMMIT. Sends nothing in autocommit mode, where the statement has committed itself."""
+        self.conn.commit()
+        if not self.conn.invalidated:
+            self._info[_OPEN] = False
+
+    def abandon(self, error: BaseException) -> None:
+        """Bring the connection back to a state in which nothing is open, or close it.
+
+        Does not raise: the error that brought us here is the one to report.
+        """
+        if self.conn.invalidated or self.conn.closed:
+            return
+        # After an interrupt (Ctrl-C, a timeout by signal) a reply may still be on its way, and the next
+        # user of the connection would take it for theirs.
+        if not isinstance(error, Exception) or fault_of(error.__cause__ or error) is Fault.GONE:
+            self.conn.invalidate()
+            return
+        try:
+            self.conn.rollback()
+        except Exception:  # noqa: BLE001 - whatever it was, the connection is of no use any more
+            self.conn.invalidate()
+        else:
+            self._info[_OPEN] = False
+
+
+class WriterConnections:
+    """The own connections of all writers on one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._origin = weakref.ref(engine)
+        self._clone: Engine | None = None
+        self._making = threading.Lock()
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+
+    @contextmanager
+    def checkout(self, *, autocommit: bool) -> Iterator[Checkout]:
+        """Borrow a connection. An exception rolls back whatever was not committed."""
+        with (self._clone or self._cloned()).connect() as conn:
+            borrowed: Checkout | None = None
+            try:
+                borrowed = Checkout(conn, autocommit=autocommit)
+                yield borrowed
+            except BaseException as error:
+                if borrowed is not None:
+                    borrowed.abandon(error)
+                else:
+                    conn.invalidate()
+                raise
+
+    def leave(self, user: object) -> None:
+        """Count one writer out; the last one closes the connections."""
+        self.users.discard(user)
+        if not self.users:
+            self.close()
+
+    def close(self) -> None:
+        """Close what is idle now; what is in use is closed when it comes back. A later use opens anew."""
+        clone, self._clone = self._clone, None
+        if clone is not None and clone is not self._origin():
+            clone.dispose()
+
+    @property
+    def pool_status(self) -> str:
+        """SQLAlchemy's own words about the pool, for operators and tests."""
+        return "not opened" if self._clone is None else self._clone.pool.status()
+
+    def _cloned(self) -> Engine:
+        with self._making:
+            if self._clone is None:
+                engine = self._origin()
+                assert engine is not None  # noqa: S101 - the writer that asks holds it
+                self._clone = _clone(engine) if is_mysql(engine) else engine
+            return self._clone
+
+
+class _Clone(Engine):
+    """An engine that tells the original engine's listeners too: tracing goes on working."""
+
+    _heard_from: "weakref.ref[Engine] | None" = None
+
+    @property
+    def _has_events(self) -> bool:
+        origin = self._heard_from() if self._heard_from is not None else None
+        return bool(self.__dict__.get("_own_events")) or (origin is not None and origin._has_events)  # noqa: SLF001
+
+    @_has_events.setter
+    def _has_events(self, value: bool) -> None:
+        self.__dict__["_own_events"] = value
+
+
+def _clone(engine: Engine) -> Engine:
+    pool = engine.pool.recreate()
+    # No public way leads here: recreate() takes no arguments. A test counts the statements that
+    # reach the server, so a SQLAlchemy in which this does nothing any more does not go unnoticed.
+    pool._reset_on_return = ResetStyle.reset_none  # noqa: SLF001
+    # The first connection initializes the dialect (server version and so on); copy it after that.
+    pool.connect().close()
+    dialect = copy.copy(engine.dialect)
+    send_rollback, send_commit = dialect.do_rollback, dialect.do_commit
+
+    def rollback_if_open(connection: Any) -> None:
+        # Connection.close() rolls back by itself whatever SQLAlchemy takes for a transaction, also
+        # when our COMMIT came before or the connection is in autocommit mode.
+        if connection.info.get(_OPEN):
+            send_rollback(connection)
+
+    def commit_if_open(connection: Any) -> None:
+        if connection.info.get(_OPEN):
+            send_commit(connection)
+
+    setattr(dialect, "do_rollback", rollback_if_open)  # noqa: B010 - mypy forbids the plain assignment
+    setattr(dialect, "do_commit", commit_if_open)  # noqa: B010
+    clone = _Clone(pool, dialect, engine.url, echo=engine.echo, hide_parameters=True)
+    clone._heard_from = weakref.ref(engine)  # noqa: SLF001
+    clone.dispatch = clone.dispatch._join(engine.dispatch)  # noqa: SLF001 - as SQLAlchemy's own OptionEngine does
+    return clone
+
+
+_registry: "weakref.WeakKeyDictionary[Engine, WriterConnections]" = weakref.WeakKeyDictionary()
+_registering = threading.Lock()
+# What a forked child inherited: sockets that belong to the parent. Closing them there would say goodbye
+# to the server in the parent's name, so they are kept and never touched.
+_inherited: list[object] = []
+
+
+def connections_of(engine: Engine) -> WriterConnections:
+    """Return the writers' connections beside this engine, the same for all of them."""
+    found = _registry.get(engine)
+    if found is not None:
+        return found
+    with _registering:
+        found = _registry.get(engine)
+        if found is None:
+            found = _registry[engine] = WriterConnections(engine)
+            event.listen(engine, "engine_disposed", _disposed)
+        return found
+
+
+def _disposed(engine: Engine) -> None:
+    # Whoever closes the engine means all of it.
+    found = _registry.get(engine)
+    if found is not None:
+        found.close()
+
+
+def _after_fork() -> None:
+    global _registry, _registering  # noqa: PLW0603 - the child starts with none
+    _inherited.append(dict(_registry))
+    _registry = weakref.WeakKeyDictionary()
+    _registering = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,117 @@
+"""INSERT: no lock, one row per id, whoever was first. SPEC(003 §5.2)."""
+
+import logging
+from typing import Any
+
+from conquiet.db import sql
+from conquiet.db.connections import Checkout, WriterConnections
+from conquiet.db.faults import DUPLICATE_KEY, About, Fault, fault_of
+from conquiet.db.locking.naming import canonical_id
+from conquiet.db.metrics import observe_duplicate
+from conquiet.db.models import DbOperation, WriteOutcome
+from conquiet.db.steps import borrowed, translated
+from conquiet.errors import DbWriteError
+
+logger = logging.getLogger(__name__)
+
+_INSERTED = WriteOutcome(rows=1)
+_DUPLICATE = WriteOutcome(rows=0, duplicate=True)
+
+
+class Inserts:
+    """Inserts rows; one that is there already is found out, logged and counted, not raised."""
+
+    def __init__(self, id_column: str) -> None:
+        self._id_column = id_column
+
+    def one(self, connections: WriterConnections, op: DbOperation) -> WriteOutcome:
+        """Insert one row in one round trip: a single statement in autocommit mode is its own transaction."""
+        columns = self._columns(op)
+        about = About("insert", op.table)
+        with borrowed(connections, about, autocommit=True) as checkout:
+            try:
+                with translated(about, committing=True):
+                    checkout.conn.execute(sql.insert(op.table, columns), sql.values(op.payload, columns))
+                    checkout.commit()
+            except DbWriteError as error:
+                checkout.abandon(error)
+                # Only the duplicate of this very id is suppressed. The same number for another unique
+                # key means that the row asked for does not exist.
+                if not (_is_duplicate(error) and self._exists(checkout, op, about)):
+                    raise
+                return _duplicate(op)
+        return _INSERTED
+
+    def many(self, connections: WriterConnections, group: list[DbOperation], outcomes: list[WriteOutcome]) -> None:
+        """Insert a group of rows of one shape and append their outcomes, in order.
+
+        Usually one statement. If it meets a duplicate, nothing of it is there: the rows that exist are
+        looked up and left out, and if that does not settle it (a race, another unique key, an id twice
+        in the group), the rows go one by one.
+        """
+        if self._together(connections, group):
+            outcomes += [_INSERTED] * len(group)
+            return
+        existing = self._existing(connections, group)
+        fresh = [op for op in group if str(op.id_value) not in existing]
+        if not fresh or (len(fresh) < len(group) and self._together(connections, fresh)):
+            outcomes += [_duplicate(op) if str(op.id_value) in existing else _INSERTED for op in group]
+            return
+        for op in group:
+            outcomes.append(self.one(connections, op))
+
+    def _together(self, connections: WriterConnections, group: list[DbOperation]) -> bool:
+        """Insert all rows in one transaction. False, and nothing inserted, if one is a duplicate."""
+        columns = self._columns(group[0])
+        for op in group:
+            self._columns(op)
+        about = About("insert", group[0].table)
+        rows = [sql.values(op.payload, columns) for op in group]
+        # Not autocommit: the driver may cut a long list into several statements.
+        with borrowed(connections, about, autocommit=False) as checkout:
+            try:
+                with translated(about):
+                    checkout.conn.execute(sql.insert(group[0].table, columns), rows)
+                with translated(about, committing=True):
+                    checkout.commit()
+            except DbWriteError as error:
+                checkout.abandon(error)
+                if not _is_duplicate(error):
+                    raise
+                return False
+        return True
+
+    def _existing(self, connections: WriterConnections, group: list[DbOperation]) -> set[str]:
+        """Those ids of the group whose rows exist, as text."""
+        about = About("insert", group[0].table)
+        statement = sql.select_ids(group[0].table, self._id_column, len(group))
+        with borrowed(connections, about, autocommit=True) as checkout, translated(about):
+            found = checkout.conn.execute(statement, sql.conditions([op.id_value for op in group]))
+            return {str(value) for value in found.scalars()}
+
+    def _exists(self, checkout: Checkout, op: DbOperation, about: About) -> bool:
+        with translated(about):
+            found = checkout.conn.execute(sql.select_id(op.table, self._id_column), {"w0": op.id_value})
+            return found.first() is not None
+
+    def _columns(self, op: DbOperation) -> tuple[str, ...]:
+        """Return what to write; refuse what cannot be checked afterwards."""
+        facts: dict[str, Any] = {"table": op.table, "operation": "insert"}
+        if not op.payload:
+            raise DbWriteError(f"insert on {op.table} failed: the payload has no column", **facts)
+        if self._id_column in op.payload and canonical_id(op.payload[self._id_column]) != canonical_id(op.id_value):
+            raise DbWriteError(
+                f"insert on {op.table} failed: id_value and the payload's {self._id_column} name different rows",
+                **facts,
+            )
+        return tuple(op.payload)
+
+
+def _is_duplicate(error: DbWriteError) -> bool:
+    return error.__cause__ is not None and fault_of(error.__cause__) is Fault.DUPLICATE
+
+
+def _duplicate(op: DbOperation) -> WriteOutcome:
+    observe_duplicate(op.table)
+    logger.info("duplicate insert suppressed", extra={"table": op.table, "errno": DUPLICATE_KEY})
+    return _DUPLICATE

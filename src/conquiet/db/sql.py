@@ -1,0 +1,90 @@
+"""Statements, built once per shape. Pure: no I/O, and no value ever becomes part of a text.
+
+Bind names are generated (``p0`` for a value to write, ``w0`` for a condition). With names taken
+from the payload, a column called like one of our own binds would replace it: in the seed's sample
+a column ``id_value`` moved the UPDATE to another row.
+
+Identifiers were validated where they came in (``DbOperation``, ``DbConfig``, the helpers), so
+backticks around them are enough. SQLite takes backticks too.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from sqlalchemy import TextClause, text
+
+_SHAPES: Final = 1_024
+
+# A current read: sees what was committed after this transaction's snapshot.
+FOR_UPDATE: Final = " FOR UPDATE"
+SHARED: Final = " LOCK IN SHARE MODE"  # MariaDB does not know FOR SHARE
+PLAIN: Final = ""
+
+
+def quoted(name: str) -> str:
+    """Return a validated ``column``, ``table`` or ``schema.table`` in backticks."""
+    return ".".join(f"`{part}`" for part in name.split("."))
+
+
+@lru_cache(_SHAPES)
+def insert(table: str, columns: tuple[str, ...]) -> TextClause:
+    """INSERT one row; binds ``p0`` … in the order of ``columns``."""
+    names = ", ".join(map(quoted, columns))
+    values = ", ".join(f":p{i}" for i in range(len(columns)))
+    return text(f"INSERT INTO {quoted(table)} ({names}) VALUES ({values})")  # noqa: S608 - validated identifiers
+
+
+@lru_cache(_SHAPES)
+def update(table: str, columns: tuple[str, ...], id_column: str) -> TextClause:
+    """UPDATE by id; binds ``p0`` … for the columns and ``w0`` for the id."""
+    sets = ", ".join(f"{quoted(column)} = :p{i}" for i, column in enumerate(columns))
+    return text(f"UPDATE {quoted(table)} SET {sets} WHERE {quoted(id_column)} = :w0")  # noqa: S608 - as above
+
+
+@lru_cache(_SHAPES)
+def update_version(table: str, columns: tuple[str, ...], id_column: str, version_column: str) -> TextClause:
+    """UPDATE by id (``w0``) and expected version (``w1``), which it raises by one."""
+    version = quoted(version_column)
+    sets = "".join(f"{quoted(column)} = :p{i}, " for i, column in enumerate(columns))
+    return text(
+        f"UPDATE {quoted(table)} SET {sets}{version} = {version} + 1 "  # noqa: S608 - as above
+        f"WHERE {quoted(id_column)} = :w0 AND {version} = :w1"
+    )
+
+
+@lru_cache(_SHAPES)
+def select_row(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
+    """The whole row with the id ``w0``."""
+    return text(f"SELECT * FROM {quoted(table)} WHERE {quoted(id_column)} = :w0{suffix}")  # noqa: S608 - as above
+
+
+@lru_cache(_SHAPES)
+def select_id(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
+    """The id column of the row with the id ``w0``: is it there?"""
+    column = quoted(id_column)
+    return text(f"SELECT {column} FROM {quoted(table)} WHERE {column} = :w0{suffix}")  # noqa: S608 - as above
+
+
+@lru_cache(_SHAPES)
+def select_where(table: str, columns: tuple[str, ...], suffix: str = PLAIN) -> TextClause:
+    """The whole rows in which each of ``columns`` equals its bind ``w0``, ``w1`` and so on."""
+    where = " AND ".join(f"{quoted(column)} = :w{i}" for i, column in enumerate(columns))
+    return text(f"SELECT * FROM {quoted(table)} WHERE {where}{suffix}")  # noqa: S608 - as above
+
+
+def select_ids(table: str, id_column: str, count: int) -> TextClause:
+    """Those of the ids ``w0`` … that exist. Not kept: the count varies freely."""
+    column = quoted(id_column)
+    binds = ", ".join(f":w{i}" for i in range(count))
+    return text(f"SELECT {column} FROM {quoted(table)} WHERE {column} IN ({binds})")  # noqa: S608 - as above
+
+
+def values(payload: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """Binds ``p0`` … for the columns."""
+    return {f"p{i}": payload[column] for i, column in enumerate(columns)}
+
+
+def conditions(wanted: Sequence[Any]) -> dict[str, Any]:
+    """Binds ``w0`` … for conditions."""
+    return {f"w{i}": value for i, value in enumerate(wanted)}

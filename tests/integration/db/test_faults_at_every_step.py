@@ -1,0 +1,301 @@
+"""Break the connection at every step of a locked update and look at what is left.
+
+After each fault: no lock is held, no transaction is open, the pool has its connections back, the next write
+works, and the table holds exactly what was acknowledged, or that plus what is called unknown.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.engine import Connection
+
+from conquiet.config import DbConfig
+from conquiet.db import AdvisoryLock, DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy
+from conquiet.db.connections import connections_of
+from conquiet.db.locking.naming import lock_name, row_lock_name
+from conquiet.errors import CommitUnknownError, DbWriteError
+from conquiet.testing import FaultProxy, wait_until
+from conquiet.testing.mysql import MySQLServer
+
+LOCKED = [strategy for strategy in LockStrategy if strategy is not LockStrategy.NONE]
+STEPS = ["before lock", "after lock", "before statement", "after statement", "before commit", "after commit"]
+# The proxy has to read what goes through it.
+PLAINTEXT: dict[str, dict[str, Any]] = {"pymysql": {"connect_args": {"ssl_disabled": True}}, "mysqldb": {}}
+COMMIT = b"\x03COMMIT"  # the whole command: SET AUTOCOMMIT has the word in it too
+_LOCKING = re.compile(r"SELECT GET_LOCK|SELECT \* .* FOR UPDATE|LOCK TABLES")
+_RELEASING = re.compile(r"SELECT RELEASE_LOCK|UNLOCK TABLES")
+
+
+@dataclass
+class Saboteur:
+    """Calls ``strike`` once, at the armed step of the next write on ``engine``."""
+
+    engine: Engine
+    strike: Callable[[Any], object]
+    armed: str | None = None
+    struck: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        event.listen(self.engine, "before_cursor_execute", self._before)
+        event.listen(self.engine, "after_cursor_execute", self._after)
+        event.listen(self.engine, "commit", lambda conn: self._at("before commit", conn))
+
+    def _before(self, conn: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+        if _LOCKING.match(statement):
+            self._at("before lock", conn)
+        elif statement.startswith("UPDATE"):
+            self._at("before statement", conn)
+        elif _RELEASING.match(statement):
+            self._at("after commit", conn)
+
+    def _after(self, conn: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+        if _LOCKING.match(statement):
+            self._at("after lock", conn)
+        elif statement.startswith("UPDATE"):
+            self._at("after statement", conn)
+
+    def _at(self, step: str, conn: Connection) -> None:
+        if self.armed == step:
+            self.armed = None
+            self.struck.append(step)
+            self.strike(conn.connection.dbapi_connection)
+
+
+@dataclass
+class Ledger:
+    """What the writer said about each increment, to be compared with the table."""
+
+    acknowledged: int = 0
+    unknown: int = 0
+    failed: int = 0
+
+    def write(self, writer: DbWriter) -> None:
+        try:
+            writer.modify(1, lambda row: {"amount": row["amount"] + 1})
+        except CommitUnknownError:
+            self.unknown += 1
+        except DbWriteError:
+            self.failed += 1
+        else:
+            self.acknowledged += 1
+
+    def check(self, admin: Connection) -> None:
+        amount: Any = admin.execute(text("SELECT amount FROM orders WHERE id = 1")).scalar()
+        assert self.acknowledged <= amount <= self.acknowledged + self.unknown, self
+
+
+def nothing_left(admin: Connection, engine: Engine, *names: str) -> None:
+    """No lock, no transaction, no LOCK TABLES; every connection back in its pool."""
+    wait_until(
+        lambda: all(admin.execute(text("SELECT IS_USED_LOCK(:n)"), {"n": name}).scalar() is None for name in names),
+        message="an advisory lock is still held",
+    )
+    wait_until(
+        lambda: (
+            admin.execute(
+                text(
+                    "SELECT COUNT(*) FROM information_schema.innodb_trx x "
+                    "JOIN information_schema.processlist p ON p.id = x.trx_mysql_thread_id "
+                    "WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID()"
+                )
+            ).scalar()
+            == 0
+        ),
+        message="a transaction is still open",
+    )
+    admin.execute(text("SET SESSION lock_wait_timeout = 5"))
+    admin.execute(text("UPDATE orders SET status = 'seen' WHERE id = 1"))
+    assert "Current Checked out connections: 0" in engine.pool.status()
+    status = connections_of(engine).pool_status
+    assert "Checked out connections: 0" in status or status == "not opened"
+
+
+def sabotage(writer: DbWriter, saboteur: Saboteur, admin: Connection, ledger: Ledger, steps: list[str] = STEPS) -> None:
+    name = row_lock_name("conquiet_lock", "orders", 1, default_schema=writer.engine.url.database)
+    for step in steps:
+        saboteur.armed = step
+        ledger.write(writer)
+        saboteur.armed = None
+        nothing_left(admin, writer.engine, name)
+        ledger.check(admin)
+        before = ledger.acknowledged
+        ledger.write(writer)
+        assert ledger.acknowledged == before + 1, f"the write after {step} failed"
+        ledger.check(admin)
+
+
+@pytest.fixture
+def row(admin: Connection, engine: Engine) -> None:
+    admin.execute(text("INSERT INTO orders (id) VALUES (1)"))
+
+
+@pytest.mark.parametrize("strategy", LOCKED)
+def test_kill_connection_at_every_step(engine: Engine, admin: Connection, row: None, strategy: LockStrategy) -> None:
+    saboteur = Saboteur(engine, lambda raw: admin.execute(text(f"KILL CONNECTION {raw.thread_id()}")))
+    ledger = Ledger()
+
+    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, ledger)
+
+    assert saboteur.struck == STEPS[: 5 if strategy is LockStrategy.ROW else 6]
+    assert ledger.failed >= 3
+
+
+@pytest.mark.parametrize("strategy", LOCKED)
+def test_kill_query_at_every_step(engine: Engine, admin: Connection, row: None, strategy: LockStrategy) -> None:
+    """Between two statements it hits nothing, or the next one. Either way nothing is left behind."""
+    saboteur = Saboteur(engine, lambda raw: admin.execute(text(f"KILL QUERY {raw.thread_id()}")))
+
+    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, Ledger())
+
+
+@pytest.mark.parametrize("strategy", LOCKED)
+def test_a_cut_cable_at_every_step(
+    make_engine: Callable[..., Engine],
+    driver: str,
+    engine: Engine,
+    db_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    admin: Connection,
+    row: None,
+    strategy: LockStrategy,
+) -> None:
+    proxy = fault_proxy(db_url)
+    far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])
+    saboteur = Saboteur(far, lambda _: proxy.cut())
+    ledger = Ledger()
+
+    sabotage(DbWriter(far, DbConfig("orders"), strategy), saboteur, admin, ledger)
+
+    assert saboteur.struck == STEPS[: 5 if strategy is LockStrategy.ROW else 6]
+    # Cut after the statement and right before COMMIT: from here that cannot be told from a lost reply.
+    assert ledger.unknown == 2
+
+
+@pytest.mark.spec("QC-001.16")
+@pytest.mark.parametrize("strategy", LOCKED)
+def test_a_lost_reply_to_commit_is_unknown_and_to_any_other_statement_failed(
+    make_engine: Callable[..., Engine],
+    driver: str,
+    engine: Engine,
+    db_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    admin: Connection,
+    row: None,
+    strategy: LockStrategy,
+) -> None:
+    proxy = fault_proxy(db_url)
+    far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])
+    writer = DbWriter(far, DbConfig("orders"), strategy)
+    writer.modify(1, lambda _: {"status": "warm"})
+
+    proxy.drop_next_reply(b"UPDATE `orders`")
+    with pytest.raises(DbWriteError) as failed:
+        writer.modify(1, lambda row: {"amount": row["amount"] + 1})
+    nothing_left(admin, far)
+    amount_after_failure = admin.execute(text("SELECT amount FROM orders")).scalar()
+    proxy.drop_next_reply(COMMIT)
+    with pytest.raises(CommitUnknownError) as unknown:
+        writer.modify(1, lambda row: {"amount": row["amount"] + 1})
+    nothing_left(admin, far)
+
+    assert not isinstance(failed.value, CommitUnknownError)
+    assert amount_after_failure == 0
+    assert unknown.value.errno == 2013
+    assert admin.execute(text("SELECT amount FROM orders")).scalar() == 1  # it was there all the time
+
+
+def test_a_lost_reply_to_a_statement_that_commits_itself_is_unknown(
+    make_engine: Callable[..., Engine],
+    driver: str,
+    engine: Engine,
+    db_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    admin: Connection,
+) -> None:
+    proxy = fault_proxy(db_url)
+    writer = DbWriter(make_engine(proxy.url_for(db_url), **PLAINTEXT[driver]), DbConfig("orders"))
+    insert = [DbOperation("orders", DbOperationType.INSERT, i, {"id": i}) for i in range(4)]
+    writer.execute(insert[0])
+
+    proxy.drop_next_reply(b"INSERT")
+    with pytest.raises(CommitUnknownError):
+        writer.execute(insert[1])
+    proxy.drop_next_reply(b"UPDATE")
+    with pytest.raises(CommitUnknownError):
+        writer.execute(DbOperation("orders", DbOperationType.UPDATE, 0, {"amount": 7}))
+    proxy.drop_next_reply(COMMIT)
+    with pytest.raises(CommitUnknownError) as caught:
+        writer.execute_many(insert[2:])
+
+    assert caught.value.completed == 0
+    assert set(admin.execute(text("SELECT id FROM orders")).scalars()) == {0, 1, 2, 3}
+    assert writer.execute(insert[1]).duplicate  # asking again finds out
+
+
+@pytest.mark.spec("QC-001.16", "QC-001.18")
+def test_a_session_tells_unknown_from_failed_and_leaves_no_lock(
+    make_engine: Callable[..., Engine],
+    driver: str,
+    engine: Engine,
+    db_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    admin: Connection,
+    row: None,
+) -> None:
+    proxy = fault_proxy(db_url)
+    far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])
+
+    def increment() -> None:
+        with DbSession(far) as session:
+            AdvisoryLock(session, "k").acquire()
+            session.execute("UPDATE orders SET amount = amount + 1")
+
+    increment()
+    proxy.drop_next_reply(COMMIT)
+    with pytest.raises(CommitUnknownError):
+        increment()
+    nothing_left(admin, far, lock_name("conquiet_key", "k"))
+    proxy.drop_next_reply(b"UPDATE")
+    with pytest.raises(DbWriteError) as caught:
+        increment()
+    nothing_left(admin, far, lock_name("conquiet_key", "k"))
+    proxy.drop_next_reply(b"RELEASE_LOCK")
+    increment()  # committed: the lost release is not its failure
+    nothing_left(admin, far, lock_name("conquiet_key", "k"))
+
+    assert not isinstance(caught.value, CommitUnknownError)
+    assert admin.execute(text("SELECT amount FROM orders")).scalar() == 3
+
+
+def test_a_server_that_restarts_in_the_middle(
+    make_engine: Callable[..., Engine], driver: str, private_mysql: Callable[..., MySQLServer]
+) -> None:
+    if driver != "pymysql":
+        return  # a server of its own is dear, and the drivers' errors are compared above
+    server = private_mysql()
+    engine = make_engine(server.url)
+    with DbSession(engine) as session:
+        session.execute(
+            "CREATE TABLE orders (id INT PRIMARY KEY, amount INT NOT NULL, status VARCHAR(9)) ENGINE=InnoDB"
+        )
+        session.execute("INSERT INTO orders VALUES (1, 0, '')")
+    ledger = Ledger()
+    writer = DbWriter(engine, DbConfig("orders"), LockStrategy.ADVISORY_AND_ROW)
+    saboteur = Saboteur(engine, lambda _: server.kill())
+
+    for step in ("after lock", "before commit", "after commit"):
+        saboteur.armed = step
+        ledger.write(writer)
+        server.restart()
+        engine.dispose()  # what an operator does; without it each dead connection costs one failed write
+        with make_engine(server.url, isolation_level="AUTOCOMMIT").connect() as admin:
+            name = row_lock_name("conquiet_lock", "orders", 1, default_schema=engine.url.database)
+            nothing_left(admin, engine, name)
+            ledger.check(admin)
+
+    assert saboteur.struck == ["after lock", "before commit", "after commit"]
+    assert (ledger.failed, ledger.unknown, ledger.acknowledged) == (1, 1, 1)

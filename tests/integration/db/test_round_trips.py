@@ -1,0 +1,170 @@
+"""What is sent to the server, statement by statement, as its own log has it."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from conquiet.config import DbConfig
+from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy
+from conquiet.db.connections import connections_of
+
+Statements = Callable[[], list[str]]
+
+GET, RELEASE = "SELECT GET_LOCK", "SELECT RELEASE_LOCK"
+LOCKING_READ = "SELECT `id` FROM `orders` WHERE `id` = 1 FOR UPDATE"
+UPDATE = "UPDATE `orders` SET `amount` ="
+
+
+def shapes(sent: list[str]) -> list[str]:
+    """Statements cut down to what the tests are about."""
+    known = (GET, RELEASE, UPDATE, "LOCK TABLES `orders` WRITE", "INSERT INTO `orders`")
+    return [next((shape for shape in known if statement.startswith(shape)), statement) for statement in sent]
+
+
+def ready(engine: Engine, strategy: LockStrategy, statements: Statements, op_type: DbOperationType) -> DbWriter:
+    """A writer whose connection is open and in the right mode already."""
+    writer = DbWriter(engine, DbConfig("orders"), strategy)
+    writer.execute(DbOperation("orders", DbOperationType.INSERT, 1, {"id": 1}))
+    if op_type is DbOperationType.UPDATE:
+        writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": -1}))
+    statements()
+    return writer
+
+
+@pytest.mark.spec("CQ-005.8", "CQ-005.51", "CQ-005.53")
+@pytest.mark.parametrize("strategy", LockStrategy)
+def test_an_insert_is_one_statement_and_no_lock_whatever_the_strategy(
+    engine: Engine, statements: Statements, strategy: LockStrategy
+) -> None:
+    writer = ready(engine, strategy, statements, DbOperationType.INSERT)
+
+    writer.execute(DbOperation("orders", DbOperationType.INSERT, 2, {"id": 2, "amount": 5}))
+
+    assert statements() == ["INSERT INTO `orders` (`id`, `amount`) VALUES (2, 5)"]
+
+
+@pytest.mark.spec(
+    "CQ-005.13", "CQ-005.17", "CQ-005.21", "CQ-005.24", "CQ-005.26", "CQ-005.29", "CQ-005.30", "CQ-005.57", "CQ-005.58"
+)
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (LockStrategy.NONE, [UPDATE]),
+        (LockStrategy.ROW, [LOCKING_READ, UPDATE, "COMMIT"]),
+        (LockStrategy.ADVISORY, [GET, UPDATE, "COMMIT", RELEASE]),
+        (LockStrategy.ADVISORY_AND_ROW, [GET, LOCKING_READ, UPDATE, "COMMIT", RELEASE]),
+        (LockStrategy.TABLE, ["LOCK TABLES `orders` WRITE", UPDATE, "COMMIT", "UNLOCK TABLES"]),
+    ],
+)
+def test_an_update_locks_writes_commits_and_only_then_releases(
+    engine: Engine, statements: Statements, strategy: LockStrategy, expected: list[str]
+) -> None:
+    """The seed releases before it commits; on real servers that loses updates (decision 0001)."""
+    writer = ready(engine, strategy, statements, DbOperationType.UPDATE)
+
+    writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5}))
+
+    assert shapes(statements()) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "before", "read", "after"),
+    [
+        (LockStrategy.NONE, [], "SELECT * FROM `orders` WHERE `id` = 1", ["COMMIT"]),
+        (LockStrategy.ROW, [], "SELECT * FROM `orders` WHERE `id` = 1 FOR UPDATE", ["COMMIT"]),
+        (LockStrategy.ADVISORY, [GET], "SELECT * FROM `orders` WHERE `id` = 1", ["COMMIT", RELEASE]),
+        (LockStrategy.ADVISORY_AND_ROW, [GET], "SELECT * FROM `orders` WHERE `id` = 1 FOR UPDATE", ["COMMIT", RELEASE]),
+        (
+            LockStrategy.TABLE,
+            ["LOCK TABLES `orders` WRITE"],
+            "SELECT * FROM `orders` WHERE `id` = 1",
+            ["COMMIT", "UNLOCK TABLES"],
+        ),
+    ],
+)
+def test_modify_reads_after_the_lock_and_no_statement_more(
+    engine: Engine, statements: Statements, strategy: LockStrategy, before: list[str], read: str, after: list[str]
+) -> None:
+    writer = ready(engine, strategy, statements, DbOperationType.UPDATE)
+    if strategy is LockStrategy.NONE:
+        writer.modify(1, lambda row: {"amount": row["amount"]})
+        statements()
+
+    writer.modify(1, lambda row: {"amount": row["amount"] + 1})
+
+    assert shapes(statements()) == [*before, read, UPDATE, *after]
+
+
+def test_many_inserts_are_one_statement_and_one_commit(engine: Engine, statements: Statements) -> None:
+    writer = ready(engine, LockStrategy.ROW, statements, DbOperationType.UPDATE)
+
+    writer.execute_many([DbOperation("orders", DbOperationType.INSERT, i, {"id": i}) for i in range(10, 210)])
+
+    assert shapes(statements()) == ["INSERT INTO `orders`", "COMMIT"]
+
+
+def test_the_lock_name_that_reaches_the_server_fits_every_server(engine: Engine, statements: Statements) -> None:
+    writer = ready(engine, LockStrategy.ADVISORY, statements, DbOperationType.UPDATE)
+
+    writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5}))
+
+    got, _, _, released = statements()
+    (name,) = re.findall(r"GET_LOCK\('([^']+)', 10\)", got)
+    assert f"RELEASE_LOCK('{name}')" in released
+    assert len(name) == 64
+    assert name.startswith("conquiet_lock:")
+
+
+def test_the_callers_pool_is_neither_used_nor_changed(engine: Engine) -> None:
+    """Autocommit and a missing reset on the caller's connections would change the caller's transactions."""
+    checkouts: list[object] = []
+    engine.dispose()
+    before = engine.pool.status()
+    writer = DbWriter(engine, DbConfig("orders"), LockStrategy.ROW)
+
+    writer.execute(DbOperation("orders", DbOperationType.INSERT, 1, {"id": 1}))
+    writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 2}))
+
+    assert engine.pool.status() == before
+    event.listen(engine, "checkout", lambda *_: checkouts.append(1))
+    with engine.connect() as conn:
+        conn.execute(text("INSERT INTO orders (id) VALUES (2)"))  # rolled back: not in autocommit mode
+    assert len(checkouts) == 1
+    with DbSession(engine) as session:
+        assert session.fetch_all("SELECT id, amount FROM orders") == [{"id": 1, "amount": 2}]
+
+
+def test_listeners_of_the_callers_engine_hear_the_writer_too(engine: Engine) -> None:
+    """Tracing is attached to engines; a writer that it cannot see would be a blind spot."""
+    heard: list[str] = []
+    writer = DbWriter(engine, DbConfig("orders"))
+    writer.execute(DbOperation("orders", DbOperationType.INSERT, 1, {"id": 1}))
+    event.listen(engine, "before_cursor_execute", lambda *args: heard.append(args[2]))
+
+    writer.execute(DbOperation("orders", DbOperationType.INSERT, 2, {"id": 2}))
+
+    assert [statement.split(" VALUES")[0] for statement in heard] == ["INSERT INTO `orders` (`id`)"]
+
+
+def test_own_connections_are_shared_by_an_engines_writers_and_closed_with_the_last(engine: Engine) -> None:
+    first, second = (DbWriter(engine, DbConfig("orders")) for _ in range(2))
+    for i, writer in enumerate((first, second)):
+        writer.execute(DbOperation("orders", DbOperationType.INSERT, i, {"id": i}))
+    assert "Connections in pool: 1" in connections_of(engine).pool_status
+
+    first.close()
+    assert "Connections in pool: 1" in connections_of(engine).pool_status
+    second.close()
+    assert connections_of(engine).pool_status == "not opened"
+
+
+def test_disposing_of_the_engine_closes_the_writers_connections(engine: Engine) -> None:
+    writer = DbWriter(engine, DbConfig("orders"))
+    writer.execute(DbOperation("orders", DbOperationType.INSERT, 1, {"id": 1}))
+
+    engine.dispose()
+
+    assert connections_of(engine).pool_status == "not opened"
+    writer.execute(DbOperation("orders", DbOperationType.INSERT, 2, {"id": 2}))

@@ -1,0 +1,99 @@
+"""What the engine's integration tests share: a client that looks at the server, engines that are always ended."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+import redis
+import redis.asyncio
+
+from conquiet.kernel.lifecycle import Status
+from conquiet.runtime import Consumer, EngineError, StopReport
+
+
+class MakeEngine(Protocol):
+    def __call__(self, handler: Any, **options: Any) -> Consumer: ...
+
+
+class Enqueue(Protocol):
+    def __call__(self, count: int = 1, *, to: str | None = None, **payload: Any) -> list[str]: ...
+
+
+@pytest.fixture
+def stream(key_prefix: str) -> str:
+    return f"{key_prefix}orders"
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator[Any]:
+    """A client of the test's own: looks at the server, plays the other side."""
+    client = redis.Redis.from_url(redis_url, protocol=2)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def enqueue(raw: Any, stream: str) -> Enqueue:
+    def add(count: int = 1, *, to: str | None = None, **payload: Any) -> list[str]:
+        pipe = raw.pipeline(transaction=False)
+        for number in range(count):
+            pipe.xadd(to or stream, {"data": json.dumps({"n": number, **payload})})
+        return [entry_id.decode() for entry_id in pipe.execute()]
+
+    return add
+
+
+@pytest.fixture
+async def make_engine(redis_url: str, stream: str) -> AsyncIterator[MakeEngine]:
+    """Builds engines; whatever a test leaves running is stopped by force, so that one failure stays one."""
+    engines: list[Consumer] = []
+    client = redis.asyncio.Redis.from_url(redis_url)
+
+    def make(handler: Any, **options: Any) -> Consumer:
+        given = {"streams": [stream], "redis": client, "grace_s": 5.0, **options}
+        engine = Consumer(handler=handler, **given)
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        if engine.status in {Status.RUNNING, Status.STOPPING}:
+            engine.stop()
+            engine.stop()
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(engine.wait_for_active_tasks(), 5)
+    await client.aclose()
+
+
+class Running:
+    """An engine at work, and the errors it told about."""
+
+    def __init__(self, engine: Consumer) -> None:
+        self.engine = engine
+        self.errors: list[BaseException] = []
+        engine.on("error", self._note)
+        self.task: asyncio.Task[StopReport] = asyncio.create_task(engine.start())
+
+    def _note(self, event: EngineError) -> None:
+        self.errors.append(event.error)
+
+    async def stop(self) -> StopReport:
+        self.engine.stop()
+        return await asyncio.wait_for(self.task, 20)
+
+
+@pytest.fixture
+def run() -> Callable[[Consumer], Running]:
+    return Running
+
+
+@pytest.fixture
+def pending(raw: Any, stream: str) -> Callable[..., list[dict[str, Any]]]:
+    def rows(group: str = "processor", of: str | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = raw.xpending_range(of or stream, group, "-", "+", 1_000)
+        return found
+
+    return rows

@@ -1,0 +1,167 @@
+"""Connections that break, servers that restart, groups that vanish."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from conquiet.errors import GroupMissingError, QueueError
+from conquiet.kernel.backoff import Backoff
+from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.testing import wait_until_async
+
+QUICK = Backoff(base_s=0.02, cap_s=0.1)
+
+
+@pytest.fixture
+def counts() -> dict[str, int]:
+    return {}
+
+
+@pytest.fixture
+def counting(counts: dict[str, int]) -> Any:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        counts[message.id] = counts.get(message.id, 0) + 1
+        await asyncio.sleep(0.001)
+
+    return handler
+
+
+async def test_killed_connections_are_told_counted_and_had_back(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, counting: Any, counts: dict[str, int], pending: Any
+) -> None:
+    running = run(make_engine(counting, concurrency=8, reconnect=QUICK))
+    total = 0
+    for _ in range(10):
+        total += len(enqueue(100))
+        await wait_until_async(lambda enough=total - 60: len(counts) > enough)  # type: ignore[misc]
+        raw.client_kill_filter(_type="normal", skipme=True)
+    await wait_until_async(lambda: len(counts) == total)
+    await wait_until_async(lambda: not pending())
+    health = running.engine.health()
+    await running.stop()
+
+    assert all(isinstance(error, QueueError) for error in running.errors)
+    assert len(running.errors) >= 5
+    assert health.reconnects >= 5
+    assert set(counts.values()) == {1}
+
+
+async def test_a_read_whose_reply_is_lost_strands_nothing_and_is_not_charged(
+    make_engine: Any, run: Any, enqueue: Any, redis_url: str, fault_proxy: Any, counting: Any, counts: dict[str, int]
+) -> None:
+    """The entries are pending for us and nobody has seen them. They must not wait until they are stale."""
+    proxy = fault_proxy(redis_url)
+    client = redis.asyncio.Redis.from_url(proxy.url_for(redis_url))
+    deliveries: set[int] = set()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        deliveries.add(message.delivery_count)
+        await counting(message, ctx)
+
+    running = run(make_engine(handler, redis=client, concurrency=8, claim_idle_ms=600_000, reconnect=QUICK))
+    await wait_until_async(lambda: running.engine._intake.is_blocked)
+    proxy.drop_next_reply(b"XREADGROUP")
+    enqueue(50)
+    await wait_until_async(lambda: len(counts) == 50)
+    await running.stop()
+    await client.aclose()
+
+    assert running.errors
+    assert deliveries == {1}
+    assert set(counts.values()) == {1}
+
+
+async def test_a_server_that_restarts_is_found_again(
+    make_engine: Any, run: Any, private_redis: Any, counting: Any, counts: dict[str, int]
+) -> None:
+    server = private_redis(aof=True)
+    raw = redis.Redis.from_url(server.url)
+    client = redis.asyncio.Redis.from_url(server.url)
+    running = run(make_engine(counting, redis=client, streams=["s"], concurrency=8, claim_idle_ms=400, reconnect=QUICK,
+                              max_reconnects=200))  # fmt: skip
+    for number in range(300):
+        raw.xadd("s", {"data": f'{{"n":{number}}}'})
+    await wait_until_async(lambda: len(counts) > 50)
+    await asyncio.to_thread(server.kill)
+    await wait_until_async(lambda: not running.engine.health().ready)
+    await asyncio.to_thread(server.restart)
+    stored = raw.xlen("s")
+    await wait_until_async(lambda: len(counts) >= stored, timeout_s=20)
+    await wait_until_async(lambda: running.engine.health().ready)
+    await running.stop()
+    raw.close()
+    await client.aclose()
+
+    assert stored >= 290  # appendfsync everysec may lose the last second, and says so
+
+
+async def test_a_server_that_stays_away_ends_the_engine_with_an_error(
+    make_engine: Any, run: Any, private_redis: Any, counting: Any
+) -> None:
+    server = private_redis()
+    client = redis.asyncio.Redis.from_url(server.url)
+    running = run(make_engine(counting, redis=client, streams=["s"], reconnect=QUICK, max_reconnects=5))
+    await wait_until_async(lambda: running.engine.health().ready)
+    await asyncio.to_thread(server.kill)
+
+    with pytest.raises(QueueError):
+        await asyncio.wait_for(running.task, 20)
+
+    assert 5 <= running.engine.health().reconnects <= 10
+    await client.aclose()
+
+
+async def test_a_lost_group_stops_the_engine_with_a_clear_error(
+    make_engine: Any, run: Any, raw: Any, enqueue: Any, counting: Any, counts: dict[str, int], stream: str
+) -> None:
+    running = run(make_engine(counting))
+    enqueue(20)
+    await wait_until_async(lambda: len(counts) == 20)
+    raw.flushall()
+
+    with pytest.raises(GroupMissingError) as caught:
+        await asyncio.wait_for(running.task, 10)
+
+    assert stream in str(caught.value)
+    assert len(running.errors) == 1
+
+
+async def test_a_lost_group_is_built_again_from_the_beginning_on_request(
+    make_engine: Any, run: Any, raw: Any, enqueue: Any, counting: Any, counts: dict[str, int]
+) -> None:
+    running = run(make_engine(counting, recreate_group=True))
+    enqueue(20)
+    await wait_until_async(lambda: len(counts) == 20)
+    raw.flushall()
+    enqueue(30)
+    await wait_until_async(lambda: len(counts) == 50)
+    await running.stop()
+
+    assert {type(error) for error in running.errors} == {GroupMissingError}
+    assert len(running.errors) <= 5
+
+
+async def test_an_acknowledgement_that_could_not_be_sent_is_told_and_sent_again(
+    make_engine: Any, run: Any, enqueue: Any, redis_url: str, fault_proxy: Any, pending: Any
+) -> None:
+    proxy = fault_proxy(redis_url)
+    client = redis.asyncio.Redis.from_url(proxy.url_for(redis_url))
+    runs = 0
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        nonlocal runs
+        runs += 1
+
+    running = run(make_engine(handler, redis=client, claim_idle_ms=600_000, reconnect=QUICK, concurrency=3))
+    await wait_until_async(lambda: running.engine._intake.is_blocked)
+    proxy.drop_next_request(b"XACK")
+    enqueue(1)
+    await wait_until_async(lambda: running.errors)
+    await wait_until_async(lambda: not pending())
+    await running.stop()
+    await client.aclose()
+
+    assert runs == 1

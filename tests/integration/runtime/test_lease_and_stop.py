@@ -1,0 +1,348 @@
+"""A live handler keeps its message, a loser is told, and a stop costs nobody an attempt."""
+
+import asyncio
+import contextvars
+import gc
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from conquiet.errors import LeaseLostError
+from conquiet.runtime import EngineError, Failed, MessageContext, RuntimeMessage
+from conquiet.testing import wait_until_async
+
+
+async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
+    make_engine: Any, enqueue: Any, redis_url: str, stream: str, pending: Any
+) -> None:
+    """The second engine lives in a thread with a loop of its own, and would claim after 0.6 s."""
+    enqueue(1)
+    runs: list[str] = []
+    entered = threading.Event()
+
+    async def blocking(message: RuntimeMessage, ctx: MessageContext) -> None:
+        runs.append("first")
+        entered.set()
+        time.sleep(2.4)  # noqa: ASYNC251 - the point of the test
+
+    async def other(message: RuntimeMessage, ctx: MessageContext) -> None:
+        runs.append("second")
+
+    stop_other: list[Any] = []
+
+    def second_engine() -> None:
+        async def live() -> None:
+            import redis.asyncio
+
+            from conquiet.runtime import Consumer
+
+            async with redis.asyncio.Redis.from_url(redis_url) as client:
+                engine = Consumer(streams=[stream], redis=client, handler=other, claim_idle_ms=600)
+                stop_other.append(engine)
+                await engine.start()
+
+        entered.wait(10)
+        asyncio.run(live())
+
+    thread = threading.Thread(target=second_engine)
+    thread.start()
+    engine = make_engine(blocking, claim_idle_ms=600)
+    task = asyncio.create_task(engine.start())
+    await wait_until_async(lambda: engine.health().streams[stream].succeeded == 1)
+    engine.stop()
+    await task
+    stop_other[0].stop()
+    await asyncio.to_thread(thread.join, 10)
+
+    assert runs == ["first"]
+    assert pending() == []
+
+
+async def test_a_lost_lease_is_told_and_the_message_is_neither_taken_back_nor_acknowledged(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    (message_id,) = enqueue(1)
+    entered, leave = asyncio.Event(), asyncio.Event()
+    told: list[Any] = []
+    failed: list[Failed] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        entered.set()
+        ctx.check_lease()
+        await leave.wait()
+        told.append((ctx.lease_lost, ctx.lease_remaining_s))
+        with pytest.raises(LeaseLostError):
+            ctx.check_lease()
+        with pytest.raises(LeaseLostError):
+            await ctx.extend()
+
+    engine = make_engine(handler, claim_idle_ms=300)
+    engine.on("failed", failed.append)
+    running = run(engine)
+    await entered.wait()
+    raw.xclaim(stream, "processor", "thief", 0, [message_id])
+    await wait_until_async(lambda: running.errors)
+    owners = [row["consumer"] for row in pending()]
+    leave.set()
+    await wait_until_async(lambda: failed)
+    await running.stop()
+
+    assert told == [(True, 0.0)]
+    assert isinstance(running.errors[0], LeaseLostError)
+    assert isinstance(failed[0].error, LeaseLostError)
+    assert owners == [b"thief"]
+    assert [row["consumer"] for row in pending()] == [b"thief"]
+
+
+async def test_a_lease_is_extended_without_charging_a_delivery(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any
+) -> None:
+    enqueue(1)
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        entered.set()
+        await leave.wait()
+
+    running = run(make_engine(handler, claim_idle_ms=300))
+    await entered.wait()
+    idle: list[int] = []
+    until = time.monotonic() + 1.2
+    while time.monotonic() < until:
+        idle.append(pending()[0]["time_since_delivered"])
+        await asyncio.sleep(0.02)
+    count = pending()[0]["times_delivered"]
+    leave.set()
+    await running.stop()
+
+    assert max(idle) < 300
+    assert count == 1
+
+
+async def test_a_lease_ends_after_max_lease_s_and_the_holder_is_told(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any
+) -> None:
+    enqueue(1)
+    leave = asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        await leave.wait()
+
+    running = run(make_engine(handler, claim_idle_ms=300, max_lease_s=0.2, concurrency=1))
+    await wait_until_async(lambda: any(isinstance(error, LeaseLostError) for error in running.errors))
+    assert pending()[0]["time_since_delivered"] >= 300
+    leave.set()
+    await running.stop()
+
+    assert len(pending()) == 1
+
+
+async def test_unstarted_messages_are_handed_back_free_for_anybody_and_uncharged(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, stream: str
+) -> None:
+    ids = enqueue(200)
+    entered = asyncio.Event()
+    leave = asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        if message.data["n"] == 150:
+            entered.set()
+            await leave.wait()
+
+    engine = make_engine(handler, concurrency=1, claim_idle_ms=600_000)
+    running = run(engine)
+    await entered.wait()
+    await wait_until_async(lambda: engine.health().in_hand > 1)
+    await wait_until_async(lambda: pending()[0]["message_id"].decode() == ids[150])  # what is done is acknowledged
+    engine.stop()
+    await wait_until_async(lambda: all(row["times_delivered"] == 0 for row in pending()[1:]))
+    rows = {row["message_id"].decode(): row for row in pending()}
+    leave.set()
+    report = await running.task
+
+    assert report.succeeded == 151
+    assert rows.pop(ids[150])["times_delivered"] == 1
+    assert len(rows) == report.handed_back > 0
+    assert {row["times_delivered"] for row in rows.values()} == {0}
+    assert min(row["time_since_delivered"] for row in rows.values()) > 600_000
+
+    counts: list[int] = []
+
+    async def next_handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        counts.append(message.delivery_count)
+
+    following = run(make_engine(next_handler, claim_idle_ms=600_000))
+    following.engine._intake._stealing._next = {stream: 0.0}
+    await wait_until_async(lambda: len(counts) == 49)
+    await following.stop()
+    assert set(counts) == {1}
+
+
+async def test_stopping_at_random_moments_strands_nothing_and_charges_nothing(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    """A small version of 1,000 stops; tests/invariants has the large one."""
+    enqueue(1_500)
+    counts: dict[str, list[int]] = {}
+    rng = random.Random(7)
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        counts.setdefault(message.id, []).append(message.delivery_count)
+        if message.data["n"] % 3:
+            await asyncio.sleep(0.002)
+
+    for _ in range(60):
+        if len(counts) == 1_500:
+            break
+        engine = make_engine(handler, concurrency=4, claim_idle_ms=60_000, consumer_id=f"c{rng.random()}")
+        running = run(engine)
+        await asyncio.sleep(rng.random() * 0.06)
+        report = await running.stop()
+        assert (report.stranded, report.abandoned, report.unacknowledged) == (0, (), ())
+        assert running.errors == []
+        assert all(row["times_delivered"] == 0 for row in pending())
+    last = run(make_engine(handler, concurrency=50, claim_idle_ms=60_000))
+    last.engine._intake._stealing._next = {stream: 0.0}
+    await wait_until_async(lambda: len(counts) == 1_500)
+    await last.stop()
+
+    assert {tuple(deliveries) for deliveries in counts.values()} == {(1,)}
+    assert pending() == []
+
+
+async def test_after_the_grace_period_a_handler_is_broken_off_and_reported(
+    make_engine: Any, run: Any, enqueue: Any, stream: str, pending: Any
+) -> None:
+    (message_id,) = enqueue(1)
+    entered = asyncio.Event()
+    failed: list[Failed] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    engine = make_engine(handler, grace_s=0.1)
+    engine.on("failed", failed.append)
+    running = run(engine)
+    await entered.wait()
+    report = await running.stop()
+
+    assert report.abandoned == ((stream, message_id),)
+    assert isinstance(failed[0].error, asyncio.CancelledError)
+    assert len(pending()) == 1
+
+
+async def test_a_second_stop_forces(make_engine: Any, run: Any, enqueue: Any) -> None:
+    enqueue(1)
+    entered = asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    engine = make_engine(handler, grace_s=60.0)
+    running = run(engine)
+    await entered.wait()
+    engine.stop()
+    engine.stop()
+    report = await asyncio.wait_for(running.task, 5)
+
+    assert len(report.abandoned) == 1
+
+
+async def test_cancelling_start_is_a_stop_in_order(make_engine: Any, enqueue: Any, pending: Any, stream: str) -> None:
+    enqueue(100)
+    entered, leave = asyncio.Event(), asyncio.Event()
+    finished: list[str] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        entered.set()
+        await leave.wait()
+        finished.append(message.id)
+
+    engine = make_engine(handler, concurrency=2)
+    task = asyncio.create_task(engine.start())
+    await entered.wait()
+    task.cancel()
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    leave.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(finished) == 2
+    assert all(row["times_delivered"] == 0 for row in pending())
+    assert engine.report is not None
+
+
+async def test_no_task_and_no_thread_is_left_over(make_engine: Any, run: Any, enqueue: Any) -> None:
+    enqueue(100)
+    before_threads = set(threading.enumerate())
+    before_tasks = asyncio.all_tasks()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        await asyncio.sleep(0.001)
+
+    engine = make_engine(handler, concurrency=10)
+    running = run(engine)
+    await wait_until_async(lambda: engine.health().streams[engine._streams[0]].succeeded == 100)
+    await running.stop()
+    gc.collect()
+
+    # The default executor of the loop keeps its threads; they are asyncio's, not ours.
+    left = {thread for thread in set(threading.enumerate()) - before_threads if thread.name.startswith("conquiet")}
+    assert left == set()
+    assert asyncio.all_tasks() - before_tasks == set()
+
+
+async def test_context_variables_of_one_message_do_not_reach_the_next(make_engine: Any, run: Any, enqueue: Any) -> None:
+    """Slots are long-lived tasks, so this does not come for free."""
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="clean")
+    found: list[str] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        found.append(variable.get())
+        variable.set(message.id)
+        await asyncio.sleep(0)
+        assert variable.get() == message.id
+
+    enqueue(10)
+    running = run(make_engine(handler))
+    await wait_until_async(lambda: len(found) == 10)
+    report = await running.stop()
+
+    assert set(found) == {"clean"}
+    assert report.failed == 0
+
+
+async def test_stop_may_be_called_from_another_thread(make_engine: Any, run: Any) -> None:
+    running = run(make_engine(print))
+    await wait_until_async(lambda: running.engine.health().ready)
+
+    await asyncio.to_thread(running.engine.stop)
+
+    await asyncio.wait_for(running.task, 5)
+
+
+async def test_a_callback_that_is_async_may_be_slow_without_losing_events(
+    make_engine: Any, run: Any, enqueue: Any
+) -> None:
+    enqueue(1_500)
+    heard = 0
+
+    async def listener(event: EngineError) -> None:
+        nonlocal heard
+        heard += 1
+        await asyncio.sleep(0)
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        pass
+
+    engine = make_engine(handler, concurrency=10)
+    engine.on("succeeded", listener)
+    running = run(engine)
+    await wait_until_async(lambda: heard == 1_500)
+    await running.stop()

@@ -1,0 +1,184 @@
+"""What others left behind, what we left behind ourselves, and what is delivered too often."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from conquiet.errors import DeliveriesExhaustedError, QueueError
+from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.testing import wait_until_async
+
+
+def collector() -> tuple[list[tuple[str, int]], Any]:
+    seen: list[tuple[str, int]] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        seen.append((message.id, message.delivery_count))
+
+    return seen, handler
+
+
+def strand(raw: Any, stream: str, count: int, consumer: str = "dead", group: str = "processor") -> list[str]:
+    """Let somebody read entries and die."""
+    raw.xgroup_create(stream, group, "0", mkstream=True)
+    reply = raw.xreadgroup(group, consumer, {stream: ">"}, count=count)
+    return [entry_id.decode() for entry_id, _ in reply[0][1]]
+
+
+@pytest.mark.spec("CM-001.2", "CM-001.5")
+async def test_entries_of_a_dead_consumer_are_claimed_once_they_are_stale(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    enqueue(30)
+    lost = strand(raw, stream, 20)
+    seen, handler = collector()
+    raw.config_resetstat()
+
+    running = run(make_engine(handler, claim_idle_ms=200, concurrency=4))
+    await wait_until_async(lambda: len(seen) == 30)
+    await running.stop()
+
+    counts = dict(seen)
+    assert {counts[message_id] for message_id in lost} == {2}
+    assert Counter(counts.values()) == {2: 20, 1: 10}
+    stats = raw.info("commandstats")
+    assert "cmdstat_xautoclaim" in stats
+    assert "cmdstat_xclaim" not in stats
+
+
+@pytest.mark.spec("CM-001.3")
+async def test_without_xautoclaim_they_are_found_by_xpending_and_claimed_by_xclaim(
+    make_engine: Any, run: Any, private_redis: Any
+) -> None:
+    """A real server whose operator took the command away stands for one that never had it."""
+    import redis.asyncio
+
+    server = private_redis(extra_args=["--rename-command", "XAUTOCLAIM", ""])
+    raw = redis.Redis.from_url(server.url)
+    for number in range(150):
+        raw.xadd("s", {"data": f'{{"n":{number}}}'})
+    # 130 fresh ones stand in front of what is stale: a look that always begins at the front would not get past.
+    raw.xgroup_create("s", "processor", "0")
+    reply: Any = raw.xreadgroup("processor", "alive", {"s": ">"}, count=150)
+    stale = [entry_id.decode() for entry_id, _ in reply[0][1][130:]]
+    raw.xclaim("s", "processor", "dead", 0, stale, idle=3_600_000, justid=True)
+    seen, handler = collector()
+
+    client = redis.asyncio.Redis.from_url(server.url)
+    running = run(make_engine(handler, redis=client, streams=["s"], claim_idle_ms=60_000, concurrency=4))
+    running.engine._intake._stealing._interval_s = 0.05
+    running.engine._intake._stealing._next = {"s": 0.0}
+    await wait_until_async(lambda: len(seen) == 20)
+    await running.stop()
+    await client.aclose()
+
+    assert seen == [(message_id, 2) for message_id in stale]
+    assert running.errors == []
+    assert raw.info("commandstats")["cmdstat_xclaim"]["calls"] > 0
+    raw.close()
+
+
+async def test_stale_work_is_not_starved_by_constant_load(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    enqueue(10)
+    lost = set(strand(raw, stream, 10))
+    enqueue(500)
+    done: set[str] = set()
+    stop = asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        done.add(message.id)
+        if len(done) % 20 == 0 and not stop.is_set():
+            enqueue(40)  # never idle
+        await asyncio.sleep(0.001)
+
+    running = run(make_engine(handler, claim_idle_ms=200, concurrency=4))
+    await wait_until_async(lambda: lost <= done)
+    assert raw.xinfo_groups(stream)[0]["lag"] > 0
+    stop.set()
+    await running.stop()
+
+
+async def test_own_pending_entries_are_read_again_once_at_the_start(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    enqueue(250)
+    lost = strand(raw, stream, 230, consumer="me")
+    seen, handler = collector()
+
+    running = run(make_engine(handler, consumer_id="me", claim_idle_ms=60_000, concurrency=8))
+    await wait_until_async(lambda: len(seen) == 250)
+    await running.stop()
+
+    assert [message_id for message_id, _ in seen[:230]] == lost
+    assert Counter(count for _, count in seen) == {2: 230, 1: 20}
+
+
+async def test_a_message_delivered_too_often_is_not_run_but_reported_once_and_kept(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    (message_id,) = enqueue(1)
+    strand(raw, stream, 1)
+    raw.xclaim(stream, "processor", "dead", 0, [message_id], retrycount=3, idle=10_000, justid=True)
+    seen, handler = collector()
+
+    running = run(make_engine(handler, claim_idle_ms=60, max_deliveries=3))
+    await wait_until_async(lambda: pending()[0]["times_delivered"] >= 6)
+    await running.stop()
+
+    assert seen == []
+    assert [type(error) for error in running.errors] == [DeliveriesExhaustedError]
+    error = running.errors[0]
+    assert (error.message_id, error.delivery_count, error.stream) == (message_id, 4, stream)
+    assert len(pending()) == 1
+
+
+@pytest.mark.parametrize("acknowledges", [True, False])
+async def test_on_exhausted_decides_about_a_message_delivered_too_often(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, *, acknowledges: bool
+) -> None:
+    (message_id,) = enqueue(1, order=7)
+    strand(raw, stream, 1)
+    raw.xclaim(stream, "processor", "dead", 0, [message_id], retrycount=3, idle=10_000, justid=True)
+    seen, handler = collector()
+    parked: list[Any] = []
+
+    async def on_exhausted(message: RuntimeMessage, ctx: MessageContext) -> None:
+        parked.append(message.data["order"])
+        if acknowledges:
+            await ctx.ack()
+        else:
+            raise RuntimeError("could not be parked")
+
+    running = run(make_engine(handler, claim_idle_ms=60_000 if acknowledges else 60, max_deliveries=3,
+                              on_exhausted=on_exhausted))  # fmt: skip
+    running.engine._intake._stealing._next = {stream: 0.0}
+    if acknowledges:
+        raw.xclaim(stream, "processor", "dead", 0, [message_id], retrycount=3, idle=100_000, justid=True)
+    await wait_until_async(lambda: parked)
+    await running.stop()
+
+    assert seen == []
+    assert parked[0] == 7
+    assert bool(pending()) is not acknowledges
+    assert bool(running.errors) is not acknowledges
+
+
+async def test_a_pending_entry_deleted_from_its_stream_is_reported_and_never_delivered(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    enqueue(3)
+    lost = strand(raw, stream, 3)
+    raw.xdel(stream, lost[1])
+    seen, handler = collector()
+
+    running = run(make_engine(handler, claim_idle_ms=80))
+    await wait_until_async(lambda: len(seen) == 2 and running.errors)
+    await running.stop()
+
+    assert {message_id for message_id, _ in seen} == {lost[0], lost[2]}
+    assert isinstance(running.errors[0], QueueError)
+    assert lost[1] in str(running.errors[0])

@@ -1,0 +1,82 @@
+"""A worker that stands still at a named step of its k-th message, to be killed there. Not a test.
+
+    python killed_worker.py REDIS_URL DB_URL STREAM CONSUMER STEP K
+
+It prints ``STEP message-id`` and then waits for ever. With the step ``none`` it works until nothing is left, the
+stale messages of the others included, and exits.
+"""
+
+import sys
+import time
+from typing import Any
+
+import redis
+from sqlalchemy import create_engine
+
+from conquiet import QueueConfig, QueueConsumer, QueueMessage
+from conquiet.db import DbSession
+
+
+class Standing:
+    def __init__(self, step: str, message_number: int) -> None:
+        self._step, self._number = step, message_number
+        self._seen = 0
+
+    def new_message(self) -> None:
+        self._seen += 1
+
+    def here(self, step: str, message_id: str) -> None:
+        if step == self._step and self._seen == self._number:
+            print(step, message_id, flush=True)  # noqa: T201 - this is what the test waits for
+            time.sleep(600)
+
+
+def main() -> None:
+    redis_url, db_url, stream, name, step, number = sys.argv[1:]
+    engine = create_engine(db_url)
+    standing = Standing(step, int(number))
+    consumer = QueueConsumer(redis.Redis.from_url(redis_url), QueueConfig(stream, "billing", name, block_ms=500))
+    fetch, ack = consumer.next, consumer.ack
+    wire: Any = consumer.queue._send._wire
+    call = wire.call
+    current = ""
+
+    def fetching(block_ms: int | None = None) -> QueueMessage | None:
+        nonlocal current
+        message = fetch(block_ms)
+        if message is None:
+            consumer.stop()
+        else:
+            standing.new_message()
+            current = message.id
+            standing.here("read", current)
+        return message
+
+    def handler(message: QueueMessage, session: DbSession) -> None:
+        standing.here("handler", message.id)
+        session.execute("INSERT INTO effects VALUES (:id)", {"id": message.id})
+        session.before_commit(lambda _: standing.here("commit", message.id))
+
+    def acking(message: QueueMessage) -> None:
+        standing.here("ack", message.id)
+        ack(message)
+
+    def calling(packed: bytes, **options: Any) -> Any:
+        reply = call(packed, **options)
+        if b"XACK" in packed:  # the server has done it, we have not heard of it yet
+            standing.here("acked", current)
+        return reply
+
+    wire.call = calling
+    consumer.next, consumer.ack = fetching, acking  # type: ignore[method-assign, assignment]
+    if step == "none":
+        while batch := consumer.claim_stale(min_idle_ms=1, count=100):
+            for message in batch:
+                with DbSession(engine) as session:
+                    handler(message, session)
+                ack(message)
+    consumer.run(handler=handler, engine=engine)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Error numbers to named faults: numbers only, both drivers alike."""
+
+import sqlite3
+
+import pymysql
+import pytest
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from conquiet.db.faults import About, Fault, as_write_error, fault_of, number_of
+from conquiet.errors import CommitUnknownError, ConflictError, DbWriteError
+
+ABOUT = About("update", "orders")
+CANARY = "canary-4711"
+
+
+class MySQLdbError(Exception):
+    """mysqlclient's errors carry number and text like PyMySQL's."""
+
+
+def driver_error(number: int, *, kind: type[Exception] = pymysql.err.OperationalError) -> OperationalError:
+    return OperationalError("UPDATE …", {"p0": CANARY}, kind(number, f"text with {CANARY}"))
+
+
+@pytest.mark.parametrize("kind", [pymysql.err.OperationalError, MySQLdbError])
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [
+        (1062, Fault.DUPLICATE),
+        (1048, Fault.OTHER),  # NOT NULL, an IntegrityError to the driver just like 1062
+        (1452, Fault.OTHER),  # foreign key, the same
+        (1213, Fault.CONFLICT),
+        (1020, Fault.CONFLICT),
+        (1205, Fault.LOCK_TIMEOUT),
+        (3572, Fault.LOCK_TIMEOUT),
+        (1317, Fault.INTERRUPTED),
+        (2006, Fault.GONE),
+        (2013, Fault.GONE),
+        (2014, Fault.GONE),
+        (2055, Fault.GONE),
+        (4031, Fault.GONE),
+        (1927, Fault.GONE),
+        (1053, Fault.GONE),
+        (0, Fault.GONE),
+        (2003, Fault.UNREACHABLE),
+        (1045, Fault.UNREACHABLE),
+        (1064, Fault.OTHER),
+    ],
+)
+def test_numbers_become_faults_whichever_driver_raised_them(number: int, fault: Fault, kind: type[Exception]) -> None:
+    error = driver_error(number, kind=kind)
+
+    assert (number_of(error), fault_of(error)) == (number, fault)
+    assert fault_of(kind(number, "raw, not wrapped by SQLAlchemy")) is fault
+
+
+def test_sqlalchemy_calling_a_connection_dead_is_enough() -> None:
+    error = OperationalError("SELECT 1", {}, pymysql.err.OperationalError(9999, "?"), connection_invalidated=True)
+
+    assert fault_of(error) is Fault.GONE
+
+
+def test_texts_are_not_looked_at() -> None:
+    """They are translated by the server and quote values."""
+    assert fault_of(driver_error(1064)) is Fault.OTHER
+    assert fault_of(RuntimeError("Duplicate entry; Deadlock found; Lost connection")) is Fault.OTHER
+    assert number_of(RuntimeError("x")) is None
+    assert number_of(RuntimeError(True)) is None  # noqa: FBT003
+    assert number_of(RuntimeError()) is None
+
+
+def test_a_full_pool_is_unreachable_and_not_a_lost_connection() -> None:
+    assert fault_of(PoolTimeoutError("QueuePool limit")) is Fault.UNREACHABLE
+
+
+def test_sqlite_faults_are_told_by_their_codes() -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, n TEXT UNIQUE, m TEXT NOT NULL)")
+    connection.execute("INSERT INTO t VALUES (1, 'a', 'm')")
+
+    def fault(statement: str) -> Fault:
+        with pytest.raises(sqlite3.Error) as caught:
+            connection.execute(statement)
+        return fault_of(IntegrityError(statement, {}, caught.value))
+
+    assert fault("INSERT INTO t VALUES (1, 'b', 'm')") is Fault.DUPLICATE
+    assert fault("INSERT INTO t VALUES (2, 'a', 'm')") is Fault.DUPLICATE
+    assert fault("INSERT INTO t VALUES (3, 'c', NULL)") is Fault.OTHER
+    assert fault("SELECT nothing") is Fault.OTHER
+    connection.close()
+
+
+def test_a_busy_sqlite_is_a_conflict() -> None:
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY_SNAPSHOT
+
+    assert fault_of(busy) is Fault.CONFLICT
+
+
+@pytest.mark.parametrize(
+    ("number", "committing", "kind"),
+    [
+        (2013, True, CommitUnknownError),
+        (2006, True, CommitUnknownError),
+        (2013, False, DbWriteError),  # before COMMIT the server rolls back when the connection ends
+        (1213, True, ConflictError),  # an answer is an answer: it did not commit
+        (1205, False, ConflictError),
+        (1062, True, DbWriteError),
+        (1317, True, DbWriteError),
+        (2003, True, DbWriteError),  # nobody was there to commit anything
+    ],
+)
+def test_only_a_connection_lost_during_the_commit_is_unknown(
+    number: int,
+    committing: bool,  # noqa: FBT001 - a parameter of the test
+    kind: type[DbWriteError],
+) -> None:
+    error = as_write_error(driver_error(number), ABOUT, committing=committing)
+
+    assert type(error) is kind
+    assert (error.errno, error.table, error.operation) == (number, "orders", "update")
+
+
+@pytest.mark.parametrize("number", [1062, 1205, 1213, 2013, 1064, 2003, 1317])
+@pytest.mark.parametrize("committing", [True, False])
+def test_no_message_carries_a_value(number: int, committing: bool) -> None:  # noqa: FBT001 - the same
+    error = as_write_error(driver_error(number), ABOUT, committing=committing)
+
+    assert CANARY not in f"{error} {error!r} {error.args} {vars(error)}"
+    assert str(number) in str(error)

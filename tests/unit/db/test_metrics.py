@@ -1,0 +1,43 @@
+"""The seed's helpers, and that none of them can fail a write."""
+
+from inspect import signature
+
+import pytest
+from prometheus_client import REGISTRY
+
+from conquiet.db import metrics
+from conquiet.metrics import registry
+
+
+def sample(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+@pytest.mark.spec("CQ-005.41", "CQ-007.3")
+def test_a_write_is_counted_by_outcome_and_timed() -> None:
+    assert list(signature(metrics.observe_db_write).parameters) == ["table", "op_type", "status", "latency_s"]
+    counted = sample("conquiet_db_write_total", table="m1", op_type="insert", status="error")
+    timed = sample("conquiet_db_write_latency_seconds_count", table="m1", op_type="insert")
+
+    metrics.observe_db_write("m1", "insert", "error", 0.5)
+
+    assert sample("conquiet_db_write_total", table="m1", op_type="insert", status="error") == counted + 1
+    assert sample("conquiet_db_write_latency_seconds_count", table="m1", op_type="insert") == timed + 1
+    assert vars(metrics)["DB_WRITE_TOTAL"] is registry.DB_WRITE_TOTAL
+
+
+@pytest.mark.spec("CQ-005.42")
+def test_a_lock_is_timed_and_counted_when_it_was_not_had() -> None:
+    assert list(signature(metrics.observe_lock_acquisition).parameters) == ["strategy", "latency_s", "success"]
+    before = sample("conquiet_db_lock_failures_total", strategy="m2")
+
+    metrics.observe_lock_acquisition("m2", 0.5, True)  # noqa: FBT003
+    metrics.observe_lock_acquisition("m2", 0.5, False)  # noqa: FBT003
+
+    assert sample("conquiet_db_lock_failures_total", strategy="m2") == before + 1
+    assert sample("conquiet_db_lock_acquire_latency_seconds_count", strategy="m2") >= 2
+
+
+def test_a_broken_metric_breaks_no_write() -> None:
+    metrics.observe_db_write("t", "insert", "success", "not a number")  # type: ignore[arg-type]
+    metrics.observe_duplicate(object())  # type: ignore[arg-type]
