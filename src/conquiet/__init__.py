@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from conquiet.db.session import DbSession
     from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
+    from conquiet.processor import JobContext, Processor, Reject, Retry, RetryPolicy
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.rabbit import RabbitConsumer, sync_queue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
@@ -32,14 +33,19 @@ __all__ = [
     "DbSession",
     "DbWriter",
     "Every",
+    "JobContext",
     "LockStrategy",
     "MessageContext",
     "Once",
+    "Processor",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
     "RabbitConsumer",
     "RedisStreamsQueue",
+    "Reject",
+    "Retry",
+    "RetryPolicy",
     "RuntimeMessage",
     "RuntimeSettings",
     "ScheduleEntry",
@@ -58,15 +64,20 @@ _HOME = {
     "DbOperationType": "conquiet.db.models",
     "DbSession": "conquiet.db.session",
     "DbWriter": "conquiet.db.writer",
+    "JobContext": "conquiet.processor",
     "LockStrategy": "conquiet.db.locking.strategy",
     "Every": "conquiet.scheduler",
     "MessageContext": "conquiet.runtime",
     "Once": "conquiet.scheduler",
+    "Processor": "conquiet.processor",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
     "RabbitConsumer": "conquiet.rabbit",
     "RedisStreamsQueue": "conquiet.queue",
+    "Reject": "conquiet.processor",
+    "Retry": "conquiet.processor",
+    "RetryPolicy": "conquiet.processor",
     "RuntimeMessage": "conquiet.runtime",
     "RuntimeSettings": "conquiet.runtime",
     "ScheduleEntry": "conquiet.scheduler",
