@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from conquiet._version import __version__
 
 if TYPE_CHECKING:
+    from conquiet.bridge import Inbox, Outbox, OutboxRelay
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.db.locking.strategy import LockStrategy
     from conquiet.db.models import DbOperation, DbOperationType
@@ -38,6 +39,11 @@ __all__ = [
     "MessageContext",
     "Once",
     "Processor",
+    "Inbox",
+    "LockStrategy",
+    "MessageContext",
+    "Outbox",
+    "OutboxRelay",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
@@ -65,11 +71,14 @@ _HOME = {
     "DbSession": "conquiet.db.session",
     "DbWriter": "conquiet.db.writer",
     "JobContext": "conquiet.processor",
+    "Inbox": "conquiet.bridge",
     "LockStrategy": "conquiet.db.locking.strategy",
     "Every": "conquiet.scheduler",
     "MessageContext": "conquiet.runtime",
     "Once": "conquiet.scheduler",
     "Processor": "conquiet.processor",
+    "Outbox": "conquiet.bridge",
+    "OutboxRelay": "conquiet.bridge",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",
     "QueueMessage": "conquiet.queue",
