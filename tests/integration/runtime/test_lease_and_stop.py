@@ -253,9 +253,7 @@ async def test_a_second_stop_forces(make_engine: Any, run: Any, enqueue: Any) ->
     assert len(report.abandoned) == 1
 
 
-async def test_cancelling_start_is_a_stop_in_order(
-    make_engine: Any, enqueue: Any, pending: Any, stream: str
-) -> None:
+async def test_cancelling_start_is_a_stop_in_order(make_engine: Any, enqueue: Any, pending: Any, stream: str) -> None:
     enqueue(100)
     entered, leave = asyncio.Event(), asyncio.Event()
     finished: list[str] = []
@@ -300,9 +298,7 @@ async def test_no_task_and_no_thread_is_left_over(make_engine: Any, run: Any, en
     assert asyncio.all_tasks() - before_tasks == set()
 
 
-async def test_context_variables_of_one_message_do_not_reach_the_next(
-    make_engine: Any, run: Any, enqueue: Any
-) -> None:
+async def test_context_variables_of_one_message_do_not_reach_the_next(make_engine: Any, run: Any, enqueue: Any) -> None:
     """Slots are long-lived tasks, so this does not come for free."""
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="clean")
     found: list[str] = []
