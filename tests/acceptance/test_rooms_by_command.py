@@ -212,7 +212,7 @@ def test_dead_letters_of_a_queue_are_seen_put_back_and_thrown_away(
     channel = connection.channel()
     for _ in range(3):
         method, _, _ = channel.basic_get("orders")
-        channel.basic_reject(method.delivery_tag, requeue=False)  # type: ignore[union-attr, arg-type]
+        channel.basic_reject(method.delivery_tag, requeue=False)
     connection.close()
 
     words = ("--rabbit", "--json")

@@ -121,7 +121,9 @@ def still_there(client: Redis, stream: str) -> set[int]:
     groups: Any = client.xinfo_groups(stream)
     pending: Any = client.xpending_range(stream, "processor", "-", "+", 10_000)
     waiting: Any = client.xrange(stream, f"({groups[0]['last-delivered-id']}", "+")
-    held: Any = [client.xrange(stream, row["message_id"], row["message_id"])[0] for row in pending]
+    held: list[Any] = [
+        found for row in pending for found in client.xrange(stream, row["message_id"], row["message_id"]) or []
+    ]
     return {json.loads(fields["data"])["n"] for _, fields in [*waiting, *held]}
 
 

@@ -25,8 +25,8 @@ INDEXES = {
 }
 
 
-def mysql(used: int = 1, **changed: str) -> dict[str, Severity]:
-    facts = MySQLFacts(HEALTHY | changed, used, (), INDEXES, (), ())
+def mysql(changed: dict[str, str] | None = None, *, used: int = 1) -> dict[str, Severity]:
+    facts = MySQLFacts(HEALTHY | (changed or {}), used, (), INDEXES, (), ())
     return {finding.check: finding.severity for check in MYSQL_CHECKS for finding in check(facts)}
 
 
@@ -47,7 +47,7 @@ def mysql(used: int = 1, **changed: str) -> dict[str, Severity]:
 )
 def test_a_setting_of_mysql_that_bites_is_found(changed: dict[str, str], check: str, severity: Severity) -> None:
     assert mysql() == {}
-    assert mysql(**changed) == {check: severity}
+    assert mysql(changed) == {check: severity}
 
 
 def test_mariadb_names_its_isolation_level_differently() -> None:
@@ -61,11 +61,11 @@ def test_a_server_that_was_nearly_full_is_found() -> None:
     assert mysql(used=140) == {"mysql.max_connections": Severity.WARNING}
 
 
-def rabbit(version: str = "3.13.0", **queue: object) -> set[str]:
+def rabbit(queue: dict[str, object] | None = None, *, version: str = "3.13.0") -> set[str]:
     healthy = {"name": "orders", "durable": True, "type": "quorum"} | {
         "arguments": {"x-dead-letter-exchange": "", "x-delivery-limit": 5}
     }
-    facts = RabbitFacts(version, (healthy | queue,))
+    facts = RabbitFacts(version, (healthy | (queue or {}),))
     return {finding.check for check in RABBIT_CHECKS for finding in check(facts)}
 
 
@@ -81,12 +81,12 @@ def rabbit(version: str = "3.13.0", **queue: object) -> set[str]:
     ],
 )
 def test_a_queue_that_bites_is_found(queue: dict[str, object], checks: set[str]) -> None:
-    assert rabbit(**queue) == checks
+    assert rabbit(queue) == checks
 
 
 def test_from_4_0_on_quorum_queues_have_a_limit_by_default() -> None:
-    assert rabbit("4.0.1", arguments={"x-dead-letter-exchange": ""}) == set()
-    assert rabbit("3.7.0") == {"rabbit.version"}
+    assert rabbit({"arguments": {"x-dead-letter-exchange": ""}}, version="4.0.1") == set()
+    assert rabbit(version="3.7.0") == {"rabbit.version"}
 
 
 @pytest.mark.parametrize(
