@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,14 @@ async def conquiet(url: str, n: int, *, concurrency: int = 100, streams: int = 1
 
 
 async def faststream(url: str, n: int) -> None:
-    from faststream import FastStream
-    from faststream.redis import RedisBroker, StreamSub
-
-    broker = RedisBroker(url, logger=None)
-    app = FastStream(broker, logger=None)
+    library: Any = import_module("faststream.redis")
+    broker = library.RedisBroker(url, logger=None)
+    app: Any = import_module("faststream").FastStream(broker, logger=None)
     clock = Clock(n, app.exit)
 
-    @broker.subscriber(stream=StreamSub("s0", group="processor", consumer="c", max_records=100, polling_interval=1000))
+    source = library.StreamSub("s0", group="processor", consumer="c", max_records=100, polling_interval=1000)
+
+    @broker.subscriber(stream=source)  # type: ignore[untyped-decorator]
     async def handle(order: int) -> None:  # noqa: ARG001 - the payload
         clock.tick()
 
@@ -129,22 +130,20 @@ async def faststream(url: str, n: int) -> None:
 
 
 async def faststream_fill(url: str, n: int) -> None:
-    from faststream.redis import RedisBroker
-
-    async with RedisBroker(url, logger=None) as broker:
+    library: Any = import_module("faststream.redis")
+    async with library.RedisBroker(url, logger=None) as broker:
         for _ in range(n):
             await broker.publish(PAYLOAD["order"], stream="s0")
 
 
 async def taskiq(url: str, n: int, *, fill: bool = False) -> None:
-    from taskiq.api import run_receiver_task
-    from taskiq_redis import RedisStreamBroker
-
-    broker = RedisStreamBroker(url, queue_name="s0", xread_count=100, xread_block=200)
+    broker: Any = import_module("taskiq_redis").RedisStreamBroker(
+        url, queue_name="s0", xread_count=100, xread_block=200
+    )
     finished = asyncio.Event()
     clock = Clock(n, finished.set)
 
-    @broker.task(task_name="work")
+    @broker.task(task_name="work")  # type: ignore[untyped-decorator]
     async def work(order: int) -> None:  # noqa: ARG001 - the payload
         clock.tick()
 
@@ -154,26 +153,26 @@ async def taskiq(url: str, n: int, *, fill: bool = False) -> None:
             await work.kiq(1)
     else:
         print("ready", flush=True)
-        receiver = asyncio.create_task(run_receiver_task(broker, max_async_tasks=100, max_prefetch=100))
+        run_receiver: Any = import_module("taskiq.api").run_receiver_task
+        receiver = asyncio.create_task(run_receiver(broker, max_async_tasks=100, max_prefetch=100))
         await finished.wait()
         clock.report()
+        sys.stdout.flush()
         receiver.cancel()
-        await asyncio.gather(receiver, return_exceptions=True)
+        os._exit(0)  # its receiver takes a cancellation for a lost connection and begins anew
     await broker.shutdown()
 
 
 def dramatiq(url: str, n: int, *, fill: bool = False) -> None:
     import threading
 
-    import dramatiq as library
-    from dramatiq.brokers.redis import RedisBroker
-
-    broker = RedisBroker(url=url)
+    library: Any = import_module("dramatiq")
+    broker = import_module("dramatiq.brokers.redis").RedisBroker(url=url)
     library.set_broker(broker)
     finished = threading.Event()
     clock = Clock(n, finished.set)
 
-    @library.actor(queue_name="s0")
+    @library.actor(queue_name="s0")  # type: ignore[untyped-decorator]
     def work(order: int) -> None:  # noqa: ARG001 - the payload
         clock.tick()
 
@@ -222,9 +221,7 @@ def perform(what: Callable[[str, int], Any], name: str, url: str, n: int) -> Non
     if outcome is None:
         return
     if name.endswith("+uvloop"):
-        import uvloop
-
-        uvloop.run(_await(outcome))
+        import_module("uvloop").run(_await(outcome))
     else:
         asyncio.run(_await(outcome))
 

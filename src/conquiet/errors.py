@@ -4,6 +4,9 @@
     ├── ConfigurationError (ValueError)      a setting is wrong; nothing was sent anywhere
     ├── MissingExtraError (ImportError)      an optional dependency is not installed
     ├── LifecycleError                       called in the wrong order; nothing was done
+    ├── OperatorError                        an operator's request was refused; nothing was changed
+    │   ├── NoSuchStreamError                ... because there is no such stream, group or consumer
+    │   └── WrongKeyTypeError                ... because the key holds something else than a stream
     ├── MessageKeyError (ValueError)         the inbox cannot tell this message from others; nothing was run
     ├── DbWriteError                         a write failed and left nothing behind
     │   ├── CommitUnknownError               the reply to COMMIT was lost: it may have happened
@@ -55,6 +58,22 @@ class MissingExtraError(ConquietError, ImportError):
 
 class LifecycleError(ConquietError):
     """Something was used before its start, after its end, or twice. The call did nothing."""
+
+
+class OperatorError(ConquietError):
+    """An operator asked for something that is not possible or not safe now. Nothing was changed."""
+
+    def __init__(self, message: str, *, stream: str | None = None) -> None:
+        super().__init__(message)
+        self.stream = stream
+
+
+class NoSuchStreamError(OperatorError):
+    """There is no such stream, or it has no such group or consumer."""
+
+
+class WrongKeyTypeError(OperatorError):
+    """The key holds something else than a stream. It was not touched."""
 
 
 class MessageKeyError(ConquietError, ValueError):

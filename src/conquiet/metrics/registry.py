@@ -196,3 +196,15 @@ RABBIT_QUEUED_AT_START = get_or_create(
 RABBIT_PUBLISHED_TOTAL = get_or_create(
     Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]
 )
+
+# ---------------------------------------------------------------- scheduler room
+SCHEDULER_FIRED_TOTAL = get_or_create(Counter, "conquiet_scheduler_fired_total", "Ticks fired", ["stream"])
+SCHEDULER_MISSED_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_missed_total", "Late ticks dropped by the catch-up policy", ["stream"]
+)
+SCHEDULER_LATENESS_SECONDS = get_or_create(
+    Histogram, "conquiet_scheduler_lateness_seconds", "Time from when a tick could be fired until it was", ["stream"]
+)
+SCHEDULER_ERRORS_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_errors_total", "Rounds of a scheduler that got no answer from Redis", ["group"]
+)

@@ -236,7 +236,7 @@ class Intake:
         taken = False
         for stream, count in looks.items():
             if stream in self._withheld:
-                self._stealing.looked(stream, self._stealing.cursor(stream), now, idle=False)
+                self._stealing.looked(stream, self._stealing.cursor(stream), now)
                 continue
             messages, cursor = await self._reader.claim(stream, self._stealing.cursor(stream), count)
             self._stealing.looked(stream, cursor, time.monotonic())
