@@ -30,7 +30,7 @@ def handle(msg: QueueMessage, session: DbSession) -> None:
 
 def stop_when_idle(consumer: QueueConsumer) -> None:
     """End ``run_claim_stale`` where it would sleep, because nothing is stale any more."""
-    consumer._sleep = lambda duration_s: consumer.stop()  # type: ignore[assignment,method-assign]
+    consumer._sleep = lambda duration_s: consumer.stop()  # type: ignore[method-assign]
 
 
 def last_one(consumer: QueueConsumer) -> Callable[[QueueMessage, DbSession], None]:
