@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from conquiet._version import __version__
 
 if TYPE_CHECKING:
+    from conquiet.bridge import Inbox, Outbox, OutboxRelay
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.db.locking.strategy import LockStrategy
     from conquiet.db.models import DbOperation, DbOperationType
@@ -33,10 +34,13 @@ __all__ = [
     "DbSession",
     "DbWriter",
     "Every",
+    "Inbox",
     "JobContext",
     "LockStrategy",
     "MessageContext",
     "Once",
+    "Outbox",
+    "OutboxRelay",
     "Processor",
     "QueueConfig",
     "QueueConsumer",
@@ -64,11 +68,14 @@ _HOME = {
     "DbOperationType": "conquiet.db.models",
     "DbSession": "conquiet.db.session",
     "DbWriter": "conquiet.db.writer",
+    "Every": "conquiet.scheduler",
+    "Inbox": "conquiet.bridge",
     "JobContext": "conquiet.processor",
     "LockStrategy": "conquiet.db.locking.strategy",
-    "Every": "conquiet.scheduler",
     "MessageContext": "conquiet.runtime",
     "Once": "conquiet.scheduler",
+    "Outbox": "conquiet.bridge",
+    "OutboxRelay": "conquiet.bridge",
     "Processor": "conquiet.processor",
     "QueueConfig": "conquiet.config",
     "QueueConsumer": "conquiet.queue",

@@ -197,15 +197,17 @@ class Runner:
         return True
 
     async def _still_ours(self, message: RuntimeMessage) -> bool:
+        known = message.lease_lost  # then the heartbeat has told it already
         try:
-            if not message.lease_lost and await self._custody.extend(message):
+            if not known and await self._custody.extend(message):
                 return True
         except Exception as error:  # noqa: BLE001 - not known to be ours is as good as lost: it stays pending
             self._dispatcher.emit(EngineError(error, message))
         message.settled = True
         message.lease_lost = True
         self._table.release(message)
-        self._dispatcher.emit(EngineError(lease_lost(message), message))
+        if not known:
+            self._dispatcher.emit(EngineError(lease_lost(message), message))
         return False
 
     def _note(self, duration_s: float) -> None:
