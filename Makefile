@@ -64,10 +64,30 @@ conformance: $(READY) servers ## Run the tests that prove rules; print proved / 
 matrix: $(READY) servers ## Fetch MySQL 9, Redis 8 and Valkey 9 and run the integration tests on each
 	@PYTHON="$(BIN)/python" scripts/matrix.sh $(ARGS)
 
+.PHONY: torture
+torture: $(READY) servers ## The invariants with many more processes, messages and kills (about an hour)
+	@CONQUIET_TORTURE=1 $(BIN)/pytest tests/invariants --timeout=3600 $(ARGS)
+
+.PHONY: bench
+bench: $(READY) servers ## Measure every room beside the raw client and its peers; prints ratios
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
+
+DOCS := .cache/docs-venv
+$(DOCS)/.ready: requirements-docs.lock
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/pip install --disable-pip-version-check --quiet --require-hashes -r requirements-docs.lock
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS)/.ready ## Build the documentation into build/docs; a broken link is an error
+	@$(DOCS)/bin/mkdocs build --quiet --strict --site-dir build/docs
+	@echo "build/docs/index.html"
+
+LOCK := uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --upgrade
 .PHONY: lock
-lock: $(READY) ## Refresh requirements-dev.lock (needs uv; names no registry)
-	@uv pip compile --quiet pyproject.toml --all-extras --group dev --universal --generate-hashes \
-		--python-version 3.11 --no-header --no-annotate --upgrade -o requirements-dev.lock
+lock: ## Refresh the lock files (needs uv; they name no registry)
+	@$(LOCK) pyproject.toml --all-extras --group dev -o requirements-dev.lock
+	@$(LOCK) --group docs -o requirements-docs.lock
 
 .PHONY: clean
 clean: ## Remove what make made, except fetched servers

@@ -74,6 +74,8 @@ class NoSuchStreamError(OperatorError):
 
 class WrongKeyTypeError(OperatorError):
     """The key holds something else than a stream. It was not touched."""
+
+
 class MessageKeyError(ConquietError, ValueError):
     """A message has no key that an inbox could know it by. Its handler was not run, and it stays where it is."""
 
@@ -285,6 +287,8 @@ class DeliveriesExhaustedError(QueueError):
         super().__init__(message, stream=stream, group=group, command=command)
         self.message_id = message_id
         self.delivery_count = delivery_count
+
+
 class RabbitError(ConquietError):
     """RabbitMQ refused, went away or did not answer. What was unsettled goes back to its queue."""
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import redis
 
-from conquiet.scheduler import Every, ScheduleEntry, Scheduler
+from conquiet.scheduler import Schedules
 from conquiet.testing import wait_until
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
@@ -36,8 +36,7 @@ entries += [ScheduleEntry("jitter", Every(0.5), "beat", stream, grace_s=600, jit
 entries += [ScheduleEntry("cron", Cron("* * * * * *", "Australia/Lord_Howe"), "beat", stream, grace_s=600)]
 
 async def run():
-    async with Scheduler(redis.asyncio.Redis.from_url(url), entries, group=group) as scheduler:
-        await scheduler.run()
+    await Scheduler(redis.asyncio.Redis.from_url(url), entries, group=group).start()
 
 # One process that has imported everything forks a host, kills it after a moment, forks the next: hundreds of
 # deaths at any point of a round, without paying for an interpreter each time.
@@ -161,9 +160,8 @@ async def test_the_ledger_agrees_with_the_stream_after_hosts_died(
     client, stream = redis.Redis.from_url(redis_url), f"{key_prefix}beats"
     assert await asyncio.to_thread(start_host(15, 7).wait, 60) == 0
 
-    entry = ScheduleEntry("later", Every(86_400), "beat", stream)
-    async with Scheduler(client, [entry], group=f"{key_prefix}hosts") as scheduler:
-        counted = {listed.entry.name: (listed.fired, listed.missed) for listed in await scheduler.list_entries()}
+    async with Schedules(client, group=f"{key_prefix}hosts") as schedules:
+        counted = {listed.entry.name: (listed.fired, listed.missed) for listed in await schedules.list_entries()}
     written = {name: (len(fired), 0) for name, fired in fires(client, stream).items()}
     assert counted == dict.fromkeys(counted, (0, 0)) | written
     client.close()

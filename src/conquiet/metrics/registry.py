@@ -157,32 +157,6 @@ RUNTIME_ACK_BATCH_SIZE = get_or_create(
     buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
 )
 
-# ---------------------------------------------------------------- RabbitMQ room, SPEC(004 §8)
-RABBIT_MESSAGES_TOTAL = get_or_create(
-    Counter, "conquiet_rabbit_messages_total", "Deliveries by what became of them", ["queue", "outcome"]
-)
-RABBIT_CONNECTION_EVENTS_TOTAL = get_or_create(
-    Counter, "conquiet_rabbit_connection_events_total", "Connections made, lost, blocked", ["queue", "event"]
-)
-RABBIT_QUEUED_AT_START = get_or_create(
-    Gauge, "conquiet_rabbit_queued_at_start", "Queue depth when the consumer last started", ["queue"]
-)
-RABBIT_PUBLISHED_TOTAL = get_or_create(
-    Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]
-)
-
-# ---------------------------------------------------------------- scheduler room
-SCHEDULER_FIRED_TOTAL = get_or_create(Counter, "conquiet_scheduler_fired_total", "Ticks fired", ["stream"])
-SCHEDULER_MISSED_TOTAL = get_or_create(
-    Counter, "conquiet_scheduler_missed_total", "Late ticks dropped by the catch-up policy", ["stream"]
-)
-SCHEDULER_LATENESS_SECONDS = get_or_create(
-    Histogram, "conquiet_scheduler_lateness_seconds", "Time from when a tick could be fired until it was", ["stream"]
-)
-SCHEDULER_ERRORS_TOTAL = get_or_create(
-    Counter, "conquiet_scheduler_errors_total", "Rounds of a scheduler that got no answer from Redis", ["group"]
-)
-
 # ---------------------------------------------------------------- bridge room
 INBOX_MESSAGES_TOTAL = get_or_create(
     Counter, "conquiet_inbox_messages_total", "Messages by what the inbox said of them", ["source", "outcome"]
@@ -207,4 +181,30 @@ OUTBOX_LAG_SECONDS = get_or_create(
 )
 OUTBOX_DELIVERY_SECONDS = get_or_create(
     Histogram, "conquiet_outbox_delivery_seconds", "Time from writing a row to its publication", ["target"]
+)
+
+# ---------------------------------------------------------------- RabbitMQ room, SPEC(004 §8)
+RABBIT_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_messages_total", "Deliveries by what became of them", ["queue", "outcome"]
+)
+RABBIT_CONNECTION_EVENTS_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_connection_events_total", "Connections made, lost, blocked", ["queue", "event"]
+)
+RABBIT_QUEUED_AT_START = get_or_create(
+    Gauge, "conquiet_rabbit_queued_at_start", "Queue depth when the consumer last started", ["queue"]
+)
+RABBIT_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]
+)
+
+# ---------------------------------------------------------------- scheduler room
+SCHEDULER_FIRED_TOTAL = get_or_create(Counter, "conquiet_scheduler_fired_total", "Ticks fired", ["stream"])
+SCHEDULER_MISSED_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_missed_total", "Late ticks dropped by the catch-up policy", ["stream"]
+)
+SCHEDULER_LATENESS_SECONDS = get_or_create(
+    Histogram, "conquiet_scheduler_lateness_seconds", "Time from when a tick could be fired until it was", ["stream"]
+)
+SCHEDULER_ERRORS_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_errors_total", "Rounds of a scheduler that got no answer from Redis", ["group"]
 )

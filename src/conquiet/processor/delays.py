@@ -19,7 +19,6 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from conquiet.errors import QueueError
 from conquiet.kernel.redaction import printable
 from conquiet.metrics.registry import (
     PROCESSOR_DEAD_LETTER_AGE_SECONDS,
@@ -46,6 +45,7 @@ class Tick:
         moved: Due messages moved to the stream by it.
         next_due_ms: When the next one is due; None if none waits.
         now_ms: The server's clock.
+        ahead_ms: How far it is ahead of ours; 0 if the answer's way explains the difference.
         wake_id: Position of the last wake-up.
         paused: What is paused, with the time since when.
         parked: Events that have messages parked.
@@ -57,6 +57,7 @@ class Tick:
     moved: int
     next_due_ms: int | None
     now_ms: int
+    ahead_ms: int
     wake_id: str
     paused: Mapping[str, int]
     parked: frozenset[str]
@@ -72,12 +73,15 @@ async def tick(client: redis.asyncio.Redis, keys: Keys, *, limit: int) -> Tick:
         QueueError: The server refused or did not answer.
     """
     names = (keys.stream, keys.delayed, keys.wake, keys.paused, keys.parked, keys.dead)
+    asked_ms = time.time() * 1000
     reply = await script("tick").call(client, names, (limit,), stream=keys.stream)
+    answered_ms = time.time() * 1000
     moved, due, now, wake_id, paused, parked, waiting, dead, oldest = reply
     return Tick(
         moved=moved,
         next_due_ms=int(float(due)) if due else None,
         now_ms=int(now),
+        ahead_ms=clock_difference(int(now), asked_ms, answered_ms),
         wake_id=wake_id.decode(),
         paused={what.decode(): int(since) for what, since in zip(paused[::2], paused[1::2], strict=True)},
         parked=frozenset(event.decode() for event in parked),
@@ -85,6 +89,13 @@ async def tick(client: redis.asyncio.Redis, keys: Keys, *, limit: int) -> Tick:
         dead=dead,
         oldest_dead_ms=int(oldest.split(b"-")[0]) if oldest else None,
     )
+
+
+def clock_difference(server_ms: int, asked_ms: float, answered_ms: float) -> int:
+    """Return how far the server's clock is ahead of ours, which was read before and after the server's was."""
+    if asked_ms - 1 <= server_ms <= answered_ms:
+        return 0  # it rounds down
+    return round(server_ms - (asked_ms + answered_ms) / 2)
 
 
 class Mover:
@@ -115,6 +126,7 @@ class Mover:
         self._woken = {one.stream: asyncio.Event() for one in keys}
         self._positions = dict.fromkeys(self._keys, "$")
         self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
 
     async def start(self) -> None:
         """Look once at every stream, so that pauses are known, and go on in the background.
@@ -131,14 +143,18 @@ class Mover:
 
     async def close(self) -> None:
         """End the background work. A step under way may still happen; it is atomic."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._closing = True
+        waiting = set(self._tasks)
+        while waiting:
+            for task in waiting:
+                task.cancel()
+            # Asked again now and then: a client library that turns a cancellation into a timeout swallows it.
+            _, waiting = await asyncio.wait(waiting, timeout=0.2)
 
     async def _serve(self, keys: Keys) -> None:
         woken = self._woken[keys.stream]
         sleep_s = 0.0
-        while True:
+        while not self._closing:
             try:
                 async with asyncio.timeout(sleep_s):
                     await woken.wait()
@@ -147,7 +163,7 @@ class Mover:
             woken.clear()
             try:
                 sleep_s = await self._look(keys)
-            except QueueError as error:
+            except Exception as error:  # noqa: BLE001 - a mover that died would be missed only when messages are late
                 _count_error(keys.stream)
                 logger.warning(
                     "looking for due messages failed",
@@ -175,7 +191,7 @@ class Mover:
 
     async def _listen(self) -> None:
         """Wait for wake-ups of all streams with one command. It changes nothing, so it may be cancelled."""
-        while True:
+        while not self._closing:
             try:
                 reply: Any = await self._client.execute_command(  # type: ignore[no-untyped-call]
                     "XREAD", "BLOCK", _BLOCK_MS, "STREAMS", *self._positions, *self._positions.values()

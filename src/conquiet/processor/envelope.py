@@ -37,6 +37,9 @@ VERSION = 1
 MAX_NAME = 200
 """Longest event name and longest id, in characters."""
 
+_USUAL = frozenset({"v", "event", "id", "attempt", "emitted_ms", "data"})
+"""The keys that every message of ours has, and most have no other."""
+
 NO_ENVELOPE = "it is not an envelope: the key v is missing"
 NEWER_VERSION = "its envelope has a version that this release does not know"
 BAD_EVENT = "the key event of its envelope is not a non-empty text of at most 200 characters"
@@ -140,7 +143,7 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
     if type(attempt) is not int or attempt < 1 or type(emitted_ms) is not int or emitted_ms < 0:
         raise EnvelopeError(BAD_NUMBER)
     envelope = Envelope(event, message_id, data, attempt, None, emitted_ms)
-    if len(payload) > 6:  # noqa: PLR2004 - the six keys that every message of ours has
+    if payload.keys() != _USUAL:
         _read_rare(payload, envelope)
     return envelope
 

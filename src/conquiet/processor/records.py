@@ -103,8 +103,7 @@ def _frames(error: BaseException) -> str:
     seen: set[int] = set()
     while current is not None and id(current) not in seen and len(seen) < _CAUSES:
         seen.add(id(current))
-        frames = traceback.extract_tb(current.__traceback__)[-_FRAMES:]
-        lines = "".join(traceback.StackSummary.from_list(frames).format())
+        lines = "".join(traceback.extract_tb(current.__traceback__, limit=-_FRAMES).format())
         parts.append(f"{lines}{_type_name(current)}\n")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "caused by:\n".join(parts)

@@ -20,6 +20,7 @@ from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
 
 NOT_FOUND: Final = 404
+_PATIENCE_S: Final = 0.5
 
 OnDelivery = Callable[[int, bool, Any, bytes], None]
 
@@ -193,13 +194,21 @@ class Link:
         self._alive = False
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
-            await self._wait(self._channel_over)
+            await self._wait(self._channel_over, self._timeout_s)
 
     async def close(self) -> None:
         """Close channel and connection. Never raises, never waits for longer than the timeout (twice)."""
         await self.close_channel()
         self._abort()
-        await self._wait(self._connection_over)
+        await self._wait(self._connection_over, self._timeout_s)
+
+    async def give_up(self) -> None:
+        """Close without expecting much: the broker did not answer, or has closed a part of the link itself.
+
+        A broker in the middle of a restart may hang on to a channel for long; the next attempt should not wait for it.
+        """
+        self._abort()
+        await self._wait(self._connection_over, _PATIENCE_S)
 
     # -------------------------------------------------------------- inside
     def _connect(self, parameters: Any) -> None:
@@ -247,10 +256,10 @@ class Link:
             return False
         return True
 
-    async def _wait(self, event: asyncio.Event) -> None:
+    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         # A broker that hangs must not hang us. What is left behind ends by its own heartbeat.
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(seconds):
                 await event.wait()
         except TimeoutError:
             pass

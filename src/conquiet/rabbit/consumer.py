@@ -219,7 +219,7 @@ class RabbitConsumer:
             )
         except BaseException:
             self._session = None
-            await link.close()
+            await link.give_up()
             raise
         self._announce(EventKind.CONNECTED, attempt)
         return session
@@ -242,7 +242,7 @@ class RabbitConsumer:
             extra={"queue": self._queue, "lost": loss.kind.value, "reason": loss.reason, "code": loss.code},
         )
         self._session = None
-        await session.link.close()
+        await session.link.give_up()
 
     async def _shut_down(self) -> None:
         """The one way out: intake, handlers, channel, connection, counters. SPEC(004 §6, §7)."""

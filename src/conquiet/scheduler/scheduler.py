@@ -1,19 +1,23 @@
 """The loop that fires due entries. Any number of hosts run it; none is special.
 
-    glance ──▶ reload what changed ──▶ plan what is due ──▶ carry out ──▶ sleep until the next due time,
-      ▲                                                                   at most ``poll_s``
-      └──────────────────────────────────────────────────────────────────────────┘
+    glance ──▶ reload what changed ──▶ plan what is due ──▶ carry out ──▶ sleep until the next due time
+      ▲                                       ▲                                     │    │
+      │                                       └──────────── due ────────────────────┘    │
+      └─────────────────────────────── every ``poll_s`` ─────────────────────────────────┘
 
 Every host tries every tick at its due time; a script lets exactly one through. So there is no leader to elect
 and nobody to take over from: with a host gone the others fire the same tick at the same moment. The clock is
 the server's TIME, read at every glance and again inside the script; a host's own clock only measures the
-time since the last glance.
+time since it last saw the server's.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.backoff import Backoff
@@ -52,10 +56,10 @@ class Scheduler(Schedules):
 
     Args:
         redis: A redis-py client, sync or asyncio. It is cloned and never used or closed itself.
-        entries: What this program wants fired; more can be declared until ``run()``.
+        entries: What this program wants fired; more can be declared until the start.
         group: Name shared by the hosts that run the same code; groups do not see each other.
         poll_s: How often changes by others are looked for, at most a second.
-        give_up_after_s: How long Redis may stay away before ``run()`` raises.
+        give_up_after_s: How long Redis may stay away before ``start()`` raises.
         clock: Measures the time between two glances; its date is never asked for.
         now_ms: Stands in for the server's TIME where a test wants its own.
     """
@@ -80,15 +84,16 @@ class Scheduler(Schedules):
         self._shelves: dict[str, _Shelf] = {}
         self._reported: set[str] = set()
         self._life = Lifecycle("scheduler")
-        self._stopped = asyncio.Event()
+        self._stopped, self._ready = asyncio.Event(), asyncio.Event()
+        self._background: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seen_ms, self._seen_at = 0, 0.0
+        self._seen_ms, self._seen_at, self._glanced_at = 0, 0.0, -math.inf
         for entry in entries:
             self.declare(entry)
         super().__init__(redis, group=group, now_ms=now_ms)
 
     def declare(self, entry: ScheduleEntry) -> None:
-        """Say, before ``run()``, that this program wants the entry. Nothing is sent yet.
+        """Say, before the start, that this program wants the entry. Nothing is sent yet.
 
         Raises:
             ConfigurationError: Another entry of that name is declared already.
@@ -104,7 +109,7 @@ class Scheduler(Schedules):
         _, records = await self._records()
         return sorted(record.entry.name for record in records if not self._is_wanted(record))
 
-    async def run(self, *, stop_event: asyncio.Event | None = None) -> None:
+    async def start(self, stop_event: asyncio.Event | None = None) -> None:
         """Store what is declared, then fire until ``stop()`` or until ``stop_event`` is set.
 
         Raises:
@@ -115,14 +120,37 @@ class Scheduler(Schedules):
         watcher = None if stop_event is None else asyncio.create_task(self._stop_on(stop_event))
         try:
             await self._declare_all()
+            self._ready.set()
             await self._fire_until_stopped()
         finally:
             self._life.finish()
             if watcher is not None:
                 watcher.cancel()
 
+    async def __aenter__(self) -> Self:
+        """Start in the background; return once everything declared is stored."""
+        self._background = asyncio.create_task(self.start())
+        ready = asyncio.create_task(self._ready.wait())
+        await asyncio.wait((self._background, ready), return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.is_set():
+            ready.cancel()
+            await self.close()
+            await self._background  # raises what went wrong
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop and close. A scheduler that gave up meanwhile raises its error here."""
+        self.stop()
+        try:
+            if self._background is not None:
+                await self._background
+        finally:
+            await self.close()
+
     def stop(self) -> None:
-        """Ask ``run()`` to end. May be called from a signal handler or another thread, and twice."""
+        """Ask for the end. May be called from a signal handler or another thread, and twice."""
         self._life.stop()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopped.set)
@@ -130,22 +158,28 @@ class Scheduler(Schedules):
     async def tick(self) -> int | None:
         """Do one round: fire what is due now and return when the next tick is due (ms), None if never.
 
-        ``run()`` does this for ever. By itself it is for tests and for who brings a loop of their own.
+        ``start()`` does this for ever. By itself it is for tests and for who brings a loop of their own.
         """
         glance = await self._ledger.glance(self._shelves)
-        now = self._seen_ms = glance.now
-        self._seen_at = self._clock.monotonic()
+        self._glanced_at = self._clock.monotonic()
+        self._see(glance.now)
         await self._refresh(glance.marks)
+        return await self._fire(glance.now)
+
+    async def _fire(self, now: int) -> int | None:
         while due := self._due(now):
             for stream, orders in due.items():
                 now = await self._carry_out(stream, orders)
+                self._see(now)
         return min((at for shelf in self._shelves.values() for at in shelf.wake_at.values()), default=None)
 
     async def _fire_until_stopped(self) -> None:
         failures, answered = 0, self._clock.monotonic()
         while not self._life.is_stopping:
             try:
-                wake_at = await self.tick()
+                # No second round trip for a glance that is still fresh: whatever has changed since, and the time, is
+                # looked at by the firing step itself.
+                wake_at = await (self._fire(int(self._server_now())) if self._until_glance() > 0 else self.tick())
             except QueueError as error:
                 # Not hidden: counted, logged, and over after give_up_after_s. A script whose reply was lost is not
                 # repeated: the next round reads the pointer and sees whether it has happened.
@@ -161,11 +195,19 @@ class Scheduler(Schedules):
             await self._sleep(self._pause_before(wake_at))
 
     def _pause_before(self, wake_at: int | None) -> float:
-        if wake_at is None:
-            return self._poll_s
-        # The server read its clock before we had the answer, so this estimate is never ahead of it.
-        server_now = self._seen_ms + (self._clock.monotonic() - self._seen_at) * _MS
-        return min(max((wake_at - server_now) / _MS, 0.0), self._poll_s)
+        until_glance = max(self._until_glance(), 0.0)
+        return until_glance if wake_at is None else min(max((wake_at - self._server_now()) / _MS, 0.0), until_glance)
+
+    def _until_glance(self) -> float:
+        return self._glanced_at + self._poll_s - self._clock.monotonic()
+
+    def _see(self, now: int) -> None:
+        self._seen_ms, self._seen_at = now, self._clock.monotonic()
+
+    def _server_now(self) -> float:
+        # The server read its clock before we had the answer, so this estimate is not ahead of it (unless our own
+        # seconds are too short, and then the firing step says "early").
+        return self._seen_ms + (self._clock.monotonic() - self._seen_at) * _MS
 
     async def _sleep(self, seconds: float) -> None:
         try:

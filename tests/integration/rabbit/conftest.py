@@ -106,12 +106,6 @@ def rabbit(rabbitmq_server: Any, amqp_url: str) -> Iterator[Rabbit]:
     broker.close()
 
 
-@pytest.fixture
-def broker_of() -> Callable[[Any], Rabbit]:
-    """The same view of a private server's default vhost."""
-    return lambda server: Rabbit(server.url, server.api)
-
-
 class Recorder:
     """A syncer that keeps what it got and answers as told."""
 

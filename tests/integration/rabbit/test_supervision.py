@@ -9,7 +9,7 @@ import pytest
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.kernel.backoff import Backoff
 from conquiet.rabbit import RabbitConsumer
-from conquiet.testing import Cut, wait_until_async
+from conquiet.testing import Cut, RabbitMQServer, wait_until_async
 
 
 def numbers(seen: list[Any]) -> list[int]:
@@ -192,32 +192,26 @@ async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_conne
     assert (consumer.count.reconnects, consumer.count.stale) == (0, 0)
 
 
+@pytest.mark.parametrize(("quorum", "killed"), [(False, True), (True, False)])
 async def test_a_node_restart_is_survived(
-    private_rabbitmq: Any, recorder: Any, action: Any, fast: Any, broker_of: Any
+    rabbitmq_server: Any, rabbit: Any, recorder: Any, action: Any, fast: Any, *, quorum: bool, killed: bool
 ) -> None:
-    server = private_rabbitmq()
-    rabbit = broker_of(server)
-    rabbit.queue("classic")
-    rabbit.queue("quorum", quorum=True)
-    for queue in ("classic", "quorum"):
-        rabbit.put(queue, *[action(number) for number in range(3)])
-    syncers = {queue: recorder() for queue in ("classic", "quorum")}
+    """RabbitMQ 3.10 on one node: after kill -9 a quorum queue finds no leader, for raw clients either."""
+    if not isinstance(rabbitmq_server, RabbitMQServer):
+        pytest.fail("this test has to restart the broker: run it on a private one")
+    queue = rabbit.queue(quorum=quorum)
+    rabbit.put(queue, *[action(number) for number in range(3)])
+    syncer = recorder()
     fast |= {"max_reconnects": 500}  # the broker takes its time
-    consumers = {queue: RabbitConsumer(server.url, queue, syncers[queue], **fast) for queue in syncers}
-    running = [asyncio.create_task(consumer.run()) for consumer in consumers.values()]
-    for consumer in consumers.values():
+
+    async with RabbitConsumer(rabbit.url, queue, syncer, **fast) as consumer:
         await acknowledged(consumer, 3)
-
-    await asyncio.to_thread(server.kill)
-    await asyncio.to_thread(server.restart)
-    await asyncio.to_thread(rabbit.wait_for_consumers, 2, 60)
-    for queue, consumer in consumers.items():
+        rabbit.close()
+        if killed:
+            await asyncio.to_thread(rabbitmq_server.kill)
+        await asyncio.to_thread(rabbitmq_server.restart)
+        await asyncio.to_thread(rabbit.wait_for_consumers, 1, 60)
         rabbit.put(queue, action(99))
-        await acknowledged(consumer, 4)
-        consumer.stop()
-    await asyncio.gather(*running)
+        await wait_until_async(lambda: numbers(syncer.seen) == [0, 1, 2, 99], timeout_s=20)
 
-    for queue in ("classic", "quorum"):
-        assert numbers(syncers[queue].seen) == [0, 1, 2, 99]
-        assert rabbit.depth(queue) == 0
-    rabbit.close()
+    assert rabbit.take(queue) == rabbit.take("dead") == []

@@ -36,7 +36,7 @@ async def test_killed_connections_are_told_counted_and_had_back(
     total = 0
     for _ in range(10):
         total += len(enqueue(100))
-        await wait_until_async(lambda: len(counts) > total - 60)
+        await wait_until_async(lambda enough=total - 60: len(counts) > enough)  # type: ignore[misc]
         raw.client_kill_filter(_type="normal", skipme=True)
     await wait_until_async(lambda: len(counts) == total)
     await wait_until_async(lambda: not pending())

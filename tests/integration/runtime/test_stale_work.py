@@ -138,7 +138,7 @@ async def test_a_message_delivered_too_often_is_not_run_but_reported_once_and_ke
 
 @pytest.mark.parametrize("acknowledges", [True, False])
 async def test_on_exhausted_decides_about_a_message_delivered_too_often(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, acknowledges: bool
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, *, acknowledges: bool
 ) -> None:
     (message_id,) = enqueue(1, order=7)
     strand(raw, stream, 1)

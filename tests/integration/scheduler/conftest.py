@@ -41,13 +41,13 @@ class Stage:
         return scheduler
 
     async def started(self, *entries: ScheduleEntry, **settings: Any) -> Scheduler:
-        """A virtual scheduler that has declared its entries, as ``run()`` does first."""
+        """A virtual scheduler that has declared its entries, as ``start()`` does first."""
         scheduler = self.virtual(*entries, **settings)
         await scheduler._declare_all()
         return scheduler
 
     def run(self, scheduler: Scheduler) -> asyncio.Task[None]:
-        task = asyncio.create_task(scheduler.run())
+        task = asyncio.create_task(scheduler.start())
         self._running.append(task)
         return task
 

@@ -138,14 +138,15 @@ async def test_what_code_no_longer_declares_is_reported_and_not_fired(
 
 async def test_new_times_start_from_now_and_other_changes_keep_the_place(stage: Stage) -> None:
     """An hourly entry that becomes one of ten seconds does not fire for the hours before."""
-    await stage.at(1_000, await stage.started(stage.entry(when=Every(3_600))))
+    await stage.at(1_000, await stage.started(stage.entry(when=Every(3_600), catch_up="all")))
 
-    changed = await stage.started(stage.entry(when=Every(10)))
+    changed = await stage.started(stage.entry(when=Every(10), catch_up="all"))
     assert await stage.at(1_010, changed) == [1010]
 
-    with_other_data = await stage.started(stage.entry(when=Every(10), data={"x": 1}))
-    assert await stage.at(1_020, changed, with_other_data) == [1010, 1020]
-    assert (await stage.messages())[-1][1]["data"] == {"x": 1}  # the old host fires the new definition
+    stage.now = START + 1_025_000
+    with_other_data = await stage.started(stage.entry(when=Every(10), catch_up="all", data={"x": 1}))
+    assert await stage.at(1_030, changed, with_other_data) == [1010, 1020, 1030]
+    assert [message["data"] for _, message in await stage.messages()] == [{}, {"x": 1}, {"x": 1}]
 
 
 async def test_an_entry_that_moves_to_another_stream_leaves_nothing_behind(stage: Stage) -> None:

@@ -88,12 +88,12 @@ async def test_stop_ends_a_sleeping_loop_from_another_thread(stage: Stage) -> No
 
     await asyncio.wait_for(running, 5)
     with pytest.raises(LifecycleError):
-        await host.run()
+        await host.start()
 
 
 async def test_a_stop_event_ends_it_too(stage: Stage) -> None:
     host, event = stage.real(stage.entry()), asyncio.Event()
-    running = asyncio.create_task(host.run(stop_event=event))
+    running = asyncio.create_task(host.start(event))
     await wait_until_async(host.list_entries)
 
     event.set()
@@ -101,12 +101,39 @@ async def test_a_stop_event_ends_it_too(stage: Stage) -> None:
     await asyncio.wait_for(running, 5)
 
 
+async def test_as_a_context_it_fires_in_the_background_and_ends_with_the_block(stage: Stage) -> None:
+    async with stage.real(stage.entry(when=Every(0.1))) as host:
+        assert [listed.entry.name for listed in await host.list_entries()] == ["beat"]  # stored by now
+        await stage.wait_for(2)
+
+    fired = await stage.ids()
+    await asyncio.sleep(0.3)  # three ticks long: nothing may come
+    assert await stage.ids() == fired
+
+
+async def test_a_context_tells_what_went_wrong_at_its_start_or_meanwhile(
+    stage: Stage, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
+    proxy = fault_proxy(stage.url)
+    host = stage.real(stage.entry(), url=proxy.url_for(stage.url), give_up_after_s=0.1)
+    await host.__aenter__()
+    proxy.refuse()
+    proxy.cut()
+    assert host._background is not None
+    await asyncio.wait([host._background], timeout=10)
+    with pytest.raises(QueueError):
+        await host.__aexit__(None, None, None)
+    with pytest.raises(QueueError):
+        async with stage.real(stage.entry(), url=proxy.url_for(stage.url)):
+            pytest.fail("it cannot have started")
+
+
 async def test_a_stop_before_the_start_means_it_never_runs(stage: Stage) -> None:
     host = stage.real(stage.entry())
     host.stop()
 
     with pytest.raises(LifecycleError):
-        await host.run()
+        await host.start()
     assert await host.list_entries() == []
 
 
@@ -158,7 +185,7 @@ async def test_a_server_that_is_not_there_at_the_start_is_an_error_at_once(
     host = stage.real(stage.entry(), url=proxy.url_for(stage.url))
 
     with pytest.raises(QueueError):
-        await host.run()
+        await host.start()
 
 
 async def test_an_idle_host_costs_a_handful_of_commands_a_second(stage: Stage) -> None:

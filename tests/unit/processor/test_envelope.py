@@ -91,6 +91,12 @@ def test_the_shortest_envelope_takes_its_id_from_the_entry() -> None:
     assert from_payload({"v": 1, "event": "a"}, entry_id="5-0") == Envelope("a", "5-0")
 
 
+def test_rare_keys_count_in_a_short_envelope_too() -> None:
+    short = {"v": 1, "event": "a", "delay_until_ms": 7.0, "group": "g"}
+
+    assert from_payload(short, entry_id="5-0") == Envelope("a", "5-0", delay_until_ms=7, group="g")
+
+
 def test_an_envelope_of_the_first_release_stays_readable() -> None:
     """Written out by hand: changing the code must not change what this means."""
     stored = {

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conquiet.scheduler.catch_up import Plan, newest, plan
@@ -114,6 +114,7 @@ def test_the_newest_ticks_are_found_however_far_apart_they_are() -> None:
     assert newest(Cron("@yearly"), until - HOUR, until, 2) == []
 
 
+@settings(deadline=None)
 @given(
     when=st.sampled_from([Every(1), Every(7), Every(60), Once(from_ms(100_000)), Cron("*/5 * * * * *")]),
     policy=st.sampled_from(["skip", "one", "all"]),
@@ -146,6 +147,7 @@ def test_it_agrees_with_a_plain_walk_over_every_tick(
     assert planned.wake_at == (None if tick is None else entry.fire_at(tick))
 
 
+@settings(deadline=None)
 @given(steps=st.lists(st.integers(1, 20_000), min_size=1, max_size=40), grace_s=st.integers(0, 10))
 def test_however_the_rounds_fall_every_tick_is_fired_or_missed_exactly_once(steps: list[int], grace_s: int) -> None:
     entry = an_entry(Every(2), catch_up="one", grace_s=float(grace_s), jitter_s=3.0)

@@ -1,7 +1,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conquiet.errors import ConfigurationError
@@ -94,6 +94,7 @@ def test_an_unknown_zone_is_refused_when_it_is_built(zone: str) -> None:
         Cron("@daily", zone)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="0123456789*/-,#LW@ MONJAN\x00é", max_size=30))
 def test_any_text_is_either_a_schedule_that_moves_on_or_a_configuration_error(text: str) -> None:
     try:
@@ -104,6 +105,7 @@ def test_any_text_is_either_a_schedule_that_moves_on_or_a_configuration_error(te
     assert following is None or following > START
 
 
+@settings(deadline=None)
 @given(st.integers(0, 4_000_000_000_000), st.sampled_from(["*/7 * * * * *", "30 2 * * *", "@monthly"]))
 def test_the_next_run_does_not_depend_on_where_between_two_runs_one_asks(instant: int, expression: str) -> None:
     cron = Cron(expression, "Europe/Berlin")

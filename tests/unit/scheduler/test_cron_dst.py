@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from cronsim import CronSim
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conquiet.scheduler.cron import Cron
@@ -120,6 +120,7 @@ def test_a_daily_job_runs_on_every_day_of_the_year_exactly_once(expression: str,
     assert days == [first + timedelta(days=number) for number in range(365)]
 
 
+@settings(deadline=None)
 @given(
     minute=st.sampled_from(["0", "30", "15,45", "*", "*/20", "5-10"]),
     hour=st.sampled_from(["*", "*/2", "0", "1", "2", "3", "1-3", "23"]),

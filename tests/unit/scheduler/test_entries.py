@@ -2,7 +2,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conquiet.errors import ConfigurationError
@@ -114,6 +114,7 @@ WHENS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     when=WHENS,
     data=st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=5), st.none())),

@@ -1,0 +1,339 @@
+"""The database room against the raw drivers and plain SQLAlchemy, doing the same work, in one run.
+
+    .venv/bin/python benchmarks/db.py [--quick] [--driver pymysql|mysqldb] [--flavour mariadb|mysql] [--growth]
+
+Contenders take turns of 50 ms, so a noisy machine disturbs all of them alike; figures are medians of the
+turns, and only ratios inside one run mean anything. Round trips are counted by the server (Questions).
+"""
+
+import argparse
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import create_engine, make_url, text
+
+from conquiet.config import DbConfig
+from conquiet.db import DbOperation, DbOperationType, DbWriter, LockStrategy
+from conquiet.testing.discovery import MySQLFlavour
+from conquiet.testing.mysql import MySQLServer
+
+ROWS = 1_000
+BATCH = 500
+Work = Callable[[], Any]
+
+
+@dataclass
+class Contender:
+    name: str
+    make: Callable[[], Work]  # called in the thread that runs it
+    per_call: int = 1
+    rates: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+
+class Team:
+    """The threads of one contender: they keep their connections between turns."""
+
+    def __init__(self, bench: "Bench", contender: Contender, threads: int) -> None:
+        self.bench, self.contender = bench, contender
+        self.barrier = threading.Barrier(threads + 1)
+        self.done = [0] * threads
+        self.deadline = 0.0
+        self.over = False
+        self.workers = [threading.Thread(target=self._run, args=(number,)) for number in range(threads)]
+        for worker in self.workers:
+            worker.start()
+        self.barrier.wait()  # each has its connection and has warmed up
+
+    def _run(self, number: int) -> None:
+        self.bench.threads.row = number
+        work = self.contender.make()
+        work()
+        self.barrier.wait()
+        while True:
+            self.barrier.wait()
+            if self.over:
+                return
+            count = 0
+            while time.perf_counter() < self.deadline:
+                work()
+                count += self.contender.per_call
+            self.done[number] = count
+            self.barrier.wait()
+
+    def turn(self, seconds: float) -> float:
+        started = time.perf_counter()
+        self.deadline = started + seconds
+        self.barrier.wait()
+        self.barrier.wait()
+        return sum(self.done) / (time.perf_counter() - started)
+
+    def dismiss(self) -> None:
+        self.over = True
+        self.barrier.wait()
+        for worker in self.workers:
+            worker.join()
+
+
+class Bench:
+    def __init__(self, server: MySQLServer, driver: str, *, seconds: float, rounds: int) -> None:
+        self.url = make_url(server.url).set(drivername=f"mysql+{driver}")
+        self.seconds, self.rounds = seconds, rounds
+        self.engine = create_engine(self.url, pool_size=24)
+        self.admin = create_engine(server.url, isolation_level="AUTOCOMMIT").connect()
+        self.ids: Iterator[int] = itertools.count(10_000_000)
+        self.threads = threading.local()
+        self.admin.execute(
+            text("CREATE TABLE t (id BIGINT PRIMARY KEY, n INT NOT NULL, note VARCHAR(60)) ENGINE=InnoDB")
+        )
+        self.admin.execute(text("INSERT INTO t VALUES (:id, 0, 'x')"), [{"id": i} for i in range(ROWS)])
+
+    # ------------------------------------------------------------------ raw driver
+    def raw(self, *, autocommit: bool) -> Any:
+        connection = self.engine.dialect.connect(*self._connect_arguments()[0], **self._connect_arguments()[1])
+        connection.autocommit(autocommit)
+        return connection
+
+    def _connect_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = self.engine.dialect.create_connect_args(self.url)
+        return tuple(args), dict(kwargs)
+
+    def raw_statements(self, *steps: tuple[str, Callable[[], tuple[Any, ...]]], autocommit: bool) -> Callable[[], Work]:
+        def make() -> Work:
+            connection = self.raw(autocommit=autocommit)
+            cursor = connection.cursor()
+
+            def work() -> None:
+                for statement, values in steps:
+                    if statement == "COMMIT":
+                        connection.commit()
+                    else:
+                        cursor.execute(statement, values())
+                        if cursor.description:
+                            cursor.fetchall()
+
+            return work
+
+        return make
+
+    # ------------------------------------------------------------------ measuring
+    def race(self, title: str, contenders: list[Contender], *, threads: int = 1) -> None:
+        """Many short turns for each, taking turns: a disturbance of the machine then hits them alike."""
+        teams = [Team(self, contender, threads) for contender in contenders]
+        for contender in contenders:
+            contender.rates.clear()
+        for number in range(self.rounds):
+            for team in teams if number % 2 else reversed(teams):
+                team.contender.rates.append(team.turn(self.seconds))
+        for team in teams:
+            team.dismiss()
+        print(f"\n{title} ({threads} writer{'s' if threads > 1 else ''})")
+        base = contenders[-1].rate
+        for contender in contenders:
+            trips = f"{self._trips(contender):7.3f}" if threads == 1 else "      -"
+            print(f"  {contender.name:34} {contender.rate:10,.0f} op/s  {contender.rate / base:5.2f} x {trips} trips")
+
+    def rate_of(self, contender: Contender) -> float:
+        """The rate of one alone, with one writer."""
+        team = Team(self, contender, 1)
+        rates = [team.turn(self.seconds) for _ in range(self.rounds)]
+        team.dismiss()
+        return statistics.median(rates)
+
+    def _trips(self, contender: Contender, times: int = 20) -> float:
+        self.threads.row = 0
+        work = contender.make()
+        work()
+        before = self._questions()
+        for _ in range(times):
+            work()
+        return (self._questions() - before - 1) / (times * contender.per_call)
+
+    def _questions(self) -> int:
+        found: Any = self.admin.execute(text("SHOW GLOBAL STATUS LIKE 'Questions'")).first()
+        return int(found[1])
+
+    # ------------------------------------------------------------------ what is compared
+    def row(self) -> int:
+        number: int = self.threads.row
+        return number
+
+    def insert(self) -> list[Contender]:
+        op = DbOperationType.INSERT
+        statement = text("INSERT INTO t (id, n, note) VALUES (:id, :n, :note)")
+
+        def ours() -> Work:
+            writer = DbWriter(self.engine, DbConfig("t"))
+
+            def work() -> None:
+                key = next(self.ids)
+                writer.execute(DbOperation("t", op, key, {"id": key, "n": 1, "note": "hello"}))
+
+            return work
+
+        def plain() -> None:
+            with self.engine.begin() as conn:
+                conn.execute(statement, {"id": next(self.ids), "n": 1, "note": "hello"})
+
+        raw = ("INSERT INTO t (id, n, note) VALUES (%s, %s, %s)", lambda: (next(self.ids), 1, "hello"))
+        return [
+            Contender("conquiet DbWriter.execute", ours),
+            Contender("raw driver, autocommit", self.raw_statements(raw, autocommit=True)),
+            Contender("SQLAlchemy engine.begin()", lambda: plain),
+        ]
+
+    def many(self) -> list[Contender]:
+        """Both get rows that exist already: what is measured is the writing."""
+
+        def ours() -> Work:
+            writer = DbWriter(self.engine, DbConfig("t"))
+            batches = ([_insert(row) for row in rows] for rows in self.batches())
+            ready = [next(batches) for _ in range(60)]
+            return lambda: writer.execute_many(ready.pop() if ready else next(batches))
+
+        def by_hand() -> Work:
+            connection = self.raw(autocommit=True)
+            cursor = connection.cursor()
+            statement = "INSERT INTO t (id, n, note) VALUES " + ", ".join(["(%s, %s, %s)"] * BATCH)
+            batches = self.batches()
+            ready = [next(batches) for _ in range(60)]
+
+            def work() -> None:
+                rows = ready.pop() if ready else next(batches)
+                cursor.execute(statement, [value for row in rows for value in (row["id"], row["n"], row["note"])])
+
+            return work
+
+        single = self.insert()[0]
+        return [
+            Contender("conquiet execute_many, 500 rows", ours, BATCH),
+            Contender("conquiet execute, one by one", single.make),
+            Contender("multi-row INSERT by hand, raw", by_hand, BATCH),
+        ]
+
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
+        while True:
+            yield [{"id": key, "n": 1, "note": "hello"} for key in itertools.islice(self.ids, BATCH)]
+
+    def locked(self, strategy: LockStrategy, *, reading: bool) -> list[Contender]:
+        """UPDATE (or modify) under a strategy: ours, the same statements raw, the same in plain SQLAlchemy."""
+        before, read, after = _sequence(strategy, reading=reading)
+        update = "UPDATE t SET n = %s WHERE id = %s"
+
+        def ours() -> Work:
+            writer = DbWriter(self.engine, DbConfig("t"), strategy)
+            key = self.row()
+            if reading:
+                return lambda: writer.modify(key, lambda row: {"n": row["n"] + 1})
+            return lambda: writer.execute(DbOperation("t", DbOperationType.UPDATE, key, {"n": 1}))
+
+        def raw() -> Work:
+            key = self.row()
+            name = f"bench:{key}"
+            bind = {"%n": (name,), "%k": (key,)}
+            steps = [
+                (s.replace("%n", "%s").replace("%k", "%s"), next((v for m, v in bind.items() if m in s), ()))
+                for s in before + read
+            ]
+            tail = [(s.replace("%n", "%s"), (name,) if "%n" in s else ()) for s in after]
+            sequence = [*steps, (update, (1, key)), *tail]
+            autocommit = strategy is LockStrategy.NONE and not reading
+            if autocommit:
+                sequence = [(update, (1, key))]
+            return self.raw_statements(*[(s, lambda v=v: v) for s, v in sequence], autocommit=autocommit)()
+
+        def plain() -> Work:
+            key = self.row()
+            params = {"name": f"bench:{key}", "key": key, "n": 1}
+            named = [text(s.replace("%n", ":name").replace("%k", ":key")) for s in before + read]
+            write = text("UPDATE t SET n = :n WHERE id = :key")
+            tail = [text(s.replace("%n", ":name")) for s in after if s != "COMMIT"]
+
+            def work() -> None:
+                with self.engine.connect() as conn:
+                    for statement in named:
+                        result = conn.execute(statement, params)
+                        if result.returns_rows:
+                            result.all()
+                    conn.execute(write, params)
+                    conn.commit()
+                    for statement in tail:
+                        conn.execute(statement, params)
+
+            return work
+
+        verb = "modify" if reading else "execute"
+        return [
+            Contender(f"conquiet DbWriter.{verb}", ours),
+            Contender("raw driver, same statements", raw),
+            Contender("plain SQLAlchemy, same statements", plain),
+        ]
+
+
+def _insert(row: dict[str, Any]) -> DbOperation:
+    return DbOperation("t", DbOperationType.INSERT, row["id"], row)
+
+
+def _sequence(strategy: LockStrategy, *, reading: bool) -> tuple[list[str], list[str], list[str]]:
+    get, release = "SELECT GET_LOCK(%n, 10)", "SELECT RELEASE_LOCK(%n)"
+    plain = ["SELECT * FROM t WHERE id = %k"] if reading else []
+    locking = [f"SELECT {'*' if reading else 'id'} FROM t WHERE id = %k FOR UPDATE"]
+    return {
+        LockStrategy.NONE: ([], plain, ["COMMIT"]),
+        LockStrategy.ROW: ([], locking, ["COMMIT"]),
+        LockStrategy.ADVISORY: ([get], plain, ["COMMIT", release]),
+        LockStrategy.ADVISORY_AND_ROW: ([get], locking, ["COMMIT", release]),
+        LockStrategy.TABLE: (["LOCK TABLES t WRITE"], plain, ["COMMIT", "UNLOCK TABLES"]),
+    }[strategy]
+
+
+def growth(bench: Bench) -> None:
+    """Is the cost of one operation the same in a table of a million rows?"""
+    print("\ncost per operation as the table grows (one writer, op/s)")
+    insert, modify = bench.insert()[0], bench.locked(LockStrategy.ROW, reading=True)[0]
+    for target in (10_000, 100_000, 1_000_000):
+        have: Any = bench.admin.execute(text("SELECT COUNT(*) FROM t")).scalar()
+        while have < target:
+            step = min(20_000, target - have)
+            rows = ", ".join(f"({key}, 0, 'x')" for key in itertools.islice(bench.ids, step))
+            bench.admin.exec_driver_sql(f"INSERT INTO t VALUES {rows}")
+            have += step
+        rates = [bench.rate_of(who) for who in (insert, modify)]
+        print(f"  {target:9,} rows   INSERT {rates[0]:8,.0f}   modify under ROW {rates[1]:8,.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short rounds, one writer only")
+    parser.add_argument("--driver", default="pymysql", choices=["pymysql", "mysqldb"])
+    parser.add_argument("--flavour", default=None, choices=[flavour.value for flavour in MySQLFlavour])
+    parser.add_argument("--growth", action="store_true", help="also grow the table to a million rows")
+    args = parser.parse_args()
+
+    flavour = MySQLFlavour(args.flavour) if args.flavour else None
+    with MySQLServer(flavour=flavour) as server:
+        bench = Bench(server, args.driver, seconds=0.05, rounds=10 if args.quick else 30)
+        print(f"{server.name} {server.version}, {args.driver}")
+        for threads in (1,) if args.quick else (1, 8):
+            bench.race("INSERT", bench.insert(), threads=threads)
+            bench.race("INSERT, many", bench.many(), threads=threads)
+            for reading in (False, True):
+                for strategy in LockStrategy:
+                    # Eight writers of one table under TABLE only wait for each other: nothing to compare.
+                    if threads == 1 or strategy is not LockStrategy.TABLE:
+                        verb = "modify" if reading else "UPDATE"
+                        bench.race(f"{verb}, {strategy.name}", bench.locked(strategy, reading=reading), threads=threads)
+        if args.growth:
+            growth(bench)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Worker processes for the database invariants: started once, forks itself, reports as JSON.
+
+    python db_worker.py '{"task": "count", "url": …, "strategy": "row", "workers": 4, "times": 100, …}'
+
+All workers start together. Each reports what was acknowledged to it; the test compares that with the table.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
+
+from conquiet.config import DbConfig
+from conquiet.db import (
+    AdvisoryLock,
+    DbOperation,
+    DbOperationType,
+    DbSession,
+    DbWriter,
+    LockStrategy,
+    RowLock,
+    occ_update,
+    retry_on_conflict,
+)
+from conquiet.db.locking import MySQLTableLockBackend
+
+Report = dict[str, int]
+Task = Callable[[Engine, dict[str, Any], random.Random], Report]
+
+
+def count(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
+    """Raise counters by one, read and write apart; report how often for each row."""
+    done: Counter[str] = Counter()
+    for _ in range(job["times"]):
+        row = rng.randint(1, job["rows"])
+        if job["strategy"] == "occ":
+            retry_on_conflict(engine, partial(_raise_optimistically, row=row), attempts=1000)
+        else:
+            writer = DbWriter(engine, DbConfig("counters"), LockStrategy(job["strategy"]))
+            assert writer.modify(row, lambda found: {"n": found["n"] + 1}).rows == 1
+        done[str(row)] += 1
+    return done
+
+
+def _raise_optimistically(session: DbSession, *, row: int) -> None:
+    found = session.fetch_one("SELECT n, version FROM counters WHERE id = :id", {"id": row})
+    assert found is not None
+    occ_update(session, "counters", row, {"n": found["n"] + 1}, expected_version=found["version"])
+
+
+def transfer(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
+    """Move money between two accounts in one transaction; report each account's change."""
+    change: Counter[str] = Counter()
+    for _ in range(job["times"]):
+        source, target = rng.sample(range(1, job["rows"] + 1), 2)
+        amount = rng.randint(1, 10)
+        move = partial(_move, strategy=job["strategy"], source=source, target=target, amount=amount)
+        retry_on_conflict(engine, move, attempts=1000)
+        change[str(source)] -= amount
+        change[str(target)] += amount
+    return change
+
+
+def _move(session: DbSession, *, strategy: str, source: int, target: int, amount: int) -> None:
+    both = sorted((source, target))  # always in the same order, so that two transfers never wait crosswise
+    if strategy == "table":
+        lock, op = MySQLTableLockBackend(), DbOperation("counters", DbOperationType.UPDATE, 0, {})
+        lock.acquire(session.connection, op)
+        session.after_end(lambda connection: lock.release(connection, op))
+    if "advisory" in strategy:
+        for account in both:
+            AdvisoryLock(session, f"account {account}").acquire()
+    if "row" in strategy:
+        found = {account: RowLock(session, "counters", {"id": account}).acquire()[0] for account in both}
+    else:
+        rows = session.fetch_all("SELECT * FROM counters WHERE id IN (:a, :b)", {"a": source, "b": target})
+        found = {row["id"]: row for row in rows}
+    for account, difference in ((source, -amount), (target, amount)):
+        new = {"n": found[account]["n"] + difference}
+        if strategy == "occ":
+            occ_update(session, "counters", account, new, expected_version=found[account]["version"])
+        else:
+            session.execute("UPDATE counters SET n = :n WHERE id = :id", {"n": new["n"], "id": account})
+
+
+def insert(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
+    """Insert the same ids as everybody else, singly and in batches; report who was first how often."""
+    writer = DbWriter(engine, DbConfig("events"), LockStrategy.ROW)
+    ops = [DbOperation("events", DbOperationType.INSERT, i, {"id": i, "payload": "x"}) for i in range(job["times"])]
+    rng.shuffle(ops)
+    singly, together = ops[: len(ops) // 4], ops[len(ops) // 4 :]
+    outcomes = [writer.execute(op) for op in singly]
+    for start in range(0, len(together), 50):
+        outcomes += writer.execute_many(together[start : start + 50])
+    return {"first": sum(o.rows for o in outcomes), "duplicate": sum(o.duplicate for o in outcomes)}
+
+
+def pause_at(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
+    """Say when the named step is reached, then wait there to be killed."""
+
+    def reached(step: str) -> None:
+        if step == job["step"]:
+            sys.stdout.write("reached\n")
+            sys.stdout.flush()
+            signal.pause()
+
+    def before(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        kind = _kind(statement)
+        reached({"lock": "before lock", "update": "before statement", "release": "after commit"}.get(kind, ""))
+
+    def after(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        reached({"lock": "after lock", "update": "before commit"}.get(_kind(statement), ""))
+
+    event.listen(engine, "before_cursor_execute", before)
+    event.listen(engine, "after_cursor_execute", after)
+    writer = DbWriter(engine, DbConfig("counters"), LockStrategy(job["strategy"]))
+    writer.modify(job["row"], lambda found: {"n": found["n"] + 1})
+    return {}
+
+
+def _kind(statement: str) -> str:
+    if statement.startswith(("SELECT GET_LOCK", "LOCK TABLES")) or statement.endswith("FOR UPDATE"):
+        return "lock"
+    if statement.startswith("UPDATE"):
+        return "update"
+    return "release" if statement.startswith(("SELECT RELEASE_LOCK", "UNLOCK")) else ""
+
+
+TASKS: dict[str, Task] = {"count": count, "transfer": transfer, "insert": insert, "pause_at": pause_at}
+
+
+def main() -> None:
+    """Run the job in as many forked processes as it asks for."""
+    job: dict[str, Any] = json.loads(sys.argv[1])
+    start_reading, start_writing = os.pipe()
+    readers: list[int] = []
+    for number in range(job["workers"]):
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            os.close(start_writing)
+            os.read(start_reading, 1)  # returns when the parent closes its end: all start together
+            engine = create_engine(job["url"], pool_size=1)
+            report = TASKS[job["task"]](engine, job, random.Random(number))
+            engine.dispose()
+            os.write(writing, json.dumps(report).encode())
+            os._exit(0)
+        os.close(writing)
+        readers.append(reading)
+    os.close(start_writing)
+    reports = [os.fdopen(reader, "rb").read() for reader in readers]
+    failed = [status for _ in readers if (status := os.wait()[1]) != 0]
+    if failed:
+        sys.exit(f"{len(failed)} workers failed")
+    sys.stdout.write(json.dumps([json.loads(report) for report in reports]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Many processes, killed and stopped at random: nothing is lost, and every second run has its cause.
+
+The large storms (4 engines, 200 kills, 50,000 messages; 1,000 stops; a million messages for the soak) run with
+``CONQUIET_TORTURE=1``; ``make test`` runs small versions of the same code.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from conquiet.testing import wait_until
+
+TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
+CONCURRENCY, PREFETCH = 8, 16
+
+ENGINE = """
+import asyncio, os, sys, time
+import redis.asyncio
+from conquiet.runtime import Consumer
+from conquiet.signals import install_termination_handlers
+
+url, claim_idle_ms, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+async def main():
+    async with redis.asyncio.Redis.from_url(url) as client:
+        async def handler(message, ctx):
+            # What a run leaves behind is written by one command, like a row in a database.
+            key = message.id
+            if mode == "slow":
+                await client.xadd("began", {"id": key, "pid": os.getpid(), "count": message.delivery_count})
+                until = time.monotonic() + 6
+                while time.monotonic() < until and not ctx.lease_lost and ctx.lease_remaining_s > 0:
+                    await asyncio.sleep(0.02)
+                try:
+                    ctx.check_lease()
+                except Exception as error:
+                    await client.xadd("told", {"id": key, "pid": os.getpid(), "error": type(error).__name__})
+                    raise
+                await client.xadd("ran", {"id": key, "pid": os.getpid(), "count": message.delivery_count})
+                return
+            await asyncio.sleep(0.001)
+            await client.xadd("ran", {"id": key, "pid": os.getpid(), "count": message.delivery_count})
+        engine = Consumer(streams=["work"], redis=client, handler=handler, concurrency=8, prefetch=16,
+                          claim_idle_ms=claim_idle_ms, max_deliveries=None, grace_s=10.0)
+        with install_termination_handlers(engine.stop):
+            report = await engine.start()
+        print(report.handed_back, report.stranded, len(report.abandoned), len(report.unacknowledged), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator[Any]:
+    client = redis.Redis.from_url(redis_url, protocol=2, decode_responses=True)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def spawn(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    script = tmp_path / "engine.py"
+    script.write_text(ENGINE, encoding="utf-8")
+    children: list[subprocess.Popen[str]] = []
+
+    def start(claim_idle_ms: int = 1_000, mode: str = "quick") -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, str(script), redis_url, str(claim_idle_ms), mode], stdout=subprocess.PIPE, text=True
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGCONT)
+            child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def enqueue(raw: Any, count: int) -> list[str]:
+    ids: list[str] = []
+    for start in range(0, count, 1_000):
+        pipe = raw.pipeline(transaction=False)
+        for number in range(start, min(start + 1_000, count)):
+            pipe.xadd("work", {"data": json.dumps({"n": number})})
+        ids += pipe.execute()
+    return ids
+
+
+def runs(raw: Any, key: str = "ran") -> list[dict[str, str]]:
+    return [fields for _, fields in raw.xrange(key)]
+
+
+@pytest.mark.timeout(900)
+def test_a_storm_of_kills_loses_nothing(
+    raw: Any, spawn: Callable[..., subprocess.Popen[str]], record_property: Callable[[str, object], None]
+) -> None:
+    messages, kills = (50_000, 200) if TORTURE else (4_000, 12)
+    rng = random.Random(2)
+    ids = enqueue(raw, messages)
+    engines = [spawn() for _ in range(4)]
+    wait_until(lambda: raw.xlen("ran") > 50, timeout_s=20)
+    killed = 0
+    while killed < kills and raw.xlen("ran") < messages:
+        time.sleep(rng.uniform(0.05, 0.35))  # the storm's own rhythm; nothing is being waited for
+        victim = rng.randrange(4)
+        engines[victim].kill()
+        engines[victim].wait()
+        engines[victim] = spawn()
+        killed += 1
+    wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=120, interval_s=0.2)
+    wait_until(lambda: raw.xinfo_groups("work")[0]["lag"] == 0, timeout_s=120)
+    wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=120, interval_s=0.2)
+
+    ran = Counter(row["id"] for row in runs(raw))
+    doubles = {message_id: count for message_id, count in ran.items() if count > 1}
+    record_property("storm", f"messages={messages} kills={killed} doubles={len(doubles)}")
+    assert set(ran) == set(ids)
+    # A kill between a run and its acknowledgement repeats at most what that engine had in hand.
+    assert sum(count - 1 for count in doubles.values()) <= killed * (CONCURRENCY + PREFETCH)
+    last_count = {row["id"]: int(row["count"]) for row in runs(raw)}
+    assert all(last_count[message_id] > 1 for message_id in doubles)
+
+
+@pytest.mark.timeout(900)
+def test_deployments_strand_nothing_and_charge_nothing(raw: Any, spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    """SIGTERM at random moments: what was not begun goes back uncharged, what was begun is finished."""
+    messages, stops = (100_000, 1_000) if TORTURE else (3_000, 12)
+    rng = random.Random(3)
+    ids = enqueue(raw, messages)
+    engines = [spawn(claim_idle_ms=60_000) for _ in range(3)]
+    wait_until(lambda: raw.xlen("ran") > 20, timeout_s=20)
+    for _ in range(stops):
+        time.sleep(rng.uniform(0.02, 0.15))  # the storm's own rhythm
+        victim = rng.randrange(3)
+        engines[victim].terminate()
+        out, _ = engines[victim].communicate(timeout=20)
+        if engines[victim].returncode == 0:  # a SIGTERM before the handlers are there simply ends it
+            assert out.split()[1:] == ["0", "0", "0"]
+        engines[victim] = spawn(claim_idle_ms=60_000)
+    wait_until(lambda: raw.xlen("ran") >= messages, timeout_s=120, interval_s=0.1)
+
+    rows = runs(raw)
+    assert sorted(row["id"] for row in rows) == sorted(ids)
+    assert {row["count"] for row in rows} == {"1"}
+
+
+def test_an_engine_that_was_stopped_past_the_threshold_is_told_and_takes_nothing_back(
+    raw: Any, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """SIGSTOP is a machine that hangs. The other engine takes over; the first wakes up and must not commit."""
+    (message_id,) = enqueue(raw, 1)
+    first = spawn(claim_idle_ms=1_000, mode="slow")
+    wait_until(lambda: raw.exists("began"), timeout_s=20)
+    first.send_signal(signal.SIGSTOP)
+    second = spawn(claim_idle_ms=1_000, mode="slow")
+    wait_until(lambda: raw.xlen("began") == 2, timeout_s=20)
+    first.send_signal(signal.SIGCONT)
+    wait_until(lambda: raw.exists("told"), timeout_s=20)
+    wait_until(lambda: raw.exists("ran"), timeout_s=20)
+    wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=20)
+
+    assert [(row["id"], row["pid"]) for row in runs(raw, "told")] == [(message_id, str(first.pid))]
+    assert [(row["id"], row["pid"], row["count"]) for row in runs(raw)] == [(message_id, str(second.pid), "2")]

@@ -1,0 +1,105 @@
+"""Many processes change the same rows. Under every strategy nothing is lost; under NONE something is.
+
+``CONQUIET_TORTURE=1`` does twenty times as much (100,000 updates for each strategy). Where both server
+flavours are there, MySQL gets a fifth of it: the budget of ``make test`` is shared.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Connection
+
+from conquiet.testing.discovery import MySQLFlavour, available_mysql_flavours
+
+WORKER = Path(__file__).with_name("db_worker.py")
+SAFE = ["advisory", "row", "advisory_and_row", "table", "occ"]
+SCALE = 20 if os.environ.get("CONQUIET_TORTURE") == "1" else 1
+ROWS = 4
+BALANCE = 1_000
+
+
+@pytest.fixture
+def admin(db_url: str) -> Iterator[Connection]:
+    engine = create_engine(db_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as conn:
+        conn.execute(text("CREATE TABLE counters (id INT PRIMARY KEY, n INT NOT NULL, version INT NOT NULL DEFAULT 1)"))
+        rows = [{"id": i, "n": BALANCE} for i in range(1, ROWS + 1)]
+        conn.execute(text("INSERT INTO counters (id, n) VALUES (:id, :n)"), rows)
+        conn.execute(text("CREATE TABLE events (id INT PRIMARY KEY, payload TEXT, email VARCHAR(50) UNIQUE)"))
+        yield conn
+    engine.dispose()
+
+
+@pytest.fixture
+def share(conquiet_mysql_flavour: MySQLFlavour | None) -> float:
+    """Which part of the volume the current flavour gets."""
+    beside_mariadb = len(available_mysql_flavours()) > 1 and conquiet_mysql_flavour is MySQLFlavour.MYSQL
+    return SCALE * (0.2 if beside_mariadb and SCALE == 1 else 1.0)
+
+
+def run(**job: Any) -> list[dict[str, int]]:
+    """Run a job of db_worker.py and return what its workers reported."""
+    result = subprocess.run(
+        [sys.executable, str(WORKER), json.dumps(job)], capture_output=True, text=True, timeout=110 * SCALE, check=False
+    )
+    assert result.returncode == 0, result.stderr[-4_000:]
+    reports: list[dict[str, int]] = json.loads(result.stdout)
+    return reports
+
+
+def changes(admin: Connection) -> dict[str, int]:
+    return {str(row.id): row.n - BALANCE for row in admin.execute(text("SELECT id, n FROM counters"))}
+
+
+def acknowledged(reports: list[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for report in reports:
+        total.update(report)  # adds, also what is negative
+    return {str(row): total[str(row)] for row in range(1, ROWS + 1)}
+
+
+@pytest.mark.spec("CQ-001.8", "CQ-005.16", "CQ-008.8")
+@pytest.mark.timeout(120 * SCALE)
+@pytest.mark.parametrize("strategy", SAFE)
+def test_no_update_is_lost(db_url: str, admin: Connection, strategy: str, share: float) -> None:
+    """5,000 row updates: counters by 4 and by 16 processes, then transfers between accounts by 8."""
+    for workers, times in ((4, round(600 * share)), (16, round(100 * share))):
+        before = changes(admin)
+        reports = run(task="count", url=db_url, strategy=strategy, workers=workers, times=times, rows=ROWS)
+        after = changes(admin)
+        assert sum(acknowledged(reports).values()) == workers * times
+        assert {row: after[row] - before[row] for row in after} == acknowledged(reports)
+
+    before = changes(admin)
+    reports = run(task="transfer", url=db_url, strategy=strategy, workers=8, times=round(63 * share), rows=ROWS)
+    after = changes(admin)
+    assert {row: after[row] - before[row] for row in after} == acknowledged(reports)
+    assert sum(after.values()) == sum(before.values())
+
+
+@pytest.mark.spec("CQ-005.15", "CQ-006.19")
+def test_without_a_lock_updates_are_lost_so_this_test_can_see_it(db_url: str, admin: Connection) -> None:
+    reports = run(task="count", url=db_url, strategy="none", workers=4, times=300, rows=1)
+
+    reported, happened = sum(acknowledged(reports).values()), changes(admin)["1"]
+    assert reported == 1_200
+    assert happened < reported
+
+
+@pytest.mark.spec("CQ-001.8", "CQ-005.2", "CQ-005.9", "CQ-008.7")
+def test_the_same_ids_from_eight_writers_give_one_row_each(db_url: str, admin: Connection) -> None:
+    ids = 1_000 * SCALE
+
+    reports = run(task="insert", url=db_url, workers=8, times=ids)
+
+    assert admin.execute(text("SELECT COUNT(*), COUNT(DISTINCT id) FROM events")).one() == (ids, ids)
+    assert sum(report["first"] for report in reports) == ids
+    assert sum(report["duplicate"] for report in reports) == 7 * ids

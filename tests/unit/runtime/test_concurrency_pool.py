@@ -1,0 +1,187 @@
+"""The pool by itself: never more than its limit, no task per item, nothing left over."""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from conquiet.runtime.concurrency_pool import ConcurrencyPool, isolated
+from conquiet.testing import wait_until_async
+
+
+def make_pool(limit: int, work: Callable[[int], Awaitable[None]]) -> ConcurrencyPool[int]:
+    pool = ConcurrencyPool(limit, work, on_free=lambda: None)
+    pool.start()
+    return pool
+
+
+@pytest.mark.spec("CM-001.6", "CM-001.7")
+async def test_the_limit_is_reached_and_never_exceeded() -> None:
+    highest = done = 0
+
+    async def work(item: int) -> None:
+        nonlocal highest, done
+        highest = max(highest, pool.active)
+        await asyncio.sleep(0.001 * (item % 3))
+        done += 1
+
+    pool = make_pool(7, work)
+    pool.put(list(range(200)))
+    await pool.wait_quiet()
+    await pool.close()
+
+    assert (highest, done) == (7, 200)
+
+
+async def test_items_that_never_wait_are_run_by_one_worker_without_waking_the_others() -> None:
+    workers = set()
+
+    async def work(item: int) -> None:
+        workers.add(asyncio.current_task())
+
+    pool = make_pool(50, work)
+    await asyncio.sleep(0)
+    pool.put(list(range(500)))
+    await pool.wait_quiet()
+    await pool.close()
+
+    assert len(workers) == 1
+
+
+async def test_an_item_that_blocks_lets_the_others_have_their_turn() -> None:
+    """The worker that got stuck behind a waiting handler must not keep what is queued behind it."""
+    leave = asyncio.Event()
+    done: list[int] = []
+
+    async def work(item: int) -> None:
+        if item == 0:
+            await leave.wait()
+        done.append(item)
+
+    pool = make_pool(2, work)
+    await asyncio.sleep(0)
+    pool.put(list(range(10)))
+    await wait_until_async(lambda: len(done) == 9)
+    leave.set()
+    await pool.wait_quiet()
+    await pool.close()
+
+    assert done == [*range(1, 10), 0]
+
+
+async def test_on_hold_nothing_is_begun_and_what_waits_can_be_taken_back() -> None:
+    leave = asyncio.Event()
+    begun: list[int] = []
+
+    async def work(item: int) -> None:
+        begun.append(item)
+        await leave.wait()
+
+    pool = make_pool(2, work)
+    pool.put(list(range(10)))
+    await wait_until_async(lambda: len(begun) == 2)
+    pool.hold()
+    pool.put([10, 11])
+    leave.set()
+    await pool.wait_quiet()
+    back = pool.take_back()
+    await pool.close()
+
+    assert begun == [0, 1]
+    assert back == list(range(2, 12))
+    assert pool.in_hand == 0
+
+
+async def test_an_error_or_a_cancellation_of_the_work_does_not_cost_the_slot() -> None:
+    done: list[int] = []
+
+    async def work(item: int) -> None:
+        if item == 0:
+            raise RuntimeError
+        if item == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(1)
+        done.append(item)
+
+    pool = make_pool(1, work)
+    pool.put([0, 1, 2])
+    await pool.wait_quiet()
+    stubborn = await pool.close()
+
+    assert (done, stubborn) == ([2], 0)
+
+
+async def test_cancel_running_names_what_it_broke_off_and_the_slots_live_on() -> None:
+    done: list[int] = []
+    entered = asyncio.Event()
+
+    async def work(item: int) -> None:
+        if item < 2:
+            entered.set()
+            await asyncio.sleep(60)
+        done.append(item)
+
+    pool = make_pool(2, work)
+    pool.put([0, 1])
+    await entered.wait()
+    await wait_until_async(lambda: pool.active == 2)
+
+    assert sorted(pool.cancel_running()) == [0, 1]
+    await pool.wait_quiet()
+    pool.put([2])
+    await pool.wait_quiet()
+    await pool.close()
+    assert done == [2]
+
+
+async def test_work_that_refuses_to_be_cancelled_does_not_hang_the_close() -> None:
+    release = asyncio.Event()
+    entered = asyncio.Event()
+
+    async def work(item: int) -> None:
+        entered.set()
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    pool = make_pool(1, work)
+    pool.put([0])
+    await entered.wait()
+    assert await pool.close(timeout_s=0.05) == 1
+    release.set()
+    await asyncio.gather(*pool._workers, return_exceptions=True)
+
+
+async def test_isolated_keeps_context_values_errors_and_cancellations_straight() -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    cleaned: list[bool] = []
+
+    async def sets() -> None:
+        variable.set(1)
+        await asyncio.sleep(0)
+        assert variable.get() == 1
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("x")
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    await isolated(sets())
+    assert variable.get() == 0
+    with pytest.raises(KeyError):
+        await isolated(fails())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await isolated(waits())
+    assert cleaned == [True]
