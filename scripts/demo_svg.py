@@ -4,6 +4,7 @@
 """
 
 import io
+import re
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -12,12 +13,11 @@ from typing import Self
 from rich.console import Console
 
 from conquiet.cli.demo.conductor import Conductor
-from conquiet.cli.demo.ledger import Ledger
 from conquiet.cli.demo.plan import DemoPlan
 from conquiet.cli.demo.stage import open_stage
 from conquiet.cli.demo.view import LiveView, Rate, Snapshot, picture
 
-_WIDTH = 104
+_WIDTH = 112
 
 
 class RecordedView(LiveView):
@@ -44,10 +44,6 @@ class RecordedView(LiveView):
             self._pictured = True
             self._console.print(picture(snapshot, rate))
 
-    def close_with(self, ledger: Ledger) -> None:
-        """Print the ledger."""
-        super().close_with(ledger)
-
 
 def main() -> None:
     """Run the demo and write the picture."""
@@ -59,7 +55,9 @@ def main() -> None:
         ledger = Conductor(DemoPlan(), stage, view).run()
         view.close_with(ledger)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(console.export_svg(title="conquiet demo"), encoding="utf-8")
+    # rich names a font on a foreign host; the reader's own monospace font will do.
+    picture_text = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="conquiet demo"), flags=re.DOTALL)
+    target.write_text(picture_text, encoding="utf-8")
     if not ledger.balanced:
         raise SystemExit(1)
 

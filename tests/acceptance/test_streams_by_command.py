@@ -1,7 +1,10 @@
 """Looking at streams and keeping them tidy, by the installed command against a real server."""
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +111,25 @@ def test_inspect_shows_one_stream_and_json(quick: Run, orders: str) -> None:
     assert "billing\talice\talive\t3" in detail.stdout
     assert machine["groups"][0]["consumers"][0]["pending"] == 3
     assert everything["streams"][0]["key"] == orders
+
+
+def test_inspect_watches_until_interrupted(
+    command: Path, clean_environment: Callable[..., dict[str, str]], orders: str, redis_url: str
+) -> None:
+    process = subprocess.Popen(
+        [command, "inspect", orders, "--watch", "0.1", "--redis-url", redis_url],
+        env=clean_environment(PYTHONUNBUFFERED="1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        looks = 0
+        while looks < 2:
+            looks += process.stdout.readline().startswith("stream\tlength")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+
+    assert process.returncode == 130
+    assert "Traceback" not in said
 
 
 def test_pending_reclaim_retire_and_trim_work_together(conquiet: Run, quick: Run, client: Redis, orders: str) -> None:

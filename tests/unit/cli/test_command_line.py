@@ -60,6 +60,35 @@ def test_importing_the_command_line_imports_no_client_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+HIDING = "import sys; sys.modules.update(dict.fromkeys({hidden!r})); "
+
+
+@pytest.mark.parametrize(
+    ("hidden", "module"),
+    [
+        (["sqlalchemy", "pymysql", "pika", "cronsim", "starlette"], "conquiet.management"),
+        (["redis", "sqlalchemy", "pymysql", "pika", "cronsim", "msgspec"], "conquiet.cli.app"),
+    ],
+)
+def test_a_room_needs_no_more_than_its_extra(hidden: list[str], module: str) -> None:
+    code = HIDING.format(hidden=hidden) + f"import {module}"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
+    argv = ["conquiet", "inspect", "--redis-url", "redis://localhost"]
+    code = HIDING.format(hidden=["redis"]) + f"from conquiet.cli import main; sys.argv = {argv!r}; main()"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("conquiet: this part of conquiet needs redis")
+    assert "pip install 'conquiet[redis]'" in done.stderr
+
+
 # ---------------------------------------------------------------- errors
 @pytest.mark.parametrize(
     ("error", "words"),

@@ -21,8 +21,8 @@ from conquiet.testing.errors import ServerUnavailableError
 
 def a_ledger(**changed: Any) -> Ledger:
     facts: dict[str, Any] = {
-        "enqueued": 10, "processed": 10, "deliveries": 11, "duplicates": 1, "recovered": 3, "kills": 1, "restarts": 0,
-        "unsettled": 0, "money_expected": {1: 5, 2: 7}, "money_found": {1: 5, 2: 7}, "seconds": 2.0,
+        "enqueued": 10, "processed": 10, "repeated": 0, "deliveries": 11, "duplicates": 1, "recovered": 3, "kills": 1,
+        "restarts": 0, "unsettled": 0, "money_expected": {1: 5, 2: 7}, "money_found": {1: 5, 2: 7}, "seconds": 2.0,
     }  # fmt: skip
     return Ledger(**(facts | changed))
 
@@ -41,7 +41,14 @@ def test_the_same_seed_makes_the_same_orders_and_money_is_conserved() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"processed": 9}, {"unsettled": 1}, {"money_found": {1: 6, 2: 6}}, {"money_found": {1: 5}}, {"processed": 11}],
+    [
+        {"processed": 9},
+        {"repeated": 1},
+        {"unsettled": 1},
+        {"money_found": {1: 6, 2: 6}},
+        {"money_found": {1: 5}},
+        {"processed": 11},
+    ],
 )
 def test_a_ledger_balances_only_if_everything_is_in_place(changed: dict[str, Any]) -> None:
     """Money that only moved between the wrong accounts sums up all the same: each account is looked at."""

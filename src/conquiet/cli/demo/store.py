@@ -66,7 +66,8 @@ class Store:
         with DbSession(self._engine) as session:
             session.execute(f"CREATE TABLE {self.accounts} (id INTEGER PRIMARY KEY, cents BIGINT NOT NULL)")
             session.execute(
-                f"CREATE TABLE {self.orders} (id INTEGER PRIMARY KEY, payer INTEGER NOT NULL, "
+                # No key on the order's number: a second run must be able to show. Only the inbox keeps it away.
+                f"CREATE TABLE {self.orders} (id INTEGER NOT NULL, payer INTEGER NOT NULL, "
                 "payee INTEGER NOT NULL, cents BIGINT NOT NULL)"
             )
             session.execute(
@@ -96,10 +97,12 @@ class Store:
             (row,) = RowLock(session, self.accounts, {"id": account}).acquire()
             session.execute(self._set, {"cents": int(row["cents"]) + changes[account], "id": account})
 
-    def count_orders(self) -> int:
-        """Return how many orders have been recorded."""
+    def count_orders(self) -> tuple[int, int]:
+        """Return how many different orders have been recorded, and how many further rows there are of them."""
         with DbSession(self._engine) as session:
-            return int(session.execute_scalar(f"SELECT COUNT(*) FROM {self.orders}"))  # noqa: S608
+            row = session.fetch_one(f"SELECT COUNT(*) AS n, COUNT(DISTINCT id) AS different FROM {self.orders}")  # noqa: S608
+        assert row is not None  # noqa: S101 - an aggregate has one row
+        return int(row["different"]), int(row["n"]) - int(row["different"])
 
     def balances(self) -> dict[int, int]:
         """Return what is on each account."""
