@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/db.py [--quick] [--driver pymysql|mysqldb] [--flavour mariadb|mysql] [--growth]
 
-Contenders take turns in short rounds, so a noisy machine disturbs all of them alike; figures are medians of
-rounds, and only ratios inside one run mean anything. Round trips are counted by the server (Questions).
+Contenders take turns of 50 ms, so a noisy machine disturbs all of them alike; figures are medians of the
+turns, and only ratios inside one run mean anything. Round trips are counted by the server (Questions).
 """
 
 import argparse
@@ -39,11 +39,55 @@ class Contender:
         return statistics.median(self.rates)
 
 
+class Team:
+    """The threads of one contender: they keep their connections between turns."""
+
+    def __init__(self, bench: "Bench", contender: Contender, threads: int) -> None:
+        self.bench, self.contender = bench, contender
+        self.barrier = threading.Barrier(threads + 1)
+        self.done = [0] * threads
+        self.deadline = 0.0
+        self.over = False
+        self.workers = [threading.Thread(target=self._run, args=(number,)) for number in range(threads)]
+        for worker in self.workers:
+            worker.start()
+        self.barrier.wait()  # each has its connection and has warmed up
+
+    def _run(self, number: int) -> None:
+        self.bench.threads.row = number
+        work = self.contender.make()
+        work()
+        self.barrier.wait()
+        while True:
+            self.barrier.wait()
+            if self.over:
+                return
+            count = 0
+            while time.perf_counter() < self.deadline:
+                work()
+                count += self.contender.per_call
+            self.done[number] = count
+            self.barrier.wait()
+
+    def turn(self, seconds: float) -> float:
+        started = time.perf_counter()
+        self.deadline = started + seconds
+        self.barrier.wait()
+        self.barrier.wait()
+        return sum(self.done) / (time.perf_counter() - started)
+
+    def dismiss(self) -> None:
+        self.over = True
+        self.barrier.wait()
+        for worker in self.workers:
+            worker.join()
+
+
 class Bench:
     def __init__(self, server: MySQLServer, driver: str, *, seconds: float, rounds: int) -> None:
         self.url = make_url(server.url).set(drivername=f"mysql+{driver}")
         self.seconds, self.rounds = seconds, rounds
-        self.engine = create_engine(self.url, pool_size=16)
+        self.engine = create_engine(self.url, pool_size=24)
         self.admin = create_engine(server.url, isolation_level="AUTOCOMMIT").connect()
         self.ids: Iterator[int] = itertools.count(10_000_000)
         self.threads = threading.local()
@@ -81,44 +125,28 @@ class Bench:
         return make
 
     # ------------------------------------------------------------------ measuring
-    def race(self, title: str, contenders: list[Contender], *, threads: int = 1) -> dict[str, Contender]:
+    def race(self, title: str, contenders: list[Contender], *, threads: int = 1) -> None:
+        """Many short turns for each, taking turns: a disturbance of the machine then hits them alike."""
+        teams = [Team(self, contender, threads) for contender in contenders]
         for contender in contenders:
             contender.rates.clear()
-        for _ in range(self.rounds):
-            for contender in contenders:
-                contender.rates.append(self.rate_of(contender, threads))
+        for number in range(self.rounds):
+            for team in teams if number % 2 else reversed(teams):
+                team.contender.rates.append(team.turn(self.seconds))
+        for team in teams:
+            team.dismiss()
         print(f"\n{title} ({threads} writer{'s' if threads > 1 else ''})")
         base = contenders[-1].rate
         for contender in contenders:
-            trips = f"{self._trips(contender):5.2f}" if threads == 1 else "    -"
-            print(f"  {contender.name:34} {contender.rate:10,.0f} op/s  {contender.rate / base:5.2f} x   {trips} trips")
-        return {contender.name: contender for contender in contenders}
+            trips = f"{self._trips(contender):7.3f}" if threads == 1 else "      -"
+            print(f"  {contender.name:34} {contender.rate:10,.0f} op/s  {contender.rate / base:5.2f} x {trips} trips")
 
-    def rate_of(self, contender: Contender, threads: int) -> float:
-        done = [0] * threads
-        barrier = threading.Barrier(threads + 1)
-
-        def run(number: int) -> None:
-            self.threads.row = number
-            work = contender.make()
-            work()
-            barrier.wait()
-            deadline = time.perf_counter() + self.seconds
-            while time.perf_counter() < deadline:
-                work()
-                done[number] += contender.per_call
-            barrier.wait()
-
-        workers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
-        for worker in workers:
-            worker.start()
-        barrier.wait()
-        started = time.perf_counter()
-        barrier.wait()
-        elapsed = time.perf_counter() - started
-        for worker in workers:
-            worker.join()
-        return sum(done) / elapsed
+    def rate_of(self, contender: Contender) -> float:
+        """The rate of one alone, with one writer."""
+        team = Team(self, contender, 1)
+        rates = [team.turn(self.seconds) for _ in range(self.rounds)]
+        team.dismiss()
+        return statistics.median(rates)
 
     def _trips(self, contender: Contender, times: int = 20) -> float:
         self.threads.row = 0
@@ -163,23 +191,24 @@ class Bench:
         ]
 
     def many(self) -> list[Contender]:
+        """Both get rows that exist already: what is measured is the writing."""
+
         def ours() -> Work:
             writer = DbWriter(self.engine, DbConfig("t"))
-            kind = DbOperationType.INSERT
-            return lambda: writer.execute_many(
-                [
-                    DbOperation("t", kind, key, {"id": key, "n": 1, "note": "hello"})
-                    for key in itertools.islice(self.ids, BATCH)
-                ]
-            )
+            batches = ([_insert(row) for row in rows] for rows in self.batches())
+            ready = [next(batches) for _ in range(60)]
+            return lambda: writer.execute_many(ready.pop() if ready else next(batches))
 
         def by_hand() -> Work:
             connection = self.raw(autocommit=True)
             cursor = connection.cursor()
             statement = "INSERT INTO t (id, n, note) VALUES " + ", ".join(["(%s, %s, %s)"] * BATCH)
+            batches = self.batches()
+            ready = [next(batches) for _ in range(60)]
 
             def work() -> None:
-                cursor.execute(statement, [v for key in itertools.islice(self.ids, BATCH) for v in (key, 1, "hello")])
+                rows = ready.pop() if ready else next(batches)
+                cursor.execute(statement, [value for row in rows for value in (row["id"], row["n"], row["note"])])
 
             return work
 
@@ -189,6 +218,10 @@ class Bench:
             Contender("conquiet execute, one by one", single.make),
             Contender("multi-row INSERT by hand, raw", by_hand, BATCH),
         ]
+
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
+        while True:
+            yield [{"id": key, "n": 1, "note": "hello"} for key in itertools.islice(self.ids, BATCH)]
 
     def locked(self, strategy: LockStrategy, *, reading: bool) -> list[Contender]:
         """UPDATE (or modify) under a strategy: ours, the same statements raw, the same in plain SQLAlchemy."""
@@ -245,6 +278,10 @@ class Bench:
         ]
 
 
+def _insert(row: dict[str, Any]) -> DbOperation:
+    return DbOperation("t", DbOperationType.INSERT, row["id"], row)
+
+
 def _sequence(strategy: LockStrategy, *, reading: bool) -> tuple[list[str], list[str], list[str]]:
     get, release = "SELECT GET_LOCK(%n, 10)", "SELECT RELEASE_LOCK(%n)"
     plain = ["SELECT * FROM t WHERE id = %k"] if reading else []
@@ -269,7 +306,7 @@ def growth(bench: Bench) -> None:
             rows = ", ".join(f"({key}, 0, 'x')" for key in itertools.islice(bench.ids, step))
             bench.admin.exec_driver_sql(f"INSERT INTO t VALUES {rows}")
             have += step
-        rates = [statistics.median(bench.rate_of(who, 1) for _ in range(bench.rounds)) for who in (insert, modify)]
+        rates = [bench.rate_of(who) for who in (insert, modify)]
         print(f"  {target:9,} rows   INSERT {rates[0]:8,.0f}   modify under ROW {rates[1]:8,.0f}")
 
 
@@ -283,7 +320,7 @@ def main() -> None:
 
     flavour = MySQLFlavour(args.flavour) if args.flavour else None
     with MySQLServer(flavour=flavour) as server:
-        bench = Bench(server, args.driver, seconds=0.3 if args.quick else 0.6, rounds=3 if args.quick else 5)
+        bench = Bench(server, args.driver, seconds=0.05, rounds=10 if args.quick else 30)
         print(f"{server.name} {server.version}, {args.driver}")
         for threads in (1,) if args.quick else (1, 8):
             bench.race("INSERT", bench.insert(), threads=threads)

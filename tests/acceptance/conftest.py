@@ -1,5 +1,6 @@
 """The installed command in a subprocess, with an environment that holds nothing of the developer's own."""
 
+import io
 import os
 import subprocess
 import sys
@@ -51,6 +52,31 @@ def run(command: Path, tmp_path: Path) -> Run:
         )
 
     return start
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The same in this process: for variants, where starting Python each time would prove nothing more."""
+    from conquiet.cli import main
+
+    def call(*words: str, stdin: str = "", env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        with monkeypatch.context() as patch:
+            for name in os.environ.keys() - environment().keys():
+                patch.delenv(name)
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            patch.delenv("CONQUIET_DEBUG", raising=False)
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            patch.setattr(sys, "argv", ["conquiet", *words])
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as ended:
+                main()
+            said = capsys.readouterr()
+        code = ended.value.code
+        return subprocess.CompletedProcess(words, code if isinstance(code, int) else 0, said.out, said.err)
+
+    return call
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """Looking at streams and keeping them tidy, by the installed command against a real server."""
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +17,22 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def conquiet(run: Run, redis_url: str) -> Run:
-    """``run`` with the Redis of the test in the environment."""
+    """The installed command with the Redis of the test in the environment."""
 
-    def start(*words: str, stdin: str = "", **env: str) -> Any:
-        return run(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url, **env})
+    def start(*words: str, stdin: str = "") -> Any:
+        return run(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
 
     return start
+
+
+@pytest.fixture
+def quick(invoke: Run, redis_url: str) -> Run:
+    """The same without a process of its own."""
+
+    def call(*words: str, stdin: str = "") -> Any:
+        return invoke(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
+
+    return call
 
 
 @pytest.fixture
@@ -61,15 +74,15 @@ def test_bad_json_on_line_17_is_named_and_not_shown(conquiet: Run, client: Redis
     assert client.xlen(f"{key_prefix}new") == 16
 
 
-def test_what_is_no_object_is_refused(conquiet: Run, key_prefix: str) -> None:
-    done = conquiet("enqueue", f"{key_prefix}new", "[1, 2]")
+def test_what_is_no_object_is_refused(quick: Run, key_prefix: str) -> None:
+    done = quick("enqueue", f"{key_prefix}new", "[1, 2]")
 
     assert done.returncode == 1
     assert "is JSON, but not an object" in done.stderr
 
 
-def test_a_missing_file_is_named(conquiet: Run, key_prefix: str) -> None:
-    done = conquiet("enqueue", f"{key_prefix}new", "@nothing.jsonl")
+def test_a_missing_file_is_named(quick: Run, key_prefix: str) -> None:
+    done = quick("enqueue", f"{key_prefix}new", "@nothing.jsonl")
 
     assert done.returncode == 2
     assert "nothing.jsonl cannot be read" in done.stderr
@@ -90,20 +103,39 @@ def test_inspect_lists_streams_in_a_pipe_as_tab_separated_lines(conquiet: Run, o
     assert "\x1b" not in done.stdout
 
 
-def test_inspect_shows_one_stream_and_json(conquiet: Run, orders: str) -> None:
-    detail = conquiet("inspect", orders)
-    machine = json.loads(conquiet("inspect", orders, "--json").stdout)
-    everything = json.loads(conquiet("inspect", "--pattern", orders, "--json").stdout)
+def test_inspect_shows_one_stream_and_json(quick: Run, orders: str) -> None:
+    detail = quick("inspect", orders)
+    machine = json.loads(quick("inspect", orders, "--json").stdout)
+    everything = json.loads(quick("inspect", "--pattern", orders, "--json").stdout)
 
     assert "billing\talice\talive\t3" in detail.stdout
     assert machine["groups"][0]["consumers"][0]["pending"] == 3
     assert everything["streams"][0]["key"] == orders
 
 
-def test_pending_reclaim_retire_and_trim_work_together(conquiet: Run, client: Redis, orders: str) -> None:
+def test_inspect_watches_until_interrupted(
+    command: Path, clean_environment: Callable[..., dict[str, str]], orders: str, redis_url: str
+) -> None:
+    process = subprocess.Popen(
+        [command, "inspect", orders, "--watch", "0.1", "--redis-url", redis_url],
+        env=clean_environment(PYTHONUNBUFFERED="1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        looks = 0
+        while looks < 2:
+            looks += process.stdout.readline().startswith("stream\tlength")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+def test_pending_reclaim_retire_and_trim_work_together(conquiet: Run, quick: Run, client: Redis, orders: str) -> None:
     shown = json.loads(conquiet("pending", orders, "billing", "--json").stdout)
-    would = conquiet("reclaim", orders, "billing", "--consumer", "alice", "--dry-run")
-    refused = conquiet("retire", orders, "billing", "alice", "--min-idle", "0")
+    would = quick("reclaim", orders, "billing", "--consumer", "alice", "--dry-run")
+    refused = quick("retire", orders, "billing", "alice", "--min-idle", "0")
     done = conquiet("retire", orders, "billing", "alice", "--min-idle", "0", "--heir", "bob")
 
     assert [(row["consumer"], row["deliveries"]) for row in shown] == [("alice", 1)] * 3
@@ -114,15 +146,15 @@ def test_pending_reclaim_retire_and_trim_work_together(conquiet: Run, client: Re
     reclaimed = json.loads(conquiet("reclaim", orders, "billing", "--consumer", "bob", "--json").stdout)
     assert reclaimed["owner"] == "conquiet-reclaimed"
     client.xack(orders, "billing", *reclaimed["ids"])
-    would_trim = conquiet("trim", orders, "--dry-run")
+    would_trim = quick("trim", orders, "--dry-run")
     trimmed = conquiet("trim", orders)
     assert "5 entries are there" in would_trim.stdout
     assert trimmed.stdout.startswith("2 entries removed")
     assert client.xlen(orders) == 3
 
 
-def test_a_reclaim_without_filter_is_refused(conquiet: Run, orders: str) -> None:
-    done = conquiet("reclaim", orders, "billing")
+def test_a_reclaim_without_filter_is_refused(quick: Run, orders: str) -> None:
+    done = quick("reclaim", orders, "billing")
 
     assert done.returncode == 2
     assert "would take work from live consumers" in done.stderr
@@ -132,8 +164,8 @@ def test_a_reclaim_without_filter_is_refused(conquiet: Run, orders: str) -> None
 @pytest.mark.parametrize(
     "words", [("inspect", "{key}"), ("pending", "{key}", "billing"), ("trim", "{key}"), ("retire", "{key}", "g", "c")]
 )
-def test_a_missing_stream_is_one_sentence(conquiet: Run, key_prefix: str, words: tuple[str, ...]) -> None:
-    done = conquiet(*(word.format(key=f"{key_prefix}nothing") for word in words))
+def test_a_missing_stream_is_one_sentence(quick: Run, key_prefix: str, words: tuple[str, ...]) -> None:
+    done = quick(*(word.format(key=f"{key_prefix}nothing") for word in words))
 
     assert done.returncode == 2
     assert done.stderr == f"conquiet: there is no stream at key '{key_prefix}nothing'\n"
@@ -142,11 +174,11 @@ def test_a_missing_stream_is_one_sentence(conquiet: Run, key_prefix: str, words:
 
 @pytest.mark.parametrize("words", [("inspect", "{key}"), ("enqueue", "{key}", "{{}}"), ("trim", "{key}")])
 def test_a_key_of_another_type_is_one_sentence(
-    conquiet: Run, client: Redis, key_prefix: str, words: tuple[str, ...]
+    quick: Run, client: Redis, key_prefix: str, words: tuple[str, ...]
 ) -> None:
     client.lpush(f"{key_prefix}list", "x")
 
-    done = conquiet(*(word.format(key=f"{key_prefix}list") for word in words))
+    done = quick(*(word.format(key=f"{key_prefix}list") for word in words))
 
     assert done.returncode == 2
     assert f"the key '{key_prefix}list' holds a list, not a stream" in done.stderr
@@ -170,12 +202,12 @@ def test_a_traceback_comes_only_with_debug_wherever_it_stands(run: Run) -> None:
     assert "Traceback" in done.stderr
 
 
-def test_a_wrong_password(run: Run, private_redis: Callable[..., RedisServer]) -> None:
+def test_a_wrong_password(run: Run, invoke: Run, private_redis: Callable[..., RedisServer]) -> None:
     server = private_redis(password="richtig")
 
     wrong = run("inspect", "--redis-url", f"redis://:falsch@127.0.0.1:{server.port}")
-    missing = run("inspect", "--redis-url", f"redis://127.0.0.1:{server.port}")
-    right = run("inspect", "--redis-url", server.url)
+    missing = invoke("inspect", "--redis-url", f"redis://127.0.0.1:{server.port}")
+    right = invoke("inspect", "--redis-url", server.url)
 
     assert (wrong.returncode, missing.returncode, right.returncode) == (2, 2, 0)
     assert "refused the user name or the password" in wrong.stderr
@@ -184,8 +216,8 @@ def test_a_wrong_password(run: Run, private_redis: Callable[..., RedisServer]) -
     assert right.stdout == "there are no streams\n"
 
 
-def test_no_url_at_all_says_how_to_give_one(run: Run) -> None:
-    done = run("inspect")
+def test_no_url_at_all_says_how_to_give_one(invoke: Run) -> None:
+    done = invoke("inspect")
 
     assert done.returncode == 2
     assert "no --redis-url was given" in done.stderr
@@ -193,34 +225,34 @@ def test_no_url_at_all_says_how_to_give_one(run: Run) -> None:
     assert "conquiet.toml" in done.stderr
 
 
-def test_a_url_that_is_none(run: Run) -> None:
-    done = run("inspect", "--redis-url", "localhost:6379")
+def test_a_url_that_is_none(invoke: Run) -> None:
+    done = invoke("inspect", "--redis-url", "localhost:6379")
 
     assert done.returncode == 2
     assert "the Redis URL cannot be read" in done.stderr
 
 
-def test_flag_beats_environment_beats_file(run: Run, redis_url: str, tmp_path: Any) -> None:
+def test_flag_beats_environment_beats_file(invoke: Run, redis_url: str, tmp_path: Any) -> None:
     nowhere = "redis://127.0.0.1:1"
     (tmp_path / "conquiet.toml").write_text(f'redis_url = "{redis_url}"\n')
-    assert run("inspect").returncode == 0
-    assert run("inspect", env={"CONQUIET_REDIS_URL": nowhere}).returncode == 2
-    assert run("inspect", "--redis-url", redis_url, env={"CONQUIET_REDIS_URL": nowhere}).returncode == 0
+    assert invoke("inspect").returncode == 0
+    assert invoke("inspect", env={"CONQUIET_REDIS_URL": nowhere}).returncode == 2
+    assert invoke("inspect", "--redis-url", redis_url, env={"CONQUIET_REDIS_URL": nowhere}).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"), [("redis_url = ", "cannot be read"), ("redis_url = 5", "must be a string")]
 )
-def test_a_broken_file_is_named(run: Run, tmp_path: Any, content: str, complaint: str) -> None:
+def test_a_broken_file_is_named(invoke: Run, tmp_path: Any, content: str, complaint: str) -> None:
     (tmp_path / "conquiet.toml").write_text(content)
 
-    done = run("inspect")
+    done = invoke("inspect")
 
     assert done.returncode == 2
     assert f"conquiet.toml {complaint}" in done.stderr
 
 
-def test_a_named_file_that_is_missing(run: Run) -> None:
-    done = run("inspect", env={"CONQUIET_CONFIG": "other.toml"})
+def test_a_named_file_that_is_missing(invoke: Run) -> None:
+    done = invoke("inspect", env={"CONQUIET_CONFIG": "other.toml"})
 
     assert (done.returncode, "other.toml does not exist" in done.stderr) == (2, True)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -33,12 +34,7 @@ def build(concurrency=4):
                     claim_idle_ms=1000, block_ms=200)
 
 consumer = build()
-both = [build(), build()]
-number = 17
-
-def broken():
-    raise RuntimeError("secret-payload")
-"""
+both = [build(), build()]"""
 
 
 class Running:
@@ -125,7 +121,9 @@ def still_there(client: Redis, stream: str) -> set[int]:
     groups: Any = client.xinfo_groups(stream)
     pending: Any = client.xpending_range(stream, "processor", "-", "+", 10_000)
     waiting: Any = client.xrange(stream, f"({groups[0]['last-delivered-id']}", "+")
-    held: Any = [client.xrange(stream, row["message_id"], row["message_id"])[0] for row in pending]
+    held: list[Any] = [
+        found for row in pending for found in client.xrange(stream, row["message_id"], row["message_id"]) or []
+    ]
     return {json.loads(fields["data"])["n"] for _, fields in [*waiting, *held]}
 
 
@@ -176,54 +174,34 @@ def test_readiness_is_false_while_redis_is_paused_and_comes_back(
 def test_a_crash_loop_ends_the_whole_with_a_clear_message(
     app: Path, start: Callable[..., Running], redis_url: str
 ) -> None:
-    (app / "shop.py").write_text(MODULE + "\nasync def dies():\n    os._exit(7)\nconsumer.start = dies\n")
+    (app / "dying.py").write_text("import os\nos._exit(7)\n")
 
-    worker = start(redis_url, "shop:consumer")
+    worker = start(redis_url, "dying:consumer")
 
     assert worker.process.wait(60) == 1
     assert "ended with exit code 7, 5 times within 60 s: giving up" in worker.log
 
 
-@pytest.mark.parametrize(
-    ("target", "complaint"),
-    [
-        ("nowhere:consumer", "there is no module 'nowhere'"),
-        ("shop:nothing", "module 'shop' has no 'nothing'"),
-        ("shop", "'shop' is not of the form module:object"),
-        ("shop:number", "shop:number is a int, which cannot be run"),
-        ("shop:broken", "shop:broken failed with RuntimeError"),
-    ],
-)
-def test_what_cannot_be_run_is_one_sentence(
-    start: Callable[..., Running], redis_url: str, target: str, complaint: str
-) -> None:
-    worker = start(redis_url, target)
+def test_a_module_that_is_not_there_is_one_sentence(start: Callable[..., Running], redis_url: str) -> None:
+    worker = start(redis_url, "nowhere:consumer")
 
     assert worker.process.wait(30) == 2
-    assert f"conquiet: {complaint}" in worker.log
+    assert worker.log.startswith("conquiet: there is no module 'nowhere'\n  fix: ")
     assert "Traceback" not in worker.log
-    assert "secret-payload" not in worker.log
 
 
-def test_concurrency_needs_a_function(start: Callable[..., Running], redis_url: str) -> None:
-    refused = start(redis_url, "shop:consumer", "--concurrency", "9")
-    taken = start(redis_url, "shop:build", "--concurrency", "9")
-
-    assert refused.process.wait(30) == 2
-    assert "--concurrency cannot change shop:consumer, which is built already" in refused.log
-    taken.wait_ready()
+def test_concurrency_is_passed_to_a_function(start: Callable[..., Running], redis_url: str) -> None:
+    start(redis_url, "shop:build", "--concurrency", "9").wait_ready()
 
 
-def test_a_port_in_use_is_one_sentence(
-    start: Callable[..., Running], run: Callable[..., Any], app: Path, redis_url: str
-) -> None:
-    first = start(redis_url, "shop:consumer")
-    first.wait_ready()
+def test_a_port_in_use_is_one_sentence(invoke: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
 
-    second = run("worker", "shop:consumer", "--health-port", str(first.health_port))
+        done = invoke("worker", "shop:consumer", "--health-port", str(port))
 
-    assert second.returncode == 2
-    assert f"port {first.health_port} on 127.0.0.1 cannot be used" in second.stderr
+    assert done.returncode == 2
+    assert f"port {port} on 127.0.0.1 cannot be used" in done.stderr
 
 
 def test_reload_starts_again_when_a_file_changes(app: Path, start: Callable[..., Running], redis_url: str) -> None:

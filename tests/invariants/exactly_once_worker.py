@@ -6,7 +6,7 @@ at a point says so and waits there; what happens to it then is up to the test.
 
     → {"role": "transfer", "name": "t1", "halt": "mid-handler", "nth": 3}
     ← {"pid": 4711, "name": "t1"}
-    ← {"pid": 4711, "at": "mid-handler"}
+    ← {"pid": 4711, "at": "mid-handler", "name": "t1"}
 
 ``bug`` plants a mistake that the test has to find.
 """
@@ -39,6 +39,7 @@ BUG: str = SETTINGS["bug"]
 
 _halt: str | None = None
 _left = 0
+_name = ""
 
 
 def say(**facts: object) -> None:
@@ -53,7 +54,7 @@ def at(point: str) -> None:
         return
     _left -= 1
     if _left == 0:
-        say(at=point)
+        say(at=point, name=_name)  # with the name: this line may overtake the zygote's own
         signal.sigwait({signal.SIGUSR1})
 
 
@@ -195,7 +196,7 @@ def work(role: str, name: str) -> None:
 
 
 def main() -> None:
-    global _halt, _left  # noqa: PLW0603 - set once in each child
+    global _halt, _left, _name  # set once in each child
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     # Children that were killed stay zombies until the end: no pid of ours can become somebody else's meanwhile.
     children: list[int] = []
@@ -204,7 +205,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                _halt, _left = order["halt"], order["nth"]
+                _halt, _left, _name = order["halt"], order["nth"], order["name"]
                 work(order["role"], order["name"])
             except BaseException:  # noqa: BLE001 - the test has to hear of it
                 say(crash=traceback.format_exc()[-800:])

@@ -25,17 +25,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import redis
 from sqlalchemy import create_engine, text
-from sqlalchemy.engine import Engine
 
 from conquiet.bridge import create_tables
 from conquiet.config import QueueConfig
 from conquiet.queue import RedisStreamsQueue
 from conquiet.testing import FaultProxy, MySQLServer, RedisServer
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
 
 WORKER = Path(__file__).with_name("exactly_once_worker.py")
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
@@ -89,6 +91,73 @@ class Crew:
                 self.errors[fact["error"]] += 1
             return fact
         return None
+
+
+class Chaos:
+    """Who works, where each one is to halt, and what happens to them there."""
+
+    ROLES: ClassVar = {"t1": "transfer", "t2": "transfer", "b1": "book", "r1": "relay", "r2": "relay"}
+
+    def __init__(self, crew: Crew, faults: Faults, rng: random.Random, done: Counter[str]) -> None:
+        self._crew, self._stops, self._rng, self._done = crew, faults.stops, rng, done
+        self.missing = Counter(faults.kills)
+        self._total = sum(self.missing.values())
+        self._names: dict[int, str] = {}
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._turns = {
+            name: itertools.cycle(RELAY_POINTS if role == "relay" else CONSUMER_POINTS)
+            for name, role in self.ROLES.items()
+        }
+        for name in self.ROLES:
+            self._arm(name)
+
+    @property
+    def is_over(self) -> bool:
+        return max(self.missing.values(), default=0) <= 0 and not self._later
+
+    @property
+    def progress(self) -> float:
+        return 1 - sum(max(0, left) for left in self.missing.values()) / max(1, self._total)
+
+    def step(self) -> bool:
+        """Hear one thing and answer it. True if a worker had reached its point."""
+        fact = self._crew.next(0.05)
+        now = time.monotonic()
+        for entry in [entry for entry in self._later if entry[0] <= now]:
+            self._later.remove(entry)
+            entry[1]()
+        if fact is not None and "name" in fact:
+            self._names[fact["pid"]] = fact["name"]
+        if fact is None or "at" not in fact:
+            return False
+        self._reached(fact["pid"], fact["at"], now)
+        return True
+
+    def _reached(self, pid: int, point: str, now: float) -> None:
+        self.missing[point] -= 1
+        if self._done["stopped"] < self._stops and point in {"read", "before-inbox", "mid-handler"}:
+            # Frozen for longer than the claim threshold: somebody else runs the message meanwhile.
+            os.kill(pid, signal.SIGSTOP)
+            os.kill(pid, signal.SIGUSR1)
+            self._done["stopped"] += 1
+            self._later.append((now + 0.9, lambda: self._resume(pid, point)))
+        else:
+            self._kill(pid, point)
+
+    def _resume(self, pid: int, point: str) -> None:
+        os.kill(pid, signal.SIGCONT)
+        self._later.append((time.monotonic() + 0.3, lambda: self._kill(pid, point)))
+
+    def _kill(self, pid: int, point: str) -> None:
+        os.kill(pid, signal.SIGKILL)
+        self._done[f"killed {point}"] += 1
+        self._arm(self._names[pid])
+
+    def _arm(self, name: str) -> None:
+        turns = itertools.islice(self._turns[name], len(POINTS))
+        point = next((point for point in turns if self.missing[point] > 0), None)
+        is_relay = self.ROLES[name] == "relay"
+        self._crew.start(self.ROLES[name], name, point, self._rng.randint(1, 3 if is_relay else 6))
 
 
 class Storm:
@@ -148,58 +217,16 @@ class Storm:
                 zygote.wait(30)
                 ear.join(10)
 
-    def _break_things(
-        self, crew: Crew, faults: Faults, deadline: float, restart: list[Callable[[], object]]
-    ) -> None:
-        roles = {"t1": "transfer", "t2": "transfer", "b1": "book", "r1": "relay", "r2": "relay"}
-        missing = Counter(faults.kills)
-        turns = {name: itertools.cycle(RELAY_POINTS if role == "relay" else CONSUMER_POINTS) for name, role in roles.items()}
-        names: dict[int, str] = {}
-        later: list[tuple[float, Callable[[], None]]] = []
-        total = sum(missing.values())
-
-        def arm(name: str) -> None:
-            point = next((p for p in itertools.islice(turns[name], len(POINTS)) if missing[p] > 0), None)
-            crew.start(roles[name], name, point, self.rng.randint(1, 3 if roles[name] == "relay" else 6))
-
-        def kill(pid: int, point: str) -> None:
-            os.kill(pid, signal.SIGKILL)
-            self.done[f"killed {point}"] += 1
-            arm(names[pid])
-
-        def resume(pid: int, point: str) -> None:
-            os.kill(pid, signal.SIGCONT)
-            later.append((time.monotonic() + 0.3, lambda: kill(pid, point)))
-
-        for name in roles:
-            arm(name)
-        while not (sum(missing.values()) <= 0 and not later and self._is_quiet()):
-            assert time.monotonic() < deadline, f"not done in time: {dict(missing)}, {self.done}, {self._where()}"
-            fact = crew.next(0.05)
-            now = time.monotonic()
-            for entry in [entry for entry in later if entry[0] <= now]:
-                later.remove(entry)
-                entry[1]()
-            if fact is None:
+    def _break_things(self, crew: Crew, faults: Faults, deadline: float, restart: list[Callable[[], object]]) -> None:
+        chaos = Chaos(crew, faults, self.rng, self.done)
+        while not (chaos.is_over and self._is_quiet()):
+            assert time.monotonic() < deadline, f"not done in time: {chaos.missing}, {self.done}, {self._where()}"
+            if not chaos.step():
                 continue
-            if "name" in fact:
-                names[fact["pid"]] = fact["name"]
-            if "at" not in fact:
-                continue
-            pid, point = fact["pid"], fact["at"]
-            missing[point] -= 1
-            if self.done["stopped"] < faults.stops and point in {"read", "before-inbox", "mid-handler"}:
-                # Frozen for longer than the claim threshold: somebody else runs the message meanwhile.
-                os.kill(pid, signal.SIGSTOP)
-                os.kill(pid, signal.SIGUSR1)
-                self.done["stopped"] += 1
-                later.append((now + 0.9, lambda pid=pid, point=point: resume(pid, point)))  # type: ignore[misc]
-            else:
-                kill(pid, point)
             if self.done["lost commit"] < faults.lost_commits:
                 self.proxy.drop_next_reply(after_request_matching=b"COMMIT")
                 self.done["lost commit"] += 1
-            if restart and total - sum(missing.values()) >= total * (self.done["restarted"] + 1) // 3:
+            if restart and chaos.progress * 3 >= self.done["restarted"] + 1:
                 restart.pop(0)()
                 self.done["restarted"] += 1
 
@@ -227,7 +254,9 @@ class Storm:
         found: list[str] = []
         with self.engine.connect() as connection:
             balances = {int(row[0]): int(row[1]) for row in connection.execute(text("SELECT * FROM account"))}
-            applied = [int(row[0]) for row in connection.execute(text("SELECT transfer FROM transfer_effect ORDER BY id"))]
+            applied = [
+                int(row[0]) for row in connection.execute(text("SELECT transfer FROM transfer_effect ORDER BY id"))
+            ]
             booked = [int(row[0]) for row in connection.execute(text("SELECT transfer FROM ledger_effect"))]
             seen = Counter(
                 str(row[0].decode()) for row in connection.execute(text("SELECT source FROM conquiet_inbox"))

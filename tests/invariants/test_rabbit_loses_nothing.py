@@ -115,9 +115,15 @@ class Storm:
             message=lambda: f"progress after {kind}: {self.settled()} of {self.published}",
         )
 
+    @property
+    def vhost(self) -> str:
+        return quote(unquote(urlsplit(self.url).path[1:]), safe="")
+
+    def consumers(self) -> int:
+        return len(self.api("GET", f"/api/consumers/{self.vhost}"))
+
     def _close_connections(self) -> None:
-        vhost = quote(unquote(urlsplit(self.url).path[1:]), safe="")
-        for connection in self.api("GET", f"/api/vhosts/{vhost}/connections"):
+        for connection in self.api("GET", f"/api/vhosts/{self.vhost}/connections"):
             if "conquiet" in connection.get("client_properties", {}).get("connection_name", ""):
                 self.api("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
 
@@ -153,6 +159,8 @@ def test_under_faults_nothing_is_lost_and_only_the_refused_are_dead_lettered(sto
         storm.publish(MESSAGES // FAULTS)
         storm.strike()
     wait_until(lambda: storm.settled() == MESSAGES, timeout_s=90, message=lambda: f"{storm.settled()} settled")
+    # A worker that was started a moment ago has no handler for SIGTERM yet.
+    wait_until(lambda: storm.consumers() == 2, timeout_s=30, interval_s=0.2, message="both workers are connected")
     for worker in storm.workers:
         worker.terminate()
     codes = [worker.wait(timeout=40) for worker in storm.workers]

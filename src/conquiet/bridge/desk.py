@@ -1,10 +1,11 @@
 """The relay's statements: look, lock, check the order, settle. One transaction each batch.
 
-    scan       due rows, not locked, not many columns; bounded
-    lock       those of them that we want, by primary key, skipping what another relay has
-    heads      which of the locked rows are the oldest of their keys: read after the locks, so nothing is missed
-    following  what comes next in those keys
-    settle     delete what is published, put off or park what was refused
+    without a key    take      lock due rows, skipping what another relay has: one statement
+    with a key       scan      due rows, not locked; bounded
+                     lock      the oldest of each key, by primary key, skipping what another relay has
+                     heads     which of those are the oldest of their keys: read after the locks, so nothing is missed
+                     following what comes next in these keys
+    both             settle    delete what is published, put off or park what was refused
 
 All of it needs READ COMMITTED: each statement sees what was committed before it, and no gap is locked.
 """
@@ -26,7 +27,7 @@ _COLUMNS: Final = "o.`seq` AS seq, o.`message_id` AS id, o.`order_key` AS k, o.`
 
 # LIMIT 1 and not MIN(): MySQL reads the whole key for a MIN() that is correlated.
 _OLDEST: Final = (
-    "(SELECT e.`seq` FROM {table} AS e WHERE e.`target` = o.`target` AND e.`order_key` = o.`order_key` "
+    "(SELECT e.`seq` FROM {table} AS e{by_key} WHERE e.`target` = o.`target` AND e.`order_key` = o.`order_key` "
     "AND e.`parked` = 0 ORDER BY e.`seq` LIMIT 1)"
 )
 
@@ -39,35 +40,37 @@ class Desk:
         words = words_for(mysql=mysql)
         self._words = words
         name = quoted(table)
-        age = words.age_us
-        due = f"`target` = :target AND `parked` = 0 AND `due_at` <= {words.now}"
-        self._scan = text(
-            f"SELECT `seq`, `order_key`, `due_at`, {age} AS age FROM {name} WHERE {due} "  # noqa: S608 - names of ours
-            "ORDER BY `due_at`, `seq` LIMIT :count"
+        select = f"SELECT {_COLUMNS}, {words.age_us} AS age FROM {name} AS o"  # noqa: S608 - names of ours
+        due = f"`target` = :target AND `parked` = 0 AND `free` = {{free}} AND `due_at` <= {words.now}"
+        self._take = text(
+            f"{select}{words.by_due} WHERE {due.format(free=1)} ORDER BY `due_at`, `seq` LIMIT :count{words.claim}"
         )
+        columns = f"`seq`, `order_key`, `due_at`, {words.age_us} AS age"
+        scan = f"SELECT {columns} FROM {name}{words.by_due} WHERE {due.format(free=0)}"  # noqa: S608
+        self._scan = text(f"{scan} ORDER BY `due_at`, `seq` LIMIT :count")
         self._scan_on = text(
-            f"SELECT `seq`, `order_key`, `due_at`, {age} AS age FROM {name} WHERE {due} "  # noqa: S608
-            "AND (`due_at` > :at OR (`due_at` = :at AND `seq` > :after)) ORDER BY `due_at`, `seq` LIMIT :count"
+            f"{scan} AND (`due_at` > :at OR (`due_at` = :at AND `seq` > :after)) ORDER BY `due_at`, `seq` LIMIT :count"
         )
+        oldest = _OLDEST.format(table=name, by_key=words.by_key)
+        # The condition keeps locks off rows that are not the oldest of their keys. Their owner will delete them as
+        # followers, and two relays that each hold a row the other wants to delete would deadlock.
         self._lock = _with_list(
-            f"SELECT {_COLUMNS}, {age} AS age FROM {name} AS o "  # noqa: S608
-            f"WHERE o.`seq` IN :seqs AND o.`parked` = 0 AND o.`due_at` <= {words.now}{words.claim}"
+            f"{select} WHERE o.`seq` IN :seqs AND o.`parked` = 0 AND o.`due_at` <= {words.now} "
+            f"AND o.`seq` = {oldest}{words.claim}"
         )
         self._heads = _with_list(
-            f"SELECT o.`seq` AS seq FROM {name} AS o "  # noqa: S608
-            f"WHERE o.`seq` IN :seqs AND o.`seq` = {_OLDEST.format(table=name)}",
+            f"SELECT o.`seq` AS seq FROM {name} AS o WHERE o.`seq` IN :seqs AND o.`seq` = {oldest}"  # noqa: S608
         )
         self._following = _with_list(
-            f"SELECT {_COLUMNS}, {age} AS age, o.`due_at` <= {words.now} AS due FROM {name} AS o "  # noqa: S608
-            "WHERE o.`target` = :target AND o.`order_key` IN :keys AND o.`parked` = 0 AND o.`seq` <= :last "
-            "ORDER BY o.`seq` LIMIT :count",
+            f"SELECT {_COLUMNS}, {words.age_us} AS age, o.`due_at` <= {words.now} AS due "  # noqa: S608
+            f"FROM {name} AS o{words.by_key} WHERE o.`target` = :target AND o.`order_key` IN :keys AND o.`parked` = 0 "
+            "AND o.`seq` <= :last ORDER BY o.`seq` LIMIT :count",
             "keys",
         )
         self._delete = _with_list(f"DELETE FROM {name} WHERE `seq` IN :seqs")  # noqa: S608
-        self._retry = text(
-            f"UPDATE {name} SET `attempts` = :n, `due_at` = {words.later}, `reason` = :reason WHERE `seq` = :seq"  # noqa: S608
-        )
-        self._park = text(f"UPDATE {name} SET `attempts` = :n, `parked` = 1, `reason` = :reason WHERE `seq` = :seq")  # noqa: S608
+        refused = f"UPDATE {name} SET `attempts` = :n, `reason` = :reason"  # noqa: S608
+        self._retry = text(f"{refused}, `due_at` = {words.later} WHERE `seq` = :seq")
+        self._park = text(f"{refused}, `parked` = 1 WHERE `seq` = :seq")
         # SQLite has one writer: being it keeps every other relay out until the end of the transaction.
         self._take_turns = text(f"DELETE FROM {name} WHERE `seq` = -1")  # noqa: S608
 
@@ -76,15 +79,19 @@ class Desk:
         if not self._words.mysql:
             session.execute(self._take_turns)
 
+    def take(self, session: DbSession, *, count: int) -> list[Letter]:
+        """Lock due rows without a key and return them."""
+        return [_letter(row) for row in session.fetch_all(self._take, {"target": self._target, "count": count})]
+
     def scan(self, session: DbSession, *, after: Position | None, count: int) -> tuple[list[Seen], float]:
-        """Return due rows behind a position, and the age in seconds of the first."""
+        """Return due rows with a key behind a position, and the age in seconds of the first."""
         binds: dict[str, Any] = {"target": self._target, "count": count}
         if after is None:
             rows = session.fetch_all(self._scan, binds)
         else:
             rows = session.fetch_all(self._scan_on, {**binds, "at": after[0], "after": after[1]})
         age_s = max(0.0, rows[0]["age"] / 1e6) if rows else 0.0
-        return [Seen(row["seq"], _key(row["order_key"]), row["due_at"]) for row in rows], age_s
+        return [Seen(row["seq"], bytes(row["order_key"]), row["due_at"]) for row in rows], age_s
 
     def lock(self, session: DbSession, seqs: Sequence[int]) -> list[Letter]:
         """Lock rows and return those that were free, alive and due."""
@@ -118,16 +125,13 @@ def _with_list(statement: str, name: str = "seqs") -> TextClause:
 
 
 def _letter(row: dict[str, Any]) -> Letter:
+    key = row["k"]
     return Letter(
         row["seq"],
         bytes(row["id"]).decode(),
-        _key(row["k"]),
+        None if key is None else bytes(key),
         bytes(row["payload"]),
         row["n"],
         max(0.0, row["age"] / 1e6),
         bool(row.get("due", True)),
     )
-
-
-def _key(value: Any) -> bytes | None:
-    return None if value is None else bytes(value)

@@ -60,8 +60,20 @@ def by_outbox_id(msg: Any) -> str:
     The same row published twice (a relay died between publishing and deleting) is two entries with one
     outbox id. A message without one is known by its entry id.
     """
-    found = msg.payload.get(OUTBOX_ID)
-    return found if isinstance(found, str) and found else str(msg.id)
+    return _outbox_id(msg.payload) or str(msg.id)
+
+
+def outbox_id_of(payload: Any) -> str:
+    """Return the outbox id in a payload itself: a key for ``for_rabbit``, where there is no entry id instead."""
+    found = _outbox_id(payload)
+    if found is None:
+        raise MessageKeyError(f"the message has no field {OUTBOX_ID}: it was not published by a relay")
+    return found
+
+
+def _outbox_id(payload: Any) -> str | None:
+    found = payload.get(OUTBOX_ID)
+    return found if isinstance(found, str) and found else None
 
 
 def _part(msg: Any, *names: str) -> str:

@@ -108,6 +108,7 @@ class Outbox:
                 "id": message_id.encode(),
                 "target": _short("target", target),
                 "key": None if key is None else _short("key", key),
+                "free": int(key is None),
                 "payload": encode(payload, max_bytes=self._max_bytes),
                 "later": words_for(mysql=mysql).microseconds(
                     0.0 if delay is None else require_seconds("delay", delay, zero_allowed=True)
@@ -186,8 +187,8 @@ class Outbox:
 def _insert(table: str, *, mysql: bool) -> Any:
     words = words_for(mysql=mysql)
     return text(
-        f"INSERT INTO {table} (`message_id`, `target`, `order_key`, `payload`, `created_at`, `due_at`) "  # noqa: S608
-        f"VALUES (:id, :target, :key, :payload, {words.now}, {words.later})"
+        f"INSERT INTO {table} (`message_id`, `target`, `order_key`, `free`, `payload`, `created_at`, `due_at`) "  # noqa: S608
+        f"VALUES (:id, :target, :key, :free, :payload, {words.now}, {words.later})"
     )
 
 

@@ -15,16 +15,16 @@ from conquiet.kernel.backoff import Backoff
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A due row as the scan saw it, not locked.
+    """A due row with a key as the scan saw it, not locked.
 
     Attributes:
         seq: Its place in the outbox.
-        key: Order key; None if order does not matter to it.
+        key: Order key.
         due_at: As the database says it; only handed back to it.
     """
 
     seq: int
-    key: bytes | None
+    key: bytes
     due_at: object = None
 
 
@@ -97,26 +97,23 @@ def plan(seen: Sequence[Seen], *, batch: int) -> Plan:
     Of a key only the oldest row is locked: a relay that locked followers would keep them from the owner
     of the key. Followers take the room that is left, so one busy key is not published row by row.
     """
-    unkeyed: list[int] = []
     by_key: dict[bytes, list[int]] = {}
     examined = 0
     for row in seen:
-        if row.key is not None and row.key in by_key:
+        if row.key in by_key:
             by_key[row.key].append(row.seq)
-        elif len(unkeyed) + len(by_key) == batch:
+        elif len(by_key) == batch:
             break
-        elif row.key is None:
-            unkeyed.append(row.seq)
         else:
             by_key[row.key] = [row.seq]
         examined += 1
-    room = batch - len(unkeyed) - len(by_key)
-    lock = list(unkeyed)
+    lock: list[int] = []
     younger: list[tuple[int, bytes]] = []
     for key, seqs in by_key.items():
         first, *rest = sorted(seqs)  # a scan is ordered by the time they are due
         lock.append(first)
         younger += ((seq, key) for seq in rest)
+    room = batch - len(lock)
     followers: dict[bytes, list[int]] = {}
     for seq, key in sorted(younger)[:room]:  # the oldest ones, so that no key gets a gap
         followers.setdefault(key, []).append(seq)

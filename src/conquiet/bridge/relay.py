@@ -189,31 +189,37 @@ class OutboxRelay:
             for one, (outcome, reason) in zip(letters, verdicts, strict=True)
             if outcome is Outcome.REFUSED
         ]
+        if not published and not refused:
+            route.more = False  # all held: not again before a pause
         route.desk.settle(session, published=[one.seq for one in published], refused=refused)
         parked = sum(isinstance(decision, Park) for decision, _ in refused)
         self._tell(route, published, refused, parked)
         return Relayed(len(published), len(refused), parked, len(letters) - len(published) - len(refused))
 
     def _claim(self, session: DbSession, route: _Route) -> list[Letter]:
-        """Lock a batch and return what of it may go out now, in order."""
-        desk, count = route.desk, self._batch * _SCAN_FACTOR
-        desk.begin(session)
+        """Lock a batch and return what of it may go out now, the oldest first."""
+        route.desk.begin(session)
+        free = route.desk.take(session, count=self._batch)
+        keyed, waits_s, more = self._claim_keyed(session, route)
+        observe_lag(route.name, max([waits_s, *(letter.age_s for letter in free[:1])]))
+        route.more = more or bool(free) or bool(keyed)
+        return sorted([*free, *keyed], key=lambda letter: letter.seq)
+
+    def _claim_keyed(self, session: DbSession, route: _Route) -> tuple[list[Letter], float, bool]:
+        """Return letters with a key, the age of the oldest one that is due, and whether there is more to look at."""
+        desk, count = route.desk, self._batch * (1 if route.position is None else _SCAN_FACTOR)
         seen, age_s = desk.scan(session, after=route.position, count=count)
-        if route.position is None:
-            observe_lag(route.name, age_s)
+        if not seen:
+            route.position = None
+            return [], 0.0, False
         wanted = plan(seen, batch=self._batch)
         locked = desk.lock(session, wanted.lock)
-        keyed = {letter.seq: letter.key for letter in locked if letter.key is not None}
-        heads = desk.heads(session, list(keyed))
-        keys = [key for seq, key in keyed.items() if seq in heads]
+        heads = desk.heads(session, [letter.seq for letter in locked])
+        keys = [letter.key for letter in locked if letter.key is not None and letter.seq in heads]
         last = max((seq for key in keys for seq in wanted.followers.get(key, ())), default=None)
-        letters = locked
-        if last is not None:
-            letters = [letter for letter in locked if letter.key is None]
-            letters += desk.following(session, keys, last=last, count=self._batch)
+        letters = locked if last is None else desk.following(session, keys, last=last, count=self._batch)
         chosen = in_order(letters, heads)
         at_the_end = wanted.examined == len(seen) < count
-        route.more = bool(chosen) or not at_the_end
         if at_the_end:
             route.position = None
         elif not chosen:
@@ -221,7 +227,7 @@ class OutboxRelay:
             # would wait too.
             farthest = seen[wanted.examined - 1]
             route.position = (farthest.due_at, farthest.seq)
-        return chosen
+        return chosen, age_s, not at_the_end
 
     def _publish(self, route: _Route, letters: list[Letter]) -> Verdicts:
         try:

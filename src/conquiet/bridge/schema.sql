@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS `conquiet_outbox` (
     `message_id` VARBINARY(36)    NOT NULL,
     `target`     VARBINARY(255)   NOT NULL,
     `order_key`  VARBINARY(255)   NULL,
+    `free`       TINYINT UNSIGNED NOT NULL,  -- 1 without an order key: such rows are read apart
     `payload`    MEDIUMBLOB       NOT NULL,  -- a JSON object in UTF-8
     `created_at` DATETIME(6)      NOT NULL,
     `due_at`     DATETIME(6)      NOT NULL,
@@ -30,6 +31,8 @@ CREATE TABLE IF NOT EXISTS `conquiet_outbox` (
     `parked`     TINYINT UNSIGNED NOT NULL DEFAULT 0,
     `reason`     VARBINARY(255)   NULL,      -- why the last attempt was refused
     PRIMARY KEY (`seq`),
-    KEY `by_due` (`target`, `parked`, `due_at`, `seq`),
+    -- Free rows come last, because who locks a range of them also locks the record behind it: with keyed rows there,
+    -- relays would deadlock.
+    KEY `by_due` (`target`, `parked`, `free`, `due_at`, `seq`),
     KEY `by_key` (`target`, `order_key`, `parked`, `seq`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;

@@ -15,6 +15,7 @@ CREATE TABLE IF NOT EXISTS `conquiet_outbox` (
     `message_id` BLOB    NOT NULL,
     `target`     BLOB    NOT NULL,
     `order_key`  BLOB    NULL,
+    `free`       INTEGER NOT NULL,
     `payload`    BLOB    NOT NULL,
     `created_at` TEXT    NOT NULL,
     `due_at`     TEXT    NOT NULL,
@@ -23,6 +24,6 @@ CREATE TABLE IF NOT EXISTS `conquiet_outbox` (
     `reason`     BLOB    NULL
 );
 
-CREATE INDEX IF NOT EXISTS `conquiet_outbox_by_due` ON `conquiet_outbox` (`target`, `parked`, `due_at`, `seq`);
+CREATE INDEX IF NOT EXISTS `conquiet_outbox_by_due` ON `conquiet_outbox` (`target`, `parked`, `free`, `due_at`, `seq`);
 
 CREATE INDEX IF NOT EXISTS `conquiet_outbox_by_key` ON `conquiet_outbox` (`target`, `order_key`, `parked`, `seq`);

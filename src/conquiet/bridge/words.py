@@ -27,6 +27,9 @@ class Words:
         age_us: Microseconds since ``created_at``.
         share: Makes a SELECT a current read.
         claim: Makes a SELECT lock its rows and skip those that are locked.
+        by_due: Which index to use, after a table's name. Left to itself the optimizer may walk the primary key for an
+            ORDER BY seq LIMIT 1, over every row that waits.
+        by_key: The same for the index by order key.
         mysql: Whether it is MySQL or MariaDB.
     """
 
@@ -36,6 +39,8 @@ class Words:
     age_us: str
     share: str
     claim: str
+    by_due: str
+    by_key: str
     mysql: bool
 
     def microseconds(self, seconds: float) -> int | str:
@@ -72,6 +77,8 @@ MYSQL: Final = Words(
     age_us="TIMESTAMPDIFF(MICROSECOND, `created_at`, UTC_TIMESTAMP(6))",
     share=" LOCK IN SHARE MODE",  # MariaDB does not know FOR SHARE
     claim=" FOR UPDATE SKIP LOCKED",
+    by_due=" FORCE INDEX (`by_due`)",
+    by_key=" FORCE INDEX (`by_key`)",
     mysql=True,
 )
 SQLITE: Final = Words(
@@ -81,6 +88,8 @@ SQLITE: Final = Words(
     age_us="CAST((julianday('now') - julianday(`created_at`)) * 86400000000 AS INTEGER)",
     share="",
     claim="",
+    by_due="",
+    by_key="",
     mysql=False,
 )
 

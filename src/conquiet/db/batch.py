@@ -15,19 +15,30 @@ _SMALL: Final = 24
 def grouped(ops: Iterable[DbOperation]) -> Iterator[list[DbOperation]]:
     """Cut operations, in order, into groups that one statement can carry; an UPDATE is always alone."""
     group: list[DbOperation] = []
-    shape: tuple[str, tuple[str, ...]] | None = None
     size = 0
     for op in ops:
-        own_shape = (op.table, tuple(op.payload)) if op.op_type is DbOperationType.INSERT else None
-        own_size = sum(map(_size, op.payload.values()))
-        if group and (own_shape is None or own_shape != shape or len(group) >= MAX_ROWS or size + own_size > MAX_BYTES):
+        own_size = _size(op.payload.values())
+        if group and not (_same_shape(group[0], op) and len(group) < MAX_ROWS and size + own_size <= MAX_BYTES):
             yield group
             group, size = [], 0
         group.append(op)
-        shape, size = own_shape, size + own_size
+        size += own_size
     if group:
         yield group
 
 
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes | bytearray) else _SMALL
+def _same_shape(one: DbOperation, other: DbOperation) -> bool:
+    insert = DbOperationType.INSERT
+    return (
+        one.op_type is insert
+        and other.op_type is insert
+        and one.table == other.table
+        and one.payload.keys() == other.payload.keys()
+    )
+
+
+def _size(values: Iterable[Any]) -> int:
+    size = 0
+    for value in values:
+        size += len(value) if isinstance(value, str | bytes | bytearray) else _SMALL
+    return size

@@ -23,8 +23,6 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import event
@@ -90,20 +88,15 @@ class WriterConnections:
         self._making = threading.Lock()
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
 
-    @contextmanager
-    def checkout(self, *, autocommit: bool) -> Iterator[Checkout]:
-        """Borrow a connection. An exception rolls back whatever was not committed."""
-        with (self._clone or self._cloned()).connect() as conn:
-            borrowed: Checkout | None = None
-            try:
-                borrowed = Checkout(conn, autocommit=autocommit)
-                yield borrowed
-            except BaseException as error:
-                if borrowed is not None:
-                    borrowed.abandon(error)
-                else:
-                    conn.invalidate()
-                raise
+    def checkout(self, *, autocommit: bool) -> Checkout:
+        """Borrow a connection; the borrower closes it."""
+        conn = (self._clone or self._cloned()).connect()
+        try:
+            return Checkout(conn, autocommit=autocommit)
+        except BaseException:
+            conn.invalidate()
+            conn.close()
+            raise
 
     def leave(self, user: object) -> None:
         """Count one writer out; the last one closes the connections."""

@@ -31,7 +31,7 @@ class Inserts:
         with borrowed(connections, about, autocommit=True) as checkout:
             try:
                 with translated(about, committing=True):
-                    checkout.conn.execute(sql.insert(op.table, columns), sql.values(op.payload, columns))
+                    sql.run(checkout.conn, sql.insert(op.table, columns), sql.values(op.payload, columns))
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abandon(error)
@@ -61,18 +61,15 @@ class Inserts:
             outcomes.append(self.one(connections, op))
 
     def _together(self, connections: WriterConnections, group: list[DbOperation]) -> bool:
-        """Insert all rows in one transaction. False, and nothing inserted, if one is a duplicate."""
+        """Insert all rows in one statement. False, and nothing inserted, if one is a duplicate."""
         columns = self._columns(group[0])
         for op in group:
             self._columns(op)
         about = About("insert", group[0].table)
-        rows = [sql.values(op.payload, columns) for op in group]
-        # Not autocommit: the driver may cut a long list into several statements.
-        with borrowed(connections, about, autocommit=False) as checkout:
+        with borrowed(connections, about, autocommit=True) as checkout:
             try:
-                with translated(about):
-                    checkout.conn.execute(sql.insert(group[0].table, columns), rows)
                 with translated(about, committing=True):
+                    sql.insert_rows(checkout.conn, group[0].table, columns, [op.payload for op in group])
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abandon(error)
@@ -91,7 +88,7 @@ class Inserts:
 
     def _exists(self, checkout: Checkout, op: DbOperation, about: About) -> bool:
         with translated(about):
-            found = checkout.conn.execute(sql.select_id(op.table, self._id_column), {"w0": op.id_value})
+            found = sql.run(checkout.conn, sql.select_id(op.table, self._id_column), {"w0": op.id_value})
             return found.first() is not None
 
     def _columns(self, op: DbOperation) -> tuple[str, ...]:
@@ -99,12 +96,16 @@ class Inserts:
         facts: dict[str, Any] = {"table": op.table, "operation": "insert"}
         if not op.payload:
             raise DbWriteError(f"insert on {op.table} failed: the payload has no column", **facts)
-        if self._id_column in op.payload and canonical_id(op.payload[self._id_column]) != canonical_id(op.id_value):
+        if not _same_id(op.payload.get(self._id_column, op.id_value), op.id_value):
             raise DbWriteError(
                 f"insert on {op.table} failed: id_value and the payload's {self._id_column} name different rows",
                 **facts,
             )
         return tuple(op.payload)
+
+
+def _same_id(one: Any, other: Any) -> bool:
+    return one is other or one == other or canonical_id(one) == canonical_id(other)
 
 
 def _is_duplicate(error: DbWriteError) -> bool:

@@ -1,5 +1,9 @@
 """Counting writes and locks. None of these raises. SPEC(003 §5.9)."""
 
+from functools import lru_cache
+
+from prometheus_client import Counter, Histogram
+
 from conquiet.metrics.registry import (
     DB_DUPLICATE_INSERTS_TOTAL,
     DB_LOCK_ACQUIRE_LATENCY_SECONDS,
@@ -13,8 +17,18 @@ from conquiet.metrics.registry import (
 @never_raises
 def observe_db_write(table: str, op_type: str, status: str, latency_s: float) -> None:
     """Count one write by its outcome (``success`` or ``error``) and record how long it took."""
-    DB_WRITE_TOTAL.labels(table, op_type, status).inc()
-    DB_WRITE_LATENCY_SECONDS.labels(table, op_type).observe(latency_s)
+    _written(table, op_type, status).inc()
+    _took(table, op_type).observe(latency_s)
+
+
+@never_raises
+def observe_db_batch(table: str, op_type: str, *, succeeded: int, failed: int, latency_s: float) -> None:
+    """Count the rows of one batch by outcome; its time is recorded once, as that of one write."""
+    if succeeded:
+        _written(table, op_type, "success").inc(succeeded)
+    if failed:
+        _written(table, op_type, "error").inc(failed)
+    _took(table, op_type).observe(latency_s)
 
 
 @never_raises
@@ -29,3 +43,14 @@ def observe_lock_acquisition(strategy: str, latency_s: float, success: bool) -> 
 def observe_duplicate(table: str) -> None:
     """Count an INSERT whose row was there already."""
     DB_DUPLICATE_INSERTS_TOTAL.labels(table).inc()
+
+
+# labels() looks its child up under a lock, at every call; what it finds never changes.
+@lru_cache(1_024)
+def _written(table: str, op_type: str, status: str) -> Counter:
+    return DB_WRITE_TOTAL.labels(table, op_type, status)
+
+
+@lru_cache(1_024)
+def _took(table: str, op_type: str) -> Histogram:
+    return DB_WRITE_LATENCY_SECONDS.labels(table, op_type)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from conquiet.errors import ConfigurationError
@@ -33,11 +34,17 @@ class DbOperation:
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        require_table("table", self.table)
         if not isinstance(self.payload, Mapping):
             raise ConfigurationError("payload must map columns to values")
-        for column in self.payload:
-            require_identifier("a column of payload", column)
+        _check_names(self.table, tuple(self.payload))
+
+
+@lru_cache(1_024)
+def _check_names(table: str, columns: tuple[str, ...]) -> None:
+    """Raise for a name that is not plain. A shape that passed is not looked at again."""
+    require_table("table", table)
+    for column in columns:
+        require_identifier("a column of payload", column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class Updates:
         backend = self._backend
         if backend is None:
             with translated(about):
-                found = checkout.conn.execute(sql.select_row(op.table, self._id_column), {"w0": op.id_value})
+                found = sql.run(checkout.conn, sql.select_row(op.table, self._id_column), {"w0": op.id_value})
                 return _as_dict(found.mappings().first())
         started, had = time.monotonic(), False
         try:
@@ -129,7 +129,7 @@ class Updates:
     def _send(self, checkout: Checkout, op: DbOperation, values: Row) -> int:
         columns = self._settable(values)
         statement = sql.update(op.table, columns, self._id_column)
-        return checkout.conn.execute(statement, sql.values(values, columns) | {"w0": op.id_value}).rowcount
+        return sql.run(checkout.conn, statement, sql.values(values, columns) | {"w0": op.id_value}).rowcount
 
     def _settable(self, values: Row) -> tuple[str, ...]:
         return tuple(column for column in values if column != self._id_column)

@@ -23,7 +23,7 @@ from conquiet.db.dialects import require_strategy, require_supported
 from conquiet.db.inserting import Inserts
 from conquiet.db.locking import make_lock_backend
 from conquiet.db.locking.strategy import LockStrategy
-from conquiet.db.metrics import observe_db_write
+from conquiet.db.metrics import observe_db_batch, observe_db_write
 from conquiet.db.models import DbOperation, DbOperationType, WriteOutcome
 from conquiet.db.updating import Change, Updates
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
@@ -56,6 +56,7 @@ class DbWriter:
         self._inserts = Inserts(db_config.id_column)
         self._updates = Updates(db_config.id_column, lock_strategy, self.lock_backend)
         self._closed = False
+        self._joined: WriterConnections | None = None
 
     def execute(self, op: DbOperation) -> WriteOutcome:
         """Write one row and say what came of it."""
@@ -125,17 +126,23 @@ class DbWriter:
         try:
             self._inserts.many(self._connections(), group, outcomes)
         finally:
-            # Each row's share of the time; those without an outcome failed.
-            share_s, done = (time.monotonic() - started) / len(group), len(outcomes) - before
-            for index, op in enumerate(group):
-                observe_db_write(op.table, op.op_type.value, "success" if index < done else "error", share_s)
+            done = len(outcomes) - before  # those without an outcome failed
+            observe_db_batch(
+                group[0].table,
+                DbOperationType.INSERT.value,
+                succeeded=done,
+                failed=len(group) - done,
+                latency_s=time.monotonic() - started,
+            )
 
     def _connections(self) -> WriterConnections:
         if self._closed:
             raise LifecycleError("this DbWriter is closed; create a new one")
         # Looked up each time: after a fork there is another one.
         connections = connections_of(self.engine)
-        connections.users.add(self)
+        if connections is not self._joined:
+            connections.users.add(self)
+            self._joined = connections
         return connections
 
 

@@ -45,6 +45,7 @@ class Tick:
         moved: Due messages moved to the stream by it.
         next_due_ms: When the next one is due; None if none waits.
         now_ms: The server's clock.
+        ahead_ms: How far it is ahead of ours; 0 if the answer's way explains the difference.
         wake_id: Position of the last wake-up.
         paused: What is paused, with the time since when.
         parked: Events that have messages parked.
@@ -56,6 +57,7 @@ class Tick:
     moved: int
     next_due_ms: int | None
     now_ms: int
+    ahead_ms: int
     wake_id: str
     paused: Mapping[str, int]
     parked: frozenset[str]
@@ -71,12 +73,15 @@ async def tick(client: redis.asyncio.Redis, keys: Keys, *, limit: int) -> Tick:
         QueueError: The server refused or did not answer.
     """
     names = (keys.stream, keys.delayed, keys.wake, keys.paused, keys.parked, keys.dead)
+    asked_ms = time.time() * 1000
     reply = await script("tick").call(client, names, (limit,), stream=keys.stream)
+    answered_ms = time.time() * 1000
     moved, due, now, wake_id, paused, parked, waiting, dead, oldest = reply
     return Tick(
         moved=moved,
         next_due_ms=int(float(due)) if due else None,
         now_ms=int(now),
+        ahead_ms=clock_difference(int(now), asked_ms, answered_ms),
         wake_id=wake_id.decode(),
         paused={what.decode(): int(since) for what, since in zip(paused[::2], paused[1::2], strict=True)},
         parked=frozenset(event.decode() for event in parked),
@@ -84,6 +89,13 @@ async def tick(client: redis.asyncio.Redis, keys: Keys, *, limit: int) -> Tick:
         dead=dead,
         oldest_dead_ms=int(oldest.split(b"-")[0]) if oldest else None,
     )
+
+
+def clock_difference(server_ms: int, asked_ms: float, answered_ms: float) -> int:
+    """Return how far the server's clock is ahead of ours, which was read before and after the server's was."""
+    if asked_ms - 1 <= server_ms <= answered_ms:
+        return 0  # it rounds down
+    return round(server_ms - (asked_ms + answered_ms) / 2)
 
 
 class Mover:

@@ -265,9 +265,14 @@ class Execution:
             await self._jobs.note(keys, envelope, JobState.DELAYED)
         return False
 
-    def note_server_time(self, now_ms: int) -> None:
+    def flush_counts(self) -> None:
+        """Hand what was counted to the metrics."""
+        for route in self._routes.values():
+            route.flush_counts()
+
+    def note_server_time(self, ahead_ms: int) -> None:
         """Learn how far the server's clock is ahead of ours: times in messages are the server's."""
-        self._server_ahead_ms = now_ms - int(time.time() * 1000)
+        self._server_ahead_ms = ahead_ms
 
     def _now_ms(self) -> int:
         return int(time.time() * 1000) + self._server_ahead_ms

@@ -240,6 +240,8 @@ class Processor:
 
     async def _end(self, mover: Mover) -> None:
         await mover.close()
+        if self._execution is not None:
+            self._execution.flush_counts()
         await asyncio.gather(*self._burials, return_exceptions=True)
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -290,7 +292,8 @@ class Processor:
         """Take over what the mover saw: the server's clock, and pauses."""
         assert self._consumer is not None  # noqa: S101 - the mover was assembled with it
         assert self._execution is not None  # noqa: S101 - the same
-        self._execution.note_server_time(found.now_ms)
+        self._execution.note_server_time(found.ahead_ms)
+        self._execution.flush_counts()
         await self._pauses.learn(keys, found)
         self._consumer.withhold([stream for stream in self._streams if self._pauses.is_stream_paused(stream)])
 

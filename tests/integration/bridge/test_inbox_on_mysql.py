@@ -135,7 +135,7 @@ def test_a_handler_that_swallows_a_deadlock_cannot_commit_without_its_inbox_row(
 
     with DbSession(engine) as other:
         other.execute("UPDATE account SET balance = 1 WHERE id = 1")
-        with pytest.raises((ConflictError, LifecycleError)):  # noqa: PT012 - the whole block is one transaction
+        with pytest.raises((ConflictError, LifecycleError)):  # noqa: PT012, SIM117 - the whole block is one transaction
             with DbSession(impatient) as session, Inbox().once(session, MESSAGE):
                 with pytest.raises(ConflictError):
                     session.execute("UPDATE account SET balance = 2 WHERE id = 1")

@@ -14,6 +14,7 @@ from conquiet.bridge import Letter, Outbox, OutboxRelay, Outcome, ToStream
 from conquiet.config import QueueConfig
 from conquiet.db.session import DbSession
 from conquiet.kernel.backoff import Backoff
+from conquiet.kernel.lifecycle import Status
 from conquiet.queue import QueueConsumer, RedisStreamsQueue
 from conquiet.testing import RedisServer, wait_until
 
@@ -76,10 +77,10 @@ def test_many_relays_publish_each_row_once_and_keep_the_order_of_each_key(
     assert sum(shares) == len(arrived) == len(set(arrived)) == (keys + 1) * each
     by_key = defaultdict(list)
     for name in arrived:
-        key, number = name.split(":")
-        by_key[key].append(int(number))
-    for key in map(str, range(keys)):
-        assert by_key[key] == list(range(each)), f"key {key} is out of order"
+        of, _, place = name.partition(":")
+        by_key[of].append(int(place))
+    for of in map(str, range(keys)):
+        assert by_key[of] == list(range(each)), f"key {of} is out of order"
 
 
 def test_a_key_belongs_to_whoever_holds_its_oldest_row(engine: Engine, queue: RedisStreamsQueue) -> None:
@@ -218,8 +219,9 @@ def test_the_relay_changes_settings_on_connections_of_its_own_only(engine: Engin
 def test_a_stop_ends_a_relay_that_has_nothing_to_do(
     engine: Engine, make_consumer: Callable[..., QueueConsumer]
 ) -> None:
-    with OutboxRelay(engine, {"ledger": ToStream(make_consumer().queue)}, poll_s=60.0) as relay:
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(relay.run)
-            relay.stop()
-            running.result(5)
+    target = ToStream(make_consumer().queue)
+    with OutboxRelay(engine, {"ledger": target}, poll_s=60.0) as relay, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(relay.run)
+        wait_until(lambda: relay._life.status is Status.RUNNING)
+        relay.stop()
+        running.result(5)

@@ -227,7 +227,7 @@ def test_a_lost_reply_to_a_statement_that_commits_itself_is_unknown(
     proxy.drop_next_reply(b"UPDATE")
     with pytest.raises(CommitUnknownError):
         writer.execute(DbOperation("orders", DbOperationType.UPDATE, 0, {"amount": 7}))
-    proxy.drop_next_reply(COMMIT)
+    proxy.drop_next_reply(b"INSERT")
     with pytest.raises(CommitUnknownError) as caught:
         writer.execute_many(insert[2:])
 

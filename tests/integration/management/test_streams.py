@@ -1,6 +1,7 @@
 """What an operator sees and does on a real server."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -118,8 +119,8 @@ def test_pending_tells_owner_deliveries_ghosts_and_trimmed(
     server: Server, client: Redis, make_queue: MakeQueue
 ) -> None:
     queue = filled(make_queue, taken=3)
-    first = client.xrange(queue.config.stream_key, count=1)[0][0]
-    client.xdel(queue.config.stream_key, first)
+    found: Any = client.xrange(queue.config.stream_key, count=1)
+    client.xdel(queue.config.stream_key, found[0][0])
 
     def alice_is_dead() -> bool:
         rows = list_pending(server, queue.config.stream_key, "billing", alive_ms=20)

@@ -55,8 +55,12 @@ async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_account
     dice = random.Random(20261115)
     queue = rabbit.queue()
     for _ in range(2_000):
-        headers = {dice.choice(["x-death", "x-delivery-count", "other"]): a_strange_value(dice)}
-        rabbit.put(queue, a_strange_body(dice), headers=headers)
+        name, value = dice.choice(["x-death", "x-delivery-count", "other"]), a_strange_value(dice)
+        if name == "x-death" and isinstance(value, list):
+            # RabbitMQ 3.10 itself cannot dead-letter a message whose x-death holds anything but tables: its queue
+            # process crashes (docs/decisions/0041). The unit tests have every shape.
+            value = [entry for entry in value if isinstance(entry, dict)]
+        rabbit.put(queue, a_strange_body(dice), headers={name: value})
 
     async def syncer(_: Any) -> bool:
         return True
@@ -66,7 +70,11 @@ async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_account
         options: Any = {"concurrency": 20, "max_retries": 3, "key_store": Keys()}
         async with RabbitConsumer(rabbit.url, queue, syncer, **options) as consumer:
             count = consumer.count
-            await wait_until_async(lambda: count.ack + count.dead_lettered + count.dropped == 2_000, timeout_s=60)
+            await wait_until_async(
+                lambda: count.ack + count.dead_lettered + count.dropped == 2_000,
+                timeout_s=60,
+                message=lambda: str(count),
+            )
     finally:
         logging.getLogger("conquiet.rabbit").setLevel(logging.NOTSET)
 

@@ -103,17 +103,26 @@ def test_messages_that_differ_in_a_byte_are_two_messages(engine: Engine, other: 
 
 def test_entering_a_message_twice_in_one_transaction_is_an_error_and_not_a_duplicate(engine: Engine) -> None:
     """Taken for a duplicate, the second one would skip the work, and the commit would say it was done."""
-    with pytest.raises(LifecycleError, match="one place"), DbSession(engine) as session:
-        with Inbox().once(session, MESSAGE), Inbox().once(session, MESSAGE):
-            pytest.fail("the second one must not be entered")
+    with (
+        pytest.raises(LifecycleError, match="one place"),
+        DbSession(engine) as session,
+        Inbox().once(session, MESSAGE),
+        Inbox().once(session, MESSAGE),
+    ):
+        pytest.fail("the second one must not be entered")
 
     assert rows(engine) == 0
 
 
 def test_another_writer_on_sqlite_is_a_conflict(engine: Engine) -> None:
-    with DbSession(engine) as first, Inbox().once(first, MESSAGE):
-        with pytest.raises(ConflictError), DbSession(engine) as second, Inbox().once(second, MESSAGE):
-            pytest.fail("SQLite has one writer")
+    with (
+        DbSession(engine) as first,
+        Inbox().once(first, MESSAGE),
+        pytest.raises(ConflictError),
+        DbSession(engine) as second,
+        Inbox().once(second, MESSAGE),
+    ):
+        pytest.fail("SQLite has one writer")
 
 
 def test_a_duplicate_that_is_not_the_inbox_row_is_an_error(engine: Engine) -> None:
@@ -121,9 +130,7 @@ def test_a_duplicate_that_is_not_the_inbox_row_is_an_error(engine: Engine) -> No
     with DbSession(engine) as session:
         session.execute("CREATE TABLE other (id INTEGER PRIMARY KEY)")
         session.execute("INSERT INTO other VALUES (1)")
-        session.execute(
-            "CREATE TRIGGER tr AFTER INSERT ON conquiet_inbox BEGIN INSERT INTO other VALUES (1); END"
-        )
+        session.execute("CREATE TRIGGER tr AFTER INSERT ON conquiet_inbox BEGIN INSERT INTO other VALUES (1); END")
 
     with pytest.raises(DbWriteError) as caught, DbSession(engine) as session, Inbox().once(session, MESSAGE):
         pytest.fail("must not run")
@@ -151,17 +158,26 @@ def test_old_rows_are_purged_in_batches_and_young_ones_kept(engine: Engine) -> N
 # ------------------------------------------------------------------ fence
 @pytest.mark.parametrize("inbox", [None, Inbox()])
 def test_a_message_that_was_lost_before_the_commit_has_no_effect(engine: Engine, inbox: Inbox | None) -> None:
-    with pytest.raises(LeaseLostError, match="rolled back"), DbSession(engine) as session:
-        with Fence(lambda _: False, inbox).once(session, MESSAGE) as first_time:
-            assert first_time
-            Outbox().add(session, "t", {"name": "x"})
+    fence = Fence(lambda _: False, inbox)
+    with (  # noqa: PT012 - the whole block is one transaction
+        pytest.raises(LeaseLostError, match="rolled back"),
+        DbSession(engine) as session,
+        fence.once(session, MESSAGE) as first_time,
+    ):
+        assert first_time
+        Outbox().add(session, "t", {"name": "x"})
 
     assert rows(engine) == rows(engine, "conquiet_outbox") == 0
 
 
 def test_a_message_that_is_still_ours_is_committed_and_asked_about_once(engine: Engine) -> None:
     asked: list[Any] = []
-    fence = Fence(lambda msg: asked.append(msg) is None, Inbox())
+
+    def still_ours(msg: Any) -> bool:
+        asked.append(msg)
+        return True
+
+    fence = Fence(still_ours, Inbox())
 
     for _ in range(2):
         with DbSession(engine) as session, fence.once(session, MESSAGE):
@@ -174,7 +190,7 @@ def test_a_message_that_is_still_ours_is_committed_and_asked_about_once(engine: 
 # ------------------------------------------------------------------ outbox and relay
 def test_a_message_is_published_if_its_transaction_commits_and_only_then(engine: Engine, recorder: Any) -> None:
     add(engine, "committed")
-    with pytest.raises(RuntimeError), DbSession(engine) as session:
+    with pytest.raises(RuntimeError), DbSession(engine) as session:  # noqa: PT012 - one transaction
         Outbox().add(session, "t", {"name": "rolled back"})
         raise RuntimeError
 

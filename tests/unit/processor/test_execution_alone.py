@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import ConfigurationError
+from conquiet.processor.delays import clock_difference
 from conquiet.processor.envelope import Envelope, EnvelopeError, to_payload
 from conquiet.processor.execution import Execution
 from conquiet.processor.keys import keys_of
@@ -157,6 +158,14 @@ def test_a_long_chain_of_causes_and_a_recursive_one_are_told_briefly() -> None:
     assert told is not None
     assert told.traceback.count("caused by") == 4
     assert describe(None, store_text=True) is None
+
+
+@pytest.mark.parametrize(
+    ("server", "asked", "answered", "ahead"),
+    [(1000, 1000.4, 1001.0, 0), (1005, 1000.0, 1010.0, 0), (6000, 1000.0, 1010.0, 4995), (500, 1000.0, 1010.0, -505)],
+)
+def test_clocks_that_may_agree_are_taken_to(server: int, asked: float, answered: float, ahead: int) -> None:
+    assert clock_difference(server, asked, answered) == ahead
 
 
 @pytest.mark.parametrize(

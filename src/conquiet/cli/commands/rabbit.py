@@ -1,6 +1,5 @@
 """``conquiet rabbit run`` and ``conquiet publish``."""
 
-import asyncio
 from typing import Annotated, Any
 
 import typer
@@ -81,6 +80,8 @@ def publish(
 
         conquiet publish orders @orders.jsonl
     """
+    import asyncio
+
     from conquiet.rabbit import Outgoing, Publisher
 
     broker(rabbit_url)

@@ -138,9 +138,11 @@ class Conductor:
     def _sum_up(self, queue: RedisStreamsQueue, rows: list[Row], faults: Faults, seconds: float) -> Ledger:
         backlog = queue.backlog()
         store = self._stage.store
+        processed, repeated = store.count_orders()
         return Ledger(
             enqueued=self._plan.orders,
-            processed=store.count_orders(),
+            processed=processed,
+            repeated=repeated,
             deliveries=sum(row.handled for row in rows),
             duplicates=sum(row.duplicates for row in rows),
             recovered=sum(row.recovered for row in rows),

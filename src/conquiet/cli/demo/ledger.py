@@ -12,6 +12,7 @@ class Ledger:
     Attributes:
         enqueued: Entries in the stream.
         processed: Different orders that have a row in the database.
+        repeated: Further rows of an order that has one: its effect happened again.
         deliveries: How often a worker was handed a message and committed.
         duplicates: Deliveries that found the message done already and stepped aside.
         recovered: Messages taken over from a worker that died.
@@ -25,6 +26,7 @@ class Ledger:
 
     enqueued: int
     processed: int
+    repeated: int
     deliveries: int
     duplicates: int
     recovered: int
@@ -53,7 +55,7 @@ class Ledger:
     @property
     def balanced(self) -> bool:
         """Nothing lost, nothing left over, every cent where it belongs."""
-        return self.lost == 0 and self.unsettled == 0 and self.wrong_accounts == 0
+        return self.lost == 0 and self.repeated == 0 and self.unsettled == 0 and self.wrong_accounts == 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the ledger for machines."""
@@ -84,5 +86,6 @@ class Ledger:
             ("duplicates stepped aside", f"{self.duplicates:,}"),
             ("still unsettled", f"{self.unsettled:,}"),
             ("lost", f"{self.lost:,}"),
+            ("done twice", f"{self.repeated:,}"),
             ("money", moved),
         ]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Engine, create_engine, event, make_url, text
 
 from conquiet.bridge import create_tables
 from conquiet.cli.demo.plan import ACCOUNTS, OPENING_CENTS
@@ -44,6 +44,15 @@ class Store:
         self.accounts = f"conquiet_demo_accounts_{suffix}"
         self.orders = f"conquiet_demo_orders_{suffix}"
         self.inbox = f"conquiet_demo_inbox_{suffix}"
+        # Parsed once, not for each of thousands of messages.
+        self._record = text(
+            f"INSERT INTO {self.orders} (id, payer, payee, cents) VALUES (:order, :payer, :payee, :cents)"  # noqa: S608 - our own names
+        )
+        self._set = text(f"UPDATE {self.accounts} SET cents = :cents WHERE id = :id")  # noqa: S608
+        self._move = text(
+            f"UPDATE {self.accounts} SET cents = cents + CASE id WHEN :payer THEN -:cents ELSE :cents END "  # noqa: S608
+            "WHERE id IN (:payer, :payee)"
+        )
         self.outbox = f"conquiet_demo_outbox_{suffix}"  # comes with the inbox's schema; nothing is sent here
 
     @staticmethod
@@ -57,7 +66,8 @@ class Store:
         with DbSession(self._engine) as session:
             session.execute(f"CREATE TABLE {self.accounts} (id INTEGER PRIMARY KEY, cents BIGINT NOT NULL)")
             session.execute(
-                f"CREATE TABLE {self.orders} (id INTEGER PRIMARY KEY, payer INTEGER NOT NULL, "
+                # No key on the order's number: a second run must be able to show. Only the inbox keeps it away.
+                f"CREATE TABLE {self.orders} (id INTEGER NOT NULL, payer INTEGER NOT NULL, "
                 "payee INTEGER NOT NULL, cents BIGINT NOT NULL)"
             )
             session.execute(
@@ -77,30 +87,22 @@ class Store:
         On MySQL the balances are read under row locks, taken in the order of the ids so that two
         workers cannot wait for each other. SQLite has one writer at a time and needs none.
         """
-        session.execute(
-            f"INSERT INTO {self.orders} (id, payer, payee, cents) VALUES (:order, :payer, :payee, :cents)",  # noqa: S608
-            order,
-        )
+        session.execute(self._record, order)
+        if not self._locks_rows:
+            session.execute(self._move, order)
+            return
         changes = {order["payer"]: -order["cents"], order["payee"]: order["cents"]}
         for account in sorted(changes):
             # The value comes from the locking read: an earlier read could be stale by now.
-            before = self._balance(session, account)
-            session.execute(
-                f"UPDATE {self.accounts} SET cents = :cents WHERE id = :id",  # noqa: S608
-                {"cents": before + changes[account], "id": account},
-            )
+            (row,) = RowLock(session, self.accounts, {"id": account}).acquire()
+            session.execute(self._set, {"cents": int(row["cents"]) + changes[account], "id": account})
 
-    def _balance(self, session: DbSession, account: int) -> int:
-        if self._locks_rows:
-            return int(RowLock(session, self.accounts, {"id": account}).acquire()[0]["cents"])
-        return int(
-            session.execute_scalar(f"SELECT cents FROM {self.accounts} WHERE id = :id", {"id": account})  # noqa: S608
-        )
-
-    def count_orders(self) -> int:
-        """Return how many orders have been recorded."""
+    def count_orders(self) -> tuple[int, int]:
+        """Return how many different orders have been recorded, and how many further rows there are of them."""
         with DbSession(self._engine) as session:
-            return int(session.execute_scalar(f"SELECT COUNT(*) FROM {self.orders}"))  # noqa: S608
+            row = session.fetch_one(f"SELECT COUNT(*) AS n, COUNT(DISTINCT id) AS different FROM {self.orders}")  # noqa: S608
+        assert row is not None  # noqa: S101 - an aggregate has one row
+        return int(row["different"]), int(row["n"]) - int(row["different"])
 
     def balances(self) -> dict[int, int]:
         """Return what is on each account."""

@@ -173,7 +173,7 @@ class LiveView:
         self._live.stop()
         table = Table(title="Ledger", show_header=False, title_justify="left")
         for what, how_much in ledger.lines():
-            wrong = (what in {"lost", "still unsettled"} and how_much != "0") or "wrong" in how_much
+            wrong = (what in {"lost", "done twice", "still unsettled"} and how_much != "0") or "wrong" in how_much
             table.add_row(what, f"[{'bold red' if wrong else 'bold'}]{how_much}[/]")
         self._console.print(table)
         self._console.print(f"[{'bold green' if ledger.balanced else 'bold red'}]{verdict(ledger)}[/]", highlight=False)

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from conquiet.db import diagnosis
+from conquiet.db import diagnosis, sql
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.naming import row_lock_name
 from conquiet.db.models import DbOperation
@@ -48,7 +48,7 @@ class MySQLAdvisoryLockBackend(LockBackend):
 def get_lock(conn: Connection, name: str, timeout_s: float, *, what: str) -> None:
     """Take the advisory lock ``name`` on this connection."""
     started = time.monotonic()
-    answer = conn.execute(_GET, {"lock_name": name, "timeout": timeout_s}).scalar()
+    answer = sql.run(conn, _GET, {"lock_name": name, "timeout": timeout_s}).scalar()
     # 1 is the only success. MariaDB answers NULL when the wait was killed or ran into an error.
     if answer == 1:
         return
@@ -73,7 +73,7 @@ def release_lock(conn: Connection, name: str) -> None:
     if conn.invalidated or conn.closed:
         return  # the server has freed it with the connection
     try:
-        answer = conn.execute(_RELEASE, {"lock_name": name}).scalar()
+        answer = sql.run(conn, _RELEASE, {"lock_name": name}).scalar()
     except SQLAlchemyError:
         answer = None
     except BaseException:

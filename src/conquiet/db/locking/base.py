@@ -37,7 +37,7 @@ class LockBackend(ABC):
         """Take the lock, then read the row under it. None if there is no such row."""
         self.acquire(conn, op)
         try:
-            return conn.execute(sql.select_row(op.table, id_column), {"w0": op.id_value}).mappings().first()
+            return sql.run(conn, sql.select_row(op.table, id_column), {"w0": op.id_value}).mappings().first()
         except BaseException:
             self.release(conn, op)  # nothing was written, so there is nothing that has to be rolled back first
             raise

@@ -47,7 +47,7 @@ def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any]
     """Run a locking read; a wait that ran out becomes ``LockTimeoutError``."""
     started = time.monotonic()
     try:
-        return conn.execute(statement, params).mappings()
+        return sql.run(conn, statement, params).mappings()
     except DBAPIError as error:
         if fault_of(error) is not Fault.LOCK_TIMEOUT:
             raise

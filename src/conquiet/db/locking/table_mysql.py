@@ -8,17 +8,17 @@ from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from conquiet.db import diagnosis
+from conquiet.db import diagnosis, sql
 from conquiet.db.faults import Fault, fault_of
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.models import DbOperation
-from conquiet.db.sql import quoted
 from conquiet.errors import LockTimeoutError
 from conquiet.kernel.validation import require_positive
 
 logger = logging.getLogger(__name__)
 
 _UNLOCK: Final = text("UNLOCK TABLES")
+_SET_WAIT: Final = text("SET SESSION lock_wait_timeout = :timeout")
 _WAIT_KEY: Final = "conquiet_lock_wait_timeout"
 
 
@@ -40,11 +40,11 @@ class MySQLTableLockBackend(LockBackend):
         """Wait for everybody who uses the table to be done, at most ``lock_timeout`` seconds."""
         # Once per connection, not once per lock: a round trip saved.
         if conn.info.get(_WAIT_KEY) != self.lock_timeout:
-            conn.execute(text("SET SESSION lock_wait_timeout = :timeout"), {"timeout": self.lock_timeout})
+            sql.run(conn, _SET_WAIT, {"timeout": self.lock_timeout})
             conn.info[_WAIT_KEY] = self.lock_timeout
         started = time.monotonic()
         try:
-            conn.execute(text(f"LOCK TABLES {quoted(op.table)} WRITE"))
+            sql.run(conn, sql.lock_table(op.table))
         except DBAPIError as error:
             if fault_of(error) is not Fault.LOCK_TIMEOUT:
                 raise
@@ -62,7 +62,7 @@ class MySQLTableLockBackend(LockBackend):
         if conn.invalidated or conn.closed:
             return
         try:
-            conn.execute(_UNLOCK)
+            sql.run(conn, _UNLOCK)
         except SQLAlchemyError:
             logger.warning("table not unlocked; its connection is closed", extra={"table": op.table})
             conn.invalidate()

@@ -48,15 +48,21 @@ class MySQLFacts:
         return "mariadb" in self.variables.get("version", "").lower()
 
 
-def examine_mysql(engine: "Engine", *, wanted_connections: int = 0) -> list[Finding]:
-    """Gather the facts and return what is wrong, the worst first."""
+def examine_mysql(engine: "Engine", *, wanted_connections: int = 0, slow_s: int = _SLOW_S) -> list[Finding]:
+    """Gather the facts and return what is wrong, the worst first.
+
+    Args:
+        engine: Where.
+        wanted_connections: What the caller's pools may open in all; 0 if not known.
+        slow_s: A transaction older than this is one that somebody forgot.
+    """
     with engine.connect() as connection:
-        facts = gather(connection, wanted_connections)
+        facts = gather(connection, wanted_connections, slow_s)
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: -list(Severity).index(finding.severity))
 
 
-def gather(connection: "Connection", wanted_connections: int) -> MySQLFacts:
+def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> MySQLFacts:
     """Ask the server. Reads only, and only what is bounded."""
     variables = {
         name.lower(): value for name, value in _rows(connection, "SHOW VARIABLES") if name.lower() in _VARIABLES
@@ -74,7 +80,7 @@ def gather(connection: "Connection", wanted_connections: int) -> MySQLFacts:
             )
         ),
         indexes=_indexes(connection),
-        long_transactions=_long_transactions(connection),
+        long_transactions=_long_transactions(connection, slow_s),
         lock_waits=_lock_waits(connection, mariadb="mariadb" in variables.get("version", "").lower()),
         wanted_connections=wanted_connections,
     )
@@ -99,13 +105,13 @@ def _indexes(connection: "Connection") -> dict[str, frozenset[str]]:
     return {table: frozenset(indexes) for table, indexes in found.items()}
 
 
-def _long_transactions(connection: "Connection") -> tuple[tuple[int, int], ...]:
+def _long_transactions(connection: "Connection", slow_s: int) -> tuple[tuple[int, int], ...]:
     return tuple(
         (int(thread), int(age))
         for thread, age in _optional(
             connection,
             "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, NOW()) FROM information_schema.innodb_trx "  # noqa: S608
-            f"WHERE trx_started < NOW() - INTERVAL {_SLOW_S} SECOND ORDER BY trx_started LIMIT 20",
+            f"WHERE trx_started < NOW() - INTERVAL {int(slow_s)} SECOND ORDER BY trx_started LIMIT 20",
         )
     )
 
@@ -317,7 +323,7 @@ def check_transactions(facts: MySQLFacts) -> Iterator[Finding]:
         yield Finding(
             "mysql.long_transactions",
             Severity.WARNING,
-            f"{len(facts.long_transactions)} transactions are older than {_SLOW_S} s; the oldest is thread {thread} "
+            f"{len(facts.long_transactions)} transactions stay open for long; the oldest is thread {thread} "
             f"with {age:,} s",
             "its locks hold up others, and its snapshot keeps old rows from being cleaned up",
             f"look at it with SHOW PROCESSLIST; KILL {thread} ends it",

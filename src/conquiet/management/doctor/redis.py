@@ -8,7 +8,7 @@ from conquiet.errors import QueueError
 from conquiet.kernel.redaction import printable
 from conquiet.management.doctor.findings import Finding, Severity
 from conquiet.management.models import StreamFacts
-from conquiet.management.overview import list_streams
+from conquiet.management.overview import ALIVE_MS, list_streams
 from conquiet.management.server import Server
 from conquiet.queue.replies import pending_rows, text
 
@@ -39,12 +39,14 @@ class RedisLimits:
         max_age_s: Age of the oldest entry of a group that is not done.
         max_done: Entries that every group is done with and nobody trims.
         max_deliveries: Deliveries after which an entry should have been given up.
+        alive_ms: A consumer that has asked for nothing for so long counts as dead.
     """
 
     max_lag: int = 10_000
     max_age_s: float = 600.0
     max_done: int = 100_000
     max_deliveries: int = 10
+    alive_ms: int = ALIVE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def examine_redis(server: Server, limits: RedisLimits | None = None) -> list[Fin
 
 def gather(server: Server, limits: RedisLimits) -> RedisFacts:
     """Ask the server. Bounded: at most 100 streams, 1,000 pending rows per group."""
-    streams = list_streams(server).streams
+    streams = list_streams(server, alive_ms=limits.alive_ms).streams
     return RedisFacts(
         info=server.info(),
         config=_config(server),
