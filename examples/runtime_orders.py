@@ -38,10 +38,10 @@ async def main() -> int:
             group="example",
             claim_idle_ms=300,
         )
-        done: set[str] = set()
+        done: set[tuple[str, str]] = set()
 
         def succeeded(event: Succeeded) -> None:
-            done.add(event.message.id)
+            done.add((event.message.stream, event.message.id))  # an id is unique within its stream only
             if len(done) == 20:
                 consumer.stop()
 

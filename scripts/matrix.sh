@@ -29,6 +29,8 @@ done
 on "MySQL 9, Redis 8" tests/integration/bridge CONQUIET_TEST_DB_FLAVOURS=mysql \
   CONQUIET_REDIS_SERVER="$servers/redis/bin/redis-server"
 
+PYTHON=$python scripts/matrix_redis.sh "${words[@]}" || failed+=("redis-py versions")
+
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[@]}"
   exit 1

@@ -4,6 +4,10 @@
     ├── ConfigurationError (ValueError)      a setting is wrong; nothing was sent anywhere
     ├── MissingExtraError (ImportError)      an optional dependency is not installed
     ├── LifecycleError                       called in the wrong order; nothing was done
+    ├── OperatorError                        an operator's request was refused; nothing was changed
+    │   ├── NoSuchStreamError                ... because there is no such stream, group or consumer
+    │   └── WrongKeyTypeError                ... because the key holds something else than a stream
+    ├── MessageKeyError (ValueError)         the inbox cannot tell this message from others; nothing was run
     ├── DbWriteError                         a write failed and left nothing behind
     │   ├── CommitUnknownError               the reply to COMMIT was lost: it may have happened
     │   ├── ConflictError                    somebody else was first; rolled back, worth a new attempt
@@ -11,12 +15,20 @@
     ├── LockAcquisitionError                 a lock was not had; nothing was written
     │   ├── LockTimeoutError                 ... because somebody held it for too long
     │   └── NoSuchRowError                   ... because there is no row to lock
-    └── QueueError                           Redis refused or did not answer
-        ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
-        ├── MalformedMessageError            an entry that is not one of ours; it stays pending
-        ├── GroupMissingError                the consumer group (or its stream) is gone
-        ├── LeaseLostError                   the message is, or may be, in other hands by now
-        └── DeliveriesExhaustedError         delivered too often; not run again, still pending
+    ├── HandlerTimeoutError (TimeoutError)   a handler took longer than it may; cancelled, or running on in its thread
+    ├── QueueError                           Redis refused or did not answer
+    │   ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
+    │   ├── MalformedMessageError            an entry that is not one of ours; it stays pending
+    │   ├── GroupMissingError                the consumer group (or its stream) is gone
+    │   ├── LeaseLostError                   the message is, or may be, in other hands by now
+    │   └── DeliveriesExhaustedError         delivered too often; not run again, still pending
+    └── RabbitError                          RabbitMQ refused, went away or did not answer
+        ├── RabbitConnectionError            no connection, or it was lost more often than allowed
+        ├── QueueMissingError                the queue is not there; it is never created for you
+        ├── FatalSyncerError                 the syncer broke its contract; its message is unsettled
+        ├── UncaughtError                    an error that nobody caught ended the process in good order
+        └── PublishError                     not confirmed: the message may or may not be in the queue
+            └── ReturnedMessageError         ... because no queue wanted it: it is certainly in none
 
 Messages are built from facts that are safe to log: names from the configuration, error
 numbers, message ids. A payload, a bound parameter or a credential is never in ``str()`` or
@@ -46,6 +58,26 @@ class MissingExtraError(ConquietError, ImportError):
 
 class LifecycleError(ConquietError):
     """Something was used before its start, after its end, or twice. The call did nothing."""
+
+
+class OperatorError(ConquietError):
+    """An operator asked for something that is not possible or not safe now. Nothing was changed."""
+
+    def __init__(self, message: str, *, stream: str | None = None) -> None:
+        super().__init__(message)
+        self.stream = stream
+
+
+class NoSuchStreamError(OperatorError):
+    """There is no such stream, or it has no such group or consumer."""
+
+
+class WrongKeyTypeError(OperatorError):
+    """The key holds something else than a stream. It was not touched."""
+
+
+class MessageKeyError(ConquietError, ValueError):
+    """A message has no key that an inbox could know it by. Its handler was not run, and it stays where it is."""
 
 
 class DbWriteError(ConquietError):
@@ -134,6 +166,19 @@ class LockedWriteError(DbWriteError, LockAcquisitionError):
         self.resource = resource
         self.waited_s = waited_s
         self.holder = holder
+
+
+class HandlerTimeoutError(ConquietError, TimeoutError):
+    """A handler of the processor took longer than its timeout.
+
+    An ``async`` handler was cancelled. A plain function was not: a thread cannot be killed, so the
+    message stays with it until it ends, and only then is it tried again or buried.
+    """
+
+    def __init__(self, message: str, *, event: str | None = None, timeout_s: float | None = None) -> None:
+        super().__init__(message)
+        self.event = event
+        self.timeout_s = timeout_s
 
 
 class QueueError(ConquietError):
@@ -242,3 +287,55 @@ class DeliveriesExhaustedError(QueueError):
         super().__init__(message, stream=stream, group=group, command=command)
         self.message_id = message_id
         self.delivery_count = delivery_count
+
+
+class RabbitError(ConquietError):
+    """RabbitMQ refused, went away or did not answer. What was unsettled goes back to its queue."""
+
+    def __init__(self, message: str, *, queue: str | None = None, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.queue = queue
+        self.reason = reason
+
+
+class RabbitConnectionError(RabbitError):
+    """A connection could not be made, or was lost more often in a row than the settings allow."""
+
+    def __init__(
+        self, message: str, *, queue: str | None = None, reason: str | None = None, attempts: int | None = None
+    ) -> None:
+        super().__init__(message, queue=queue, reason=reason)
+        self.attempts = attempts
+
+
+class QueueMissingError(RabbitError):
+    """The queue does not exist. conquiet declares queues passively: it never creates one by mistake."""
+
+
+class FatalSyncerError(RabbitError):
+    """The syncer raised or returned something that is not a boolean, or a private key is missing.
+
+    Intake stopped, the message was settled by nobody (it is back in its queue), channel and connection are closed.
+    What the syncer raised is the ``__cause__``; its text is not repeated here because it may quote the message.
+    """
+
+
+class UncaughtError(RabbitError):
+    """An error that nobody caught reached the event loop or ended a thread. The consumer was closed in good order."""
+
+
+class PublishError(RabbitError):
+    """The broker did not confirm a message: it refused it, or the connection went away first.
+
+    After a lost connection the message may be in the queue all the same. Publishing it again may make two of it.
+    """
+
+    def __init__(
+        self, message: str, *, queue: str | None = None, reason: str | None = None, message_id: str | None = None
+    ) -> None:
+        super().__init__(message, queue=queue, reason=reason)
+        self.message_id = message_id
+
+
+class ReturnedMessageError(PublishError):
+    """The broker gave the message back because no queue is bound for it. It is in no queue."""

@@ -75,6 +75,46 @@ QUEUE_ACK_NOOP_TOTAL = get_or_create(
     Counter, "conquiet_queue_ack_noop_total", "Acknowledgements of entries that were not pending any more", ["stream"]
 )
 
+# ---------------------------------------------------------------- processor room
+PROCESSOR_EMITTED_TOTAL = get_or_create(
+    Counter, "conquiet_processor_emitted_total", "Messages emitted; duplicates were not", ["stream", "outcome"]
+)
+PROCESSOR_OUTCOMES_TOTAL = get_or_create(
+    Counter,
+    "conquiet_processor_outcomes_total",
+    "Attempts by what became of the message",
+    ["stream", "event", "outcome"],
+)
+PROCESSOR_TIMEOUTS_TOTAL = get_or_create(
+    Counter, "conquiet_processor_timeouts_total", "Handlers that ran out of time", ["stream", "event", "kind"]
+)
+PROCESSOR_NOT_OURS_TOTAL = get_or_create(
+    Counter,
+    "conquiet_processor_not_ours_total",
+    "Outcomes that were dropped because another host had the message by then",
+    ["stream"],
+)
+PROCESSOR_SETTLE_REPEATS_TOTAL = get_or_create(
+    Counter,
+    "conquiet_processor_settle_repeats_total",
+    "Retries and dead letters sent again after a lost reply",
+    ["stream"],
+)
+PROCESSOR_MOVED_TOTAL = get_or_create(
+    Counter, "conquiet_processor_moved_total", "Due messages this host moved to their stream", ["stream"]
+)
+PROCESSOR_MOVER_ERRORS_TOTAL = get_or_create(
+    Counter, "conquiet_processor_mover_errors_total", "Looks for due messages that failed", ["stream"]
+)
+PROCESSOR_DELAYED = get_or_create(Gauge, "conquiet_processor_delayed", "Messages that wait for their time", ["stream"])
+PROCESSOR_DEAD_LETTERS = get_or_create(Gauge, "conquiet_processor_dead_letters", "Dead letters kept", ["stream"])
+PROCESSOR_DEAD_LETTER_AGE_SECONDS = get_or_create(
+    Gauge, "conquiet_processor_dead_letter_age_seconds", "Age of the oldest dead letter", ["stream"]
+)
+PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL = get_or_create(
+    Counter, "conquiet_processor_dead_letters_expired_total", "Dead letters that fell to the retention", ["stream"]
+)
+
 # ---------------------------------------------------------------- runtime room, SPEC(002)
 RUNTIME_IN_HAND = get_or_create(
     Gauge, "conquiet_runtime_in_hand", "Messages held and not yet acknowledged or given up", ["stream"]
@@ -115,4 +155,56 @@ RUNTIME_ACK_BATCH_SIZE = get_or_create(
     "Messages acknowledged by one write",
     [],
     buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
+)
+
+# ---------------------------------------------------------------- bridge room
+INBOX_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_inbox_messages_total", "Messages by what the inbox said of them", ["source", "outcome"]
+)
+FENCE_LEASE_LOST_TOTAL = get_or_create(
+    Counter, "conquiet_fence_lease_lost_total", "Transactions rolled back because the lease was lost", ["source"]
+)
+OUTBOX_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_published_total", "Outbox rows published and removed", ["target"]
+)
+OUTBOX_REFUSED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_refused_total", "Attempts to publish a row that its target refused", ["target"]
+)
+OUTBOX_PARKED_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_parked_total", "Outbox rows given up after too many refusals", ["target"]
+)
+OUTBOX_UNAVAILABLE_TOTAL = get_or_create(
+    Counter, "conquiet_outbox_unavailable_total", "Batches put back because the target could not be reached", ["target"]
+)
+OUTBOX_LAG_SECONDS = get_or_create(
+    Gauge, "conquiet_outbox_lag_seconds", "Age of the oldest due row at the relay's last look", ["target"]
+)
+OUTBOX_DELIVERY_SECONDS = get_or_create(
+    Histogram, "conquiet_outbox_delivery_seconds", "Time from writing a row to its publication", ["target"]
+)
+
+# ---------------------------------------------------------------- RabbitMQ room, SPEC(004 §8)
+RABBIT_MESSAGES_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_messages_total", "Deliveries by what became of them", ["queue", "outcome"]
+)
+RABBIT_CONNECTION_EVENTS_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_connection_events_total", "Connections made, lost, blocked", ["queue", "event"]
+)
+RABBIT_QUEUED_AT_START = get_or_create(
+    Gauge, "conquiet_rabbit_queued_at_start", "Queue depth when the consumer last started", ["queue"]
+)
+RABBIT_PUBLISHED_TOTAL = get_or_create(
+    Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]
+)
+
+# ---------------------------------------------------------------- scheduler room
+SCHEDULER_FIRED_TOTAL = get_or_create(Counter, "conquiet_scheduler_fired_total", "Ticks fired", ["stream"])
+SCHEDULER_MISSED_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_missed_total", "Late ticks dropped by the catch-up policy", ["stream"]
+)
+SCHEDULER_LATENESS_SECONDS = get_or_create(
+    Histogram, "conquiet_scheduler_lateness_seconds", "Time from when a tick could be fired until it was", ["stream"]
+)
+SCHEDULER_ERRORS_TOTAL = get_or_create(
+    Counter, "conquiet_scheduler_errors_total", "Rounds of a scheduler that got no answer from Redis", ["group"]
 )

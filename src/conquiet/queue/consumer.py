@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, MalformedMessageError
@@ -20,6 +20,8 @@ from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from sqlalchemy import Engine
 
     from conquiet.db.session import DbSession
@@ -28,6 +30,17 @@ _SLICE_S = LONGEST_SLICE_MS / 1000
 
 Handler = Callable[[QueueMessage, "DbSession"], None]
 OnMalformed = Callable[[MalformedMessageError], None]
+
+
+class Once(Protocol):
+    """Decides whether the handler of a message is to run: ``conquiet.bridge.Inbox`` is the one to use.
+
+    Promises to write what it decides by into the session's transaction, so that both commit or none.
+    """
+
+    def once(self, session: "DbSession", msg: QueueMessage) -> "AbstractContextManager[bool]":
+        """Give True if the handler is to run, False if its effect is in the database already."""
+        ...
 
 
 class QueueConsumer:
@@ -154,7 +167,14 @@ class QueueConsumer:
         return self.queue.backlog()
 
     # ------------------------------------------------------------------ the whole path
-    def run(self, *, handler: Handler, engine: "Engine", on_malformed: OnMalformed | None = None) -> None:
+    def run(
+        self,
+        *,
+        handler: Handler,
+        engine: "Engine",
+        on_malformed: OnMalformed | None = None,
+        inbox: Once | None = None,
+    ) -> None:
         """Handle new messages until stopped: read, one transaction, commit, acknowledge. SPEC(000 §1.1).
 
         Nothing is retried and nothing is swallowed. If the handler or the commit fails, the
@@ -167,6 +187,8 @@ class QueueConsumer:
             engine: Where sessions come from; never closed by us.
             on_malformed: Called with each entry that breaks the format, instead of raising its error. It
                 stays pending unless you acknowledge it there.
+            inbox: Makes the effect of a message happen once: what an inbox has seen is acknowledged without
+                running its handler.
         """
         open_session = _sessions_of(engine)
         while not self._stopping:
@@ -176,7 +198,7 @@ class QueueConsumer:
                 _hand_over(error, on_malformed)
                 continue
             if msg is not None:
-                self._handle(msg, handler, open_session)
+                self._handle(msg, handler, open_session, inbox)
 
     def run_claim_stale(
         self,
@@ -186,6 +208,7 @@ class QueueConsumer:
         min_idle_ms: int | None = None,
         interval_s: float = 30.0,
         on_malformed: OnMalformed | None = None,
+        inbox: Once | None = None,
     ) -> None:
         """Handle what others left behind until stopped: the explicit recovery loop. SPEC(000 §10.3).
 
@@ -202,15 +225,22 @@ class QueueConsumer:
                 _hand_over(error, on_malformed)
                 continue
             if claimed:
-                self._handle(claimed[0], handler, open_session)
+                self._handle(claimed[0], handler, open_session, inbox)
             elif not claimed.deleted:  # a deleted one was dropped just now: there may be more behind it
                 self._sleep(interval_s)
 
-    def _handle(self, msg: QueueMessage, handler: Handler, open_session: "Callable[[], DbSession]") -> None:
-        # Commit first, ack second. A crash in between delivers the message again, which an idempotent handler
-        # survives; the other order would lose it. An error leaves here with the message pending.
+    def _handle(
+        self, msg: QueueMessage, handler: Handler, open_session: "Callable[[], DbSession]", inbox: Once | None
+    ) -> None:
+        # Commit first, ack second. A crash in between delivers the message again, which an inbox or an idempotent
+        # handler survives; the other order would lose it. An error leaves here with the message pending.
         with open_session() as session:
-            handler(msg, session)
+            if inbox is None:
+                handler(msg, session)
+            else:
+                with inbox.once(session, msg) as first_time:
+                    if first_time:
+                        handler(msg, session)
         self.ack(msg)
 
     def _sleep(self, duration_s: float) -> None:

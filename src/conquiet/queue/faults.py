@@ -7,12 +7,30 @@ The driver's error is kept as the cause.
 
 import re
 
-from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ExecAbortError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from conquiet.errors import GroupMissingError, QueueError
 from conquiet.kernel.redaction import printable
 
 _REFUSALS = (ResponseError, AuthenticationError, BusyLoadingError)
+
+# redis-py 6 and 7.0 drop the code of the errors they have a class for.
+_CODES: dict[type[BaseException], str] = {
+    BusyLoadingError: "LOADING",
+    ExecAbortError: "EXECABORT",
+    NoPermissionError: "NOPERM",
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+}
 
 _CODE = re.compile(r"[A-Z][A-Z0-9]{2,15}")
 
@@ -76,9 +94,11 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _code(error: BaseException) -> str:
-    """The error's code: kept apart by redis-py 7 and later, else the first word, else the class."""
+    """The error's code: kept apart by newer redis-py, or known by its class, else the first word, else the class."""
     known = getattr(error, "status_code", None)
     if isinstance(known, str) and _CODE.fullmatch(known):
         return known
+    if type(error) in _CODES:
+        return _CODES[type(error)]
     first = str(error).split(" ", 1)[0]
     return first if _CODE.fullmatch(first) else type(error).__name__

@@ -36,6 +36,7 @@ class ConcurrencyPool(Generic[T]):
         self._sleepers: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
         self._wake_planned = False
+        self._step = 1
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing = False
@@ -72,6 +73,7 @@ class ConcurrencyPool(Generic[T]):
         if items:
             self._quiet.clear()
             self._waiting.extend(items)
+            self._step = 1
             self._wake(1)
 
     def hold(self) -> None:
@@ -151,7 +153,11 @@ class ConcurrencyPool(Generic[T]):
     def _wake_rest(self) -> None:
         self._wake_planned = False
         self._on_free()
-        self._wake(len(self._waiting))
+        if self._waiting:
+            # Twice as many each time: a worker that was only taking a breath needs no help, and a
+            # thousand that wait are all awake after ten turns.
+            self._wake(min(self._step, len(self._waiting)))
+            self._step *= 2
 
     def _wake(self, count: int) -> None:
         sleepers = self._sleepers

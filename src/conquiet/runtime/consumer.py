@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -232,6 +232,15 @@ class Consumer:
         self._stop_asked = True
         self._request_stop()
 
+    def withhold(self, streams: Collection[str]) -> None:
+        """Read nothing from these of our streams until called again without them. Call it on the event loop.
+
+        What was read already goes on. The engine does not look for a reason: that is for a higher layer.
+        """
+        self._intake.withhold(streams)
+        if streams and self._intake.is_blocked and self._read_wire.client_id is not None:
+            self._unblock_soon(self._read_wire.client_id)
+
     async def wait_for_active_tasks(self) -> None:
         """Return when no handler is running any more and what they finished is acknowledged."""
         await self._pool.wait_quiet()
@@ -435,8 +444,12 @@ class Consumer:
     def _begin_stop(self) -> None:
         self._pool.hold()
         self._intake.stop()
-        if self._intake.is_blocked and self._read_wire.client_id is not None and self._unblocking is None:
-            self._unblocking = asyncio.create_task(self._unblock(self._read_wire.client_id))
+        if self._intake.is_blocked and self._read_wire.client_id is not None:
+            self._unblock_soon(self._read_wire.client_id)
+
+    def _unblock_soon(self, client_id: int) -> None:
+        if self._unblocking is None or self._unblocking.done():
+            self._unblocking = asyncio.create_task(self._unblock(client_id))
 
     async def _unblock(self, client_id: int) -> None:
         # Only to be quick: without it (or without the right to it) the read ends with its slice.

@@ -83,6 +83,8 @@ class EventDispatcher:
         self._deferred: dict[type[Event], list[Callback]] = {kind: [] for kind in NAMES.values()}
         self._queue: deque[tuple[Callback, Event]] = deque()
         self._limit = limit
+        # Who looks here first need not build an event for nobody.
+        self.heard: set[type[Event]] = set()
         self._wake = asyncio.Event()
         self._emptied = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -98,10 +100,7 @@ class EventDispatcher:
             getattr(callback, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
         (self._deferred if deferred else self._plain)[kind].append(callback)
-
-    def wants(self, kind: type[Event]) -> bool:
-        """True if anybody listens: who asks first need not build an event for nobody."""
-        return bool(self._plain[kind] or self._deferred[kind])
+        self.heard.add(kind)
 
     def emit(self, event: Event) -> None:
         """Tell everybody. Never raises, never waits; call it on the event loop."""

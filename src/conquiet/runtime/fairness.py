@@ -9,6 +9,9 @@ their own for three quarters of the room, and the others for the rest, in the sa
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+_WORTHWHILE = 16
+"""Entries to take at least from a stream that has plenty."""
+
 
 class Take(NamedTuple):
     """One XREADGROUP: these streams, at most so many entries from each."""
@@ -43,15 +46,18 @@ class StreamRota:
             return [Take((self._order[0],), room)]
         hot = self._favoured()
         cold = [stream for stream in self._order if stream not in hot]
-        if not hot or not cold:
-            takes = [_share(hot or cold, room)]
+        if not hot:
+            takes = [_share(cold, room)]
+        elif not cold:
+            takes = [_share(_few(hot, room), room)]
         elif room == 1:
             # One slot: a full stream and one of the others in turn.
             self._others_turn = not self._others_turn
             takes = [Take(((cold if self._others_turn else hot)[0],), 1)]
         else:
             rest = _share(cold, max(1, room // 4))
-            takes = [_share(hot, room - len(rest.streams) * rest.each), rest]
+            left = room - len(rest.streams) * rest.each
+            takes = [_share(_few(hot, left), left), rest]
         self._rotate({stream for take in takes for stream in take.streams})
         return takes
 
@@ -87,6 +93,12 @@ class StreamRota:
         else:
             waiting = [stream for stream in self._order if stream not in served]
             self._order = waiting + [stream for stream in self._order if stream in served]
+
+
+def _few(full: Sequence[str], room: int) -> Sequence[str]:
+    # Two entries from each of a hundred full streams would cost a hundred XACKs; many from a few, in turn,
+    # serve everybody just as well.
+    return full[: max(1, room // _WORTHWHILE)]
 
 
 def _share(streams: Sequence[str], room: int) -> Take:

@@ -7,7 +7,7 @@ nothing is read that no slot will begin with soon; that is the back-pressure.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 
 from conquiet.errors import GroupMissingError, QueueError
@@ -62,7 +62,9 @@ class Intake:
         reconnect: Reconnect,
         on_error: Callable[[BaseException], None],
     ) -> None:
-        self._streams = tuple(streams)
+        self._all_streams = tuple(streams)
+        self._streams = self._all_streams
+        self._withheld: frozenset[str] = frozenset()
         self._reader = reader
         self._wire = wire
         self._settings = settings
@@ -116,6 +118,11 @@ class Intake:
         self._stopping.set()
         self.wake()
 
+    def withhold(self, streams: Collection[str]) -> None:
+        """Read and claim nothing from these streams, until told otherwise. What was read goes on."""
+        self._withheld = frozenset(streams) & frozenset(self._all_streams)
+        self.wake()
+
     def wake(self) -> None:
         """Look again whether there is room."""
         if self._room_waiter is not None and not self._room_waiter.done():
@@ -128,15 +135,20 @@ class Intake:
             GroupMissingError: A group is gone and was not to be built again.
             QueueError: The connection could not be had back.
         """
-        own = [(stream, START) for stream in self._streams]
+        own = [(stream, START) for stream in self._all_streams]
         try:
             while not self._stopping.is_set():
                 room = await self._wait_for_room()
                 if room == 0:
                     return
+                self._heed_withheld()
+                if not self._streams:
+                    await self._wait_for_release()
+                    continue
                 self._doing = _Doing.BUSY
                 try:
-                    if own:
+                    own.sort(key=lambda left: left[0] in self._withheld)
+                    if own and own[0][0] in self._streams:
                         own = await self._recover_own(own, room)
                     elif not await self._steal(room):
                         await self._read(room)
@@ -158,6 +170,20 @@ class Intake:
         if waiting > prefetch // 2:  # enough in store; a fuller read later is cheaper than a small one now
             return 0
         return self._concurrency + prefetch - self._pool.active - waiting
+
+    def _heed_withheld(self) -> None:
+        # Between two reads, so that no turn is noted for a stream that is not in the rota any more.
+        if self._withheld != frozenset(self._all_streams) - frozenset(self._streams):
+            self._streams = tuple(stream for stream in self._all_streams if stream not in self._withheld)
+            self._rota = StreamRota(self._streams, self._settings.priorities)
+
+    async def _wait_for_release(self) -> None:
+        """Wait while every stream is withheld."""
+        self._doing = _Doing.APART  # no read is coming that would take acknowledgements along
+        self._acknowledger.nudge()
+        self._room_waiter = asyncio.get_running_loop().create_future()
+        await asyncio.wait({self._room_waiter}, timeout=self._settings.slice_ms / 1000)
+        self.last_progress = time.monotonic()
 
     async def _wait_for_room(self) -> int:
         """Return the room there is; 0 once stopping."""
@@ -209,6 +235,9 @@ class Intake:
         looks = self._stealing.due(now, room, idle=not self._found_last)
         taken = False
         for stream, count in looks.items():
+            if stream in self._withheld:
+                self._stealing.looked(stream, self._stealing.cursor(stream), now)
+                continue
             messages, cursor = await self._reader.claim(stream, self._stealing.cursor(stream), count)
             self._stealing.looked(stream, cursor, time.monotonic())
             if messages:
@@ -236,7 +265,7 @@ class Intake:
         """Hand numbers to the metrics: for the streams that are at work, and once a second for all."""
         if self.last_progress >= self._all_flushed_at + 1.0:
             self._all_flushed_at = self.last_progress
-            streams = set(self._streams)
+            streams = set(self._all_streams)
         for stream in streams:
             self._tallies[stream].flush(self._held(stream))
 
@@ -261,7 +290,7 @@ class Intake:
             try:
                 await self._wire.open()
                 since_ms = int((time.monotonic() - lost_since) * 1000) + 1
-                for stream in self._streams:
+                for stream in self._all_streams:
                     self._deliver(await self._reader.recover_stranded(stream, since_ms))
             except WireLostError as lost:
                 error = self._no_answer(lost)
@@ -279,12 +308,14 @@ class Intake:
             raise error
         self._on_error(error)
         try:
-            for stream in await self._reader.create_groups(self._streams):
+            for stream in await self._reader.create_groups(self._all_streams):
                 observe_group_recreated(stream)
         except WireLostError as lost:
             await self._come_back(self._no_answer(lost))
 
     def _no_answer(self, lost: WireLostError) -> QueueError:
-        error = translate(lost.reason, stream=", ".join(self._streams), group=self._reader.group, command="XREADGROUP")
+        error = translate(
+            lost.reason, stream=", ".join(self._all_streams), group=self._reader.group, command="XREADGROUP"
+        )
         error.__cause__ = lost.reason
         return error

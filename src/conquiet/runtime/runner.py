@@ -138,7 +138,7 @@ class Runner:
         if message.delivery_count == 1:
             waited_s = time.time() - int(message.id.partition("-")[0]) / 1000
             self._tallies[message.stream].wait_s.append(max(0.0, waited_s))
-        if self._dispatcher.wants(Started):
+        if Started in self._dispatcher.heard:
             self._dispatcher.emit(Started(message))
 
     def _succeed(self, message: RuntimeMessage, began: float) -> None:
@@ -153,7 +153,7 @@ class Runner:
             self._table.release(message)
         else:
             self._acknowledger.add(message)
-        if self._dispatcher.wants(Succeeded):
+        if Succeeded in self._dispatcher.heard:
             self._dispatcher.emit(Succeeded(message, duration_s))
 
     def _fail(self, message: RuntimeMessage, error: BaseException, began: float) -> None:
@@ -197,15 +197,17 @@ class Runner:
         return True
 
     async def _still_ours(self, message: RuntimeMessage) -> bool:
+        known = message.lease_lost  # then the heartbeat has told it already
         try:
-            if not message.lease_lost and await self._custody.extend(message):
+            if not known and await self._custody.extend(message):
                 return True
         except Exception as error:  # noqa: BLE001 - not known to be ours is as good as lost: it stays pending
             self._dispatcher.emit(EngineError(error, message))
         message.settled = True
         message.lease_lost = True
         self._table.release(message)
-        self._dispatcher.emit(EngineError(lease_lost(message), message))
+        if not known:
+            self._dispatcher.emit(EngineError(lease_lost(message), message))
         return False
 
     def _note(self, duration_s: float) -> None:

@@ -154,10 +154,8 @@ def sentinel_address(private_redis: Callable[..., RedisServer]) -> Iterator[tupl
     watched: Any = redis.Redis.from_url(replica.url)
     wait_until(lambda: watched.info("replication")["master_link_status"] == "up", message="the replica's link")
     with Sentinel(master) as sentinel:
-        asked: Any = redis.Redis.from_url(sentinel.url)
-        wait_until(lambda: asked.sentinel_master("orders")["num-slaves"] == 1, message="Sentinel to know the replica")
+        wait_until(lambda: sentinel.call("SENTINEL", "REPLICAS", "orders"), message="Sentinel to know the replica")
         yield master, (sentinel.host, sentinel.port)
-        asked.close()
     watched.close()
 
 

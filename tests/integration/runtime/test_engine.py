@@ -44,20 +44,25 @@ async def test_each_message_reaches_the_handler_with_id_and_data(
 async def test_a_message_is_acknowledged_after_its_handler_and_never_before(
     make_engine: Any, run: Any, enqueue: Any, pending: Any
 ) -> None:
-    enqueue(1)
+    """A second message goes through meanwhile: had the first been due, it would have been sent with it."""
+    first, second = enqueue(2)
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
-        entered.set()
-        await leave.wait()
+        if message.id == first:
+            entered.set()
+            await leave.wait()
 
-    running = run(make_engine(handler))
+    running = run(make_engine(handler, concurrency=2))
     await entered.wait()
-    assert len(pending()) == 1
-
+    await wait_until_async(lambda: [row["message_id"].decode() for row in pending()] in ([first], []))
+    still_pending = [row["message_id"].decode() for row in pending()]
     leave.set()
-    await wait_until_async(lambda: not pending())
-    await running.stop()
+    await wait_until_async(lambda: not pending() and running.engine.health().in_hand == 0)
+    report = await running.stop()
+
+    assert still_pending == [first]
+    assert report.succeeded == len({first, second})
 
 
 @pytest.mark.spec("CM-001.8", "CM-001.10", "CM-001.13", "CM-004.6", "CM-002.6")

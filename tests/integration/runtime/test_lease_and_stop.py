@@ -346,3 +346,32 @@ async def test_a_callback_that_is_async_may_be_slow_without_losing_events(
     running = run(engine)
     await wait_until_async(lambda: heard == 1_500)
     await running.stop()
+
+
+async def test_a_message_stolen_while_it_waited_for_a_slot_is_not_begun(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    """Prefetched, then another engine took it: the heartbeat finds out, and the slot passes it by."""
+    ids = enqueue(40)
+    entered, leave = asyncio.Event(), asyncio.Event()
+    begun: list[str] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        begun.append(message.id)
+        if message.data["n"] == 20:
+            entered.set()
+            await leave.wait()
+
+    engine = make_engine(handler, claim_idle_ms=300)
+    running = run(engine)
+    await entered.wait()
+    await wait_until_async(lambda: engine.health().in_hand > 5)
+    raw.xclaim(stream, "processor", "thief", 0, ids[-3:])
+    await wait_until_async(lambda: len(running.errors) == 3)
+    leave.set()
+    await wait_until_async(lambda: len(begun) == 37 and engine.health().in_hand == 0)
+    await running.stop()
+
+    assert set(begun).isdisjoint(ids[-3:])
+    assert [type(error) for error in running.errors] == [LeaseLostError] * 3
+    assert [row["consumer"] for row in pending()] == [b"thief"] * 3

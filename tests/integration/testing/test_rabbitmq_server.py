@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import pika  # type: ignore[import-untyped]
+import pika
 import pytest
 
 from conquiet.testing import ExternalRabbitMQ, RabbitMQServer, ServerStartError, wait_until

@@ -2,7 +2,7 @@ import importlib
 import logging
 
 import pytest
-from prometheus_client import REGISTRY, Counter, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from conquiet.errors import ConfigurationError
 from conquiet.metrics import registry
@@ -47,7 +47,7 @@ def test_every_metric_of_ours_comes_from_the_registry_module() -> None:
     named = {
         name
         for metric in vars(registry).values()
-        if isinstance(metric, Counter | Histogram)
+        if isinstance(metric, Counter | Gauge | Histogram)
         for name in REGISTRY._collector_to_names[metric]
     }
     assert ours <= named

@@ -1,0 +1,47 @@
+"""Publish orders, let them fail, and bring them back out of the dead letters.
+
+    python examples/rabbit_replay.py amqp://guest:guest@localhost/%2F orders orders-dead
+
+Both queues must exist, and ``orders`` must dead-letter to ``orders-dead``.
+"""
+
+import asyncio
+import sys
+
+import msgspec
+
+from conquiet.rabbit import DeadLetters, Outgoing, Publisher, RabbitConsumer, SchemaRegistry
+
+
+class Order(msgspec.Struct):
+    """What the syncer gets: a checked object, not a dict."""
+
+    number: int
+
+
+async def main(url: str, queue: str, dead: str) -> None:
+    schemas = SchemaRegistry(built_in=False).register("shop:order:1", Order)
+    shop_is_open = False
+    stocked = asyncio.Event()
+
+    async def syncer(order: Order) -> bool:
+        print("order", order.number, "shipped" if shop_is_open else "refused")
+        if shop_is_open and order.number == 3:
+            stocked.set()
+        return shop_is_open
+
+    async with Publisher(url) as publisher:
+        await publisher.publish_many(
+            Outgoing(queue, {"schema": "shop:order:1", "number": number}) for number in (1, 2, 3)
+        )
+    async with RabbitConsumer(url, queue, syncer, schemas=schemas) as consumer:
+        while consumer.count.dead_lettered < 3:  # noqa: ASYNC110 - an example may poll
+            await asyncio.sleep(0.05)
+        shop_is_open = True
+        replayed = await DeadLetters(url).replay(dead, per_second=100)
+        print("replayed", replayed.replayed)
+        await asyncio.wait_for(stocked.wait(), 10)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:4]))

@@ -1,0 +1,66 @@
+"""Make docs/img/demo.svg from a real run of the demo.
+
+.venv/bin/python scripts/demo_svg.py [FILE]
+"""
+
+import io
+import re
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+
+from conquiet.cli.demo.conductor import Conductor
+from conquiet.cli.demo.plan import DemoPlan
+from conquiet.cli.demo.stage import open_stage
+from conquiet.cli.demo.view import LiveView, Rate, Snapshot, picture
+
+_WIDTH = 112
+
+
+class RecordedView(LiveView):
+    """What a terminal shows, with the live picture kept once: when the dead one's work has been taken over."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._speed = Rate()
+        self._pictured = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Keep one picture."""
+        self._elapsed_s = snapshot.elapsed_s
+        rate = self._speed.of(snapshot)
+        if snapshot.recovered and not self._pictured:
+            self._pictured = True
+            self._console.print(picture(snapshot, rate))
+
+
+def main() -> None:
+    """Run the demo and write the picture."""
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs" / "img" / "demo.svg"
+    console = Console(record=True, width=_WIDTH, force_terminal=True, color_system="truecolor", file=io.StringIO())
+    console.print("[bold]$ conquiet demo[/]", highlight=False)
+    view = RecordedView(console)
+    with open_stage(redis_url=None, db_url=None, mysql=False, durable=False) as stage:
+        ledger = Conductor(DemoPlan(), stage, view).run()
+        view.close_with(ledger)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # rich names a font on a foreign host; the reader's own monospace font will do.
+    picture_text = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="conquiet demo"), flags=re.DOTALL)
+    target.write_text(picture_text, encoding="utf-8")
+    if not ledger.balanced:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

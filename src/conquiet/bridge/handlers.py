@@ -1,0 +1,152 @@
+"""Handlers with a transaction and an inbox, for the engines that know no database.
+
+    runtime.Consumer     handler=for_runtime(handle, engine=…, group=…)
+    Processor            @processor.handler("paid") … for_processor(handle, engine=…, group=…)
+    RabbitConsumer       syncer=for_rabbit(handle, engine=…, queue=…, key=…)
+
+Each returns a plain function, which those engines run in a thread: a transaction blocks. The engine
+acknowledges when it returns, so the commit comes first. An error leaves the message unacknowledged, and that
+is right for ``CommitUnknownError`` too: it is delivered again, and the inbox decides.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.engine import Engine
+
+from conquiet.bridge.fence import Once
+from conquiet.bridge.inbox import Inbox
+from conquiet.bridge.keys import InboxKey, KeyFunction
+from conquiet.bridge.schema import INBOX_TABLE
+from conquiet.db.session import DbSession
+from conquiet.errors import CommitUnknownError, ConflictError
+from conquiet.kernel.validation import require_text
+
+if TYPE_CHECKING:
+    from conquiet.processor.context import SyncJobContext
+    from conquiet.runtime.context import RuntimeMessage, SyncMessageContext
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A message with what the inbox asks for, whatever engine it came from. The payload is not shown."""
+
+    source: str
+    group: str
+    id: str
+    payload: Any = field(repr=False, default=None)
+
+
+def effect_once(engine: Engine, inbox: Once, msg: Any, work: Callable[[DbSession], object]) -> bool:
+    """Run ``work`` in a transaction of its own unless the message has had its effect. True if it ran.
+
+    When this returns, the effect is committed, now or before: acknowledge.
+    """
+    with DbSession(engine) as session, inbox.once(session, msg) as first_time:
+        if first_time:
+            work(session)
+    return first_time
+
+
+def for_runtime(
+    handler: "Callable[[RuntimeMessage, DbSession], object]",
+    *,
+    engine: Engine,
+    group: str,
+    inbox: str = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> "Callable[[RuntimeMessage, SyncMessageContext], None]":
+    """Return a handler for ``runtime.Consumer`` that runs ``handler(message, session)`` once per message.
+
+    Before the commit the lease is looked at, which costs nothing here: the engine's heartbeat knows.
+
+    Args:
+        handler: Does the work with the session it is given.
+        engine: Where sessions come from.
+        group: The consumer's group; a message does not know it.
+        inbox: Table of the inbox.
+        key: See ``Inbox``; asked with something that has ``payload`` and ``id``.
+    """
+    require_text("group", group)
+    once = Inbox(inbox, key=key)
+
+    def handle(message: "RuntimeMessage", ctx: "SyncMessageContext") -> None:
+        def work(session: DbSession) -> None:
+            session.before_commit(lambda _: ctx.check_lease())
+            handler(message, session)
+
+        effect_once(engine, once, _Known(message.stream, group, message.id, message.data), work)
+
+    return handle
+
+
+def for_processor(
+    handler: "Callable[[SyncJobContext, DbSession], object]",
+    *,
+    engine: Engine,
+    group: str,
+    inbox: str = INBOX_TABLE,
+) -> "Callable[[SyncJobContext], None]":
+    """Return a handler for ``Processor`` that runs ``handler(ctx, session)`` once per message.
+
+    The key is the message's id, not the entry's: a retry is a new entry. So an attempt that committed and was
+    taken for failed (a timeout, a lost reply to COMMIT) is recognised by the next one.
+    """
+    require_text("group", group)
+    once = Inbox(inbox)
+
+    def handle(ctx: "SyncJobContext") -> None:
+        known = _Known(ctx.delivery.stream, group, ctx.id, ctx.data)
+        effect_once(engine, once, known, lambda session: handler(ctx, session))
+
+    return handle
+
+
+def for_rabbit(
+    handler: Callable[[Any, DbSession], bool | None],
+    *,
+    engine: Engine,
+    queue: str,
+    key: Callable[[Any], str],
+    inbox: str = INBOX_TABLE,
+) -> Callable[[Any], bool]:
+    """Return a syncer for ``RabbitConsumer`` that runs ``handler(message, session)`` once per message.
+
+    A handler that returns False has its transaction rolled back, and the message is requeued or dead-lettered. A
+    conflict and a commit of unknown fate are answered the same way: worth another delivery. Give the queue a
+    dead-letter exchange: the second refusal in a row goes there. Any other error stops the consumer.
+
+    Args:
+        handler: Does the work. Returning nothing means done.
+        engine: Where sessions come from.
+        queue: The queue's name, part of the key.
+        key: Chooses what a message is known by. AMQP numbers deliveries, not messages, so there is no default:
+            take an id out of the message (``outbox_id_of`` for what a relay has published).
+        inbox: Table of the inbox.
+    """
+    require_text("queue", queue)
+    once = Inbox(inbox, key=lambda known: InboxKey(queue, "", key(known.payload)))
+
+    class _RefusedError(Exception):
+        pass
+
+    def work_on(message: Any, session: DbSession) -> None:
+        if handler(message, session) is False:
+            raise _RefusedError
+
+    def syncer(message: Any) -> bool:
+        try:
+            effect_once(engine, once, _Known(queue, "", "", message), lambda session: work_on(message, session))
+        except _RefusedError:
+            return False
+        except (ConflictError, CommitUnknownError) as error:
+            # Not acknowledged. If the commit did happen, the inbox says so at the next delivery.
+            logger.warning("message left for another delivery", extra={"queue": queue, "error": type(error).__name__})
+            return False
+        return True
+
+    return syncer

@@ -1,0 +1,100 @@
+"""Publishing to RabbitMQ from a relay, with confirms.
+
+The publisher lives on an event loop, the relay in a thread of its own. So the target keeps a loop in a
+background thread: there the connection answers heartbeats also while the relay sleeps.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self, TypeVar
+
+from conquiet.bridge.keys import OUTBOX_ID
+from conquiet.bridge.payload import decode
+from conquiet.bridge.policy import Letter, Outcome, blocked_keys, waves
+from conquiet.bridge.targets import HELD, PUBLISHED, Verdicts
+from conquiet.errors import LifecycleError
+from conquiet.kernel.validation import require_text
+from conquiet.rabbit.publisher import Outgoing, Publisher
+
+T = TypeVar("T")
+
+
+class ToRabbit:
+    """To a RabbitMQ queue (or an exchange), persistent, mandatory and confirmed. Close it when the relay is closed.
+
+    A broker may refuse one message (its queue is full) and take the next. So letters of one key go out one
+    after the other, each when the one before is confirmed; different keys, and letters without one, go together.
+
+    Args:
+        url: As for ``RabbitConsumer``.
+        routing_key: With the default exchange: the name of the queue.
+        exchange: Where to publish.
+        timeout_s: Longest wait for a connection and for a confirmation.
+    """
+
+    def __init__(
+        self, url: str | Sequence[str], routing_key: str, *, exchange: str = "", timeout_s: float = 30.0
+    ) -> None:
+        self._routing_key = require_text("routing_key", routing_key)
+        self._exchange = exchange
+        self._publisher = Publisher(url, timeout_s=timeout_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def publish(self, letters: Sequence[Letter]) -> Verdicts:
+        """See ``Target.publish``.
+
+        Raises:
+            RabbitError: None of them could be published: the broker is not there, or its queue is missing or full.
+        """
+        return self._on_loop(self._publish(letters))
+
+    async def _publish(self, letters: Sequence[Letter]) -> Verdicts:
+        verdicts: dict[int, tuple[Outcome, str]] = {}
+        blocked: set[bytes] = set()
+        failure: BaseException | None = None
+        for wave in waves(letters):
+            sent = [letter for letter in wave if letter.key is None or letter.key not in blocked]
+            answers = await asyncio.gather(*map(self._send, sent), return_exceptions=True)
+            failure = next((answer for answer in answers if isinstance(answer, BaseException)), failure)
+            # Not confirmed is not the letter's fault: it is held, and published again with the same id.
+            outcomes = [HELD if isinstance(answer, BaseException) else PUBLISHED for answer in answers]
+            verdicts.update(zip((letter.seq for letter in sent), outcomes, strict=True))
+            blocked |= blocked_keys(sent, [outcome for outcome, _ in outcomes])
+        if failure is not None and PUBLISHED not in verdicts.values():
+            raise failure
+        return [verdicts.get(letter.seq, HELD) for letter in letters]
+
+    async def _send(self, letter: Letter) -> str:
+        body = {**decode(letter.payload), OUTBOX_ID: letter.message_id}
+        outgoing = Outgoing(self._routing_key, body, exchange=self._exchange, message_id=letter.message_id)
+        return await self._publisher.send(outgoing)
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        self._closed = True
+        loop, self._loop = self._loop, None
+        if loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._publisher.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise LifecycleError("this ToRabbit is closed; create a new one")
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="conquiet-to-rabbit", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -1,0 +1,5 @@
+"""``python -m conquiet.cli`` is ``conquiet``."""
+
+from conquiet.cli import main
+
+main()

@@ -1,0 +1,291 @@
+"""``conquiet dead-letters``: what was given up, in Redis and in RabbitMQ."""
+
+import dataclasses
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conquiet.cli.connecting import broker, redis_server
+from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.progress import progress
+from conquiet.cli.settings import RABBIT, REDIS, AsJson, RabbitUrl, RedisUrl, need_url
+
+if TYPE_CHECKING:
+    from conquiet.management.dead_letters import StreamDeadLetters
+    from conquiet.management.rabbit_queues import QueueDeadLetters
+    from conquiet.processor import DeadFilter, DeadMessage, ReplayReport
+
+app = typer.Typer(help="List, show, replay and discard what was given up.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The stream the messages were in; with --rabbit the dead-letter queue.")]
+Rabbit = Annotated[bool, typer.Option("--rabbit", help="A RabbitMQ queue instead of a Redis stream.")]
+Event = Annotated[str, typer.Option(help="Only of this event.")]
+ErrorType = Annotated[str, typer.Option("--error", help="Only those that died of this, as 'groups' names it.")]
+Only = Annotated[str, typer.Option("--id", help="Only this one.")]
+Limit = Annotated[int, typer.Option(min=0, help="At most so many; 0 is no limit.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print payloads too: they may be personal data.")]
+
+_COLUMNS = ["id", "event", "reason", "error", "attempts", "died"]
+
+
+@app.command("list")
+@reported
+def list_(
+    name: Name,
+    rabbit: Rabbit = False,
+    event: Event = "",
+    error: ErrorType = "",
+    limit: Limit = 100,
+    show_payload: ShowPayload = False,
+    redis_url: RedisUrl = "",
+    rabbit_url: RabbitUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, the oldest first.
+
+    With --rabbit the messages are taken and put back, and are marked as redelivered afterwards.
+
+    Exit codes: 0 listed, 2 no server or no such queue.
+
+    Examples:
+        conquiet dead-letters list orders
+
+        conquiet dead-letters list orders.dead --rabbit --json
+    """
+    if rabbit:
+        found = _queue(rabbit_url, name).peek(limit=limit or 10_000)
+        rows = [_of_delivery(one, show_payload=show_payload) for one in found]
+        columns = ["position", "message_id", "source", "reason", "count", "size_bytes"]
+    else:
+        letters = _stream(redis_url, name).oldest(limit=limit or 10_000, where=_filter("", event, error))
+        rows = [_of_message(one, show_payload=show_payload) for one in letters]
+        columns = _COLUMNS
+    if as_json:
+        print_json(rows)
+    else:
+        shown = [*columns, "payload"] if show_payload else columns
+        print_rows(f"Dead letters of {name}", shown, rows, empty="there are no dead letters")
+
+
+@app.command()
+@reported
+def show(
+    name: Name,
+    letter: Annotated[str, typer.Argument(help="Its id, as 'list' shows it.")],
+    show_payload: ShowPayload = False,
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter with its story: error, traceback, attempts, times.
+
+    Exit codes: 0 shown, 2 no server or no such dead letter.
+
+    Examples:
+        conquiet dead-letters show orders 1763244000000-0
+    """
+    found = _stream(redis_url, name).show(letter)
+    facts = _of_message(found, show_payload=show_payload) | {
+        "message_id": found.record.id,
+        "entry_id": found.record.entry_id,
+        "group": found.record.group,
+        "deliveries": found.record.deliveries,
+        "host": found.record.host,
+        "consumer": found.record.consumer,
+        "error_text": found.record.error,
+        "traceback": found.record.traceback,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    for key, value in facts.items():
+        if key != "traceback":
+            typer.echo(f"{key:<12} {'-' if value in (None, '') else value}")
+    if found.record.traceback:
+        typer.echo(f"\n{found.record.traceback.rstrip()}")
+
+
+@app.command()
+@reported
+def groups(
+    name: Name, rabbit: Rabbit = False, redis_url: RedisUrl = "", rabbit_url: RabbitUrl = "", as_json: AsJson = False
+) -> None:
+    """Show what they died of, most frequent first.
+
+    Exit codes: 0 shown, 2 no server or no such queue.
+
+    Examples:
+        conquiet dead-letters groups orders
+    """
+    if rabbit:
+        rows = _queue(rabbit_url, name).groups()
+        columns = ["source", "reason", "count"]
+    else:
+        rows = [
+            {"event": one.event, "error": one.error_type, "count": one.count, "example": one.example_id}
+            | {"first": _time(one.first_ms), "last": _time(one.last_ms)}
+            for one in _stream(redis_url, name).groups()
+        ]
+        columns = ["event", "error", "count", "first", "last", "example"]
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows(f"Dead letters of {name}", columns, rows, empty="there are no dead letters")
+
+
+@app.command()
+@reported
+def replay(
+    name: Name,
+    rabbit: Rabbit = False,
+    only: Only = "",
+    event: Event = "",
+    error: ErrorType = "",
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    to: Annotated[str, typer.Option(help="With --rabbit: another queue than the one they died in.")] = "",
+    rate: Annotated[float, typer.Option(min=0, help="At most so many a second; 0 is no limit.")] = 0,
+    limit: Limit = 0,
+    dry_run: DryRun = False,
+    redis_url: RedisUrl = "",
+    rabbit_url: RabbitUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Bring dead letters back to where they came from, with all their attempts anew.
+
+    Exit codes: 0 done (also if there was nothing to do), 2 no server, no such queue, or no choice made.
+
+    Examples:
+        conquiet dead-letters replay orders --error builtins.TimeoutError --rate 50 --dry-run
+
+        conquiet dead-letters replay orders.dead --rabbit --all
+    """
+    _require_choice(only, event, error, everything=everything)
+    if rabbit:
+        _require_plain(only, event, error)
+        queue = _queue(rabbit_url, name)
+        if dry_run:
+            depth = queue.depth()
+            counts = {"replayed": min(depth, limit) if limit else depth, "skipped": 0, "dry_run": True}
+        else:
+            with progress("replayed") as advance:
+                done, skipped = queue.replay(
+                    to=to or None,
+                    limit=limit or None,
+                    per_second=rate or None,
+                    on_progress=lambda _done, _all: advance(1),
+                )
+            counts = {"replayed": done, "skipped": skipped, "dry_run": False}
+    else:
+        with progress("replayed") as advance:
+            seen = 0
+
+            def note(report: "ReplayReport") -> None:
+                nonlocal seen
+                advance(report.replayed - seen)
+                seen = report.replayed
+
+            report = _stream(redis_url, name).replay(
+                _filter(only, event, error),
+                dry_run=dry_run,
+                rate_per_s=rate or None,
+                limit=limit or None,
+                on_progress=note,
+            )
+        counts = dataclasses.asdict(report)
+    if as_json:
+        print_json(counts)
+    else:
+        typer.echo(f"{counts['replayed']} {'would be replayed' if dry_run else 'replayed'}")
+
+
+@app.command()
+@reported
+def discard(
+    name: Name,
+    rabbit: Rabbit = False,
+    only: Only = "",
+    event: Event = "",
+    error: ErrorType = "",
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="With --rabbit: at most so many.")] = 0,
+    dry_run: DryRun = False,
+    redis_url: RedisUrl = "",
+    rabbit_url: RabbitUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Delete dead letters for good.
+
+    Exit codes: 0 done (also if there was nothing to do), 2 no server, no such queue, or no choice made.
+
+    Examples:
+        conquiet dead-letters discard orders --id 1763244000000-0
+    """
+    _require_choice(only, event, error, everything=everything)
+    if rabbit:
+        _require_plain(only, event, error)
+        queue = _queue(rabbit_url, name)
+        depth = queue.depth()
+        count = (min(depth, limit) if limit else depth) if dry_run else queue.discard(limit=limit or None)
+    else:
+        count = _stream(redis_url, name).discard(_filter(only, event, error), dry_run=dry_run)
+    if as_json:
+        print_json({"discarded": count, "dry_run": dry_run})
+    else:
+        typer.echo(f"{count} {'would be discarded' if dry_run else 'discarded'}")
+
+
+def _stream(flag: str, name: str) -> "StreamDeadLetters":
+    from conquiet.management.dead_letters import StreamDeadLetters
+
+    with redis_server(flag):  # a server that is not there is said in the usual words
+        return StreamDeadLetters(need_url(flag, REDIS), name)
+
+
+def _queue(flag: str, name: str) -> "QueueDeadLetters":
+    from conquiet.management.rabbit_queues import QueueDeadLetters
+
+    broker(flag)
+    return QueueDeadLetters(need_url(flag, RABBIT), name)
+
+
+def _filter(only: str, event: str, error: str) -> "DeadFilter":
+    from conquiet.processor import DeadFilter
+
+    return DeadFilter(id=only or None, event=event or None, error_type=error or None)
+
+
+def _require_choice(only: str, event: str, error: str, *, everything: bool) -> None:
+    if everything == bool(only or event or error):
+        raise CommandError("say which dead letters are meant", fix="give --id, --event or --error, or --all alone")
+
+
+def _require_plain(only: str, event: str, error: str) -> None:
+    if only or event or error:
+        raise CommandError(
+            "RabbitMQ queues can only be worked through from the front", fix="give --all, and --limit if need be"
+        )
+
+
+def _of_message(dead: "DeadMessage", *, show_payload: bool) -> dict[str, Any]:
+    record = dead.record
+    facts: dict[str, Any] = {
+        "id": dead.id,
+        "event": record.event,
+        "reason": record.reason,
+        "error": record.error_type,
+        "attempts": record.attempts,
+        "died": _time(dead.died_ms),
+    }
+    return facts | ({"payload": record.payload} if show_payload else {})
+
+
+def _of_delivery(one: Any, *, show_payload: bool) -> dict[str, Any]:
+    facts: dict[str, Any] = one.as_dict()
+    body = facts.pop("body")
+    return facts | ({"payload": body.decode("utf-8", "backslashreplace")} if show_payload else {})
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,135 @@
+"""``conquiet doctor``: what is wrong with the servers that are configured."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from conquiet.cli.connecting import database, redis_server
+from conquiet.cli.failures import FAILED, NOT_DONE, CannotConnectError, CommandError, complain, reported
+from conquiet.cli.output import make_console, print_json
+from conquiet.cli.settings import DB, RABBIT, REDIS, AsJson, DbUrl, RabbitUrl, RedisUrl, find_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conquiet.management.doctor.findings import Finding
+
+_API = "CONQUIET_RABBIT_API_URL"
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+@reported
+def doctor(
+    redis_url: RedisUrl = "",
+    db_url: DbUrl = "",
+    rabbit_url: RabbitUrl = "",
+    rabbit_api: Annotated[
+        str, typer.Option(metavar="URL", help=f"RabbitMQ's management API. Else ${_API}, else port 15672.")
+    ] = "",
+    queue: Annotated[list[str] | None, typer.Option(help="A RabbitMQ queue that has to be there. Repeatable.")] = None,
+    connections: Annotated[int, typer.Option(min=0, help="Database connections your pools may open in all.")] = 0,
+    max_lag: Annotated[int, typer.Option(min=1, help="Undelivered entries a group may have.")] = 10_000,
+    max_deliveries: Annotated[int, typer.Option(min=1, help="Deliveries an entry may have.")] = 10,
+    notes: Annotated[bool, typer.Option("--notes", help="Show also what is worth knowing and no fault.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check what is configured for what bites users: why it matters, and the fix. Changes nothing.
+
+    Exit codes: 0 no error found (warnings are none), 1 an error was found, 2 a server could not be reached.
+
+    Examples:
+        conquiet doctor --redis-url redis://localhost
+
+        CONQUIET_DB_URL=mysql+pymysql://app@db/shop conquiet doctor --json
+    """
+    from conquiet.management.doctor.findings import Severity
+    from conquiet.management.doctor.redis import RedisLimits
+
+    examinations: dict[str, Callable[[], list[Finding]]] = {}
+    if find_url(redis_url, REDIS):
+        limits = RedisLimits(max_lag=max_lag, max_deliveries=max_deliveries)
+        examinations["redis"] = lambda: _redis(redis_url, limits)
+    if find_url(db_url, DB):
+        examinations["database"] = lambda: _database(db_url, connections)
+    if find_url(rabbit_url, RABBIT):
+        examinations["rabbitmq"] = lambda: _rabbit(rabbit_url, rabbit_api, tuple(queue or ()))
+    if not examinations:
+        raise CommandError(
+            "there is nothing to examine: no URL was given",
+            fix=f"give --redis-url, --db-url or --rabbit-url, or set {REDIS}, {DB}, {RABBIT}",
+        )
+    found: list[Finding] = []
+    unreachable: list[str] = []
+    for what, examine in examinations.items():
+        try:
+            found += examine()
+        except CommandError as error:
+            # The others are examined all the same: one server that is down should not hide what is wrong with the rest.
+            complain(str(error), error.fix)
+            unreachable.append(what)
+    examined = [what for what in examinations if what not in unreachable]
+    if as_json:
+        print_json({"examined": examined, "unreachable": unreachable, "findings": [one.as_dict() for one in found]})
+    else:
+        _show([one for one in found if notes or one.severity is not Severity.NOTE], examined)
+    if unreachable:
+        raise typer.Exit(NOT_DONE)
+    if any(one.severity is Severity.ERROR for one in found):
+        raise typer.Exit(FAILED)
+
+
+def _redis(flag: str, limits: object) -> "list[Finding]":
+    from conquiet.management.doctor.redis import RedisLimits, examine_redis
+
+    assert isinstance(limits, RedisLimits)  # noqa: S101 - imported late
+    with redis_server(flag) as server:
+        return examine_redis(server, limits)
+
+
+def _database(flag: str, connections: int) -> "list[Finding]":
+    from conquiet.management.doctor.findings import Finding, Severity
+    from conquiet.management.doctor.mysql import examine_mysql
+
+    with database(flag) as engine:
+        if engine.dialect.name in {"mysql", "mariadb"}:
+            return examine_mysql(engine, wanted_connections=connections)
+    return [
+        Finding(
+            "database.dialect",
+            Severity.WARNING,
+            f"the database is {engine.dialect.name}",
+            "conquiet's locks are MySQL's; SQLite has one writer at a time and is for demos and tests",
+            "use MySQL 8 or MariaDB 10.6, or newer",
+        )
+    ]
+
+
+def _rabbit(flag: str, api_flag: str, queues: tuple[str, ...]) -> "list[Finding]":
+    from conquiet.management.doctor.rabbit import RabbitApiError, examine_rabbit, management_url
+
+    url = find_url(flag, RABBIT)
+    api_url = api_flag or os.environ.get(_API) or management_url(url)
+    vhost = unquote(urlsplit(url).path[1:]) or "/"
+    try:
+        return examine_rabbit(api_url, vhost, queues=queues)
+    except RabbitApiError as error:
+        reason = PermissionError("access denied") if error.refused else error.__cause__ or error
+        raise CannotConnectError("the management API of RabbitMQ", api_url, reason) from error
+
+
+def _show(found: "list[Finding]", examined: list[str]) -> None:
+    console = make_console()
+    for one in found:
+        severity = one.severity.value
+        if sys.stdout.isatty():
+            from rich.text import Text
+
+            console.print(Text(f"{severity.upper():<8}", _STYLES[severity]), Text(one.what), sep="")
+            console.print(Text(f"        why: {one.why}\n        fix: {one.fix}", "dim"))
+        else:
+            typer.echo(f"{severity.upper():<8}{one.check}: {one.what}\n        why: {one.why}\n        fix: {one.fix}")
+    if not found and examined:
+        typer.echo(f"{', '.join(examined)}: nothing found")

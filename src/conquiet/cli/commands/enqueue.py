@@ -1,0 +1,57 @@
+"""``conquiet enqueue``: payloads into a stream."""
+
+from typing import Annotated
+
+import typer
+
+from conquiet.cli.connecting import redis_server
+from conquiet.cli.failures import FAILED, CommandError, reported
+from conquiet.cli.output import print_json
+from conquiet.cli.payloads import read_payloads
+from conquiet.cli.progress import progress
+from conquiet.cli.settings import AsJson, RedisUrl
+
+
+@reported
+def enqueue(
+    stream: Annotated[str, typer.Argument(help="Key of the stream; it is made if need be.")],
+    payload: Annotated[
+        str, typer.Argument(help="A JSON object, @file of JSON lines, or - for stdin.", metavar="JSON|@FILE|-")
+    ],
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Add JSON objects to a stream, 500 at a time, each batch all or none.
+
+    A bad line ends it: everything before that line is enqueued, and the line is named.
+
+    Exit codes: 0 all enqueued, 1 a payload was refused, 2 no server or wrong key.
+
+    Examples:
+        conquiet enqueue orders '{"order": 1, "cents": 995}'
+
+        conquiet enqueue orders @orders.jsonl
+
+        generate-orders | conquiet enqueue orders -
+    """
+    from conquiet.errors import PayloadError
+    from conquiet.management import enqueue_all
+
+    ids: list[str] = []
+    with redis_server(redis_url) as server, progress("enqueued") as advance:
+        try:
+            for batch in enqueue_all(server, stream, read_payloads(payload)):
+                ids += batch
+                advance(len(batch))
+        except (PayloadError, CommandError) as error:
+            raise CommandError(
+                f"{error}; {len(ids)} payloads before it are enqueued",
+                fix="correct it, then send it and what follows it",
+                exit_code=error.exit_code if isinstance(error, CommandError) else FAILED,
+            ) from error
+    if as_json:
+        print_json({"stream": stream, "enqueued": len(ids), "ids": ids})
+    elif len(ids) == 1:
+        typer.echo(ids[0])
+    else:
+        typer.echo(f"{len(ids)} enqueued in {stream}")

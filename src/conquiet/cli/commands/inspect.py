@@ -1,0 +1,124 @@
+"""``conquiet inspect``: streams, groups, lag, pending, consumers, delayed, dead letters."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conquiet.cli.connecting import redis_server
+from conquiet.cli.failures import reported
+from conquiet.cli.output import make_console, print_json, print_rows
+from conquiet.cli.settings import AsJson, RedisUrl
+
+if TYPE_CHECKING:
+    from conquiet.management import Server, StreamFacts
+
+_COLUMNS = [
+    "stream",
+    "length",
+    "group",
+    "lag",
+    "pending",
+    "oldest_s",
+    "alive",
+    "dead",
+    "delayed",
+    "dead_letters",
+    "paused",
+]
+
+
+@reported
+def inspect(
+    stream: Annotated[str, typer.Argument(help="One stream in detail; without it, all of them.")] = "",
+    pattern: Annotated[str, typer.Option(help="Only streams whose key matches, e.g. 'shop:*'.")] = "*",
+    limit: Annotated[int, typer.Option(min=1, help="Most streams shown.")] = 100,
+    watch: Annotated[float, typer.Option(min=0, help="Look again every so many seconds, until Ctrl-C.")] = 0,
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show streams, groups, lag, pending and consumers. Changes nothing.
+
+    A consumer counts as dead when it has asked for nothing for a minute.
+
+    Exit codes: 0 shown, 2 no server or no such stream.
+
+    Examples:
+        conquiet inspect
+
+        conquiet inspect orders --watch 2
+
+        conquiet inspect --pattern 'shop:*' --json
+    """
+    with redis_server(redis_url) as server:
+        while True:
+            _show(server, stream, pattern, limit, as_json=as_json)
+            if not watch:
+                return
+            time.sleep(watch)
+            if sys.stdout.isatty() and not as_json:
+                make_console().clear()
+
+
+def _show(server: "Server", stream: str, pattern: str, limit: int, *, as_json: bool) -> None:
+    from conquiet.management import describe_stream, list_streams
+
+    if stream:
+        facts = describe_stream(server, stream)
+        if as_json:
+            print_json(facts.as_dict())
+        else:
+            _show_one(facts)
+        return
+    found = list_streams(server, pattern=pattern, limit=limit)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    rows = [row for facts in found.streams for row in _rows(facts)]
+    print_rows("Streams", _COLUMNS, rows, empty="there are no streams")
+    if not found.complete:
+        typer.echo("there is more: narrow it with --pattern, or raise --limit", err=True)
+
+
+def _rows(facts: "StreamFacts") -> list[dict[str, Any]]:
+    common = {
+        "stream": facts.key,
+        "length": facts.length,
+        "delayed": facts.delayed,
+        "dead_letters": facts.dead_letters,
+        "paused": ",".join(facts.paused) or None,
+    }
+    if not facts.groups:
+        return [common]
+    return [
+        common
+        | {
+            "group": group.name,
+            "lag": group.lag,
+            "pending": group.pending,
+            "oldest_s": group.oldest_age_s,
+            "alive": sum(consumer.alive for consumer in group.consumers),
+            "dead": sum(not consumer.alive for consumer in group.consumers),
+        }
+        for group in facts.groups
+    ]
+
+
+def _show_one(facts: "StreamFacts") -> None:
+    print_rows(f"Stream {facts.key}", _COLUMNS, _rows(facts), empty="")
+    consumers = [
+        {
+            "group": group.name,
+            "consumer": consumer.name,
+            "state": "alive" if consumer.alive else "dead",
+            "pending": consumer.pending,
+            "idle_s": consumer.idle_ms / 1000,
+        }
+        for group in facts.groups
+        for consumer in group.consumers
+    ]
+    typer.echo()
+    print_rows(
+        "Consumers", ["group", "consumer", "state", "pending", "idle_s"], consumers, empty="no consumer has read it yet"
+    )

@@ -1,0 +1,122 @@
+"""``conquiet emit``, ``pause`` and ``resume``: the processor's side of a stream."""
+
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conquiet.cli.connecting import redis_server
+from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.output import print_json
+from conquiet.cli.payloads import read_payloads
+from conquiet.cli.progress import progress
+from conquiet.cli.settings import REDIS, AsJson, RedisUrl, need_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BATCH = 500
+
+
+@reported
+def emit(
+    event: Annotated[str, typer.Argument(help="The event; its handler gets the data.")],
+    data: Annotated[
+        str, typer.Argument(metavar="JSON|@FILE|-", help="A JSON object, @file of JSON lines, or -.")
+    ] = "{}",
+    stream: Annotated[str, typer.Option("--stream", "-s", help="Where to.")] = "",
+    message_id: Annotated[str, typer.Option("--id", help="Identity: a second message with it is not emitted.")] = "",
+    delay: Annotated[float, typer.Option(min=0, help="Seconds until it is due.")] = 0,
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Emit messages for a Processor.
+
+    Exit codes: 0 emitted (or a duplicate of that id), 1 the data was refused, 2 no server.
+
+    Examples:
+        conquiet emit mail.send '{"to": 17}' --stream mails --delay 60
+
+        conquiet emit order.created @orders.jsonl --stream orders
+    """
+    from conquiet.management.asynchronous import with_redis
+    from conquiet.processor import Emitted, Emitter, NewMessage
+
+    if not stream:
+        raise CommandError("say which stream", fix="give --stream NAME")
+    payloads = read_payloads(data)
+    if message_id and (data == "-" or data.startswith("@")):
+        raise CommandError("one --id cannot be the identity of many messages", fix="leave it out, or give one object")
+
+    async def work(client: Any) -> list[Emitted]:
+        emitter = Emitter(client, stream)
+        done: list[Emitted] = []
+        for batch in _batches(payloads):
+            messages = [NewMessage(event, one, id=message_id or None, delay=delay or None) for one in batch]
+            done += await emitter.emit_many(messages)
+            advance(len(batch))
+        return done
+
+    with redis_server(redis_url), progress("emitted") as advance:
+        emitted = with_redis(need_url(redis_url, REDIS), work)
+    if as_json:
+        print_json([one._asdict() for one in emitted])
+    elif len(emitted) == 1:
+        typer.echo(f"{emitted[0].id}{' (a duplicate: nothing was emitted)' if emitted[0].duplicate else ''}")
+    else:
+        typer.echo(f"{len(emitted)} emitted to {stream}")
+
+
+def _batches(payloads: "Iterator[dict[str, Any]]") -> "Iterator[list[dict[str, Any]]]":
+    while batch := list(islice(payloads, _BATCH)):
+        yield batch
+
+
+@reported
+def pause(
+    stream: Annotated[str, typer.Argument(help="The stream.")],
+    event: Annotated[str, typer.Option(help="Only this event of it.")] = "",
+    redis_url: RedisUrl = "",
+) -> None:
+    """Pause a stream, or one event of it, on all hosts. It survives restarts; what runs is finished.
+
+    Processors obey it within a second. A bare runtime.Consumer or QueueConsumer does not know pauses.
+
+    Exit codes: 0 paused (also if it was), 2 no server.
+
+    Examples:
+        conquiet pause mails
+
+        conquiet pause orders --event order.refund
+    """
+    _change(stream, event, redis_url, "pause", "paused", "was paused already")
+
+
+@reported
+def resume(
+    stream: Annotated[str, typer.Argument(help="The stream.")],
+    event: Annotated[str, typer.Option(help="Only this event of it.")] = "",
+    redis_url: RedisUrl = "",
+) -> None:
+    """End a pause.
+
+    Exit codes: 0 it goes on (also if it was not paused), 2 no server.
+
+    Examples:
+        conquiet resume mails
+    """
+    _change(stream, event, redis_url, "resume", "goes on", "was not paused")
+
+
+def _change(stream: str, event: str, redis_url: str, verb: str, done: str, nothing: str) -> None:
+    from conquiet.management.asynchronous import with_redis
+    from conquiet.processor import Pauses
+
+    async def work(client: Any) -> bool:
+        pauses = Pauses(client)
+        return bool(await getattr(pauses, verb)(stream, event or None))
+
+    with redis_server(redis_url):
+        changed = with_redis(need_url(redis_url, REDIS), work)
+    what = f"event {event} of {stream}" if event else stream
+    typer.echo(f"{what} {done if changed else nothing}")

@@ -1,0 +1,104 @@
+"""``conquiet rabbit run`` and ``conquiet publish``."""
+
+from typing import Annotated, Any
+
+import typer
+
+from conquiet.cli.connecting import broker
+from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.payloads import read_payloads
+from conquiet.cli.progress import progress
+from conquiet.cli.settings import RABBIT, RabbitUrl, need_url
+
+app = typer.Typer(help="Consume a RabbitMQ queue.", no_args_is_help=True)
+
+
+@app.callback()
+def rabbit() -> None:
+    """Consume a RabbitMQ queue."""
+
+
+@app.command()
+@reported
+def run(
+    url: Annotated[str, typer.Argument(metavar="URL|-", help=f"The broker; - takes ${RABBIT} or conquiet.toml.")],
+    queue: Annotated[str, typer.Argument(help="A queue that exists.")],
+    syncer: Annotated[str, typer.Argument(metavar="MODULE:SYNCER", help="Gets each message; returns True or False.")],
+    concurrency: Annotated[int, typer.Option(min=1, help="Messages handled at once.")] = 1,
+    prefetch: Annotated[int, typer.Option(min=0, help="Unsettled messages the broker gives; 0: 2 x concurrency.")] = 0,
+    max_retries: Annotated[int, typer.Option(min=0, help="Skip what died more often than this; 0: no limit.")] = 0,
+    keys: Annotated[str, typer.Option(metavar="FILE", help="Key file for personal data, mode 0600.")] = "",
+    tag: Annotated[str, typer.Option(help="Second half of the consumer tag.")] = "",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Take messages from a queue to a syncer until SIGTERM or Ctrl-C. SPEC(004).
+
+    Exit codes: 0 after a graceful end, 1 after anything fatal, 2 it could not start.
+
+    Examples:
+        conquiet rabbit run amqp://localhost orders shop.sync:handle --concurrency 8
+
+        CONQUIET_RABBIT_URL=amqp://user:password@host conquiet rabbit run - orders shop.sync:handle
+    """
+    from conquiet.cli.worker.logs import set_up_logging
+    from conquiet.cli.worker.targets import load_object
+    from conquiet.rabbit import FileKeyStore, RabbitOptions, run_process
+
+    set_up_logging(log_level)
+    handler = load_object(syncer)
+    if not callable(handler):
+        raise CommandError(
+            f"{syncer} is a {type(handler).__name__}, not a function",
+            fix="it must take a message and return True or False",
+        )
+    options = RabbitOptions(concurrency=concurrency)
+    if prefetch:
+        options["prefetch"] = prefetch
+    if max_retries:
+        options["max_retries"] = max_retries
+    if keys:
+        options["key_store"] = FileKeyStore(keys)
+    if tag:
+        options["tag"] = tag
+    address = need_url("" if url == "-" else url, RABBIT)
+    raise typer.Exit(run_process(address, queue, handler, **options))
+
+
+@reported
+def publish(
+    queue: Annotated[str, typer.Argument(help="Routing key; with the default exchange the queue's name.")],
+    payload: Annotated[str, typer.Argument(metavar="JSON|@FILE|-", help="A JSON object, @file of JSON lines, or -.")],
+    exchange: Annotated[str, typer.Option(help="Another exchange than the default one.")] = "",
+    rabbit_url: RabbitUrl = "",
+) -> None:
+    """Publish JSON objects to RabbitMQ, confirmed by the broker. A queue that is missing is an error.
+
+    Exit codes: 0 all confirmed, 1 one was refused or returned, 2 no broker.
+
+    Examples:
+        conquiet publish orders '{"order": 1}'
+
+        conquiet publish orders @orders.jsonl
+    """
+    import asyncio
+
+    from conquiet.rabbit import Outgoing, Publisher
+
+    broker(rabbit_url)
+    counted = 0
+
+    async def work(advance: Any) -> int:
+        nonlocal counted
+
+        def note(confirmed: int) -> None:
+            nonlocal counted
+            advance(confirmed - counted)
+            counted = confirmed
+
+        async with Publisher(need_url(rabbit_url, RABBIT)) as publisher:
+            messages = (Outgoing(queue, one, exchange=exchange) for one in read_payloads(payload))
+            return await publisher.publish_many(messages, progress=note)
+
+    with progress("published") as advance:
+        published = asyncio.run(work(advance))
+    typer.echo(f"{published} published to {queue}")

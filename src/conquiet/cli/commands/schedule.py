@@ -1,0 +1,125 @@
+"""``conquiet schedule``: what is fired when."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conquiet.cli.connecting import redis_server
+from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.settings import REDIS, AsJson, RedisUrl, need_url
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+app = typer.Typer(help="List, pause, resume and remove schedule entries.", no_args_is_help=True)
+
+Group = Annotated[str, typer.Option(help="The schedulers' group.")]
+Name = Annotated[str, typer.Argument(help="The entry's name.")]
+
+
+def _with(flag: str, group: str, work: "Callable[[Any], Awaitable[Any]]") -> Any:
+    from conquiet.management.asynchronous import with_redis
+    from conquiet.scheduler import Schedules
+
+    async def run(client: Any) -> Any:
+        async with Schedules(client, group=group) as schedules:
+            return await work(schedules)
+
+    with redis_server(flag):
+        return with_redis(need_url(flag, REDIS), run)
+
+
+@app.command("list")
+@reported
+def list_(group: Group = "conquiet", redis_url: RedisUrl = "", as_json: AsJson = False) -> None:
+    """List all entries of a group and how they stand.
+
+    Exit codes: 0 listed, 2 no server.
+
+    Examples:
+        conquiet schedule list --group shop
+    """
+    found = _with(redis_url, group, lambda schedules: schedules.list_entries())
+    rows = [
+        {
+            "name": one.entry.name,
+            "event": one.entry.event,
+            "stream": one.entry.stream,
+            "when": str(one.entry.when),
+            "origin": one.origin.value,
+            "next_run": _time(one.next_run),
+            "last_fire": _time(one.last_fire),
+            "fired": one.fired,
+            "missed": one.missed,
+            "paused_since": _time(one.paused_since),
+        }
+        for one in found
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ["name", "event", "stream", "when", "next_run", "last_fire", "fired", "missed", "paused_since"]
+    print_rows(f"Schedule of {group}", columns, rows, empty=f"group {group} has no entries")
+
+
+@app.command("next")
+@reported
+def next_(
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="How many.")] = 10,
+    name: Annotated[str, typer.Option(help="Only of this entry.")] = "",
+    group: Group = "conquiet",
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the next runs in the order they will be fired.
+
+    Exit codes: 0 shown, 2 no server.
+
+    Examples:
+        conquiet schedule next -n 5
+    """
+    found = _with(redis_url, group, lambda schedules: schedules.next_runs(count, name=name or None))
+    rows = [{"at": _time(one.at), "name": one.name, "due": _time(one.due)} for one in found]
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows("Next runs", ["at", "name", "due"], rows, empty="nothing is to be run")
+
+
+@app.command()
+@reported
+def pause(name: Name, group: Group = "conquiet", redis_url: RedisUrl = "") -> None:
+    """Hold an entry on all hosts, through restarts.
+
+    Exit codes: 0 paused (also if it was), 2 no server or no such entry.
+    """
+    changed = _with(redis_url, group, lambda schedules: schedules.pause(name))
+    typer.echo(f"{name} {'paused' if changed else 'was paused already'}")
+
+
+@app.command()
+@reported
+def resume(name: Name, group: Group = "conquiet", redis_url: RedisUrl = "") -> None:
+    """Let a paused entry go on. Ticks due meanwhile are gone.
+
+    Exit codes: 0 it goes on (also if it was not paused), 2 no server or no such entry.
+    """
+    changed = _with(redis_url, group, lambda schedules: schedules.resume(name))
+    typer.echo(f"{name} {'goes on' if changed else 'was not paused'}")
+
+
+@app.command()
+@reported
+def remove(name: Name, group: Group = "conquiet", redis_url: RedisUrl = "") -> None:
+    """Remove an entry and its history. One that code declares comes back with that code: pause it instead.
+
+    Exit codes: 0 removed, 2 no server or no such entry.
+    """
+    if not _with(redis_url, group, lambda schedules: schedules.remove(name)):
+        raise CommandError(f"group {group} has no entry {name!r}", fix="conquiet schedule list shows what there is")
+    typer.echo(f"{name} removed")
+
+
+def _time(moment: Any) -> str | None:
+    return None if moment is None else str(moment.isoformat(timespec="seconds"))

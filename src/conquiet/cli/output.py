@@ -1,0 +1,64 @@
+"""Where answers go: tables for people, JSON for machines, the same words in a pipe every time."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PIPE_WIDTH = 200
+
+
+def make_console(*, quiet: bool = False) -> "Console":
+    """Return a console for stdout. Without a terminal: no colour, and a width that does not depend on anything."""
+    from rich.console import Console
+
+    # rich reads NO_COLOR, TERM=dumb and the terminal's width by itself.
+    if sys.stdout.isatty():
+        return Console(quiet=quiet)
+    width = int(os.environ.get("COLUMNS") or _PIPE_WIDTH) if os.environ.get("COLUMNS", "").isdigit() else _PIPE_WIDTH
+    return Console(quiet=quiet, width=width, force_terminal=False, no_color=True, color_system=None)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    typer.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def print_rows(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, empty: str) -> None:
+    """Print rows as a table: framed on a terminal, tab-separated in a pipe so that cut and awk can read it."""
+    if not rows:
+        typer.echo(empty)
+        return
+    if not sys.stdout.isatty():
+        typer.echo("\t".join(columns))
+        for row in rows:
+            typer.echo("\t".join(_cell(row.get(column)) for column in columns))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        numeric = any(isinstance(row.get(column), int | float) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+    make_console().print(table)
+
+
+def _cell(value: Any) -> str:
+    from conquiet.kernel.redaction import printable
+
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return printable(value, limit=200)

@@ -1,0 +1,64 @@
+"""JSON from the command line: a word, ``@file`` or ``-`` for stdin; files hold one JSON object per line."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from conquiet.cli.failures import FAILED, CommandError
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[IO[bytes]]:
+    if source == "-":
+        yield sys.stdin.buffer
+        return
+    path = Path(source[1:])
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read ({error.strerror})", fix="check the name after @") from error
+    with file:
+        yield file
+
+
+def read_payloads(source: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of ``source``. Empty lines are left out; a bad line is named by its number.
+
+    The line itself is not shown: it may hold personal data.
+    """
+    if source != "-" and not source.startswith("@"):
+        yield _parsed(source.encode(), "the JSON given")
+        return
+    with _opened(source) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _parsed(line, f"line {number}")
+
+
+def _parsed(text: bytes, where: str) -> dict[str, Any]:
+    import msgspec
+
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = None
+        problem = "is not valid JSON"
+    else:
+        problem = "is JSON, but not an object"
+    if not isinstance(value, dict):
+        raise CommandError(
+            f"{where} {problem}", fix='write one object per line, such as {"order": 1}', exit_code=FAILED
+        )
+    return value
+
+
+def size_of(source: str) -> int | None:
+    """Return how many bytes ``source`` has, if that can be known, for a progress bar."""
+    if source.startswith("@"):
+        try:
+            return Path(source[1:]).stat().st_size
+        except OSError:
+            return None
+    return None

@@ -1,0 +1,129 @@
+"""One worker process: imports the object, runs it, says how it is doing, ends when asked.
+
+Started by the supervisor, which holds the other end of its stdin: when that closes, also by the
+supervisor's death, the process stops in good order.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conquiet.cli.failures import FAILED, NOT_DONE, CommandError, complain
+from conquiet.cli.worker.pulse import Pulse
+from conquiet.errors import ConfigurationError, ConquietError
+from conquiet.kernel.redaction import printable
+
+if TYPE_CHECKING:
+    from conquiet.cli.worker.runnables import Runnable
+
+_BEAT_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a process has to know. Travels in its environment: a command line is for everyone to read."""
+
+    target: str
+    row: int
+    pulse: str
+    concurrency: int | None
+    log_level: str
+
+    def encode(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
+
+VARIABLE = "CONQUIET_WORKER_ORDERS"
+
+
+class Child:
+    """Runs several things side by side until all have ended."""
+
+    def __init__(self, runnables: "list[Runnable]", pulse: Pulse, row: int) -> None:
+        self._runnables = runnables
+        self._pulse = pulse
+        self._row = row
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Ask everything to end. Runs inside a signal handler."""
+        self._stopping = True
+        for runnable in self._runnables:
+            runnable.stop()
+
+    async def run(self) -> None:
+        """Work until stopped. If one fails, the others are stopped in good order and its error is raised."""
+        tasks = [asyncio.create_task(self._run_one(one), name=one.name) for one in self._runnables]
+        beating = asyncio.create_task(self._beat())
+        try:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            beating.cancel()
+            self._pulse.beat(self._row, pid=os.getpid(), ready=False)
+        failure = next((result for result in results if isinstance(result, BaseException)), None)
+        if failure is not None:
+            raise failure
+
+    async def _run_one(self, runnable: "Runnable") -> None:
+        try:
+            await runnable.run()
+        except BaseException:
+            self.stop()
+            raise
+
+    async def _beat(self) -> None:
+        while True:
+            ready = not self._stopping and all(one.ready() for one in self._runnables)
+            self._pulse.beat(self._row, pid=os.getpid(), ready=ready)
+            await asyncio.sleep(_BEAT_S)
+
+
+def hold_leash(child: Child) -> None:
+    """Stop when the supervisor lets go of our stdin."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        child.stop()
+
+    threading.Thread(target=watch, name="conquiet-leash", daemon=True).start()
+
+
+def main() -> int:
+    """Run one process: 0 after a stop in good order, 1 after a failure, 2 if it could not even start."""
+    from conquiet.cli.worker.logs import set_up_logging
+    from conquiet.cli.worker.targets import load_runnables
+    from conquiet.signals import install_termination_handlers
+
+    orders = Orders(**json.loads(os.environ.pop(VARIABLE)))
+    set_up_logging(orders.log_level)
+    pulse = Pulse(Path(orders.pulse))
+    try:
+        child = Child(load_runnables(orders.target, concurrency=orders.concurrency), pulse, orders.row)
+        with install_termination_handlers(child.stop):
+            hold_leash(child)
+            asyncio.run(child.run())
+    except CommandError as error:
+        complain(str(error), error.fix)
+        return NOT_DONE
+    except ConfigurationError as error:
+        complain(str(error))
+        return NOT_DONE
+    except ConquietError as error:
+        complain(str(error))
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raised: said, and left to the supervisor
+        # The text may hold anything of a message: its class is what may be shown.
+        complain(f"{orders.target} ended with {printable(type(error).__name__)}", "see the traceback with --debug")
+        return FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

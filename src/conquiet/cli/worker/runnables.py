@@ -1,0 +1,176 @@
+"""One face for everything a worker can run: run, stop, ready."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+_PATIENCE_S = 10.0
+
+
+class Runnable(Protocol):
+    """What a worker process runs.
+
+    ``run`` works until ``stop`` was called and everything in hand is settled, or raises. ``stop`` only
+    assigns and may be called from a signal handler. ``ready`` is true only while it really does its work:
+    it is asked from the event loop and must not wait.
+    """
+
+    name: str
+
+    async def run(self) -> None:
+        """Work until stopped."""
+        ...
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        ...
+
+    def ready(self) -> bool:
+        """Tell whether it does its work now."""
+        ...
+
+
+class Engine:
+    """A ``runtime.Consumer`` or a ``Processor``: it knows its health itself."""
+
+    def __init__(self, engine: Any) -> None:
+        self.name = type(engine).__name__
+        self._engine = engine
+
+    async def run(self) -> None:
+        """Consume until stopped."""
+        await self._engine.start()
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        self._engine.stop()
+
+    def ready(self) -> bool:
+        """True while it reads, or is fully busy."""
+        from conquiet.errors import LifecycleError
+
+        try:
+            return bool(self._engine.health().ready)
+        except LifecycleError:  # a processor before its start
+            return False
+
+
+class Beating:
+    """Something that works in rounds: it is ready while rounds succeed."""
+
+    def __init__(self, worker: Any, round_name: str) -> None:
+        self.name = type(worker).__name__
+        self._worker = worker
+        self._last_s = float("-inf")
+        self._round = getattr(worker, round_name)
+        setattr(worker, round_name, self._watched(self._round))
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        self._worker.stop()
+
+    def ready(self) -> bool:
+        """True if a round has succeeded lately."""
+        return time.monotonic() - self._last_s < _PATIENCE_S
+
+    def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        raise NotImplementedError
+
+    def _beat(self) -> None:
+        self._last_s = time.monotonic()
+
+
+class Ticking(Beating):
+    """A ``Scheduler``."""
+
+    def __init__(self, scheduler: Any) -> None:
+        super().__init__(scheduler, "tick")
+
+    async def run(self) -> None:
+        """Fire until stopped."""
+        try:
+            await self._worker.run()
+        finally:
+            await self._worker.close()
+
+    def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        async def tick() -> Any:
+            result = await step()
+            self._beat()
+            return result
+
+        return tick
+
+
+class Relaying(Beating):
+    """An ``OutboxRelay``, which blocks and therefore has a thread of its own."""
+
+    def __init__(self, relay: Any) -> None:
+        super().__init__(relay, "relay_once")
+
+    async def run(self) -> None:
+        """Publish until stopped."""
+        try:
+            await asyncio.to_thread(self._worker.run)
+        finally:
+            self._worker.close()
+
+    def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def relay_once() -> Any:
+            result = step()
+            self._beat()
+            return result
+
+        return relay_once
+
+
+class Rabbit:
+    """A ``RabbitConsumer``: ready while the broker sends."""
+
+    def __init__(self, consumer: Any) -> None:
+        self.name = type(consumer).__name__
+        self._consumer = consumer
+        self._connected = False
+        consumer.listen(self._hear)
+
+    async def run(self) -> None:
+        """Consume until stopped."""
+        await self._consumer.run()
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        self._consumer.stop()
+
+    def ready(self) -> bool:
+        """True while it is connected and running."""
+        from conquiet.kernel.lifecycle import Status
+
+        return self._connected and self._consumer.status is Status.RUNNING
+
+    def _hear(self, event: Any) -> None:
+        from conquiet.rabbit import EventKind
+
+        if event.kind is EventKind.CONNECTED:
+            self._connected = True
+        elif event.kind is EventKind.LOST:
+            self._connected = False
+
+
+# By home and name, so that a room whose extra is not installed is never imported for the question.
+_ADAPTERS: dict[tuple[str, str], Callable[[Any], Runnable]] = {
+    ("conquiet.runtime", "Consumer"): Engine,
+    ("conquiet.processor", "Processor"): Engine,
+    ("conquiet.scheduler", "Scheduler"): Ticking,
+    ("conquiet.rabbit", "RabbitConsumer"): Rabbit,
+    ("conquiet.bridge", "OutboxRelay"): Relaying,
+}
+
+
+def adapt(worker: object) -> Runnable | None:
+    """Return the face of ``worker``; None if it is nothing that a worker can run."""
+    for kind in type(worker).__mro__:
+        for (room, name), adapter in _ADAPTERS.items():
+            if kind.__name__ == name and kind.__module__.startswith(room):
+                return adapter(worker)
+    return None

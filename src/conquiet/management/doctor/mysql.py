@@ -1,0 +1,352 @@
+"""What bites users of MySQL and MariaDB. Facts are gathered once; each check is a small function over them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conquiet.kernel.redaction import printable
+from conquiet.management.doctor.findings import Finding, Severity
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+_VARIABLES = (
+    "version", "transaction_isolation", "tx_isolation", "innodb_lock_wait_timeout", "lock_wait_timeout",
+    "max_connections", "sql_mode", "innodb_flush_log_at_trx_commit", "wsrep_on",
+)  # fmt: skip
+_TABLES = ("conquiet_inbox", "conquiet_outbox")
+_SLOW_S = 60
+_LONG_WAIT_S = 120
+_SHORT_WAIT_S = 3
+_MARIADB_OLDEST = (10, 6)
+_MYSQL_OLDEST = (8, 0)
+_CROWDED = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class MySQLFacts:
+    """What the server said.
+
+    Attributes:
+        indexes: For each table of ours that is there, the names of its indexes.
+        long_transactions: Thread id and age in seconds.
+        lock_waits: Who waits for whom, by thread id, and for how many seconds.
+        wanted_connections: What the caller's pools may open in all; 0 if not told.
+    """
+
+    variables: dict[str, str]
+    connections_used: int
+    non_transactional: tuple[str, ...]
+    indexes: dict[str, frozenset[str]]
+    long_transactions: tuple[tuple[int, int], ...]
+    lock_waits: tuple[tuple[int, int, int], ...]
+    wanted_connections: int = 0
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Which of the two it is."""
+        return "mariadb" in self.variables.get("version", "").lower()
+
+
+def examine_mysql(engine: "Engine", *, wanted_connections: int = 0, slow_s: int = _SLOW_S) -> list[Finding]:
+    """Gather the facts and return what is wrong, the worst first.
+
+    Args:
+        engine: Where.
+        wanted_connections: What the caller's pools may open in all; 0 if not known.
+        slow_s: A transaction older than this is one that somebody forgot.
+    """
+    with engine.connect() as connection:
+        facts = gather(connection, wanted_connections, slow_s)
+    found = [finding for check in CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: -list(Severity).index(finding.severity))
+
+
+def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> MySQLFacts:
+    """Ask the server. Reads only, and only what is bounded."""
+    variables = {
+        name.lower(): value for name, value in _rows(connection, "SHOW VARIABLES") if name.lower() in _VARIABLES
+    }
+    used = dict(_rows(connection, "SHOW GLOBAL STATUS LIKE 'Max_used_connections'"))
+    return MySQLFacts(
+        variables=variables,
+        connections_used=int(used.get("Max_used_connections", 0)),
+        non_transactional=tuple(
+            name
+            for (name,) in _rows(
+                connection,
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() "
+                "AND table_type = 'BASE TABLE' AND engine IN ('MyISAM', 'Aria', 'MEMORY', 'CSV') LIMIT 100",
+            )
+        ),
+        indexes=_indexes(connection),
+        long_transactions=_long_transactions(connection, slow_s),
+        lock_waits=_lock_waits(connection, mariadb="mariadb" in variables.get("version", "").lower()),
+        wanted_connections=wanted_connections,
+    )
+
+
+def _rows(connection: "Connection", statement: str) -> list[Any]:
+    from sqlalchemy import text
+
+    return [tuple(row) for row in connection.execute(text(statement))]
+
+
+def _indexes(connection: "Connection") -> dict[str, frozenset[str]]:
+    names = ", ".join(f"'{table}'" for table in _TABLES)
+    found: dict[str, set[str]] = {}
+    for table, index in _rows(
+        connection,
+        "SELECT t.table_name, s.index_name FROM information_schema.tables t "  # noqa: S608 - constants
+        "LEFT JOIN information_schema.statistics s ON s.table_schema = t.table_schema AND s.table_name = t.table_name "
+        f"WHERE t.table_schema = DATABASE() AND t.table_name IN ({names})",
+    ):
+        found.setdefault(table, set()).update({index} - {None})
+    return {table: frozenset(indexes) for table, indexes in found.items()}
+
+
+def _long_transactions(connection: "Connection", slow_s: int) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (int(thread), int(age))
+        for thread, age in _optional(
+            connection,
+            "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, NOW()) FROM information_schema.innodb_trx "  # noqa: S608
+            f"WHERE trx_started < NOW() - INTERVAL {int(slow_s)} SECOND ORDER BY trx_started LIMIT 20",
+        )
+    )
+
+
+def _lock_waits(connection: "Connection", *, mariadb: bool) -> tuple[tuple[int, int, int], ...]:
+    waits = (
+        "information_schema.innodb_lock_waits w "
+        "JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id "
+        "JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_trx_id"
+        if mariadb
+        else "performance_schema.data_lock_waits w "
+        "JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_engine_transaction_id "
+        "JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_engine_transaction_id"
+    )
+    return tuple(
+        (int(waiter), int(holder), int(age or 0))
+        for waiter, holder, age in _optional(
+            connection,
+            "SELECT DISTINCT r.trx_mysql_thread_id, b.trx_mysql_thread_id, "  # noqa: S608 - constants
+            f"TIMESTAMPDIFF(SECOND, r.trx_wait_started, NOW()) FROM {waits} LIMIT 20",
+        )
+    )
+
+
+def _optional(connection: "Connection", statement: str) -> list[Any]:
+    """Return the rows, or none if this user may not see them."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return _rows(connection, statement)
+    except SQLAlchemyError:
+        connection.rollback()
+        return []
+
+
+def _seconds(facts: MySQLFacts, name: str) -> int:
+    return int(float(facts.variables.get(name, 0) or 0))
+
+
+def check_version(facts: MySQLFacts) -> Iterator[Finding]:
+    """Too old for SKIP LOCKED."""
+    said = facts.variables.get("version", "0")
+    parts = tuple(int(part) for part in said.split("-")[0].split(".")[:2] if part.isdigit())
+    oldest = _MARIADB_OLDEST if facts.is_mariadb else _MYSQL_OLDEST
+    if parts < oldest:
+        yield Finding(
+            "mysql.version",
+            Severity.ERROR,
+            f"the server is version {printable(said)}",
+            "the outbox relay needs SELECT ... FOR UPDATE SKIP LOCKED",
+            "update to MySQL 8.0 or MariaDB 10.6, or newer",
+        )
+
+
+def check_isolation(facts: MySQLFacts) -> Iterator[Finding]:
+    """A level that shows what was never committed."""
+    level = facts.variables.get("transaction_isolation") or facts.variables.get("tx_isolation", "")
+    if level == "READ-UNCOMMITTED":
+        yield Finding(
+            "mysql.isolation",
+            Severity.ERROR,
+            "the isolation level is READ UNCOMMITTED",
+            "handlers see what others may still roll back",
+            "SET GLOBAL transaction_isolation = 'REPEATABLE-READ', or 'READ-COMMITTED'",
+        )
+    elif level == "SERIALIZABLE":
+        yield Finding(
+            "mysql.isolation",
+            Severity.WARNING,
+            "the isolation level is SERIALIZABLE",
+            "every SELECT locks, so workers deadlock far more often",
+            "SET GLOBAL transaction_isolation = 'REPEATABLE-READ', and lock what you read with conquiet's locks",
+        )
+
+
+def check_lock_waits(facts: MySQLFacts) -> Iterator[Finding]:
+    """Waits that are too long or too short."""
+    row_wait = _seconds(facts, "innodb_lock_wait_timeout")
+    if row_wait > _LONG_WAIT_S:
+        yield Finding(
+            "mysql.innodb_lock_wait_timeout",
+            Severity.WARNING,
+            f"innodb_lock_wait_timeout is {row_wait} s",
+            "one stuck transaction holds up every worker that needs its rows for as long",
+            "SET GLOBAL innodb_lock_wait_timeout = 50, or less",
+        )
+    elif 0 < row_wait < _SHORT_WAIT_S:
+        yield Finding(
+            "mysql.innodb_lock_wait_timeout",
+            Severity.WARNING,
+            f"innodb_lock_wait_timeout is {row_wait} s",
+            "ordinary contention fails instead of waiting for its turn",
+            "SET GLOBAL innodb_lock_wait_timeout = 10, or more",
+        )
+    table_wait = _seconds(facts, "lock_wait_timeout")
+    if table_wait > _LONG_WAIT_S:
+        yield Finding(
+            "mysql.lock_wait_timeout",
+            Severity.NOTE,
+            f"lock_wait_timeout is {table_wait:,} s",
+            "an ALTER TABLE behind a forgotten transaction waits that long, and everyone waits behind it; "
+            "conquiet's own table locks bring a bound of their own",
+            "SET GLOBAL lock_wait_timeout = 60",
+        )
+
+
+def check_connections(facts: MySQLFacts) -> Iterator[Finding]:
+    """Pools that are larger than the server."""
+    limit = _seconds(facts, "max_connections")
+    if limit and facts.wanted_connections > limit:
+        yield Finding(
+            "mysql.max_connections",
+            Severity.ERROR,
+            f"the pools may open {facts.wanted_connections} connections, and max_connections is {limit}",
+            "workers fail with 'too many connections' under load",
+            "smaller pools (pool_size, max_overflow), fewer processes, or a larger max_connections",
+        )
+    elif limit and facts.connections_used > limit * _CROWDED:
+        yield Finding(
+            "mysql.max_connections",
+            Severity.WARNING,
+            f"{facts.connections_used} of {limit} connections were in use at once",
+            "the next peak fails with 'too many connections'",
+            "smaller pools (pool_size, max_overflow), or a larger max_connections",
+        )
+
+
+def check_durability(facts: MySQLFacts) -> Iterator[Finding]:
+    """A COMMIT that is not on disk."""
+    value = facts.variables.get("innodb_flush_log_at_trx_commit", "1")
+    if value != "1":
+        yield Finding(
+            "mysql.durability",
+            Severity.WARNING,
+            f"innodb_flush_log_at_trx_commit is {value}",
+            "a crash loses up to a second of commits whose messages are acknowledged already: they are gone for good",
+            "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
+        )
+
+
+def check_sql_mode(facts: MySQLFacts) -> Iterator[Finding]:
+    """A server that cuts values instead of refusing them."""
+    mode = facts.variables.get("sql_mode", "STRICT_TRANS_TABLES")
+    if "STRICT_TRANS_TABLES" not in mode and "STRICT_ALL_TABLES" not in mode:
+        yield Finding(
+            "mysql.sql_mode",
+            Severity.WARNING,
+            "sql_mode is not strict",
+            "a value that is too long is cut in silence: two keys can become one",
+            "add STRICT_TRANS_TABLES to sql_mode",
+        )
+
+
+def check_galera(facts: MySQLFacts) -> Iterator[Finding]:
+    """Locks that hold on one node only."""
+    if facts.variables.get("wsrep_on", "OFF").upper() in {"ON", "1"}:
+        yield Finding(
+            "mysql.galera",
+            Severity.ERROR,
+            "this is a Galera node (wsrep_on)",
+            "GET_LOCK and LOCK TABLES hold on one node only, and a COMMIT can fail with a deadlock",
+            "let all writers use one node, or use row locks or optimistic updates with retry_on_conflict",
+        )
+
+
+def check_engines(facts: MySQLFacts) -> Iterator[Finding]:
+    """Tables without transactions."""
+    if facts.non_transactional:
+        shown = ", ".join(printable(name) for name in facts.non_transactional[:5])
+        yield Finding(
+            "mysql.engine",
+            Severity.ERROR,
+            f"{len(facts.non_transactional)} tables have no transactions: {shown}",
+            "what a failed handler wrote there stays, and happens again with the next delivery",
+            "ALTER TABLE ... ENGINE = InnoDB",
+        )
+
+
+def check_tables(facts: MySQLFacts) -> Iterator[Finding]:
+    """The inbox and the outbox."""
+    missing = [table for table in _TABLES if table not in facts.indexes]
+    if missing:
+        yield Finding(
+            "mysql.tables",
+            Severity.WARNING,
+            f"there is no table {' and no '.join(missing)}",
+            "without the inbox a redelivered message has its effect twice; without the outbox messages get lost "
+            "between COMMIT and publishing",
+            "conquiet db init",
+        )
+    needed = {"conquiet_inbox": {"PRIMARY", "by_age"}, "conquiet_outbox": {"PRIMARY", "by_due", "by_key"}}
+    for table, indexes in facts.indexes.items():
+        absent = sorted(needed[table] - indexes)
+        if absent:
+            yield Finding(
+                "mysql.indexes",
+                Severity.ERROR,
+                f"{table} lacks the index {', '.join(absent)}",
+                "without its primary key the inbox lets duplicates through; without the others purge and relay "
+                "read the whole table",
+                "create it as bridge/schema.sql has it",
+            )
+
+
+def check_transactions(facts: MySQLFacts) -> Iterator[Finding]:
+    """Transactions that somebody forgot, and who waits for whom."""
+    if facts.long_transactions:
+        thread, age = facts.long_transactions[0]
+        yield Finding(
+            "mysql.long_transactions",
+            Severity.WARNING,
+            f"{len(facts.long_transactions)} transactions stay open for long; the oldest is thread {thread} "
+            f"with {age:,} s",
+            "its locks hold up others, and its snapshot keeps old rows from being cleaned up",
+            f"look at it with SHOW PROCESSLIST; KILL {thread} ends it",
+        )
+    for waiter, holder, age in facts.lock_waits:
+        yield Finding(
+            "mysql.lock_waits",
+            Severity.WARNING,
+            f"thread {waiter} has waited for {age} s for a lock that thread {holder} holds",
+            "a worker stands still",
+            f"look at thread {holder} with SHOW PROCESSLIST; KILL {holder} ends it",
+        )
+
+
+CHECKS: tuple[Callable[[MySQLFacts], Iterator[Finding]], ...] = (
+    check_version,
+    check_isolation,
+    check_lock_waits,
+    check_connections,
+    check_durability,
+    check_sql_mode,
+    check_galera,
+    check_engines,
+    check_tables,
+    check_transactions,
+)

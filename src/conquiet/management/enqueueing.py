@@ -1,0 +1,65 @@
+"""Putting payloads into a stream from outside: in batches, all or none of each, without touching any group."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from conquiet.errors import PayloadError, WrongKeyTypeError
+from conquiet.kernel.redaction import printable
+from conquiet.kernel.validation import require_text
+from conquiet.management.server import Server
+from conquiet.queue.codec import CodecError, encode_payload
+from conquiet.queue.commands import StreamCommands
+from conquiet.queue.faults import translate
+from conquiet.queue.replies import text
+
+BATCH = 500
+
+
+def enqueue_all(
+    server: Server, stream: str, payloads: Iterable[Any], *, max_payload_bytes: int = 1_048_576
+) -> Iterator[list[str]]:
+    """Add payloads in their order and yield the ids, batch by batch. Each batch is one transaction.
+
+    The payloads are consumed as they are sent: a bad one ends it, and the batches before are there.
+    """
+    require_text("stream", stream)
+    kind = text(server.call("TYPE", stream, stream=stream))
+    if kind not in {"none", "stream"}:
+        raise WrongKeyTypeError(f"the key {printable(stream)!r} holds a {kind}, not a stream", stream=stream)
+    commands = StreamCommands(stream, "-", "-")
+    source = iter(payloads)
+    problem: Exception | None = None
+    while problem is None:
+        batch: list[bytes] = []
+        try:
+            batch.extend(_encoded(payload, stream, max_payload_bytes) for payload in islice(source, BATCH))
+        except Exception as error:  # noqa: BLE001 - the source may raise anything; what came before it is sent first
+            problem = error
+        if batch:
+            yield _send(server, stream, commands, batch)
+        elif problem is None:
+            return
+    raise problem
+
+
+def _encoded(payload: Any, stream: str, max_bytes: int) -> bytes:
+    try:
+        return encode_payload(payload, max_bytes=max_bytes)
+    except CodecError as error:
+        reason = error.reason
+    raise PayloadError(f"the payload was refused: {reason}", stream=stream, command="XADD", reason=reason)
+
+
+def _send(server: Server, stream: str, commands: StreamCommands, batch: list[bytes]) -> list[str]:
+    replies = server.send(commands.add_all(batch), len(batch) + 2, command="EXEC", stream=stream)
+    results = replies[-1]
+    refused = next((one for one in [results, *replies[:-1]] if isinstance(one, ResponseError)), None)
+    if refused is not None:
+        raise translate(refused, stream=stream, group="", command="EXEC") from refused
+    failed = next((one for one in results if isinstance(one, ResponseError)), None)
+    if failed is not None:
+        raise translate(failed, stream=stream, group="", command="XADD") from failed
+    return [text(one) for one in results]

@@ -1,0 +1,64 @@
+"""Policy above the engine: retries, delays, dead letters, pauses, job states. An ordinary handler to ``runtime``.
+
+    Processor           its life and its face               processor.py
+    Execution           one message's way                   execution.py, routes.py, middleware.py, context.py
+    decide              what becomes of it                  policy.py (pure)
+    Envelope            what is around your data            envelope.py (pure), keys.py (pure)
+    Emitter             putting messages in                 emitter.py
+    Settler             retries and dead letters, gathered  settlement.py, records.py (pure)
+    Mover               what is due goes to its stream      delays.py
+    Pauses, DeadLetters, Jobs                               what operators ask for
+    scripts             the atomic steps                    scripts.py, lua/
+
+No database is known here.
+"""
+
+from conquiet.kernel.extras import require_extra
+
+require_extra("redis", "redis", "msgspec")
+
+from conquiet.processor.context import JobContext, SyncJobContext  # noqa: E402 - the extra is checked first
+from conquiet.processor.dead_letters import (  # noqa: E402
+    DeadFilter,
+    DeadGroup,
+    DeadLetters,
+    DeadMessage,
+    DeadPage,
+    ReplayReport,
+)
+from conquiet.processor.emitter import Emitted, Emitter, NewMessage  # noqa: E402
+from conquiet.processor.envelope import Envelope  # noqa: E402
+from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
+from conquiet.processor.pauses import Pauses  # noqa: E402
+from conquiet.processor.policy import RateLimit, Reason, Reject, Retry, RetryPolicy  # noqa: E402
+from conquiet.processor.processor import Processor  # noqa: E402
+from conquiet.processor.records import DeadRecord  # noqa: E402
+from conquiet.processor.settings import ProcessorSettings  # noqa: E402
+
+__all__ = [
+    "DeadFilter",
+    "DeadGroup",
+    "DeadLetters",
+    "DeadMessage",
+    "DeadPage",
+    "DeadRecord",
+    "Emitted",
+    "Emitter",
+    "Envelope",
+    "Job",
+    "JobContext",
+    "JobPage",
+    "JobState",
+    "Jobs",
+    "NewMessage",
+    "Pauses",
+    "Processor",
+    "ProcessorSettings",
+    "RateLimit",
+    "Reason",
+    "Reject",
+    "ReplayReport",
+    "Retry",
+    "RetryPolicy",
+    "SyncJobContext",
+]

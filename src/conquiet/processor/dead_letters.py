@@ -1,0 +1,336 @@
+"""The dead letters of a stream: look at them, bring them back, throw them away.
+
+Everything works page by page, so a million dead letters need no more memory than a hundred. Replaying
+takes the dead letter and puts the message back in one step: of two people who replay the same one, one
+does, and a crash leaves each message either dead or replayed.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import redis.asyncio
+
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.validation import require_positive, require_seconds
+from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, never_raises
+from conquiet.processor.envelope import replayed
+from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.records import DeadRecord, decode_record
+from conquiet.processor.scripts import Arg, script
+from conquiet.queue.codec import encode_payload
+
+_PAGE = 200
+_CHUNK = 100
+_NO_LIMIT = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """One dead letter: its id in the dead letter stream, and its record."""
+
+    id: str
+    record: DeadRecord
+
+    @property
+    def died_ms(self) -> int:
+        """When it was written, by the server's clock."""
+        return int(self.id.partition("-")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class DeadPage:
+    """Some dead letters, oldest first, and where to go on; ``cursor`` None means that all were seen."""
+
+    items: tuple[DeadMessage, ...]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead letters that died of the same: event and error type (or reason, where there was no error)."""
+
+    event: str
+    error_type: str
+    count: int
+    first_ms: int
+    last_ms: int
+    example_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadFilter:
+    """Which dead letters are meant; what is None does not matter.
+
+    Attributes:
+        id: The dead letter's own id.
+        event: Event of the message.
+        error_type: Qualified class name, as ``groups()`` tells it.
+        reason: A value of ``Reason``.
+        before_ms: Died before this time.
+        since_ms: Died at this time or after it.
+    """
+
+    id: str | None = None
+    event: str | None = None
+    error_type: str | None = None
+    reason: str | None = None
+    before_ms: int | None = None
+    since_ms: int | None = None
+
+    def accepts(self, dead: DeadMessage) -> bool:
+        """True if this dead letter is meant."""
+        record = dead.record
+        return (
+            (self.id is None or self.id == dead.id)
+            and (self.event is None or self.event == record.event)
+            and (self.error_type is None or self.error_type == _cause(record))
+            and (self.reason is None or self.reason == record.reason)
+            and (self.before_ms is None or dead.died_ms < self.before_ms)
+            and (self.since_ms is None or dead.died_ms >= self.since_ms)
+        )
+
+
+EVERYTHING = DeadFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay did, or would do.
+
+    Attributes:
+        matched: Dead letters that were meant.
+        replayed: Those brought back (in a dry run: that would be).
+        gone: Those that somebody else replayed or discarded meanwhile.
+        unreplayable: Those that were no message in the first place; they stay.
+        dry_run: True if nothing was done.
+    """
+
+    matched: int = 0
+    replayed: int = 0
+    gone: int = 0
+    unreplayable: int = 0
+    dry_run: bool = False
+
+
+class DeadLetters:
+    """The dead letters of one stream.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        stream: The stream the messages were in.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, stream: str) -> None:
+        self._client = client
+        self._keys = keys_of(stream)
+
+    @property
+    def keys(self) -> Keys:
+        """Names of what is touched here."""
+        return self._keys
+
+    async def list(self, *, cursor: str | None = None, limit: int = 100, where: DeadFilter = EVERYTHING) -> DeadPage:
+        """Return up to ``limit`` dead letters from ``cursor`` on, oldest first.
+
+        With a filter a page may hold fewer, even none, and still have a cursor.
+        """
+        require_positive("limit", limit)
+        items, following = await self._page(cursor, limit)
+        return DeadPage(tuple(item for item in items if where.accepts(item)), following)
+
+    async def show(self, dead_id: str) -> DeadMessage | None:
+        """Return one dead letter with its whole story and message; None if it is gone."""
+        _require_dead_id(dead_id)
+        fields = await script("entry").call(self._client, (self._keys.dead,), (dead_id,), stream=self._keys.stream)
+        return _read(dead_id.encode(), fields) if fields else None
+
+    async def groups(self) -> Sequence[DeadGroup]:
+        """Return what they died of, most frequent first. Reads all of them, page by page."""
+        counts: Counter[tuple[str, str]] = Counter()
+        first: dict[tuple[str, str], DeadMessage] = {}
+        last: dict[tuple[str, str], int] = {}
+        async for dead in self._all(EVERYTHING):
+            key = (dead.record.event, _cause(dead.record))
+            counts[key] += 1
+            first.setdefault(key, dead)
+            last[key] = dead.died_ms
+        return [
+            DeadGroup(event, cause, count, first[event, cause].died_ms, last[event, cause], first[event, cause].id)
+            for (event, cause), count in counts.most_common()
+        ]
+
+    async def replay(
+        self,
+        where: DeadFilter,
+        *,
+        dry_run: bool = False,
+        rate_per_s: float | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[ReplayReport], None] | None = None,
+    ) -> ReplayReport:
+        """Bring dead letters back to the end of their stream, with all their attempts anew.
+
+        What dies while this runs is not replayed: it stops at the dead letters there were at its start.
+
+        Args:
+            where: Which ones; ``DeadFilter()`` is all.
+            dry_run: Only count.
+            rate_per_s: Most messages brought back per second.
+            limit: Most messages brought back.
+            on_progress: Called with the report so far after every step.
+        """
+        if rate_per_s is not None:
+            require_seconds("rate_per_s", rate_per_s)
+        if limit is not None:
+            require_positive("limit", limit)
+        run = _Replay(self._client, self._keys, dry_run=dry_run, rate_per_s=rate_per_s, on_progress=on_progress)
+        chunk: list[DeadMessage] = []
+        async for dead in self._all(where):
+            if limit is not None and run.taken + len(chunk) >= limit:
+                break
+            if not dead.record.replayable:
+                run.unreplayable += 1
+                continue
+            chunk.append(dead)
+            if len(chunk) == run.chunk_size:
+                await run.step(chunk)
+                chunk = []
+        await run.step(chunk)
+        return run.report()
+
+    async def discard(self, where: DeadFilter, *, dry_run: bool = False) -> int:
+        """Delete dead letters for good. Returns how many (in a dry run: how many it would be)."""
+        deleted = 0
+        ids: list[str] = []
+        async for dead in self._all(where):
+            ids.append(dead.id)
+            if len(ids) == _CHUNK:
+                deleted += await self._delete(ids, dry_run=dry_run)
+                ids = []
+        return deleted + await self._delete(ids, dry_run=dry_run)
+
+    async def trim(self, *, max_count: int | None = None, max_age_s: float | None = None) -> int:
+        """Apply a retention now. Returns how many dead letters fell to it."""
+        most = 0 if max_count is None else require_positive("max_count", max_count)
+        age_ms = 0 if max_age_s is None else max(1, round(require_seconds("max_age_s", max_age_s) * 1000))
+        fallen: int = await script("trim").call(
+            self._client, (self._keys.dead,), (most, age_ms), stream=self._keys.stream
+        )
+        _count_expired(self._keys.stream, fallen)
+        return fallen
+
+    async def count(self) -> int:
+        """Return how many there are."""
+        found: int = await script("length").call(self._client, (self._keys.dead,), (), stream=self._keys.stream)
+        return found
+
+    async def _delete(self, ids: Sequence[str], *, dry_run: bool) -> int:
+        if not ids or dry_run:
+            return len(ids)
+        deleted: int = await script("discard").call(self._client, (self._keys.dead,), ids, stream=self._keys.stream)
+        return deleted
+
+    async def _all(self, where: DeadFilter) -> AsyncIterator[DeadMessage]:
+        """Go through those there are now, page by page."""
+        if where.id is not None:
+            dead = await self.show(where.id)
+            if dead is not None and where.accepts(dead):
+                yield dead
+            return
+        end_ms = await script("clock").call(self._client, (self._keys.dead,), (), stream=self._keys.stream)
+        cursor: str | None = None
+        while True:
+            items, cursor = await self._page(cursor, _PAGE)
+            for item in items:
+                if item.died_ms > int(end_ms):
+                    return
+                if where.accepts(item):
+                    yield item
+            if cursor is None:
+                return
+
+    async def _page(self, cursor: str | None, limit: int) -> tuple[Sequence[DeadMessage], str | None]:
+        start = "-" if cursor is None else f"({_require_dead_id(cursor)}"
+        reply = await script("page").call(self._client, (self._keys.dead,), (start, limit), stream=self._keys.stream)
+        items = [_read(raw_id, fields) for raw_id, fields in reply]
+        return items, items[-1].id if len(items) == limit else None
+
+
+class _Replay:
+    """A replay under way: its pace and its numbers."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        *,
+        dry_run: bool,
+        rate_per_s: float | None,
+        on_progress: Callable[[ReplayReport], None] | None,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._dry_run = dry_run
+        self._rate_per_s = rate_per_s
+        self._on_progress = on_progress
+        self._began = time.monotonic()
+        # Ten steps a second are smooth enough, and none is larger than the server should be held up for.
+        self.chunk_size = _CHUNK if rate_per_s is None else max(1, min(_CHUNK, int(rate_per_s / 10)))
+        self.taken = 0
+        self.gone = 0
+        self.unreplayable = 0
+
+    async def step(self, chunk: "list[DeadMessage]") -> None:
+        if not chunk:
+            return
+        if self._dry_run:
+            self.taken += len(chunk)
+            return
+        if self._rate_per_s is not None:
+            due_s = self._began + (self.taken + self.gone) / self._rate_per_s - time.monotonic()
+            await asyncio.sleep(max(0.0, due_s))
+        args: list[Arg] = []
+        for dead in chunk:
+            payload = replayed(dead.record.payload or {}, group=dead.record.group)
+            args += (dead.id, encode_payload(payload, max_bytes=_NO_LIMIT))
+        names = (self._keys.stream, self._keys.dead)
+        answers = await script("replay").call(self._client, names, args, stream=self._keys.stream)
+        self.taken += sum(answers)
+        self.gone += len(answers) - sum(answers)
+        if self._on_progress is not None:
+            self._on_progress(self.report())
+
+    def report(self) -> ReplayReport:
+        matched = self.taken + self.gone + self.unreplayable
+        return ReplayReport(matched, self.taken, self.gone, self.unreplayable, self._dry_run)
+
+
+def _cause(record: DeadRecord) -> str:
+    return record.error_type or record.reason
+
+
+def _read(raw_id: bytes, fields: "list[bytes]") -> DeadMessage:
+    dead_id = raw_id.decode()
+    try:
+        record = decode_record(fields[1])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Somebody else wrote into the stream. It is shown for what it is, and can be discarded.
+        record = DeadRecord(reason="unreadable", id=dead_id, entry_id=dead_id, group="")
+    return DeadMessage(dead_id, record)
+
+
+def _require_dead_id(dead_id: str) -> str:
+    milliseconds, dash, sequence = dead_id.partition("-")
+    if not (milliseconds.isascii() and milliseconds.isdigit() and dash and sequence.isascii() and sequence.isdigit()):
+        raise ConfigurationError("a dead letter's id looks like 1763244000000-0")
+    return dead_id
+
+
+@never_raises
+def _count_expired(stream: str, count: int) -> None:
+    if count:
+        PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL.labels(stream).inc(count)

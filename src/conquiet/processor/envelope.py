@@ -1,0 +1,214 @@
+"""What the processor writes around your data. Pure: dictionaries in, dictionaries out.
+
+The envelope is the JSON object in the entry's single field ``data``, so any reader of the stream
+(``RedisStreamsQueue`` too) can read it and any writer can make one. Version 1:
+
+    key              type     meaning                                                       if missing
+    v                1        version of this format                                        refused
+    event            text     what happened or is to be done: picks the handler             refused
+    id               text     identity of the message through all its attempts              the entry's id
+    data             object   yours                                                         {}
+    attempt          int      which attempt this is, from 1                                 1
+    max_attempts     int      attempts in total, in place of the handler's own setting      the handler's
+    emitted_ms       int      when it was emitted first, milliseconds since the epoch       0, unknown
+    delay_until_ms   number   not to be handled before this time                            at once
+    first_failed_ms  int      when its first failed attempt ended                           never failed
+    group            text     the only consumer group that it is meant for (a retry)        every group
+    replays          int      how often it came back from the dead letters                  0
+    reserved         true     its turn under a rate limit is booked already                 false
+
+The shortest one a foreign writer can make is ``{"v": 1, "event": "email.send", "data": {…}}``.
+
+Rules for the next version: a reader ignores keys it does not know, and a retry keeps them, so
+new optional keys need no new version. ``v`` grows only when an old reader would do the wrong
+thing; it refuses what it cannot understand, and never guesses.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.validation import require_positive, require_text
+
+VERSION = 1
+MAX_NAME = 200
+"""Longest event name and longest id, in characters."""
+
+_USUAL = frozenset({"v", "event", "id", "attempt", "emitted_ms", "data"})
+"""The keys that every message of ours has, and most have no other."""
+
+NO_ENVELOPE = "it is not an envelope: the key v is missing"
+NEWER_VERSION = "its envelope has a version that this release does not know"
+BAD_EVENT = "the key event of its envelope is not a non-empty text of at most 200 characters"
+BAD_ID = "the key id of its envelope is not a non-empty text of at most 200 characters"
+BAD_DATA = "the key data of its envelope is not an object"
+BAD_NUMBER = "a number in its envelope is missing its type or range"
+BAD_GROUP = "the key group of its envelope is not a non-empty text"
+
+
+class EnvelopeError(ValueError):
+    """A payload is not an envelope we can read. ``reason`` is one of this module's constants, never content."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+# Not frozen for the same reason as QueueMessage: one is built for each message handled.
+@dataclass(slots=True)
+class Envelope:
+    """One message as the processor sees it. The attributes are the keys of the format above."""
+
+    event: str
+    id: str
+    data: dict[str, Any] = field(default_factory=dict, repr=False)
+    attempt: int = 1
+    max_attempts: int | None = None
+    emitted_ms: int = 0
+    delay_until_ms: int | None = None
+    first_failed_ms: int | None = None
+    group: str | None = None
+    replays: int = 0
+    reserved: bool = False
+
+
+def new_id() -> str:
+    """Return an id nobody else has: 96 random bits as text."""
+    return os.urandom(12).hex()
+
+
+def check_new(event: object, message_id: object, max_attempts: object = None) -> None:
+    """Refuse what a caller may not put into a new envelope.
+
+    Raises:
+        ConfigurationError: Says which argument is wrong, and what it should be.
+    """
+    for name, value in (("event", event), ("id", message_id)):
+        if len(require_text(name, value)) > MAX_NAME:
+            raise ConfigurationError(f"{name} must have at most {MAX_NAME} characters, got {len(str(value))}")
+    if max_attempts is not None:
+        require_positive("max_attempts", max_attempts)
+
+
+def to_payload(envelope: Envelope) -> dict[str, Any]:
+    """Return the JSON object to store. What equals its default is left out, except ``attempt``."""
+    payload: dict[str, Any] = {
+        "v": VERSION,
+        "event": envelope.event,
+        "id": envelope.id,
+        "attempt": envelope.attempt,
+        "emitted_ms": envelope.emitted_ms,
+        "data": envelope.data,
+    }
+    for key in ("max_attempts", "delay_until_ms", "first_failed_ms", "group"):
+        value = getattr(envelope, key)
+        if value is not None:
+            payload[key] = value
+    if envelope.replays:
+        payload["replays"] = envelope.replays
+    if envelope.reserved:
+        payload["reserved"] = True
+    return payload
+
+
+def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
+    """Return the envelope that ``payload`` is.
+
+    Args:
+        payload: The decoded JSON object of an entry.
+        entry_id: The entry's id in its stream: the message's id if the writer gave it none.
+
+    Raises:
+        EnvelopeError: It is none, or one that this release cannot understand.
+    """
+    get = payload.get
+    if get("v") != VERSION:  # True == 1, and harmless
+        raise EnvelopeError(_why_not(get("v")))
+    event = get("event")
+    if type(event) is not str or not 0 < len(event) <= MAX_NAME:
+        raise EnvelopeError(BAD_EVENT)
+    message_id = get("id", entry_id)
+    if type(message_id) is not str or not 0 < len(message_id) <= MAX_NAME:
+        raise EnvelopeError(BAD_ID)
+    data = get("data")
+    if data is None:
+        data = {}
+    elif type(data) is not dict:
+        raise EnvelopeError(BAD_DATA)
+    attempt = get("attempt", 1)
+    emitted_ms = get("emitted_ms", 0)
+    if type(attempt) is not int or attempt < 1 or type(emitted_ms) is not int or emitted_ms < 0:
+        raise EnvelopeError(BAD_NUMBER)
+    envelope = Envelope(event, message_id, data, attempt, None, emitted_ms)
+    if payload.keys() != _USUAL:
+        _read_rare(payload, envelope)
+    return envelope
+
+
+def next_attempt(payload: Mapping[str, Any], envelope: Envelope, *, group: str, failed_ms: int) -> dict[str, Any]:
+    """Return the payload of the attempt after this one. Keys of others are kept, the wait is over by then."""
+    following = dict(payload)
+    following.pop("delay_until_ms", None)
+    following.pop("reserved", None)
+    following["id"] = envelope.id
+    following["attempt"] = envelope.attempt + 1
+    following["group"] = group
+    following["first_failed_ms"] = failed_ms if envelope.first_failed_ms is None else envelope.first_failed_ms
+    return following
+
+
+def same_attempt(
+    payload: Mapping[str, Any], envelope: Envelope, *, group: str, reserved: bool = False
+) -> dict[str, Any]:
+    """Return the payload of this very attempt, to be stored elsewhere and come back later for this group."""
+    later = dict(payload)
+    later.pop("delay_until_ms", None)
+    later["id"] = envelope.id
+    later["group"] = group
+    if reserved:
+        later["reserved"] = True
+    return later
+
+
+def replayed(payload: Mapping[str, Any], *, group: str) -> dict[str, Any]:
+    """Return the payload of a dead message that gets all its attempts anew, from the group it died in."""
+    again = {
+        key: value
+        for key, value in payload.items()
+        if key not in {"attempt", "first_failed_ms", "delay_until_ms", "reserved"}
+    }
+    again["attempt"] = 1
+    again["group"] = group
+    replays = payload.get("replays", 0)
+    again["replays"] = replays + 1 if type(replays) is int and replays >= 0 else 1
+    return again
+
+
+def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
+    """Read the keys that only few messages have."""
+    get = payload.get
+    for key in ("max_attempts", "first_failed_ms", "replays"):
+        value = get(key)
+        if value is None:
+            continue
+        if type(value) is not int or value < (1 if key == "max_attempts" else 0):
+            raise EnvelopeError(BAD_NUMBER)
+        setattr(envelope, key, value)
+    until = get("delay_until_ms")
+    if until is not None:
+        if type(until) not in {int, float} or not math.isfinite(until):
+            raise EnvelopeError(BAD_NUMBER)
+        envelope.delay_until_ms = int(until)
+    group = get("group")
+    if group is not None:
+        if type(group) is not str or not group:
+            raise EnvelopeError(BAD_GROUP)
+        envelope.group = group
+    envelope.reserved = get("reserved") is True
+
+
+def _why_not(version: object) -> str:
+    return NO_ENVELOPE if version is None else NEWER_VERSION

@@ -1,0 +1,22 @@
+-- Acknowledge entries and write their dead letters. One step, for the same reason as a retry.
+-- KEYS: stream, dead; ARGV: group, consumer, most dead letters kept (0: all), their greatest age in ms (0: any),
+-- then per entry: entry id, record
+-- Answers {dead letters that fell to the retention, then per entry 1, or 0 if it is not this consumer's any more}.
+local answers = {0}
+for i = 5, #ARGV, 2 do
+  if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) == 1 then
+    redis.call('XADD', KEYS[2], '*', 'data', ARGV[i + 1])
+    redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
+    answers[#answers + 1] = 1
+  else
+    answers[#answers + 1] = 0
+  end
+end
+local most, age = tonumber(ARGV[3]), tonumber(ARGV[4])
+if most > 0 then answers[1] = answers[1] + redis.call('XTRIM', KEYS[2], 'MAXLEN', most) end
+if age > 0 then
+  local t = redis.call('TIME')
+  local oldest = t[1] * 1000 + math.floor(t[2] / 1000) - age
+  if oldest > 0 then answers[1] = answers[1] + redis.call('XTRIM', KEYS[2], 'MINID', string.format('%.0f', oldest)) end
+end
+return answers

@@ -1,0 +1,33 @@
+-- Emit a chunk of messages: into the stream, or into the delayed set; each id at most once in its window.
+-- KEYS: stream, delayed, wake, then the keys of ids to be remembered
+-- ARGV: per message: payload, when ('' now, '+500' in 500 ms, '=1763…' at that ms), number of its id key (0: none), window in ms
+-- Answers per message: entry id; '@' and the due time if it waits; '' if its id was emitted before.
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local answers = {}
+local earliest = nil
+for i = 1, #ARGV, 4 do
+  local payload, when, remembered = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+  if remembered > 0 and not redis.call('SET', KEYS[3 + remembered], '1', 'NX', 'PX', ARGV[i + 3]) then
+    answers[#answers + 1] = ''
+  else
+    local due = now
+    if when ~= '' then
+      local given = tonumber(string.sub(when, 2))
+      due = string.sub(when, 1, 1) == '+' and now + given or given
+    end
+    if due <= now then
+      answers[#answers + 1] = redis.call('XADD', KEYS[1], '*', 'data', payload)
+    else
+      redis.call('ZADD', KEYS[2], due, payload)
+      if not earliest or due < earliest then earliest = due end
+      answers[#answers + 1] = '@' .. string.format('%.0f', due)
+    end
+  end
+end
+if earliest then
+  -- Movers sleep until the first due time they know of. Wake them only when that has changed.
+  local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+  if tonumber(first[2]) >= earliest then redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'w', '1') end
+end
+return answers

@@ -1,0 +1,23 @@
+-- Note the states of jobs. KEYS: the sets of the six states, then one hash per job
+-- ARGV: ms a finished job is kept, then per job: number of its state, id, event, attempt, error, '1' if only a new job is noted
+local names = {'waiting', 'delayed', 'running', 'succeeded', 'failed', 'dead'}
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+for i = 2, #ARGV, 6 do
+  local job = KEYS[7 + (i - 2) / 6]
+  local state, id = tonumber(ARGV[i]), ARGV[i + 1]
+  local old = redis.call('HGET', job, 'state')
+  if not (old and ARGV[i + 5] == '1') then
+    for s = 1, 6 do
+      if names[s] == old then redis.call('ZREM', KEYS[s], id) end
+    end
+    redis.call('ZADD', KEYS[state], now, id)
+    redis.call('HSET', job, 'state', names[state], 'event', ARGV[i + 2], 'attempt', ARGV[i + 3], names[state] .. '_ms', now)
+    if ARGV[i + 4] ~= '' then redis.call('HSET', job, 'error', ARGV[i + 4]) end
+    if state == 4 or state == 6 then redis.call('PEXPIRE', job, ARGV[1]) else redis.call('PERSIST', job) end
+  end
+end
+local gone = string.format('%.0f', now - tonumber(ARGV[1]))
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', gone)
+redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', gone)
+return 1

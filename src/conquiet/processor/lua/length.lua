@@ -1,0 +1,2 @@
+-- Length of a stream. KEYS: stream.
+return redis.call('XLEN', KEYS[1])

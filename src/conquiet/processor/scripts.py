@@ -1,0 +1,62 @@
+"""The steps that have to be one step on the server: Lua, each on keys of one hash slot.
+
+A script is sent by its digest. A server that does not have it (a restart, a failover, SCRIPT FLUSH)
+says NOSCRIPT and has done nothing, so sending the whole text then is no repetition.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import NoScriptError, RedisError
+
+from conquiet.queue.faults import translate
+
+Arg = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One Lua script of this package.
+
+    Attributes:
+        name: Name of its file, for errors and metrics.
+        source: Its text.
+        sha: The digest under which a server knows it.
+    """
+
+    name: str
+    source: str
+    sha: str
+
+    async def run(self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """Run it once. Errors are those of redis-py."""
+        try:
+            return await client.execute_command(  # type: ignore[no-untyped-call]
+                "EVALSHA", self.sha, len(keys), *keys, *args
+            )
+        except NoScriptError:
+            return await client.execute_command(  # type: ignore[no-untyped-call]
+                "EVAL", self.source, len(keys), *keys, *args
+            )
+
+    async def call(
+        self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str, group: str = "-"
+    ) -> Any:
+        """Run it once; what goes wrong is a ``QueueError`` that names the stream and no argument."""
+        try:
+            return await self.run(client, keys, args)
+        except (RedisError, OSError) as error:
+            raise translate(error, stream=stream, group=group, command=self.name) from error
+
+
+@cache
+def script(name: str) -> Script:
+    """Return the script of that name, read once per process."""
+    source = resources.files("conquiet.processor").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    # Redis names scripts by SHA-1; nothing is protected by it.
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

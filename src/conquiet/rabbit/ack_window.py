@@ -1,0 +1,77 @@
+"""Which acknowledgements may be sent together. Pure.
+
+``basic.ack(multiple=True)`` up to tag T settles *everything* unsettled up to T on its channel, finished or not. So T
+may only be as high as the last delivery before which nothing is still open.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Acks:
+    """Acknowledgements to send now, in this order.
+
+    Attributes:
+        up_to: Send a multiple-ack up to this tag; None when there is no run of finished deliveries at the low end.
+        run: How many deliveries ``up_to`` settles.
+        singles: Tags to acknowledge one by one: something below them is still open.
+    """
+
+    up_to: int | None
+    run: int
+    singles: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many deliveries are settled."""
+        return self.run + len(self.singles)
+
+
+_NOTHING = Acks(None, 0, ())
+
+
+class AckWindow:
+    """The unsettled deliveries of one channel, whose tags the broker hands out in rising order."""
+
+    __slots__ = ("_finished", "_open")
+
+    def __init__(self) -> None:
+        # A dict keeps the order of arrival, so that its first key is the lowest open tag.
+        self._open: dict[int, None] = {}
+        self._finished: list[int] = []
+
+    def arrived(self, tag: int) -> None:
+        """A delivery came in; nothing is decided about it."""
+        self._open[tag] = None
+
+    def finished(self, tag: int) -> None:
+        """The delivery is to be acknowledged."""
+        del self._open[tag]
+        self._finished.append(tag)
+
+    def settled(self, tag: int) -> None:
+        """The delivery was settled by other means (a reject): it is in nobody's way any more."""
+        del self._open[tag]
+
+    @property
+    def open_count(self) -> int:
+        """Deliveries about which nothing is decided."""
+        return len(self._open)
+
+    @property
+    def finished_count(self) -> int:
+        """Deliveries waiting for :meth:`take`."""
+        return len(self._finished)
+
+    def take(self) -> Acks:
+        """Return what may be sent now and forget it. Every finished delivery is part of it."""
+        finished = self._finished
+        if not finished:
+            return _NOTHING
+        self._finished = []
+        if not self._open:
+            return Acks(max(finished), len(finished), ())
+        lowest_open = next(iter(self._open))
+        run = [tag for tag in finished if tag < lowest_open]
+        singles = tuple(sorted(tag for tag in finished if tag > lowest_open))
+        return Acks(max(run) if run else None, len(run), singles)

@@ -1,0 +1,80 @@
+"""Where the broker is and how to get in: URLs turned into the client library's parameters, checked at once."""
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pika
+
+from conquiet._version import __version__
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.redaction import redact_url
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One broker, or the nodes of one cluster, which are tried in turn.
+
+    Attributes:
+        urls: ``amqp://`` or ``amqps://``; not shown by ``repr``, because they hold credentials.
+        ssl_context: Used for ``amqps``; None verifies certificate and host name against the system's authorities.
+        heartbeat_s: None takes what the broker proposes.
+        timeout_s: Longest wait for a connection.
+        name: What the broker's management page shows as the connection's name.
+    """
+
+    urls: tuple[str, ...] = field(repr=False)
+    ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
+    heartbeat_s: int | None = None
+    timeout_s: float = 10.0
+    name: str = "conquiet"
+
+    def __post_init__(self) -> None:
+        if not self.urls:
+            raise ConfigurationError("at least one AMQP URL is needed")
+        for url in self.urls:
+            self._parameters(url)
+
+    @property
+    def shown(self) -> str:
+        """The addresses without their secrets."""
+        return ", ".join(redact_url(url) for url in self.urls)
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host of the first URL."""
+        return str(self._parameters(self.urls[0]).virtual_host)
+
+    def parameters(self, attempt: int) -> Any:
+        """Return pika's parameters for the given attempt: each attempt takes the next node."""
+        return self._parameters(self.urls[attempt % len(self.urls)])
+
+    def _parameters(self, url: object) -> Any:
+        if not isinstance(url, str) or not url.startswith(("amqp://", "amqps://")):
+            raise ConfigurationError("an AMQP URL starts with amqp:// or amqps://")
+        try:
+            parameters = pika.URLParameters(url)
+        except Exception as error:
+            # pika's text may quote the URL, password included.
+            raise ConfigurationError(f"not an AMQP URL that can be used: {redact_url(url)}") from error
+        if url.startswith("amqps://"):
+            context = self.ssl_context or ssl.create_default_context()
+            parameters.ssl_options = pika.SSLOptions(context, urlsplit(url).hostname)
+        if self.heartbeat_s is not None:
+            parameters.heartbeat = self.heartbeat_s
+        # One attempt: how often and when to try again is the supervisor's business, and it counts.
+        parameters.connection_attempts = 1
+        parameters.socket_timeout = parameters.stack_timeout = self.timeout_s
+        parameters.client_properties = {
+            "product": "conquiet",
+            "version": __version__,
+            "connection_name": self.name,
+        }
+        return parameters
+
+
+def as_urls(url: str | Sequence[str]) -> tuple[str, ...]:
+    """One URL or several, as a tuple."""
+    return (url,) if isinstance(url, str) else tuple(url)

@@ -1,0 +1,317 @@
+"""The seam over the AMQP client library: one connection with one channel, opened once, closed once.
+
+Nothing outside this module and ``address`` knows pika. A link never heals: when its connection or its channel closes,
+or the broker cancels its consumer, it is lost for good and says so through ``lost``. Whoever wants to go on opens a new
+one. Delivery tags mean something on their own link only, and on a lost link every settlement is a no-op that answers
+False: sent on a newer channel it would close that channel, or settle somebody else's message.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from pika import exceptions as amqp
+from pika import spec
+from pika.adapters.asyncio_connection import AsyncioConnection
+
+from conquiet.errors import QueueMissingError, RabbitConnectionError
+from conquiet.rabbit.address import Address
+
+NOT_FOUND: Final = 404
+_PATIENCE_S: Final = 0.5
+
+OnDelivery = Callable[[int, bool, Any, bytes], None]
+
+
+class LossKind(Enum):
+    """What went away."""
+
+    CONNECTION = "connection"
+    CHANNEL = "channel"
+    CONSUMER = "consumer"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a link is over.
+
+    Attributes:
+        kind: What went away first.
+        reason: Type of the error and the broker's number, never the broker's text: that may quote names and values.
+        code: The broker's number, None when there was none.
+        error: The client library's error, for ``__cause__``.
+    """
+
+    kind: LossKind
+    reason: str
+    code: int | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A message taken with :meth:`Link.fetch`; unsettled. ``repr`` does not show what is in it."""
+
+    tag: int
+    properties: Any = field(repr=False)
+    body: bytes = field(repr=False)
+
+    @property
+    def headers(self) -> Any:
+        """Its AMQP headers, None when it has none."""
+        return self.properties.headers
+
+
+class Link:
+    """One open connection and channel. Made by :meth:`open`; belongs to the loop it was opened in."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
+        self._connection: Any = None
+        self._channel: Any = None
+        self._alive = False
+        self._consumer_tag: str | None = None
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._connection_over = asyncio.Event()
+        self._channel_over = asyncio.Event()
+        self._on_empty: Callable[[], None] = lambda: None
+        self.lost: asyncio.Future[Loss] = self._loop.create_future()
+        self.on_blocked: Callable[[bool], None] = lambda _blocked: None
+
+    @classmethod
+    async def open(cls, address: Address, *, attempt: int = 0) -> "Link":
+        """Connect and open a channel.
+
+        Raises:
+            RabbitConnectionError: No broker there, not let in, or no answer in time.
+        """
+        link = cls(address.timeout_s)
+        try:
+            async with asyncio.timeout(address.timeout_s):
+                link._connect(address.parameters(attempt))
+                await link._opened
+                link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
+        except BaseException as error:
+            link._abort()
+            if isinstance(error, TimeoutError):
+                raise RabbitConnectionError(
+                    f"no answer from RabbitMQ at {address.shown} within {address.timeout_s} s", reason="timeout"
+                ) from error
+            if isinstance(error, RabbitConnectionError):
+                raise RabbitConnectionError(
+                    f"cannot connect to RabbitMQ at {address.shown}: {error.reason}", reason=error.reason
+                ) from error.__cause__
+            raise
+        link._channel.add_on_close_callback(link._on_channel_closed)
+        link._channel.add_on_cancel_callback(link._on_cancelled_by_broker)
+        link._channel.add_callback(lambda _frame: link._on_empty(), [spec.Basic.GetEmpty], one_shot=False)
+        link._alive = True
+        return link
+
+    @property
+    def is_open(self) -> bool:
+        """True until it is lost or closed."""
+        return self._alive
+
+    # -------------------------------------------------------------- questions that are answered
+    async def depth(self, queue: str) -> int:
+        """Declare the queue passively and return how many messages it holds.
+
+        Raises:
+            QueueMissingError: There is no such queue. The link is lost, as the broker closes the channel.
+        """
+        try:
+            answer = await self._ask(lambda done: self._channel.queue_declare(queue, passive=True, callback=done))
+        except RabbitConnectionError as error:
+            if self.lost.done() and self.lost.result().code == NOT_FOUND:
+                raise QueueMissingError(
+                    f"queue {queue} does not exist; create it first, conquiet never does", queue=queue
+                ) from error.__cause__
+            raise
+        return int(answer.method.message_count)
+
+    async def consume(self, queue: str, *, tag: str, prefetch: int, on_delivery: OnDelivery) -> None:
+        """Ask for deliveries with manual acknowledgement, at most ``prefetch`` unsettled ones at a time."""
+        # global_qos=False: the limit counts for this consumer. RabbitMQ 4 has dropped the other kind.
+        await self._ask(lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done))
+
+        def received(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
+            on_delivery(method.delivery_tag, method.redelivered, properties.headers, body)
+
+        self._consumer_tag = tag
+        await self._ask(
+            lambda done: self._channel.basic_consume(queue, received, auto_ack=False, consumer_tag=tag, callback=done)
+        )
+
+    async def fetch(self, queue: str) -> Fetched | None:
+        """Take one message out of a queue, unsettled; None when it is empty. One call at a time."""
+
+        def send(done: Callable[[Any], None]) -> None:
+            self._on_empty = lambda: done(None)
+            self._channel.basic_get(
+                queue, lambda _channel, method, properties, body: done(Fetched(method.delivery_tag, properties, body))
+            )
+
+        answer: Fetched | None = await self._ask(send)
+        return answer
+
+    async def cancel(self) -> None:
+        """End the deliveries; what was delivered can still be settled."""
+        tag, self._consumer_tag = self._consumer_tag, None
+        if tag is not None and self._alive:
+            await self._ask(lambda done: self._channel.basic_cancel(tag, callback=done))
+
+    async def confirm_publishes(self, on_confirm: Callable[[Any], None], on_return: Callable[..., None]) -> None:
+        """Switch the channel to publisher confirms."""
+        self._channel.add_on_return_callback(on_return)
+        await self._ask(lambda done: self._channel.confirm_delivery(on_confirm, callback=done))
+
+    # -------------------------------------------------------------- orders nobody answers
+    def ack(self, tag: int, *, multiple: bool = False) -> bool:
+        """Acknowledge; False when the link is gone and the broker has taken the message back."""
+        return self._order(lambda: self._channel.basic_ack(tag, multiple))
+
+    def reject(self, tag: int, *, requeue: bool) -> bool:
+        """Reject: from RabbitMQ 4.3 on, only this (and not a nack) counts toward a quorum queue's delivery limit."""
+        return self._order(lambda: self._channel.basic_reject(tag, requeue))
+
+    def hand_back(self, tag: int) -> bool:
+        """Give back what was never tried: a nack, which newer quorum queues do not count as a failed attempt."""
+        return self._order(lambda: self._channel.basic_nack(tag, multiple=False, requeue=True))
+
+    def publish(
+        self, exchange: str, routing_key: str, body: bytes, properties: Mapping[str, Any], *, mandatory: bool
+    ) -> bool:
+        """Send a message with AMQP properties by their names; its confirmation comes through ``on_confirm``."""
+        encoded = spec.BasicProperties(**properties)
+        return self._order(lambda: self._channel.basic_publish(exchange, routing_key, body, encoded, mandatory))
+
+    async def close_channel(self) -> None:
+        """Close the channel. Its answer proves that the broker has taken every settlement sent before."""
+        self._alive = False
+        if self._channel is not None and self._channel.is_open:
+            self._channel.close()
+            await self._wait(self._channel_over, self._timeout_s)
+
+    async def close(self) -> None:
+        """Close channel and connection. Never raises, never waits for longer than the timeout (twice)."""
+        await self.close_channel()
+        self._abort()
+        await self._wait(self._connection_over, self._timeout_s)
+
+    async def give_up(self) -> None:
+        """Close without expecting much: the broker did not answer, or has closed a part of the link itself.
+
+        A broker in the middle of a restart may hang on to a channel for long; the next attempt should not wait for it.
+        """
+        self._abort()
+        await self._wait(self._connection_over, _PATIENCE_S)
+
+    # -------------------------------------------------------------- inside
+    def _connect(self, parameters: Any) -> None:
+        self._connection = AsyncioConnection(
+            parameters,
+            on_open_callback=self._on_open,
+            on_open_error_callback=self._on_open_error,
+            on_close_callback=self._on_connection_closed,
+            custom_ioloop=self._loop,
+        )
+        self._connection.add_on_connection_blocked_callback(lambda *_: self.on_blocked(True))  # noqa: FBT003
+        self._connection.add_on_connection_unblocked_callback(lambda *_: self.on_blocked(False))  # noqa: FBT003
+
+    async def _ask(self, send: Callable[[Callable[[Any], None]], Any]) -> Any:
+        """Send a request and wait for its answer or for the end of the link, whichever is first."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def answered(frame: Any) -> None:
+            if not answer.done():
+                answer.set_result(frame)
+
+        try:
+            if not self.lost.done():
+                send(answered)
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.wait((answer, self.lost), return_when=asyncio.FIRST_COMPLETED)
+        except amqp.AMQPError as error:
+            raise RabbitConnectionError("the connection to RabbitMQ is gone", reason=_reason(error)) from error
+        except TimeoutError as error:
+            raise RabbitConnectionError(
+                f"no answer from RabbitMQ within {self._timeout_s} s", reason="timeout"
+            ) from error
+        if answer.done():
+            return answer.result()
+        loss = self.lost.result()
+        raise RabbitConnectionError("the connection to RabbitMQ was lost", reason=loss.reason) from loss.error
+
+    def _order(self, send: Callable[[], object]) -> bool:
+        if not self._alive:
+            return False
+        try:
+            send()
+        except amqp.AMQPError as error:  # closing has begun and we have not been told yet
+            self._lose(LossKind.CHANNEL, error)
+            return False
+        return True
+
+    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
+        # A broker that hangs must not hang us. What is left behind ends by its own heartbeat.
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            pass
+
+    def _abort(self) -> None:
+        """Begin to close the connection, from whatever state it is in."""
+        self._alive = False
+        if self._connection is None or self._connection.is_closed:
+            self._connection_over.set()
+        elif not self._connection.is_closing:
+            self._connection.close()
+
+    def _lose(self, kind: LossKind, error: BaseException | None) -> None:
+        self._alive = False
+        if not self.lost.done():
+            code = getattr(error, "reply_code", None)
+            self.lost.set_result(Loss(kind, _reason(error), code if isinstance(code, int) else None, error))
+
+    def _on_open(self, _connection: Any) -> None:
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def _on_open_error(self, _connection: Any, error: Any) -> None:
+        self._connection_over.set()
+        if not self._opened.done():
+            failure = RabbitConnectionError("cannot connect to RabbitMQ", reason=_reason(error))
+            failure.__cause__ = error if isinstance(error, BaseException) else None
+            self._opened.set_exception(failure)
+
+    def _on_connection_closed(self, _connection: Any, error: BaseException) -> None:
+        self._connection_over.set()
+        self._channel_over.set()
+        self._lose(LossKind.CONNECTION, error)
+
+    def _on_channel_closed(self, _channel: Any, error: BaseException) -> None:
+        self._channel_over.set()
+        self._lose(LossKind.CHANNEL, error)
+
+    def _on_cancelled_by_broker(self, _frame: Any) -> None:
+        # The queue was deleted, or its node went away. The channel lives, but nothing would ever arrive on it.
+        self._consumer_tag = None
+        self._lose(LossKind.CONSUMER, None)
+
+
+def _reason(error: Any) -> str:
+    """Name an error by its type and the broker's number."""
+    if error is None:
+        return "cancelled by the broker"
+    # pika wraps the reason of a failed start in layers of workflow errors.
+    inner = getattr(error, "exceptions", None) or getattr(error, "args", None)
+    deepest = inner[-1] if inner and isinstance(inner[-1], BaseException) else None
+    if deepest is not None and not isinstance(error, amqp.ConnectionClosed | amqp.ChannelClosed):
+        return _reason(deepest)
+    code = getattr(error, "reply_code", None)
+    return type(error).__name__ + (f" ({code})" if isinstance(code, int) else "")

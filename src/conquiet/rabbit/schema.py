@@ -1,0 +1,132 @@
+"""Which messages are accepted: a registry of schema names, each with its own validation. Pure.
+
+``proca:action:2`` and ``proca:event:2`` are built in. Others are registered with a function, a pydantic model or a
+msgspec struct. What the validation returns is what the syncer gets.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import msgspec
+
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.validation import require_text
+from conquiet.rabbit import normalize, proca
+from conquiet.rabbit.decode import Unreadable
+
+Validate = Callable[[dict[str, Any]], Any]
+Normalize = Callable[[dict[str, Any]], dict[str, Any]]
+
+_UNKNOWN: Final = Unreadable("unknown schema")
+_INVALID: Final = Unreadable("message does not fit its schema")
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One accepted kind of message.
+
+    Attributes:
+        name: Value of the message's field ``schema``.
+        validate: Returns what the syncer gets, raises for a message that does not fit. May be None.
+        normalize: Runs after a built-in validation; pure.
+        decrypts: Whether ``personalInfo`` of this kind is opened when a key store is configured.
+    """
+
+    name: str
+    validate: Validate | None = None
+    normalize: Normalize | None = None
+    decrypts: bool = False
+
+
+_BUILT_IN: Final = (
+    Schema(proca.ACTION_V2, proca.check_action, normalize.normalize_action, decrypts=True),
+    Schema(proca.EVENT_V2, proca.check_event, normalize.normalize_event),
+)
+
+
+class SchemaRegistry:
+    """The schemas one consumer accepts.
+
+    Starts with the two of the original; ``SchemaRegistry(built_in=False)`` starts empty.
+    """
+
+    __slots__ = ("_default", "_schemas")
+
+    def __init__(self, *, built_in: bool = True) -> None:
+        self._schemas: dict[str, Schema] = {schema.name: schema for schema in _BUILT_IN} if built_in else {}
+        self._default: Schema | None = None
+
+    def register(self, name: str, model: Any = None) -> Self:
+        """Accept messages whose field ``schema`` is ``name``.
+
+        Args:
+            name: The schema's name.
+            model: A pydantic model, a msgspec struct (or any type msgspec can convert to), or a function that takes
+                the decoded object and returns what the syncer gets; whatever it raises refuses the message.
+                None accepts every object of that name.
+
+        Raises:
+            ConfigurationError: The name is taken, or ``model`` is none of these.
+        """
+        require_text("schema name", name)
+        if name in self._schemas:
+            raise ConfigurationError(f"schema {name} is registered already")
+        self._schemas[name] = Schema(name, _validator(model))
+        return self
+
+    def register_default(self, model: Any = None) -> Self:
+        """Accept messages that have no field ``schema`` at all, validated by ``model`` as in :meth:`register`."""
+        if self._default is not None:
+            raise ConfigurationError("a schema for messages without a name is registered already")
+        self._default = Schema("", _validator(model))
+        return self
+
+    def find(self, message: Mapping[str, Any]) -> Schema | Unreadable:
+        """Return the schema that the message names, or ``Unreadable`` when it is not one of ours."""
+        name = message.get("schema")
+        if name is None:
+            return self._default or _UNKNOWN
+        # A list as a name is not hashable: look up strings only.
+        found = self._schemas.get(name) if isinstance(name, str) else None
+        return found or _UNKNOWN
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._schemas
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._schemas)
+
+    def __len__(self) -> int:
+        return len(self._schemas)
+
+    def __repr__(self) -> str:
+        return f"SchemaRegistry({', '.join(self._schemas)})"
+
+
+def apply(schema: Schema, message: dict[str, Any]) -> Any | Unreadable:
+    """Validate and normalise ``message``.
+
+    A validation's own error text quotes what it refused, so it ends here: the reason is a constant.
+    """
+    if schema.validate is not None:
+        try:
+            message = schema.validate(message)
+        except Exception:  # noqa: BLE001 - a user's validation may raise anything, and it always means "does not fit"
+            return _INVALID
+    return message if schema.normalize is None else schema.normalize(message)
+
+
+def _validator(model: Any) -> Validate | None:
+    if model is None:
+        return None
+    pydantic_style = getattr(model, "model_validate", None)
+    if callable(pydantic_style):
+        validate: Validate = pydantic_style
+        return validate
+    if isinstance(model, type):
+        return lambda message: msgspec.convert(message, model)
+    if callable(model):
+        function: Validate = model
+        return function
+    raise ConfigurationError("a schema is validated by a pydantic model, a msgspec struct or a function")

@@ -1,0 +1,83 @@
+"""One link's deliveries and how they are settled. A new link is a new session; old ones are never settled on it."""
+
+import asyncio
+from typing import Any
+
+from conquiet.rabbit.ack_window import AckWindow
+from conquiet.rabbit.connection import Link
+from conquiet.rabbit.counters import Fate, Tally
+from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.settle import Settlement
+
+
+class Session:
+    """Binds every delivery to the channel it came from.
+
+    Acknowledgements are gathered until the loop comes round and then sent as one multiple-ack wherever the window
+    allows it. What is lost if we die in between: those messages are delivered again, as after any crash.
+    """
+
+    __slots__ = ("_flush_scheduled", "_loop", "_tally", "_window", "link", "made_progress")
+
+    def __init__(self, link: Link, tally: Tally) -> None:
+        self.link = link
+        self.made_progress = False
+        self._tally = tally
+        self._window = AckWindow()
+        self._loop = asyncio.get_running_loop()
+        self._flush_scheduled = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a settlement would still reach the broker."""
+        return self.link.is_open
+
+    def received(self, tag: int, redelivered: bool, headers: Any, body: bytes) -> Delivery:  # noqa: FBT001 - as the link calls it
+        """Enter a delivery into the window."""
+        self._window.arrived(tag)
+        return Delivery(self, tag, redelivered, headers, body)
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
+        """Carry a settlement out. On a lost link it is a counted no-op: the broker has the message back."""
+        tag = delivery.tag
+        if settlement is Settlement.ACK:
+            self._window.finished(tag)
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                self._loop.call_soon(self.flush)
+        elif settlement is Settlement.DROP:
+            self._settle_now(tag, Fate.DROPPED, sent=self.link.ack(tag))
+        elif settlement is Settlement.REQUEUE:
+            self._settle_now(tag, Fate.REQUEUED, sent=self.link.reject(tag, requeue=True))
+        elif settlement is Settlement.STOP:
+            # Stays open in the window, so that no multiple-ack can pass over it: settled by nobody.
+            self._tally.add(Fate.FATAL)
+        else:
+            self._settle_now(tag, Fate.DEAD_LETTERED, sent=self.link.reject(tag, requeue=False))
+
+    def skip(self, delivery: Delivery) -> None:
+        """Leave a delivery unstarted whose link was lost while it waited for its turn."""
+        self._settle_now(delivery.tag, Fate.STALE, sent=False)
+
+    def hand_back(self, delivery: Delivery) -> None:
+        """Give back a delivery that was not started."""
+        self._settle_now(delivery.tag, Fate.HANDED_BACK, sent=self.link.hand_back(delivery.tag))
+
+    def flush(self) -> None:
+        """Send the gathered acknowledgements now."""
+        self._flush_scheduled = False
+        acks = self._window.take()
+        if not acks.count:
+            return
+        sent = acks.up_to is None or self.link.ack(acks.up_to, multiple=acks.run > 1)
+        for tag in acks.singles:
+            sent = self.link.ack(tag) and sent
+        self.made_progress = self.made_progress or sent
+        # On a link that breaks halfway some acks may have arrived. They are counted as stale all the same: the
+        # broker decides by what it got, and a message that comes again is not a success yet.
+        self._tally.add(Fate.ACK if sent else Fate.STALE, acks.count)
+
+    def _settle_now(self, tag: int, fate: Fate, *, sent: bool) -> None:
+        self._window.settled(tag)
+        self._tally.add(fate if sent else Fate.STALE)
+        self.made_progress = self.made_progress or sent

@@ -1,0 +1,282 @@
+"""Who runs the syncer: a fixed set of tasks for coroutines, a fixed set of threads for plain functions.
+
+Both keep one promise: at most ``concurrency`` messages are in the syncer's hands at once, each is reported exactly once
+to ``finish`` (in the loop's thread), and a message whose link was lost before its turn is skipped, because the broker
+gives it to somebody again.
+"""
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.pipeline import Pipeline, Ready
+from conquiet.rabbit.settle import Verdict
+from conquiet.rabbit.syncer import broken_by, judge
+
+Finish = Callable[[Delivery, Verdict], None]
+
+# Longest stretch for which handlers that never wait may keep the loop from its sockets and heartbeats.
+_SLICE_S: Final = 0.005
+
+
+class Workers(Protocol):
+    """What the consumer needs of either kind."""
+
+    def start(self) -> None:
+        """Get ready to work."""
+        ...
+
+    def submit(self, delivery: Delivery) -> None:
+        """Take a delivery; it starts when somebody is free."""
+        ...
+
+    def take_unstarted(self) -> list[Delivery]:
+        """Take back what has not started. Nothing starts afterwards unless it is submitted again."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """How many messages are in the syncer's hands."""
+        ...
+
+    def owns_current_task(self) -> bool:
+        """Whether the caller is the syncer itself: it cannot wait for its own end."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until nothing runs."""
+        ...
+
+    async def close(self) -> int:
+        """End all workers and return how many messages had to be abandoned."""
+        ...
+
+
+class TaskWorkers:
+    """Runs an ``async def`` syncer on the event loop.
+
+    There is no task for each message: a worker goes through the buffer for as long as the syncer does not wait, and
+    another worker is woken only when it does.
+    """
+
+    def __init__(
+        self, syncer: Callable[[Any], Awaitable[object]], pipeline: Pipeline, concurrency: int, finish: Finish
+    ) -> None:
+        self._syncer = syncer
+        self._prepare = pipeline.prepare
+        self._concurrency = concurrency
+        self._finish = finish
+        self._loop = asyncio.get_running_loop()
+        self._buffer: deque[Delivery] = deque()
+        self._free: list[asyncio.Future[None]] = []
+        self._running: set[Delivery] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._wake_scheduled = False
+        self._closing = False
+
+    def start(self) -> None:
+        """See :class:`Workers`."""
+        self._tasks = [
+            self._loop.create_task(self._work(), name=f"conquiet-rabbit-{number}")
+            for number in range(self._concurrency)
+        ]
+
+    def submit(self, delivery: Delivery) -> None:
+        """See :class:`Workers`."""
+        self._buffer.append(delivery)
+        if self._free and not self._wake_scheduled:
+            self._wake_scheduled = True
+            self._loop.call_soon(self._wake_one)
+
+    def take_unstarted(self) -> list[Delivery]:
+        """See :class:`Workers`."""
+        unstarted = list(self._buffer)
+        self._buffer.clear()
+        return unstarted
+
+    @property
+    def running(self) -> int:
+        """See :class:`Workers`."""
+        return len(self._running)
+
+    def owns_current_task(self) -> bool:
+        """Whether the caller is the syncer itself: it cannot wait for its own end."""
+        return asyncio.current_task() in self._tasks
+
+    async def drained(self) -> None:
+        """See :class:`Workers`."""
+        await self._idle.wait()
+
+    async def close(self) -> int:
+        """See :class:`Workers`. Syncers that still run are cancelled; their messages are settled by nobody."""
+        abandoned = len(self._running)
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=1.0) if self._tasks else None
+        return abandoned
+
+    def _wake_one(self) -> None:
+        self._wake_scheduled = False
+        if self._buffer and self._free:
+            waiter = self._free.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _work(self) -> None:
+        buffer, free = self._buffer, self._free
+        while not self._closing:
+            waiter = self._loop.create_future()
+            free.append(waiter)
+            if buffer and not self._wake_scheduled:
+                self._wake_scheduled = True
+                self._loop.call_soon(self._wake_one)
+            await waiter
+            slice_ends = monotonic() + _SLICE_S
+            while buffer:
+                delivery = buffer.popleft()
+                if not delivery.session.is_open:
+                    delivery.session.skip(delivery)
+                    continue
+                self._running.add(delivery)
+                self._idle.clear()
+                if buffer and free and not self._wake_scheduled:
+                    # Runs only when this worker waits: if the syncer never does, nobody is woken for nothing.
+                    self._wake_scheduled = True
+                    self._loop.call_soon(self._wake_one)
+                verdict = await self._handle(delivery)
+                self._running.discard(delivery)
+                self._finish(delivery, verdict)
+                if not self._running:
+                    self._idle.set()
+                if monotonic() > slice_ends:
+                    await asyncio.sleep(0)
+                    slice_ends = monotonic() + _SLICE_S
+
+    async def _handle(self, delivery: Delivery) -> Verdict:
+        try:
+            prepared = self._prepare(delivery.headers, delivery.body)
+        except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
+            return broken_by(error, who="preparing the message")
+        if not isinstance(prepared, Ready):
+            return prepared
+        try:
+            return judge(await self._syncer(prepared.message))
+        except GeneratorExit:  # the loop itself is being torn down
+            raise
+        except asyncio.CancelledError as error:
+            if self._closing:
+                raise
+            return broken_by(error)
+        except BaseException as error:  # noqa: BLE001 - whatever a syncer raises, SystemExit too, is its contract broken
+            return broken_by(error)
+
+
+class ThreadWorkers:
+    """Runs a plain function in threads, so that the loop stays free for heartbeats however long it blocks.
+
+    The threads are daemons: one that hangs must not keep the process from ending after the grace period.
+    """
+
+    def __init__(self, syncer: Callable[[Any], object], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
+        self._syncer = syncer
+        self._prepare = pipeline.prepare
+        self._concurrency = concurrency
+        self._finish = finish
+        self._loop = asyncio.get_running_loop()
+        self._buffer: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        # Everything submitted and not reported. Only the loop's thread touches it, so it needs no lock, and there is
+        # no moment at which a delivery is in nobody's hands.
+        self._outstanding: set[Delivery] = set()
+        self._reports: deque[tuple[Delivery, Verdict | None]] = deque()
+        self._report_scheduled = False
+        self._idle = asyncio.Event()
+        self._closing = False
+
+    def start(self) -> None:
+        """See :class:`Workers`."""
+        for number in range(self._concurrency):
+            threading.Thread(target=self._work, name=f"conquiet-rabbit-{number}", daemon=True).start()
+
+    def submit(self, delivery: Delivery) -> None:
+        """See :class:`Workers`."""
+        self._outstanding.add(delivery)
+        self._buffer.put(delivery)
+
+    def take_unstarted(self) -> list[Delivery]:
+        """See :class:`Workers`."""
+        unstarted: list[Delivery] = []
+        while True:
+            try:
+                delivery = self._buffer.get_nowait()
+            except queue.Empty:
+                break
+            if delivery is not None:
+                unstarted.append(delivery)
+        self._outstanding.difference_update(unstarted)
+        return unstarted
+
+    @property
+    def running(self) -> int:
+        """See :class:`Workers`."""
+        return max(0, len(self._outstanding) - self._buffer.qsize())
+
+    def owns_current_task(self) -> bool:
+        """Whether the caller is the syncer itself; plain functions have no task."""
+        return False
+
+    async def drained(self) -> None:
+        """See :class:`Workers`."""
+        while self._outstanding:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def close(self) -> int:
+        """See :class:`Workers`. A thread cannot be stopped from outside: what still runs is left behind."""
+        self._closing = True
+        for _ in range(self._concurrency):
+            self._buffer.put(None)
+        return len(self._outstanding)
+
+    def _work(self) -> None:
+        while (delivery := self._buffer.get()) is not None:
+            self._reports.append((delivery, self._handle(delivery) if delivery.session.is_open else None))
+            # Two threads may both find it unset: one callback too many finds nothing to do. None is ever missing,
+            # because the loop unsets the flag before it looks.
+            if not self._report_scheduled:
+                self._report_scheduled = True
+                try:
+                    self._loop.call_soon_threadsafe(self._report)
+                except RuntimeError:  # the loop is closed: we outlived the grace period
+                    return
+
+    def _handle(self, delivery: Delivery) -> Verdict:
+        try:
+            prepared = self._prepare(delivery.headers, delivery.body)
+        except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
+            return broken_by(error, who="preparing the message")
+        if not isinstance(prepared, Ready):
+            return prepared
+        try:
+            return judge(self._syncer(prepared.message))
+        except BaseException as error:  # noqa: BLE001 - whatever a syncer raises, SystemExit too, is its contract broken
+            return broken_by(error)
+
+    def _report(self) -> None:
+        self._report_scheduled = False
+        while self._reports and not self._closing:  # once closing, what is left counts as abandoned
+            delivery, verdict = self._reports.popleft()
+            self._outstanding.discard(delivery)
+            if verdict is None:
+                delivery.session.skip(delivery)
+            else:
+                self._finish(delivery, verdict)
+        if not self._outstanding:
+            self._idle.set()

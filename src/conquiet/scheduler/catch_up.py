@@ -1,0 +1,102 @@
+"""Which ticks to fire now, and which have been missed. Pure: facts in, a plan out.
+
+        last decided                                                    now
+    ────────┼────x─────x─────x─────x─────x──────────┬────────x────────x──┼────x────
+                 └───────── late: by policy ────────┘        punctual    │    not yet
+                                             now - grace
+
+A tick is late when it is past by more than the entry's grace. Punctual ticks always fire: a schedule of
+one second does not lose ticks to a pause of two.
+"""
+
+from dataclasses import dataclass
+
+from conquiet.scheduler.entries import FIRE_LIMIT, ScheduleEntry, When
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do about one entry now.
+
+    Attributes:
+        fire: Due times to fire, oldest first.
+        missed: How many late ticks are dropped.
+        decided: Everything up to this due time is fired or missed once the plan is carried out. Equal to
+            what it was when there is nothing to do.
+        wake_at: When the next tick can be fired, in the light of this plan; None if there is none.
+    """
+
+    fire: tuple[int, ...]
+    missed: int
+    decided: int
+    wake_at: int | None
+
+
+def plan(entry: ScheduleEntry, decided: int, now: int) -> Plan:
+    """Decide about every tick of ``entry`` after ``decided`` that can be fired at ``now`` (both ms)."""
+    upcoming = entry.when.next_after(decided)
+    if upcoming is None or entry.fire_at(upcoming) > now:
+        return Plan((), 0, decided, None if upcoming is None else entry.fire_at(upcoming))
+
+    # Past this point every tick is late, whatever its jitter: they are counted, not walked one by one.
+    long_past = max(decided, now - entry.grace_ms - entry.jitter_ms - 1)
+    late_count = entry.when.count_between(decided, long_past)
+    ready, upcoming = _ready(entry, long_past, now)
+    late_ready = [due for due in ready if now - entry.fire_at(due) > entry.grace_ms]
+    punctual = [due for due in ready if now - entry.fire_at(due) <= entry.grace_ms]
+
+    wanted = _wanted(entry, anything_punctual=bool(punctual))
+    late = late_ready[-wanted:] if wanted else []
+    if len(late) < wanted and late_count:
+        late = newest(entry.when, decided, long_past, wanted - len(late)) + late
+    missed = late_count + len(late_ready) - len(late)
+
+    fire = sorted(late + punctual)
+    if len(fire) > FIRE_LIMIT:
+        # The rest is punctual, as late ones are at most FIRE_LIMIT and come first: the next plan has it.
+        fire = fire[:FIRE_LIMIT]
+        return Plan(tuple(fire), missed, fire[-1], now)
+    newest_decided = ready[-1] if ready else (newest(entry.when, decided, long_past, 1) or [decided])[-1]
+    return Plan(tuple(fire), missed, newest_decided, None if upcoming is None else entry.fire_at(upcoming))
+
+
+def newest(when: When, after: int, until: int, count: int) -> list[int]:
+    """Return the newest ``count`` ticks in ``(after, until]``, oldest first.
+
+    It looks back in growing steps, so a year's absence of a schedule of seconds costs no more than a minute's.
+    """
+    span = 60_000
+    while True:
+        start = max(after, until - span)
+        found: list[int] = []
+        tick = when.next_after(start)
+        while tick is not None and tick <= until:
+            found.append(tick)
+            tick = when.next_after(tick)
+        if len(found) >= count or start == after:
+            return found[-count:]
+        span *= 4
+
+
+def _ready(entry: ScheduleEntry, after: int, now: int) -> tuple[list[int], int | None]:
+    """Return the ticks after ``after`` that can be fired, and the first that cannot.
+
+    Ticks go out in the order of their due times, so one that is still held back holds back those behind it.
+    """
+    ready: list[int] = []
+    tick = entry.when.next_after(after)
+    while tick is not None and entry.fire_at(tick) <= now:
+        ready.append(tick)
+        tick = entry.when.next_after(tick)
+    return ready, tick
+
+
+def _wanted(entry: ScheduleEntry, *, anything_punctual: bool) -> int:
+    match entry.catch_up:
+        case "skip":
+            return 0
+        case "one":
+            # "Run once for all that was missed": a punctual run is that one.
+            return 0 if anything_punctual else 1
+        case "all":
+            return entry.catch_up_limit

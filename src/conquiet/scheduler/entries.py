@@ -1,0 +1,212 @@
+"""What is to be fired and when: frozen, checked when built, the same on every host. Pure.
+
+Times are milliseconds since the epoch inside, aware datetimes outside. No kind of ``when`` depends on the
+moment a process started, so hosts agree on every due time without talking to each other.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Literal, TypeAlias, get_args
+
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.validation import require_positive, require_seconds, require_text
+from conquiet.processor.keys import keys_of
+from conquiet.queue.codec import CodecError, decode_payload, encode_payload
+from conquiet.scheduler.cron import Cron
+
+CatchUp: TypeAlias = Literal["skip", "one", "all"]
+
+FIRE_LIMIT = 500
+"""Most ticks of one entry that are fired in one step."""
+
+MAX_DATA_BYTES = 1_000_000
+"""Largest ``data`` of an entry, encoded; the envelope around it stays below a queue's default limit of 1 MiB."""
+
+_MS = 1_000
+_SHORTEST_S = 0.1
+_LONGEST_S = 10 * 366 * 24 * 3600.0
+_LONGEST_JITTER_S = 3600.0
+_LONGEST_NAME = 180  # with "@" and a due time it is an id, and those have at most 200
+_LONGEST_EVENT = 200
+_FIRE_ID = re.compile(r".+@(\d{1,14})", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """A fixed interval, counted from the epoch (or from ``anchor``) and so the same on every host.
+
+    It measures elapsed time: clock changes do not touch it.
+
+    Attributes:
+        seconds: Length of the interval, at least 0.1.
+        anchor: One of the due times; the others lie whole intervals before and after it.
+    """
+
+    seconds: float
+    anchor: datetime = field(default=datetime.fromtimestamp(0, UTC), kw_only=True)
+
+    def __post_init__(self) -> None:
+        seconds = require_seconds("seconds", self.seconds)
+        if not _SHORTEST_S <= seconds <= _LONGEST_S:
+            raise ConfigurationError(f"seconds must be between {_SHORTEST_S} and ten years, got {seconds}")
+        if abs(seconds * _MS - round(seconds * _MS)) > 1e-6:  # noqa: PLR2004 - noise of floats
+            raise ConfigurationError("seconds must be whole milliseconds")
+        to_ms("anchor", self.anchor)
+
+    @property
+    def every_ms(self) -> int:
+        """The interval in milliseconds."""
+        return round(self.seconds * _MS)
+
+    @property
+    def anchor_ms(self) -> int:
+        """The anchor in milliseconds since the epoch."""
+        return to_ms("anchor", self.anchor)
+
+    def next_after(self, instant_ms: int) -> int:
+        """Return the first due time after the given one."""
+        return instant_ms + self.every_ms - (instant_ms - self.anchor_ms) % self.every_ms
+
+    def count_between(self, after_ms: int, until_ms: int) -> int:
+        """Return how many ticks lie in ``(after_ms, until_ms]``."""
+        first, last = (after_ms - self.anchor_ms) // self.every_ms, (until_ms - self.anchor_ms) // self.every_ms
+        return max(0, last - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """One moment, given as a datetime with a time zone."""
+
+    at: datetime
+
+    def __post_init__(self) -> None:
+        to_ms("at", self.at)
+
+    @property
+    def at_ms(self) -> int:
+        """The moment in milliseconds since the epoch."""
+        return to_ms("at", self.at)
+
+    def next_after(self, instant_ms: int) -> int | None:
+        """Return the moment while it lies ahead, then None."""
+        return self.at_ms if self.at_ms > instant_ms else None
+
+    def count_between(self, after_ms: int, until_ms: int) -> int:
+        """Return 1 if the moment lies in ``(after_ms, until_ms]``, else 0."""
+        return int(after_ms < self.at_ms <= until_ms)
+
+
+When: TypeAlias = Cron | Every | Once
+
+
+class Origin(Enum):
+    """Who wants an entry: the program that runs the scheduler, or somebody at run time."""
+
+    CODE = "code"
+    RUNTIME = "runtime"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleEntry:
+    """One thing to fire, again and again or once.
+
+    Attributes:
+        name: Identifies the entry among all of its scheduler's group; part of every fire's id.
+        when: ``Cron``, ``Every`` or ``Once``.
+        event: Event that is emitted.
+        stream: Stream it is emitted to.
+        data: What the event carries: a JSON object.
+        catch_up: What happens to ticks later than ``grace_s``. ``skip`` drops them, ``one`` fires the newest
+            unless a punctual one fires now anyway, ``all`` fires them up to ``catch_up_limit``, newest kept.
+            What is not fired is counted as missed.
+        catch_up_limit: Most late ticks fired for ``all``.
+        grace_s: Up to this late a tick is punctual and fires whatever the policy.
+        jitter_s: Each tick is held back by up to this much, the same amount on every host.
+    """
+
+    name: str
+    when: When
+    event: str
+    stream: str
+    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    catch_up: CatchUp = field(default="one", kw_only=True)
+    catch_up_limit: int = field(default=100, kw_only=True)
+    grace_s: float = field(default=5.0, kw_only=True)
+    jitter_s: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for setting in ("name", "event", "stream"):
+            require_text(setting, getattr(self, setting))
+        for setting, longest in (("name", _LONGEST_NAME), ("event", _LONGEST_EVENT)):
+            if len(getattr(self, setting)) > longest:
+                raise ConfigurationError(f"{setting} must have at most {longest} characters")
+        keys_of(self.stream)
+        if not isinstance(self.when, Cron | Every | Once):
+            raise ConfigurationError("when must be a Cron, an Every or a Once")
+        # Our own copy, as every reader will see it: what the caller changes later changes nothing here.
+        object.__setattr__(self, "data", _as_sent(self.data))
+        if self.catch_up not in get_args(CatchUp):
+            raise ConfigurationError('catch_up must be "skip", "one" or "all"')
+        if require_positive("catch_up_limit", self.catch_up_limit) > FIRE_LIMIT:
+            raise ConfigurationError(f"catch_up_limit must be at most {FIRE_LIMIT}, got {self.catch_up_limit}")
+        for setting in ("grace_s", "jitter_s"):
+            if require_seconds(setting, getattr(self, setting), zero_allowed=True) > _LONGEST_JITTER_S:
+                raise ConfigurationError(f"{setting} must be at most an hour")
+
+    @property
+    def grace_ms(self) -> int:
+        """``grace_s`` in milliseconds."""
+        return round(self.grace_s * _MS)
+
+    @property
+    def jitter_ms(self) -> int:
+        """``jitter_s`` in milliseconds."""
+        return round(self.jitter_s * _MS)
+
+    def fire_id(self, due_ms: int) -> str:
+        """Return the id of one fire: the same on every host, different for every tick."""
+        return f"{self.name}@{due_ms}"
+
+    def fire_at(self, due_ms: int) -> int:
+        """Return when the tick due then is fired: its due time plus its share of the jitter.
+
+        A digest takes the place of a random number, so that every host holds the tick back equally.
+        """
+        if not self.jitter_ms:
+            return due_ms
+        digest = hashlib.blake2b(self.fire_id(due_ms).encode(), digest_size=8).digest()
+        return due_ms + int.from_bytes(digest, "big") % (self.jitter_ms + 1)
+
+
+def due_of(fire_id: str) -> datetime | None:
+    """Return the due time that is in the id of a fired message, or None if a scheduler did not make it.
+
+    This is how a handler learns which night its nightly report is about, however late it runs.
+    """
+    match = _FIRE_ID.fullmatch(fire_id)
+    return None if match is None else from_ms(int(match[1]))
+
+
+def _as_sent(data: object) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ConfigurationError("data must be a mapping: it becomes a JSON object")
+    try:
+        return decode_payload(encode_payload(dict(data), max_bytes=MAX_DATA_BYTES), max_bytes=MAX_DATA_BYTES)
+    except CodecError as error:
+        raise ConfigurationError(f"data cannot be sent: {error.reason}") from error
+
+
+def to_ms(setting: str, moment: object) -> int:
+    """Return an aware datetime in milliseconds since the epoch."""
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise ConfigurationError(f"{setting} must be a datetime with a time zone, e.g. datetime(..., tzinfo=UTC)")
+    return round(moment.timestamp() * _MS)
+
+
+def from_ms(instant_ms: int) -> datetime:
+    """Return the UTC datetime of milliseconds since the epoch."""
+    return datetime.fromtimestamp(instant_ms / _MS, UTC)

@@ -1,0 +1,274 @@
+"""What all hosts share about a group's entries, kept in Redis. Commands and replies; no decisions.
+
+    <group>:schedules                          set: the streams that have entries
+    {<stream>}:schedule:<group>:entries        hash: name → definition
+    {<stream>}:schedule:<group>:state          hash: epoch, version, and per entry rev:<name> when:<name>
+                                               origin:<name> last:<name> fire:<name> fired:<name>
+                                               missed:<name> paused:<name>
+
+``last`` is the pointer: every tick up to it is fired or missed. ``version`` rises with each change by a person
+or a deploy (not with fires), so that hosts notice it by one small read. ``epoch`` tells a ledger that was lost
+and begun anew from one that changed. All keys of a stream lie in its cluster slot, so a tick is claimed and
+emitted by one script; the set of streams is only a directory and is written before anything it points to.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from conquiet.processor.keys import keys_of
+from conquiet.processor.scripts import Arg
+from conquiet.queue.faults import translate
+from conquiet.scheduler import records
+from conquiet.scheduler.catch_up import Plan
+from conquiet.scheduler.entries import Once, Origin, ScheduleEntry
+from conquiet.scheduler.scripts import script
+
+# One script call stays short for the server's other clients.
+_PLANS_PER_CALL = 100
+_BYTES_PER_CALL = 4 * 1024 * 1024
+
+
+class Declared(Enum):
+    """What became of an entry that was to be stored."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    SAME = "same"
+    EXISTS = "exists"
+    IN_CODE = "in-code"
+
+
+class Verdict(Enum):
+    """What became of a plan. Only DONE did anything."""
+
+    DONE = "done"
+    STALE = "stale"
+    EARLY = "early"
+    PAUSED = "paused"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One entry as the ledger knows it. Times in milliseconds since the epoch."""
+
+    entry: ScheduleEntry
+    revision: str
+    origin: Origin
+    decided: int
+    last_fire: int | None
+    fired: int
+    missed: int
+    paused_since: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Says whether a stream's part of the ledger has changed (version) or was lost (epoch)."""
+
+    epoch: str | None
+    version: int
+
+
+NO_MARK = Mark(None, -1)
+"""Equal to no mark the server gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The server's time, and what there is to know about changes."""
+
+    now: int
+    marks: dict[str, Mark]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A plan to be carried out, with the messages of its ticks."""
+
+    record: Record
+    plan: Plan
+    messages: Sequence[bytes]
+
+
+class Ledger:
+    """The ledger of one group, through a client of our own.
+
+    Args:
+        client: Sends each command once (see ``queue.client``).
+        group: Name shared by the hosts that run the same entries.
+        now_ms: Stands in for the server's TIME where a test wants its own.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, group: str, now_ms: Callable[[], int] | None = None) -> None:
+        self._client = client
+        self._group = group
+        self._now_ms = now_ms
+        self._parsed: dict[str, dict[bytes, ScheduleEntry]] = {}
+
+    async def glance(self, known: Iterable[str] = ()) -> Glance:
+        """Return the time and the marks of all streams, in one round trip while no stream is new."""
+        streams = sorted(known)
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.time()
+        pipeline.smembers(self._directory)
+        for stream in streams:
+            pipeline.hmget(self._state(stream), "epoch", "version")
+        time, members, *marks = await self._send(pipeline)
+        found = {stream: _mark(mark) for stream, mark in zip(streams, marks, strict=True)}
+        unknown = sorted({member.decode() for member in members} - found.keys())
+        if unknown:
+            pipeline = self._client.pipeline(transaction=False)
+            for stream in unknown:
+                pipeline.hmget(self._state(stream), "epoch", "version")
+            found |= {stream: _mark(mark) for stream, mark in zip(unknown, await self._send(pipeline), strict=True)}
+        now = time[0] * 1_000 + time[1] // 1_000 if self._now_ms is None else self._now_ms()
+        return Glance(now, found)
+
+    async def load(self, stream: str) -> tuple[Mark, list[Record], list[str]]:
+        """Return a stream's mark, its entries, and the names of those this release cannot read."""
+        pipeline = self._client.pipeline(transaction=True)  # both hashes as of one moment
+        pipeline.hgetall(self._entries(stream))
+        pipeline.hgetall(self._state(stream))
+        definitions, raw = await self._send(pipeline, stream)
+        state = {field.decode(): value.decode() for field, value in raw.items()}
+        found: list[Record] = []
+        unreadable: list[str] = []
+        # One entry that changed makes us read all of them again; parsing only the new ones keeps that cheap.
+        before, parsed = self._parsed.get(stream, {}), dict[bytes, ScheduleEntry]()
+        for name, definition in sorted((name.decode(), text) for name, text in definitions.items()):
+            try:
+                entry = parsed[definition] = before.get(definition) or records.load(definition)
+                found.append(_record(entry, name, stream, state))
+            except (records.RecordError, KeyError, ValueError):
+                unreadable.append(name)
+        self._parsed[stream] = parsed
+        return Mark(state.get("epoch"), int(state.get("version", 0))), found, unreadable
+
+    async def declare(self, entry: ScheduleEntry, origin: Origin, *, replace_existing: bool = False) -> Declared:
+        """Store an entry unless the ledger has it already."""
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.sadd(self._directory, entry.stream)
+        await self._send(pipeline, entry.stream)
+        answer = await self._run(
+            "declare",
+            entry.stream,
+            self._now(),
+            entry.name,
+            records.dump(entry),
+            records.revision(entry),
+            records.times_digest(entry),
+            origin.value,
+            int(isinstance(entry.when, Once)),
+            int(replace_existing),
+            uuid.uuid4().hex,
+        )
+        return Declared(answer.decode())
+
+    async def remove(self, stream: str, name: str) -> bool:
+        """Forget an entry and everything about it. False if it was not there."""
+        return bool(await self._run("control", stream, self._now(), "remove", name, ""))
+
+    async def pause(self, record: Record) -> bool:
+        """Hold an entry on all hosts, from this moment on. False if it is paused or gone."""
+        return bool(await self._run("control", record.entry.stream, self._now(), "pause", record.entry.name, ""))
+
+    async def resume(self, record: Record) -> bool:
+        """Let an entry go on with the ticks after this moment. False if it is not paused."""
+        once = int(isinstance(record.entry.when, Once))
+        return bool(await self._run("control", record.entry.stream, self._now(), "resume", record.entry.name, once))
+
+    async def carry_out(self, stream: str, orders: Sequence[Order]) -> list[tuple[Order, Verdict, int, int]]:
+        """Fire the orders of one stream. Returns each with its verdict, the entry's pointer and the server's time."""
+        results: list[tuple[Order, Verdict, int, int]] = []
+        for chunk in _chunks(orders):
+            arguments = [argument for order in chunk for argument in _arguments(order)]
+            answer = await self._run("fire", stream, self._now(), *arguments)
+            now = int(answer[0])
+            verdicts = zip(chunk, answer[1::2], answer[2::2], strict=True)
+            results += [(order, Verdict(word.decode()), int(pointer or 0), now) for order, word, pointer in verdicts]
+        return results
+
+    @property
+    def _directory(self) -> str:
+        return f"{self._group}:schedules"
+
+    def _state(self, stream: str) -> str:
+        return f"{keys_of(stream).base}:schedule:{self._group}:state"
+
+    def _entries(self, stream: str) -> str:
+        return f"{keys_of(stream).base}:schedule:{self._group}:entries"
+
+    def _now(self) -> str:
+        return "" if self._now_ms is None else str(self._now_ms())
+
+    async def _run(self, name: str, stream: str, *arguments: Arg) -> Any:
+        keys = [self._state(stream), self._entries(stream)]
+        if name == "fire":
+            keys.insert(1, stream)
+        return await script(name).call(self._client, keys, arguments, stream=stream, group=self._group)
+
+    async def _send(self, pipeline: Any, stream: str = "*") -> list[Any]:
+        try:
+            replies: list[Any] = await pipeline.execute()
+        except (RedisError, OSError) as error:
+            raise translate(error, stream=stream, group=self._group, command="schedule") from error
+        return replies
+
+
+def _mark(reply: list[bytes | None]) -> Mark:
+    epoch, version = reply
+    return Mark(None if epoch is None else epoch.decode(), int(version or 0))
+
+
+def _record(entry: ScheduleEntry, name: str, stream: str, state: dict[str, str]) -> Record:
+    if entry.name != name or entry.stream != stream:
+        raise ValueError("filed under another name or stream")
+    return Record(
+        entry=entry,
+        revision=state[f"rev:{name}"],
+        origin=Origin(state[f"origin:{name}"]),
+        decided=int(state[f"last:{name}"]),
+        last_fire=_optional(state.get(f"fire:{name}")),
+        fired=int(state.get(f"fired:{name}", 0)),
+        missed=int(state.get(f"missed:{name}", 0)),
+        paused_since=_optional(state.get(f"paused:{name}")),
+    )
+
+
+def _optional(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def moved(record: Record, pointer: int) -> Record:
+    """Return the record with its pointer where the server says it is."""
+    return replace(record, decided=pointer)
+
+
+def _arguments(order: Order) -> Iterable[Arg]:
+    entry, plan = order.record.entry, order.plan
+    finished = plan.wake_at is None and order.record.origin is Origin.RUNTIME
+    yield from (entry.name, order.record.revision, order.record.decided, plan.decided)
+    yield max((entry.fire_at(due) for due in plan.fire), default=0)
+    yield from (plan.missed, int(finished), plan.fire[-1] if plan.fire else "", len(order.messages))
+    yield from order.messages
+
+
+def _chunks(orders: Sequence[Order]) -> Iterable[list[Order]]:
+    chunk: list[Order] = []
+    size = 0
+    for order in orders:
+        weight = sum(map(len, order.messages))
+        if chunk and (len(chunk) >= _PLANS_PER_CALL or size + weight > _BYTES_PER_CALL):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(order)
+        size += weight
+    if chunk:
+        yield chunk

@@ -1,0 +1,34 @@
+-- Store an entry, or find that it is there already.
+--
+-- KEYS  state (hash), definitions (hash)
+-- ARGV  now in ms or '' for the server's own time, name, definition, revision, digest of its times, origin,
+--       '1' if it is due only once, '1' to replace an entry of the same name, id for a new ledger
+-- Answers added, changed, same, exists or in-code.
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+local name, definition, revision, times, origin = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+redis.call('HSETNX', KEYS[1], 'epoch', ARGV[9])
+local known = redis.call('HMGET', KEYS[1], 'rev:' .. name, 'when:' .. name, 'origin:' .. name)
+if known[1] then
+  if origin == 'runtime' and known[3] == 'code' then
+    return 'in-code'
+  end
+  if known[1] == revision and known[3] == origin then
+    return 'same'
+  end
+  if origin == 'runtime' and ARGV[8] ~= '1' then
+    return 'exists'
+  end
+end
+redis.call('HSET', KEYS[2], name, definition)
+redis.call('HSET', KEYS[1], 'rev:' .. name, revision, 'when:' .. name, times, 'origin:' .. name, origin)
+if known[2] ~= times then
+  -- New times start from now: their past ticks were nobody's to fire. A single moment has no past ticks
+  -- but itself, and whether it is still wanted is for the entry's policy to say.
+  redis.call('HSET', KEYS[1], 'last:' .. name, ARGV[7] == '1' and '0' or string.format('%.0f', now))
+end
+redis.call('HINCRBY', KEYS[1], 'version', 1)
+return known[1] and 'changed' or 'added'

@@ -1,0 +1,196 @@
+"""A group's entries as people see them: add, list, remove, pause, resume, look ahead. No loop runs here.
+
+Each call reads the ledger anew, so it is right whether or not a scheduler runs, here or on another host.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from types import TracebackType
+from typing import Self
+
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.redaction import printable
+from conquiet.kernel.validation import require_positive, require_text
+from conquiet.queue.client import AnyRedis, clone_async
+from conquiet.scheduler.entries import Origin, ScheduleEntry, from_ms
+from conquiet.scheduler.ledger import Declared, Ledger, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One entry and how it stands.
+
+    Attributes:
+        entry: What was declared or added.
+        origin: Whether code declares it or somebody added it at run time.
+        next_run: When it fires next, jitter included; None if never again or while paused.
+        last_fire: Due time of the last tick that was fired.
+        fired: Ticks fired so far, by all hosts.
+        missed: Ticks dropped by the catch-up policy so far.
+        paused_since: Since when it is held; None if it is not.
+    """
+
+    entry: ScheduleEntry
+    origin: Origin
+    next_run: datetime | None
+    last_fire: datetime | None
+    fired: int
+    missed: int
+    paused_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run to come: the tick's due time, and when it is fired (later than due only by jitter)."""
+
+    name: str
+    due: datetime
+    at: datetime
+
+
+class Schedules:
+    """The entries of one group, shared by all hosts through Redis.
+
+    Args:
+        redis: A redis-py client, sync or asyncio. It is cloned and never used or closed itself.
+        group: Name shared by the hosts that run the same code; groups do not see each other.
+        now_ms: Stands in for the server's TIME where a test wants its own.
+    """
+
+    def __init__(self, redis: AnyRedis, *, group: str = "conquiet", now_ms: Callable[[], int] | None = None) -> None:
+        self.group = require_text("group", group)
+        self._client = clone_async(redis)
+        self._ledger = Ledger(self._client, group, now_ms)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections opened here."""
+        await self._client.aclose()
+
+    async def add(self, entry: ScheduleEntry, *, replace: bool = False) -> bool:
+        """Add an entry at run time; every host fires it from within a second on. False if it is there already.
+
+        Args:
+            entry: Its past ticks do not count: it starts now.
+            replace: Put it in the place of another entry of that name that was added at run time.
+
+        Raises:
+            ConfigurationError: Another entry has that name, or code declares it.
+        """
+        # Names are looked up across streams without a lock: two hosts that add one name on two streams at the
+        # same moment both succeed. Their fires then share ids, which whoever dedupes by id would notice.
+        for record in (await self._records(entry.name))[1]:
+            if record.entry.stream != entry.stream:
+                if not replace or record.origin is Origin.CODE:
+                    raise ConfigurationError(
+                        f"entry {printable(entry.name)!r} exists on another stream; remove it first"
+                    )
+                await self._ledger.remove(record.entry.stream, entry.name)
+        match await self._ledger.declare(entry, Origin.RUNTIME, replace_existing=replace):
+            case Declared.IN_CODE:
+                raise ConfigurationError(
+                    f"entry {printable(entry.name)!r} is declared in code; change it there or take another name"
+                )
+            case Declared.EXISTS:
+                raise ConfigurationError(
+                    f"entry {printable(entry.name)!r} exists and is different; pass replace=True to change it"
+                )
+            case Declared.SAME:
+                return False
+            case Declared.ADDED | Declared.CHANGED:
+                return True
+
+    async def remove(self, name: str) -> bool:
+        """Remove an entry and its history. False if there is none of that name.
+
+        An entry that code declares comes back when a process with that code starts: pause it instead.
+        A definition that cannot be read is removed too.
+        """
+        removed = False
+        for stream in (await self._ledger.glance()).marks:
+            removed = await self._ledger.remove(stream, name) or removed
+        return removed
+
+    async def pause(self, name: str) -> bool:
+        """Hold an entry on all hosts at once, through restarts. False if it is paused already.
+
+        Raises:
+            ConfigurationError: There is no entry of that name.
+        """
+        return any([await self._ledger.pause(record) for record in await self._named(name)])
+
+    async def resume(self, name: str) -> bool:
+        """Let a paused entry go on. False if it is not paused.
+
+        Ticks due during the pause are gone, neither fired nor missed. A one-off time that passed meanwhile is a
+        late tick: the entry's catch-up policy decides.
+        """
+        return any([await self._ledger.resume(record) for record in await self._named(name)])
+
+    async def list_entries(self) -> list[Listed]:
+        """Return all entries of the group by name, paused and undeclared ones too."""
+        _, records = await self._records()
+        return [_listed(record) for record in sorted(records, key=lambda record: record.entry.name)]
+
+    async def next_runs(self, count: int, *, name: str | None = None) -> list[Run]:
+        """Return the next runs of the group (or of one entry) in the order they will be fired.
+
+        Paused entries have none. A tick that is overdue right now is not a run to come.
+        """
+        require_positive("count", count)
+        now, records = await self._records(name)
+        ahead = (_runs(record, now) for record in records if self._is_live(record))
+        return [Run(run_name, from_ms(due), from_ms(at)) for at, due, run_name in islice(heapq.merge(*ahead), count)]
+
+    def _is_live(self, record: Record) -> bool:
+        """True if the entry is being fired."""
+        return record.paused_since is None
+
+    async def _named(self, name: str) -> list[Record]:
+        _, found = await self._records(name)
+        if not found:
+            raise ConfigurationError(f"there is no entry named {printable(name)!r}; list_entries() shows what there is")
+        return found
+
+    async def _records(self, name: str | None = None) -> tuple[int, list[Record]]:
+        glance = await self._ledger.glance()
+        found: list[Record] = []
+        for stream in glance.marks:
+            _, records, _ = await self._ledger.load(stream)
+            found += [record for record in records if name is None or record.entry.name == name]
+        return glance.now, found
+
+
+def _listed(record: Record) -> Listed:
+    upcoming = record.entry.when.next_after(record.decided)
+    due = None if upcoming is None or record.paused_since is not None else record.entry.fire_at(upcoming)
+    return Listed(
+        entry=record.entry,
+        origin=record.origin,
+        next_run=None if due is None else from_ms(due),
+        last_fire=None if record.last_fire is None else from_ms(record.last_fire),
+        fired=record.fired,
+        missed=record.missed,
+        paused_since=None if record.paused_since is None else from_ms(record.paused_since),
+    )
+
+
+def _runs(record: Record, now: int) -> Iterator[tuple[int, int, str]]:
+    """Yield (fire time, due time, name) after ``now``, as the loop would fire them: in the order of due times."""
+    entry, previous = record.entry, 0
+    tick = entry.when.next_after(max(record.decided, now - entry.jitter_ms))
+    while tick is not None:
+        previous = max(previous, entry.fire_at(tick))  # a tick that is held back holds back those behind it
+        if previous > now:
+            yield previous, tick, entry.name
+        tick = entry.when.next_after(tick)

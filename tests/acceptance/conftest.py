@@ -1,0 +1,85 @@
+"""The installed command in a subprocess, with an environment that holds nothing of the developer's own."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+CONQUIET = Path(sys.executable).with_name("conquiet")
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CONQUIET_")}
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        kept.pop(name, None)
+    kept |= {name: value for name, value in os.environ.items() if name == "CONQUIET_SERVERS_DIR"}
+    return kept | more
+
+
+@pytest.fixture
+def command() -> Path:
+    """The installed console script."""
+    assert CONQUIET.exists(), "the package is not installed: run make"
+    return CONQUIET
+
+
+@pytest.fixture
+def clean_environment() -> Callable[..., dict[str, str]]:
+    return environment
+
+
+@pytest.fixture
+def run(command: Path, tmp_path: Path) -> Run:
+    """``run("inspect", "--json", env={...}, stdin="…")`` in an empty folder."""
+
+    def start(*words: str, stdin: str = "", env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [command, *words],
+            input=stdin,
+            env=environment(**(env or {})),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The same in this process: for variants, where starting Python each time would prove nothing more."""
+    from conquiet.cli import main
+
+    def call(*words: str, stdin: str = "", env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        with monkeypatch.context() as patch:
+            for name in os.environ.keys() - environment().keys():
+                patch.delenv(name)
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            patch.delenv("CONQUIET_DEBUG", raising=False)
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            patch.setattr(sys, "argv", ["conquiet", *words])
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as ended:
+                main()
+            said = capsys.readouterr()
+        code = ended.value.code
+        return subprocess.CompletedProcess(words, code if isinstance(code, int) else 0, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Redis]:
+    with Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client

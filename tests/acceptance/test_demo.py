@@ -1,0 +1,177 @@
+"""``conquiet demo``: what it shows, what it promises, and that nothing is left of it."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from sqlalchemy import create_engine, text
+
+from conquiet.testing import wait_until
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """An empty folder for temporary files; short, because sockets are put into it."""
+    folder = Path(tempfile.mkdtemp(prefix="cq"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start(command: Path, clean_environment: Callable[..., dict[str, str]], home: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*words: str, **more: Any) -> "subprocess.Popen[str]":
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | more
+        process: subprocess.Popen[str] = subprocess.Popen(
+            [command, "demo", *words], env=clean_environment(TMPDIR=str(home), TERM="xterm"), **options
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def relatives(home: Path) -> list[int]:
+    """Processes that were started with our folder for temporary files, however they are related to us."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR={home}\0".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def wait_until_nothing_is_left(home: Path) -> None:
+    wait_until(lambda: not relatives(home), timeout_s=15, message=lambda: f"left running: {relatives(home)}")
+    wait_until(lambda: not list(home.iterdir()), timeout_s=5, message=lambda: f"left lying: {list(home.iterdir())}")
+
+
+def read_until(process: "subprocess.Popen[str]", sign: str) -> str:
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if sign in line:
+            return seen
+    raise AssertionError(f"never saw {sign!r} in:\n{seen}")
+
+
+def test_the_whole_demo_in_a_pipe_loses_nothing_and_leaves_nothing(start: Start, home: Path) -> None:
+    """10,000 orders, 4 workers, one killed half-way: what ``make demo`` runs, except for the terminal."""
+    process = start()
+
+    output, _ = process.communicate(timeout=90)
+
+    assert process.returncode == 0, output
+    assert "worker-2 killed with -9 after COMMIT, before its acknowledgement" in output
+    assert re.search(r"worker-\d took over \d+ messages of the dead", output)
+    ledger = dict(re.findall(r"^(\S.*?) {2,}(.+)$", output, re.MULTILINE))
+    assert (ledger["enqueued"], ledger["processed"], ledger["lost"]) == ("10,000", "10,000", "0")
+    assert int(ledger["duplicates stepped aside"]) >= 1, "the one killed between COMMIT and acknowledgement"
+    assert "every cent in place" in ledger["money"]
+    assert "\x1b" not in output
+    assert "\r" not in output
+    wait_until_nothing_is_left(home)
+
+
+def test_on_a_terminal_it_is_live_and_ends_with_the_ledger(start: Start, home: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = start("--orders", "1500", stdin=theirs, stdout=theirs, stderr=theirs, text=False)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the terminal ends with its last process
+        while chunk := os.read(ours, 65_536):
+            seen += chunk
+    os.close(ours)
+
+    assert process.wait(10) == 0
+    screen = seen.decode("utf-8", "replace")
+    assert "\x1b[" in screen, "it moves the cursor"
+    assert "worker-1" in screen
+    assert "took over" in screen
+    assert "Nothing lost, nothing done twice: 1,500 orders" in screen
+    wait_until_nothing_is_left(home)
+
+
+@pytest.mark.parametrize("moment", ["orders enqueued", "worker processes", "killed with"])
+def test_ctrl_c_at_any_moment_cleans_up(start: Start, home: Path, moment: str) -> None:
+    process = start("--orders", "3000")
+    read_until(process, moment)
+
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # impatience does not hurt
+
+    assert process.wait(20) == 130
+    assert process.stdout is not None
+    assert "Traceback" not in process.stdout.read()
+    wait_until_nothing_is_left(home)
+
+
+def test_killed_itself_it_leaves_nothing_running_and_nothing_lying_around(start: Start, home: Path) -> None:
+    process = start("--orders", "5000")
+    read_until(process, "worker processes")
+
+    process.kill()
+
+    wait_until_nothing_is_left(home)
+
+
+def test_on_servers_of_yours_it_removes_what_it_made(
+    start: Start, client: Redis, redis_url: str, db_url: str, home: Path
+) -> None:
+    """On MySQL the balances are read under row locks."""
+    before = set(client.scan_iter("*"))
+    process = start("--orders", "400", "--redis-url", redis_url, "--db-url", db_url, "--json")
+
+    output, _ = process.communicate(timeout=60)
+
+    ledger = json.loads(output)
+    assert (process.returncode, ledger["balanced"], ledger["lost"], ledger["kills"]) == (0, True, 0, 1), output
+    assert set(client.scan_iter("*")) == before
+    engine = create_engine(db_url)
+    with engine.connect() as connection:
+        assert list(connection.execute(text("SHOW TABLES"))) == []
+    engine.dispose()
+    wait_until_nothing_is_left(home)
+
+
+def test_chaos_kills_every_worker_twice_and_redis_too_and_the_sum_is_still_right(start: Start, home: Path) -> None:
+    process = start("--chaos", "--orders", "1500", "--workers", "2", "--json")
+
+    output, _ = process.communicate(timeout=90)
+
+    ledger = json.loads(output)
+    assert (process.returncode, ledger["balanced"]) == (0, True), output
+    assert (ledger["kills"], ledger["restarts"]) == (4, 2)
+    wait_until_nothing_is_left(home)
+
+
+def test_without_a_server_at_the_url_it_says_so(start: Start, home: Path) -> None:
+    process = start("--redis-url", "redis://:geheim@127.0.0.1:1")
+
+    output, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 2
+    assert "conquiet: Redis at redis://***@127.0.0.1:1 does not answer" in output
+    assert "geheim" not in output
+    wait_until_nothing_is_left(home)

@@ -1,0 +1,228 @@
+"""The consumer as the whole job of a process: real signals, real exit codes, the broker's view afterwards."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+
+from conquiet.testing import wait_until
+
+HEAD = """
+import asyncio, logging, sys, threading, time
+from conquiet.rabbit import run_process
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+class Plain(logging.Formatter):
+    def format(self, record):
+        return f"{record.levelname} {record.getMessage()} {getattr(record, 'counters', '')}"
+logging.getLogger().handlers[0].setFormatter(Plain())
+logging.getLogger("pika").setLevel(logging.CRITICAL)
+url = sys.argv[1]
+def say(*words):
+    print(*words, flush=True)
+"""
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+
+class Broker:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connection = pika.BlockingConnection(pika.URLParameters(url))
+        self.channel = self.connection.channel()
+        self.channel.queue_declare("work", durable=True)
+
+    def put(self, number: int) -> None:
+        for action_id in range(number):
+            self.channel.basic_publish(
+                "", "work", json.dumps({"schema": "proca:action:2", "actionId": action_id}).encode()
+            )
+
+    def depth(self) -> int:
+        return int(self.channel.queue_declare("work", passive=True).method.message_count)
+
+
+@pytest.fixture
+def broker(amqp_url: str) -> Iterator[Broker]:
+    made = Broker(amqp_url)
+    yield made
+    made.connection.close()
+
+
+@pytest.fixture
+def start(amqp_url: str) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def run(body: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(HEAD) + textwrap.dedent(body), amqp_url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
+
+
+def read_until(process: "subprocess.Popen[str]", text: str) -> str:
+    assert process.stdout is not None
+    read = ""
+    for line in process.stdout:
+        read += line
+        if text in line:
+            return read
+    raise AssertionError(f"{text!r} never came: {read}")
+
+
+@pytest.mark.spec("MW-001.2", "MW-007.1", "MW-007.2", "MW-007.3", "MW-007.4")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["async def", "def"])
+def test_a_signal_ends_it_gracefully_with_exit_code_0(
+    broker: Broker, start: Start, signum: signal.Signals, kind: str
+) -> None:
+    broker.put(3)
+    wait = "await asyncio.sleep(0.5)" if kind == "async def" else "time.sleep(0.5)"
+    process = start(f"""
+    {kind} syncer(message):
+        say("started", message["actionId"])
+        {wait}
+        say("finished", message["actionId"])
+        return True
+    sys.exit(run_process(url, "work", syncer))
+    """)
+    read_until(process, "started 0")
+    process.send_signal(signum)
+
+    out, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 0, out
+    assert "finished 0" in out
+    assert "started 1" not in out
+    closing = [out.index(text) for text in ("consumer closed", "connection closed", "final counters")]
+    assert closing == sorted(closing)
+    assert "'ack': 1" in out[closing[-1] :]
+    wait_until(lambda: broker.depth() == 2)
+
+
+@pytest.mark.spec("MW-006.1", "MW-006.2", "MW-004.5", "MW-004.6", "MW-007.3")
+@pytest.mark.parametrize("ending", ["raise ValueError('jane@example.org')", "return None"])
+def test_a_fatal_error_is_logged_first_and_ends_it_with_exit_code_1(broker: Broker, start: Start, ending: str) -> None:
+    broker.put(2)
+    process = start(f"""
+    async def syncer(message):
+        {ending}
+    sys.exit(run_process(url, "work", syncer))
+    """)
+
+    out, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 1, out
+    order = [
+        out.index(text)
+        for text in ("fatal error, the consumer stops", "consumer closed", "connection closed", "final counters")
+    ]
+    assert order == sorted(order)
+    assert "jane" not in out
+    wait_until(lambda: broker.depth() == 2)
+
+
+@pytest.mark.spec("MW-001.3")
+@pytest.mark.parametrize(
+    "where",
+    [
+        "asyncio.get_running_loop().call_soon(lambda: 1 / 0)",
+        "threading.Thread(target=lambda: 1 / 0).start()",
+    ],
+)
+def test_an_error_nobody_catches_is_logged_and_ends_the_process(broker: Broker, start: Start, where: str) -> None:
+    broker.put(1)
+    process = start(f"""
+    async def syncer(message):
+        {where}
+        await asyncio.sleep(0.2)
+        return True
+    sys.exit(run_process(url, "work", syncer))
+    """)
+
+    out, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 1, out
+    order = [out.index(text) for text in ("uncaught error", "connection closed", "ZeroDivisionError")]
+    assert order == sorted(order)
+    assert broker.depth() == 0  # the syncer had the grace period to finish
+
+
+def test_a_second_signal_forces_the_end(broker: Broker, start: Start) -> None:
+    broker.put(1)
+    process = start("""
+    def syncer(message):
+        say("started")
+        time.sleep(60)
+        return True
+    sys.exit(run_process(url, "work", syncer))
+    """)
+    read_until(process, "started")
+    process.send_signal(signal.SIGTERM)
+    read_until(process, "Received signal")
+    process.send_signal(signal.SIGTERM)
+
+    process.communicate(timeout=10)
+
+    assert process.returncode == -signal.SIGTERM
+    wait_until(lambda: broker.depth() == 1)
+
+
+def test_a_missing_queue_is_one_line_and_exit_code_1(broker: Broker, start: Start) -> None:
+    process = start("""
+    sys.exit(run_process(url, "nowhere", lambda message: True))
+    """)
+
+    out, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 1
+    assert "queue nowhere does not exist; create it first" in out
+    assert "Traceback" not in out
+
+
+@pytest.mark.spec("MW-008.5")
+def test_counters_start_anew_with_the_process(broker: Broker, start: Start) -> None:
+    body = """
+    from conquiet.rabbit import sync_queue
+    def syncer(message):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+    say("returned", sync_queue(url, "work", syncer).as_dict()["ack"])
+    """
+    for _ in range(2):
+        broker.put(1)
+        out, _ = start(body).communicate(timeout=30)
+        assert "returned 1" in out
+
+
+def test_kill_9_loses_nothing(broker: Broker, start: Start, amqp_url: Any) -> None:
+    broker.put(4)
+    process = start("""
+    def syncer(message):
+        say("started")
+        time.sleep(60)
+        return True
+    sys.exit(run_process(url, "work", syncer, concurrency=2))
+    """)
+    read_until(process, "started")
+    process.kill()
+    process.communicate()
+
+    wait_until(lambda: broker.depth() == 4)

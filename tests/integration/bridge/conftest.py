@@ -1,0 +1,56 @@
+"""A database with the bridge's tables, and queues on a real Redis."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
+
+from conquiet.bridge import create_tables
+from conquiet.config import QueueConfig
+from conquiet.queue import QueueConsumer, RedisStreamsQueue
+
+
+@pytest.fixture
+def make_engine() -> Iterator[Callable[..., Engine]]:
+    made: list[Engine] = []
+
+    def make(url: str, *, lock_wait_s: int = 5) -> Engine:
+        engine = create_engine(
+            url, connect_args={"init_command": f"SET SESSION innodb_lock_wait_timeout={lock_wait_s}"}
+        )
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        engine.dispose()
+
+
+@pytest.fixture
+def engine(db_url: str, make_engine: Callable[..., Engine]) -> Engine:
+    engine = make_engine(db_url)
+    create_tables(engine)
+    return engine
+
+
+@pytest.fixture
+def make_consumer(redis_url: str, key_prefix: str) -> Iterator[Callable[..., QueueConsumer]]:
+    made: list[QueueConsumer] = []
+    client = redis.Redis.from_url(redis_url)
+
+    def make(stream: str = "orders", name: str = "one", *, claim_idle_ms: int = 1) -> QueueConsumer:
+        config = QueueConfig(f"{key_prefix}{stream}", "billing", name, block_ms=100, claim_idle_ms=claim_idle_ms)
+        made.append(QueueConsumer(client, config))
+        return made[-1]
+
+    yield make
+    for consumer in made:
+        consumer.close()
+    client.close()
+
+
+@pytest.fixture
+def queue(make_consumer: Callable[..., QueueConsumer]) -> RedisStreamsQueue:
+    return make_consumer("ledger").queue

@@ -1,0 +1,227 @@
+"""The relay between a real database and a real Redis."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from sqlalchemy import text
+from sqlalchemy.engine import Engine
+
+from conquiet.bridge import Letter, Outbox, OutboxRelay, Outcome, ToStream
+from conquiet.config import QueueConfig
+from conquiet.db.session import DbSession
+from conquiet.kernel.backoff import Backoff
+from conquiet.kernel.lifecycle import Status
+from conquiet.queue import QueueConsumer, RedisStreamsQueue
+from conquiet.testing import RedisServer, wait_until
+
+NO_WAIT = Backoff(base_s=0.0, cap_s=0.0)
+
+
+def add(engine: Engine, *names: str, key: str | None = None) -> None:
+    with DbSession(engine) as session:
+        for name in names:
+            Outbox().add(session, "ledger", {"name": name}, key)
+
+
+def left(engine: Engine) -> int:
+    with DbSession(engine) as session:
+        return int(session.execute_scalar("SELECT COUNT(*) FROM conquiet_outbox"))
+
+
+def names(queue: RedisStreamsQueue) -> list[str]:
+    return [message.payload["name"] for message in queue.read(1, count=10_000)]
+
+
+def test_what_was_written_arrives_with_its_id_and_leaves_the_outbox(engine: Engine, queue: RedisStreamsQueue) -> None:
+    with DbSession(engine) as session:
+        message_id = Outbox().add(session, "ledger", {"amount": 5})
+
+    with OutboxRelay(engine, {"ledger": ToStream(queue)}) as relay:
+        relay.drain()
+
+    (message,) = queue.read(1)
+    assert message.payload == {"amount": 5, "_outbox_id": message_id}
+    assert left(engine) == 0
+
+
+def test_many_relays_publish_each_row_once_and_keep_the_order_of_each_key(
+    engine: Engine, queue: RedisStreamsQueue
+) -> None:
+    """No relay dies here, so nothing may be published twice either. Rows are added while the relays run."""
+    keys, each = 5, 60
+    added, stop = threading.Event(), threading.Event()
+
+    def relay_until_told() -> int:
+        published = 0
+        with OutboxRelay(engine, {"ledger": ToStream(queue)}, batch=7) as relay:
+            while not stop.is_set():
+                published += relay.relay_once().published
+                if added.is_set() and left(engine) == 0:
+                    stop.set()
+        return published
+
+    with ThreadPoolExecutor(3) as pool:
+        relays = [pool.submit(relay_until_told) for _ in range(3)]
+        for number in range(each):
+            for key in range(keys):
+                add(engine, f"{key}:{number}", key=str(key))
+            add(engine, f"x:{number}")
+        added.set()
+        shares = [relay.result(60) for relay in relays]
+
+    arrived = names(queue)
+    assert sum(shares) == len(arrived) == len(set(arrived)) == (keys + 1) * each
+    by_key = defaultdict(list)
+    for name in arrived:
+        of, _, place = name.partition(":")
+        by_key[of].append(int(place))
+    for of in map(str, range(keys)):
+        assert by_key[of] == list(range(each)), f"key {of} is out of order"
+
+
+def test_a_key_belongs_to_whoever_holds_its_oldest_row(engine: Engine, queue: RedisStreamsQueue) -> None:
+    add(engine, "a1", "a2", key="a")
+    add(engine, "b1", key="b")
+    with OutboxRelay(engine, {"ledger": ToStream(queue)}) as relay:
+        with DbSession(engine) as other:
+            other.fetch_all("SELECT seq FROM conquiet_outbox WHERE seq = 1 FOR UPDATE")
+
+            relay.drain()
+
+            assert names(queue) == ["b1"], "a2 is free, but what is before it is not out yet"
+        relay.drain()
+    assert names(queue) == ["a1", "a2"]
+
+
+def test_a_row_that_only_looks_like_the_oldest_is_not_published(
+    engine: Engine, queue: RedisStreamsQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the scan and the lock another relay can take the oldest row: the check comes after the locks."""
+    from conquiet.bridge.desk import Desk
+
+    add(engine, "a1", "a2", key="a")
+    scan = Desk.scan
+
+    def scan_too_late(self: Desk, *args: object, **kwargs: object) -> object:
+        seen, age_s = scan(self, *args, **kwargs)  # type: ignore[arg-type]
+        return seen[1:], age_s
+
+    monkeypatch.setattr(Desk, "scan", scan_too_late)
+    with OutboxRelay(engine, {"ledger": ToStream(queue)}) as relay:
+        assert relay.relay_once().published == 0
+    assert names(queue) == []
+
+
+def test_publishing_does_not_keep_business_transactions_from_writing(
+    engine: Engine, db_url: str, make_engine: Callable[..., Engine]
+) -> None:
+    publishing, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def publish(self, letters: Sequence[Letter]) -> list[tuple[Outcome, str]]:
+            publishing.set()
+            assert go_on.wait(10)
+            return [(Outcome.PUBLISHED, "")] * len(letters)
+
+    add(engine, "first")
+    impatient = make_engine(db_url, lock_wait_s=1)
+    with OutboxRelay(engine, {"ledger": Slow()}) as relay, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(relay.relay_once)
+        assert publishing.wait(10)
+
+        add(impatient, "second")
+        add(impatient, "third", key="k")
+
+        go_on.set()
+        assert running.result(10).published == 1
+    assert left(engine) == 2
+
+
+def test_a_row_that_was_published_but_not_deleted_is_published_again_with_the_same_id(
+    engine: Engine, queue: RedisStreamsQueue
+) -> None:
+    class DiesAfterwards(ToStream):
+        def publish(self, letters: Sequence[Letter]) -> list[tuple[Outcome, str]]:
+            super().publish(letters)
+            raise KeyboardInterrupt
+
+    add(engine, "once")
+    with pytest.raises(KeyboardInterrupt), OutboxRelay(engine, {"ledger": DiesAfterwards(queue)}) as relay:
+        relay.relay_once()
+    with OutboxRelay(engine, {"ledger": ToStream(queue)}) as relay:
+        relay.drain()
+
+    ids = [message.payload["_outbox_id"] for message in queue.read(1, count=10)]
+    assert len(ids) == 2
+    assert len(set(ids)) == 1
+
+
+def test_a_payload_that_the_stream_refuses_is_parked_and_the_others_arrive(
+    engine: Engine, redis_url: str, key_prefix: str
+) -> None:
+    config = QueueConfig(f"{key_prefix}small", "g", "c", max_payload_bytes=200)
+    with redis.Redis.from_url(redis_url) as client, RedisStreamsQueue(client, config) as small:
+        add(engine, "x" * 300, "behind", key="a")
+        add(engine, "free")
+        with OutboxRelay(engine, {"ledger": ToStream(small)}, max_attempts=2, backoff=NO_WAIT) as relay:
+            relay.drain()
+
+        assert sorted(names(small)) == ["behind", "free"]
+    (parked,) = Outbox().parked(engine)
+    assert "max_payload_bytes" in parked.reason
+    assert parked.attempts == 2
+
+
+def test_rows_wait_for_a_redis_that_is_down_and_keep_their_attempts(
+    engine: Engine, private_redis: Callable[..., RedisServer], key_prefix: str
+) -> None:
+    server = private_redis(aof=True)
+    config = QueueConfig(f"{key_prefix}ledger", "g", "c")
+    with redis.Redis.from_url(server.url) as client, RedisStreamsQueue(client, config) as queue:
+        relay = OutboxRelay(
+            engine, {"ledger": ToStream(queue)}, max_attempts=1, poll_s=0.01, backoff=Backoff(base_s=0.01, cap_s=0.05)
+        )
+        with relay, ThreadPoolExecutor(1) as pool:
+            running = pool.submit(relay.run)
+            server.kill()
+            add(engine, "patient")
+            wait_until(lambda: relay._routes[0].failures > 1, message="the relay has tried")
+            assert left(engine) == 1
+
+            server.restart()
+
+            wait_until(lambda: left(engine) == 0, message="the row is published")
+            relay.stop()
+            running.result(10)
+        assert names(queue) == ["patient"]
+    assert Outbox().parked(engine) == []
+
+
+def test_the_relay_changes_settings_on_connections_of_its_own_only(engine: Engine, queue: RedisStreamsQueue) -> None:
+    """A host that vanishes keeps its locks until the server gives the connection up: in minutes, not hours."""
+
+    def setting(of: Engine) -> tuple[int, str]:
+        with of.connect() as connection:
+            row = connection.execute(text("SELECT @@SESSION.wait_timeout, @@SESSION.innodb_lock_wait_timeout")).one()
+            return int(row[0]), str(row[1])
+
+    with OutboxRelay(engine, {"ledger": ToStream(queue)}) as relay:
+        relay.relay_once()
+
+        assert setting(relay._engine) == (120, "5"), "the caller's own settings are kept"
+        assert setting(engine)[0] > 1_000
+
+
+def test_a_stop_ends_a_relay_that_has_nothing_to_do(
+    engine: Engine, make_consumer: Callable[..., QueueConsumer]
+) -> None:
+    target = ToStream(make_consumer().queue)
+    with OutboxRelay(engine, {"ledger": target}, poll_s=60.0) as relay, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(relay.run)
+        wait_until(lambda: relay._life.status is Status.RUNNING)
+        relay.stop()
+        running.result(5)

@@ -1,0 +1,35 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis import Redis
+
+from conquiet.config import QueueConfig
+from conquiet.management import Server
+from conquiet.queue import RedisStreamsQueue
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Redis]:
+    with Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def server(client: Redis) -> Iterator[Server]:
+    with Server(client) as server:
+        yield server
+
+
+@pytest.fixture
+def make_queue(client: Redis, key_prefix: str) -> Iterator[Callable[..., RedisStreamsQueue]]:
+    """``make_queue(name, consumer)``: a queue on a stream of the test's own."""
+    opened: list[RedisStreamsQueue] = []
+
+    def make(name: str = "orders", consumer: str = "alice", group: str = "billing") -> RedisStreamsQueue:
+        queue = RedisStreamsQueue(client, QueueConfig(key_prefix + name, group, consumer, max_read_count=1_000))
+        opened.append(queue)
+        return queue
+
+    yield make
+    for queue in opened:
+        queue.close()

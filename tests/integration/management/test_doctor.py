@@ -1,0 +1,232 @@
+"""The doctor finds each fault that was planted, and says nothing about a healthy set-up."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+from redis import Redis
+from sqlalchemy import Engine, create_engine, text
+
+from conquiet.bridge import create_tables
+from conquiet.management import Server
+from conquiet.management.doctor import Finding, Severity
+from conquiet.management.doctor.mysql import examine_mysql
+from conquiet.management.doctor.rabbit import RabbitApiError, examine_rabbit
+from conquiet.management.doctor.redis import RedisLimits, examine_redis
+from conquiet.testing import RedisServer, wait_until
+
+
+def serious(found: list[Finding]) -> set[str]:
+    return {finding.check for finding in found if finding.severity is not Severity.NOTE}
+
+
+def errors(found: list[Finding]) -> set[str]:
+    return {finding.check for finding in found if finding.severity is Severity.ERROR}
+
+
+# ---------------------------------------------------------------- Redis
+@pytest.fixture
+def durable(private_redis: Callable[..., RedisServer]) -> Iterator[tuple[Server, Redis]]:
+    """A healthy Redis of the test's own."""
+    with Redis.from_url(private_redis(aof=True).url) as client, Server(client) as server:
+        yield server, client
+
+
+def test_a_healthy_redis_is_fine(durable: tuple[Server, Redis]) -> None:
+    server, client = durable
+    client.xgroup_create("orders", "billing", mkstream=True)
+    client.xadd("orders", {"data": "{}"})
+    client.xreadgroup("billing", "alice", {"orders": ">"})
+
+    found = examine_redis(server)
+
+    assert serious(found) == set()
+    assert {finding.check for finding in found} == {"redis.client"}, "worth knowing, and no fault"
+
+
+def test_settings_that_lose_messages_are_found(durable: tuple[Server, Redis]) -> None:
+    server, client = durable
+
+    client.config_set("appendfsync", "no")
+    client.config_set("maxmemory", "2mb")
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    lossy = examine_redis(server)
+    client.config_set("maxmemory-policy", "volatile-lru")
+    volatile = examine_redis(server)
+    client.config_set("appendonly", "no")
+    forgetful = examine_redis(server)
+
+    assert {"redis.persistence", "redis.eviction"} <= serious(lossy)
+    assert errors(lossy) == {"redis.eviction"}
+    assert errors(volatile) == set()
+    assert "redis.persistence" in errors(forgetful)
+
+
+def test_trouble_in_streams_is_found(durable: tuple[Server, Redis]) -> None:
+    server, client = durable
+    client.xgroup_create("orders", "billing", mkstream=True)
+    for _ in range(50):
+        client.xadd("orders", {"data": "{}"})
+    client.xreadgroup("billing", "alice", {"orders": ">"}, count=40)
+    pending: Any = client.xpending_range("orders", "billing", "-", "+", 40)
+    ids = [row["message_id"] for row in pending]
+    client.xack("orders", "billing", *ids[:30])
+    client.xclaim("orders", "billing", "alice", 0, [ids[35]], retrycount=50)
+    limits = RedisLimits(max_lag=5, max_done=20, max_deliveries=10, alive_ms=20)
+
+    wait_until(lambda: "redis.dead_consumers" in serious(examine_redis(server, limits)))
+    found = examine_redis(server, limits)
+
+    assert serious(found) == {"redis.dead_consumers", "redis.deliveries", "redis.growth", "redis.lag"}
+    by_check = {finding.check: finding for finding in found}
+    assert "30 entries" in by_check["redis.growth"].what
+    assert "10 entries" in by_check["redis.dead_consumers"].what
+    assert "no live consumer" in by_check["redis.lag"].what
+    assert all(finding.why and finding.fix for finding in found)
+
+
+def test_a_group_that_is_merely_behind_is_found(durable: tuple[Server, Redis]) -> None:
+    server, client = durable
+    client.xgroup_create("orders", "billing", mkstream=True)
+    for _ in range(20):
+        client.xadd("orders", {"data": "{}"})
+    client.xreadgroup("billing", "alice", {"orders": ">"}, count=1)
+
+    found = examine_redis(server, RedisLimits(max_lag=10))
+
+    assert serious(found) == {"redis.lag"}
+
+
+def test_a_replica_and_a_missing_command_are_found(private_redis: Callable[..., RedisServer]) -> None:
+    crippled = private_redis(aof=True, extra_args=("--rename-command", "XAUTOCLAIM", ""))
+    with Redis.from_url(crippled.url) as client, Server(client) as server:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+
+        found = examine_redis(server)
+
+    assert {"redis.commands", "redis.role"} <= errors(found)
+
+
+# ---------------------------------------------------------------- MySQL
+@pytest.fixture
+def engine(db_url: str) -> Iterator[Engine]:
+    engine = create_engine(db_url)
+    yield engine
+    engine.dispose()
+
+
+def do(engine: Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def beyond_speed(found: list[Finding]) -> set[str]:
+    """The private server gives up durability for speed, and the doctor is right to say so. That aside."""
+    return serious(found) - {"mysql.durability"}
+
+
+def test_a_healthy_database_is_fine(engine: Engine) -> None:
+    create_tables(engine)
+
+    assert beyond_speed(examine_mysql(engine)) == set()
+
+
+def test_commits_that_are_not_on_disk_are_found(mysql_server: Any, engine: Engine) -> None:
+    with engine.connect() as connection:
+        setting = connection.execute(text("SELECT @@innodb_flush_log_at_trx_commit")).scalar()
+
+    assert ("mysql.durability" in serious(examine_mysql(engine))) == (setting != 1)
+
+
+def test_tables_without_transactions_missing_ones_and_missing_indexes_are_found(engine: Engine) -> None:
+    do(engine, "CREATE TABLE old (id INT PRIMARY KEY) ENGINE = MyISAM")
+    bare = examine_mysql(engine)
+    create_tables(engine)
+    do(engine, "ALTER TABLE conquiet_inbox DROP PRIMARY KEY")
+    broken = examine_mysql(engine)
+
+    assert {"mysql.engine", "mysql.tables"} == beyond_speed(bare)
+    assert {"mysql.engine", "mysql.indexes"} == errors(broken)
+
+
+def test_pools_larger_than_the_server_are_found(engine: Engine) -> None:
+    create_tables(engine)
+
+    assert errors(examine_mysql(engine, wanted_connections=1_000_000)) == {"mysql.max_connections"}
+
+
+def test_who_waits_for_whom_and_forgotten_transactions_are_found(engine: Engine) -> None:
+    create_tables(engine)
+    do(engine, "CREATE TABLE account (id INT PRIMARY KEY, cents INT)", "INSERT INTO account VALUES (1, 100)")
+
+    def wait_in_line() -> None:
+        do(engine, "UPDATE account SET cents = 2 WHERE id = 1")
+
+    with engine.begin() as holder:
+        holder.execute(text("UPDATE account SET cents = 1 WHERE id = 1"))
+        waiter = threading.Thread(target=wait_in_line)
+        waiter.start()
+        wait_until(lambda: "mysql.lock_waits" in serious(examine_mysql(engine, slow_s=0)), interval_s=0.1)
+        wait_until(lambda: "mysql.long_transactions" in serious(examine_mysql(engine, slow_s=0)), interval_s=0.1)
+    waiter.join(20)
+
+    # MariaDB shows who waits from a picture that it renews ten times a second.
+    wait_until(lambda: beyond_speed(examine_mysql(engine)) == set())
+
+
+# ---------------------------------------------------------------- RabbitMQ
+@pytest.fixture
+def channel(amqp_url: str) -> Iterator[Any]:
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    yield connection.channel()
+    connection.close()
+
+
+def vhost(amqp_url: str) -> str:
+    return amqp_url.rsplit("/", 1)[1]
+
+
+def test_a_healthy_broker_is_fine(channel: Any, amqp_url: str, rabbitmq_server: Any) -> None:
+    channel.queue_declare("orders.dead", durable=True)
+    channel.queue_declare(
+        "orders",
+        durable=True,
+        arguments={
+            "x-queue-type": "quorum",
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "orders.dead",
+            "x-delivery-limit": 5,
+        },
+    )
+
+    found = examine_rabbit(rabbitmq_server.management_url, vhost(amqp_url), queues=("orders",))
+
+    assert serious(found) == set()
+
+
+def test_queues_that_lose_messages_are_found(channel: Any, amqp_url: str, rabbitmq_server: Any) -> None:
+    channel.queue_declare("plain", durable=True)
+    channel.queue_declare("fleeting", durable=False)
+    channel.queue_declare("endless", durable=True, arguments={"x-queue-type": "quorum", "x-dead-letter-exchange": ""})
+    channel.basic_publish("", "plain", b"{}")
+
+    def found() -> list[Finding]:
+        return examine_rabbit(rabbitmq_server.management_url, vhost(amqp_url), queues=("nowhere",))
+
+    wait_until(lambda: "rabbit.consumers" in serious(found()), timeout_s=20, interval_s=0.2)
+    assert serious(found()) == {
+        "rabbit.consumers",
+        "rabbit.dead_letters",
+        "rabbit.delivery_limit",
+        "rabbit.durability",
+        "rabbit.missing_queue",
+    }
+    assert errors(found()) == {"rabbit.durability", "rabbit.missing_queue"}
+
+
+def test_a_broker_that_does_not_answer_is_not_a_finding() -> None:
+    with pytest.raises(RabbitApiError):
+        examine_rabbit("http://127.0.0.1:1")

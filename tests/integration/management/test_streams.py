@@ -1,0 +1,342 @@
+"""What an operator sees and does on a real server."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from conquiet.errors import (
+    ConfigurationError,
+    NoSuchStreamError,
+    OperatorError,
+    PayloadError,
+    QueueError,
+    WrongKeyTypeError,
+)
+from conquiet.management import (
+    PendingFilter,
+    Server,
+    describe_stream,
+    enqueue_all,
+    list_pending,
+    list_streams,
+    reclaim,
+    retire,
+    trim,
+)
+from conquiet.queue import RedisStreamsQueue
+from conquiet.testing import FaultProxy, wait_until
+
+MakeQueue = Callable[..., RedisStreamsQueue]
+
+
+def filled(make_queue: MakeQueue, count: int = 10, taken: int = 4, consumer: str = "alice") -> RedisStreamsQueue:
+    queue = make_queue(consumer=consumer)
+    queue.enqueue_many([{"n": number} for number in range(count)])
+    if taken:
+        queue.read(100, taken)
+    return queue
+
+
+def counts(server: Server, queue: RedisStreamsQueue) -> dict[str, int]:
+    group = describe_stream(server, queue.config.stream_key).groups[0]
+    return {consumer.name: consumer.pending for consumer in group.consumers}
+
+
+# ---------------------------------------------------------------- looking
+def test_a_stream_is_described_with_its_groups_and_consumers(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue)
+
+    facts = describe_stream(server, queue.config.stream_key)
+
+    (group,) = facts.groups
+    assert (facts.length, group.lag, group.pending) == (10, 6, 4)
+    assert group.oldest_age_s is not None
+    assert [(one.name, one.pending, one.alive) for one in group.consumers] == [("alice", 4, True)]
+    assert facts.as_dict()["groups"][0]["consumers"][0]["name"] == "alice"
+
+
+def test_a_consumer_that_asks_for_nothing_counts_as_dead(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue)
+
+    def group_is_dead() -> bool:
+        group = describe_stream(server, queue.config.stream_key, alive_ms=20).groups[0]
+        return [one.name for one in group.dead_with_work] == ["alice"]
+
+    wait_until(group_is_dead)
+
+
+def test_what_the_processor_keeps_beside_a_stream_is_shown_with_it(
+    server: Server, client: Redis, make_queue: MakeQueue
+) -> None:
+    key = filled(make_queue, taken=0).config.stream_key
+    client.zadd(f"{{{key}}}:delayed", {"later": 1})
+    client.xadd(f"{{{key}}}:dead", {"data": "{}"})
+    client.hset(f"{{{key}}}:paused", "*", "1")
+
+    (facts,) = list_streams(server, pattern=f"*{key}*").streams
+
+    assert (facts.delayed, facts.dead_letters, facts.paused) == (1, 1, ("*",))
+
+
+def test_listing_is_bounded_and_says_so(server: Server, client: Redis, key_prefix: str) -> None:
+    for number in range(5):
+        client.xadd(f"{key_prefix}s{number}", {"data": "{}"})
+    client.set(f"{key_prefix}other", "not a stream")
+
+    some = list_streams(server, pattern=f"{key_prefix}*", limit=3)
+    everything = list_streams(server, pattern=f"{key_prefix}*")
+
+    assert (len(some.streams), some.complete) == (3, False)
+    assert (len(everything.streams), everything.complete) == (5, True)
+
+
+def test_looking_never_uses_keys(server: Server, client: Redis, make_queue: MakeQueue) -> None:
+    """KEYS stops a busy server for seconds."""
+    queue = filled(make_queue)
+    client.config_resetstat()
+
+    list_streams(server)
+    list_pending(server, queue.config.stream_key, "billing")
+
+    assert "cmdstat_keys" not in client.info("commandstats")
+
+
+def test_a_missing_stream_and_a_key_of_another_type_are_told_apart(
+    server: Server, client: Redis, key_prefix: str
+) -> None:
+    client.lpush(f"{key_prefix}list", "x")
+
+    with pytest.raises(NoSuchStreamError, match="there is no stream"):
+        describe_stream(server, f"{key_prefix}nothing")
+    with pytest.raises(WrongKeyTypeError, match="holds a list, not a stream"):
+        describe_stream(server, f"{key_prefix}list")
+
+
+# ---------------------------------------------------------------- pending and reclaim
+def test_pending_tells_owner_deliveries_ghosts_and_trimmed(
+    server: Server, client: Redis, make_queue: MakeQueue
+) -> None:
+    queue = filled(make_queue, taken=3)
+    found: Any = client.xrange(queue.config.stream_key, count=1)
+    client.xdel(queue.config.stream_key, found[0][0])
+
+    def alice_is_dead() -> bool:
+        rows = list_pending(server, queue.config.stream_key, "billing", alive_ms=20)
+        return all(row.ghost for row in rows)
+
+    wait_until(alice_is_dead)
+    rows = list_pending(server, queue.config.stream_key, "billing")
+    assert [(row.consumer, row.deliveries, row.trimmed) for row in rows] == [
+        ("alice", 1, True),
+        ("alice", 1, False),
+        ("alice", 1, False),
+    ]
+    with pytest.raises(NoSuchStreamError, match="there is: billing"):
+        list_pending(server, queue.config.stream_key, "nobody")
+
+
+def test_pending_can_be_filtered_and_is_paged(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue, count=1_200, taken=1_100)
+    filled(make_queue, count=0, taken=5, consumer="bob")
+
+    of_bob = list_pending(server, queue.config.stream_key, "billing", PendingFilter(consumer="bob"))
+    everything = list_pending(server, queue.config.stream_key, "billing", PendingFilter(limit=5_000))
+    often = list_pending(server, queue.config.stream_key, "billing", PendingFilter(min_deliveries=2))
+
+    assert len(of_bob) == 5
+    assert len(everything) == 1_105
+    assert often == []
+
+
+def test_reclaim_without_a_filter_is_refused(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue)
+
+    with pytest.raises(ConfigurationError, match="would take work from live consumers"):
+        reclaim(server, queue.config.stream_key, "billing", PendingFilter())
+
+
+def test_a_dry_run_of_reclaim_changes_nothing(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue)
+
+    would = reclaim(server, queue.config.stream_key, "billing", PendingFilter(consumer="alice"), dry_run=True)
+
+    assert len(would.ids) == 4
+    assert counts(server, queue) == {"alice": 4}
+
+
+def test_reclaimed_entries_are_stale_at_once_and_keep_their_delivery_count(
+    server: Server, make_queue: MakeQueue
+) -> None:
+    queue = filled(make_queue)
+
+    done = reclaim(server, queue.config.stream_key, "billing", PendingFilter(consumer="alice"))
+    batch = make_queue(consumer="bob").claim_stale(60_000, 10)
+
+    assert len(done.ids) == 4
+    assert [message.delivery_count for message in batch] == [2, 2, 2, 2]
+
+
+def test_reclaimed_for_somebody_they_are_his_own(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue)
+
+    reclaim(server, queue.config.stream_key, "billing", PendingFilter(consumer="alice"), owner="bob")
+
+    assert len(make_queue(consumer="bob").recover_own()) == 4
+    assert counts(server, queue)["alice"] == 0
+
+
+def test_reclaim_leaves_alone_what_was_touched_meanwhile(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue)
+
+    done = reclaim(server, queue.config.stream_key, "billing", PendingFilter(min_idle_ms=60_000))
+
+    assert done.ids == ()
+    assert counts(server, queue) == {"alice": 4}
+
+
+# ---------------------------------------------------------------- retire
+def test_a_live_consumer_is_not_retired(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue)
+
+    with pytest.raises(OperatorError, match="may be alive"):
+        retire(server, queue.config.stream_key, "billing", "alice", heir="bob")
+
+    assert counts(server, queue) == {"alice": 4}
+
+
+def test_a_consumer_with_pending_work_is_not_retired_without_an_heir(server: Server, make_queue: MakeQueue) -> None:
+    """XGROUP DELCONSUMER would drop its pending entries for ever."""
+    queue = filled(make_queue)
+
+    with pytest.raises(OperatorError, match="4 entries pending"):
+        retire(server, queue.config.stream_key, "billing", "alice", min_idle_ms=0)
+
+    assert counts(server, queue) == {"alice": 4}
+
+
+def test_retiring_hands_everything_over_and_keeps_delivery_counts(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue, count=2_500, taken=2_300)
+
+    done = retire(server, queue.config.stream_key, "billing", "alice", heir="bob", min_idle_ms=0)
+
+    assert done.handed_over == 2_300
+    assert counts(server, queue) == {"bob": 2_300}
+    rows = list_pending(server, queue.config.stream_key, "billing", PendingFilter(limit=5_000))
+    assert {row.deliveries for row in rows} == {1}
+
+
+def test_retiring_nobody_says_so(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue)
+
+    with pytest.raises(NoSuchStreamError, match="has no consumer 'carol'"):
+        retire(server, queue.config.stream_key, "billing", "carol", min_idle_ms=0)
+    with pytest.raises(OperatorError, match="own heir"):
+        retire(server, queue.config.stream_key, "billing", "alice", heir="alice", min_idle_ms=0)
+
+
+def test_a_consumer_without_work_is_simply_deleted(server: Server, make_queue: MakeQueue) -> None:
+    queue = make_queue()
+    queue.enqueue({"n": 1})
+    queue.ack(queue.read(100)[0])
+
+    assert retire(server, queue.config.stream_key, "billing", "alice", min_idle_ms=0).handed_over == 0
+    assert counts(server, queue) == {}
+
+
+# ---------------------------------------------------------------- trim
+def test_trim_keeps_every_pending_and_undelivered_entry_of_every_group(server: Server, make_queue: MakeQueue) -> None:
+    fast, slow = make_queue(), make_queue(consumer="bob", group="mailing")
+    fast.enqueue_many([{"n": number} for number in range(500)])
+    for message in fast.read(100, 500):
+        fast.ack(message)
+    late = slow.read(100, 300)
+    for message in late[:200]:
+        slow.ack(message)
+
+    would = trim(server, fast.config.stream_key, dry_run=True)
+    done = trim(server, fast.config.stream_key)
+
+    assert (would.removed, would.length) == (None, 500)
+    assert would.below_id == done.below_id == late[200].id
+    assert (done.removed, done.length) == (200, 300)
+    assert len(slow.recover_own(1_000)) == 100
+    assert len(slow.read(100, 1_000)) == 200
+
+
+def test_trim_keeps_what_is_young(server: Server, make_queue: MakeQueue) -> None:
+    queue = make_queue()
+    queue.enqueue_many([{"n": number} for number in range(50)])
+    for message in queue.read(100, 50):
+        queue.ack(message)
+
+    assert trim(server, queue.config.stream_key, older_than_s=3_600).removed == 0
+    assert trim(server, queue.config.stream_key).removed == 49  # the last one delivered stays
+
+
+def test_trim_refuses_a_stream_without_a_group(server: Server, client: Redis, key_prefix: str) -> None:
+    """Nobody says what is needed: it may be read without a group."""
+    client.xadd(f"{key_prefix}plain", {"data": "{}"})
+
+    with pytest.raises(OperatorError, match="has no consumer group"):
+        trim(server, f"{key_prefix}plain")
+
+    assert client.xlen(f"{key_prefix}plain") == 1
+
+
+def test_trim_compares_ids_as_numbers(server: Server, client: Redis, key_prefix: str) -> None:
+    """As text, 10-0 would come before 9-0, and an entry that is needed would go."""
+    key = f"{key_prefix}ids"
+    for entry_id in ("9-1", "9-10", "10-0", "100-0"):
+        client.xadd(key, {"data": "{}"}, id=entry_id)
+    client.xgroup_create(key, "billing", "0")
+    client.xreadgroup("billing", "alice", {key: ">"}, count=4)
+    client.xack(key, "billing", "9-1", "10-0", "100-0")
+
+    done = trim(server, key)
+
+    assert (done.below_id, done.removed) == ("9-10", 1)
+
+
+# ---------------------------------------------------------------- enqueue
+def test_payloads_are_enqueued_in_order_without_making_a_group(server: Server, client: Redis, key_prefix: str) -> None:
+    key = f"{key_prefix}new"
+
+    batches = list(enqueue_all(server, key, ({"n": number} for number in range(1_100))))
+
+    assert [len(batch) for batch in batches] == [500, 500, 100]
+    assert client.xlen(key) == 1_100
+    assert client.xinfo_groups(key) == []
+
+
+def test_a_payload_that_is_refused_ends_it_behind_those_before_it(
+    server: Server, client: Redis, key_prefix: str
+) -> None:
+    key = f"{key_prefix}new"
+
+    with pytest.raises(PayloadError):
+        list(enqueue_all(server, key, [{"n": 1}, {"n": 2}, {"n": float("nan")}, {"n": 4}]))
+
+    assert client.xlen(key) == 2
+
+
+def test_enqueueing_to_a_key_of_another_type_says_what_is_there(server: Server, client: Redis, key_prefix: str) -> None:
+    client.set(f"{key_prefix}text", "x")
+
+    with pytest.raises(WrongKeyTypeError, match="holds a string"):
+        list(enqueue_all(server, f"{key_prefix}text", [{}]))
+
+
+def test_a_lost_reply_is_in_doubt_and_nothing_is_sent_twice(
+    client: Redis, redis_url: str, key_prefix: str, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
+    proxy = fault_proxy(redis_url)
+    with Redis.from_url(proxy.url_for(redis_url)) as through, Server(through) as server:
+        proxy.drop_next_reply(after_request_matching=b"EXEC")
+
+        with pytest.raises(QueueError) as caught:
+            list(enqueue_all(server, f"{key_prefix}new", [{"n": 1}]))
+
+    assert caught.value.in_doubt
+    assert client.xlen(f"{key_prefix}new") == 1

@@ -1,0 +1,361 @@
+"""Dead letters: complete, scrubbed, and brought back once."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS, PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL
+from conquiet.processor import (
+    DeadFilter,
+    DeadLetters,
+    JobContext,
+    NewMessage,
+    Processor,
+    Reject,
+    ReplayReport,
+    RetryPolicy,
+)
+from conquiet.queue.client import clone_async
+from conquiet.runtime import RuntimeSettings
+from conquiet.testing import wait_until_async
+
+
+@pytest.mark.spec("CM-006.4", "CM-002.7")
+async def test_a_message_without_attempts_left_becomes_a_dead_letter_with_its_story(
+    make_processor: Callable[..., Processor], place: Any, stream: str
+) -> None:
+    processor = make_processor()
+    entries: list[str] = []
+
+    @processor.handler("pay", retry=RetryPolicy.fixed(0.01, max_attempts=2))
+    async def pay(ctx: JobContext) -> None:
+        entries.append(ctx.delivery.id)
+        raise LookupError("no account of jane@example.org")
+
+    async with processor:
+        await processor.emit("pay", {"iban": "DE02"}, id="m")
+        await wait_until_async(lambda: _is(place.dead, 1))
+        await wait_until_async(lambda: _is(place.pending, 0))
+        letters = processor.dead_letters()
+        (dead,) = (await letters.list()).items
+        shown = await letters.show(dead.id)
+
+    assert shown == dead
+    record = dead.record
+    assert (record.reason, record.event, record.id) == ("attempts_exhausted", "pay", "m")
+    assert (record.error_type, record.error) == ("LookupError", "")
+    assert 'in pay\n    raise LookupError("no account' in record.traceback
+    assert (record.attempts, record.deliveries, record.entry_id, record.group) == (2, 1, entries[1], "processor")
+    assert 0 < record.emitted_ms <= record.first_failed_ms < record.failed_ms <= dead.died_ms + 1
+    assert record.host
+    assert record.consumer == processor.consumer_id
+    assert record.payload is not None
+    assert record.payload["data"] == {"iban": "DE02"}
+    assert "DE02" not in repr(dead)
+
+
+async def test_the_text_of_an_error_is_kept_only_where_it_is_meant_to_be(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    texts = {}
+    for store in (False, True):
+        processor = make_processor(store_error_text=store)
+        processor.handler("leak")(_raising(ValueError("jane@example.org")))
+        processor.handler("refuse")(_raising(Reject("account is closed")))
+        async with processor:
+            await processor.emit_many([NewMessage("leak"), NewMessage("refuse")])
+            await wait_until_async(lambda: _is(place.dead, 2))
+            page = await processor.dead_letters().list()
+            texts[store] = {item.record.event: item.record.error for item in page.items}
+            await processor.dead_letters().discard(DeadFilter())
+
+    assert texts[False] == {"leak": "", "refuse": "account is closed"}
+    assert texts[True] == {"leak": "jane@example.org", "refuse": "account is closed"}
+
+
+async def test_a_cause_is_told_by_type_and_frames_only(make_processor: Callable[..., Processor], place: Any) -> None:
+    processor = make_processor()
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        try:
+            _fail_deep("DE02")
+        except ValueError as error:
+            raise RuntimeError("DE02") from error
+
+    async with processor:
+        await processor.emit("pay")
+        await wait_until_async(lambda: _is(place.dead, 1))
+        (dead,) = (await processor.dead_letters().list()).items
+
+    assert dead.record.traceback.index("RuntimeError") < dead.record.traceback.index("_fail_deep")
+    assert "DE02" not in dead.record.traceback.replace('RuntimeError("DE02")', "").replace('_fail_deep("DE02")', "")
+
+
+async def test_an_unknown_event_is_dead_at_once_and_not_retried(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    processor = make_processor(retry=RetryPolicy.fixed(0, max_attempts=5))
+
+    async with processor:
+        await processor.emit("unheard.of", id="m")
+        await wait_until_async(lambda: _is(place.dead, 1))
+        (dead,) = (await processor.dead_letters().list()).items
+
+    assert (dead.record.reason, dead.record.event, dead.record.attempts) == ("unknown_event", "unheard.of", 1)
+    assert await place.attempts() == [("m", 1)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"data": '{"plain":1}'}, "not_an_envelope"),
+        ({"data": '{"v":99,"event":"pay"}'}, "not_an_envelope"),
+        ({"data": "{"}, "malformed"),
+        ({"data": b"\xff\xfe"}, "malformed"),
+        ({"other": "x", "more": "y"}, "malformed"),
+    ],
+)
+async def test_what_is_no_message_is_a_dead_letter_and_stops_nobody(
+    make_processor: Callable[..., Processor], client: Any, stream: str, place: Any, fields: Any, reason: str
+) -> None:
+    processor = make_processor()
+    handled = asyncio.Event()
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        handled.set()
+
+    async with processor:
+        await client.xadd(stream, fields)
+        await processor.emit("pay")
+        await asyncio.wait_for(handled.wait(), 10)
+        await wait_until_async(lambda: _is(place.dead, 1))
+        await wait_until_async(lambda: _is(place.pending, 0))
+        (dead,) = (await processor.dead_letters().list()).items
+        report = await processor.dead_letters().replay(DeadFilter())
+
+    assert dead.record.reason == reason
+    assert dead.record.error
+    assert dead.record.payload or dead.record.raw
+    assert report == ReplayReport(matched=1, unreplayable=1)
+
+
+async def test_what_kills_its_workers_is_a_dead_letter_and_is_not_run_again(
+    make_processor: Callable[..., Processor], client: Any, stream: str, place: Any
+) -> None:
+    """The server counts deliveries, those to killed processes too."""
+    processor = make_processor(runtime=RuntimeSettings(max_deliveries=3, claim_idle_ms=200))
+    runs: list[str] = []
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        runs.append(ctx.id)
+
+    await client.xgroup_create(stream, "processor", "0", mkstream=True)
+    entry = (await processor.emit("pay", id="m")).entry_id
+    await client.xreadgroup("processor", "killed", {stream: ">"})
+    await client.xclaim(stream, "processor", "killed", 0, [entry], idle=60_000, retrycount=3)
+
+    async with processor:
+        await wait_until_async(lambda: _is(place.dead, 1))
+        await wait_until_async(lambda: _is(place.pending, 0))
+        (dead,) = (await processor.dead_letters().list()).items
+
+    assert runs == []
+    assert (dead.record.reason, dead.record.deliveries, dead.record.id) == ("deliveries_exhausted", 4, "m")
+
+
+async def test_pages_go_through_all_of_them(make_processor: Callable[..., Processor], place: Any) -> None:
+    letters = await _dead(make_processor, place, 25)
+
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await letters.list(cursor=cursor, limit=10)
+        seen += [item.record.id for item in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+
+    assert sorted(seen) == sorted(f"m{number}" for number in range(25))
+    assert await letters.count() == 25
+
+
+async def test_groups_say_what_they_died_of(make_processor: Callable[..., Processor], place: Any) -> None:
+    letters = await _dead(make_processor, place, 5)
+
+    groups = await letters.groups()
+
+    assert [(group.event, group.error_type, group.count) for group in groups] == [
+        ("odd", "ValueError", 2),
+        ("even", "KeyError", 3),
+    ][::-1]
+    assert await letters.show(groups[0].example_id) is not None
+
+
+async def test_a_replayed_message_gets_all_its_attempts_anew_and_is_no_longer_dead(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    letters = await _dead(make_processor, place, 6)
+    progress: list[ReplayReport] = []
+    odd = DeadFilter(event="odd", error_type="ValueError")
+
+    assert await letters.replay(odd, dry_run=True) == ReplayReport(matched=3, replayed=3, dry_run=True)
+    assert await letters.count() == 6
+    assert await letters.replay(odd, on_progress=progress.append) == ReplayReport(matched=3, replayed=3)
+
+    assert progress[-1].replayed == 3
+    assert await letters.count() == 3
+    processor = make_processor()
+    seen: dict[str, Any] = {}
+
+    @processor.handler("odd")
+    async def odd_now_works(ctx: JobContext) -> None:
+        seen[ctx.id] = (ctx.data, ctx.attempt, ctx.envelope.replays)
+
+    async with processor:
+        await wait_until_async(lambda: len(seen) == 3)
+    assert seen == {f"m{number}": ({"n": number}, 1, 1) for number in (1, 3, 5)}
+
+
+async def test_one_dead_letter_a_limited_number_or_a_time_range_can_be_replayed(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    letters = await _dead(make_processor, place, 6)
+    page = await letters.list()
+
+    assert (await letters.replay(DeadFilter(id=page.items[3].id))).replayed == 1
+    assert (await letters.replay(DeadFilter(), limit=2)).replayed == 2
+    assert (await letters.replay(DeadFilter(before_ms=1))).matched == 0
+    assert (await letters.replay(DeadFilter(since_ms=1, reason="attempts_exhausted"))).matched == 0
+    assert (await letters.replay(DeadFilter(id="1-1"))).matched == 0
+    assert (await letters.replay(DeadFilter(since_ms=1, reason="not_retryable"))).replayed == 3
+
+
+async def test_of_two_who_replay_the_same_one_does(
+    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+) -> None:
+    await _dead(make_processor, place, 300)
+    before = len(await place.attempts())
+    clients = [clone_async(client) for _ in range(3)]
+
+    reports = await asyncio.gather(*(DeadLetters(own, stream).replay(DeadFilter()) for own in clients))
+
+    assert sum(report.replayed for report in reports) == 300
+    assert len(await place.attempts()) - before == 300
+    for own in clients:
+        await own.aclose()
+
+
+async def test_a_rate_is_kept_by_waiting(make_processor: Callable[..., Processor], place: Any) -> None:
+    letters = await _dead(make_processor, place, 6)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    await letters.replay(DeadFilter(), rate_per_s=10)
+
+    assert loop.time() - began >= 0.45  # the first at once, the sixth after half a second
+
+
+async def test_discarded_ones_are_gone(make_processor: Callable[..., Processor], place: Any) -> None:
+    letters = await _dead(make_processor, place, 6)
+
+    assert await letters.discard(DeadFilter(event="odd"), dry_run=True) == 3
+    assert await letters.discard(DeadFilter(event="odd")) == 3
+    assert await letters.count() == 3
+    assert {item.record.event for item in (await letters.list()).items} == {"even"}
+
+
+async def test_retention_keeps_the_newest_and_counts_what_falls(
+    make_processor: Callable[..., Processor], place: Any, stream: str
+) -> None:
+    letters = await _dead(make_processor, place, 6, dead_letters_max=4)
+
+    assert await letters.count() == 4
+    fallen = PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL.labels(stream)._value.get()
+    assert fallen == 2
+    assert await letters.trim(max_count=3) == 1
+    await asyncio.sleep(0.005)
+    assert await letters.trim(max_age_s=0.001) == 3
+
+
+async def test_retention_by_age_applies_when_the_next_one_dies(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    letters = await _dead(make_processor, place, 3)
+    await asyncio.sleep(0.06)
+
+    await _dead(make_processor, place, 1, prefix="later", dead_letters_max_age_s=0.05)
+
+    assert await letters.count() == 1
+
+
+async def test_depth_and_age_are_measured(make_processor: Callable[..., Processor], place: Any, stream: str) -> None:
+    await _dead(make_processor, place, 3)
+    processor = make_processor()
+
+    async with processor:
+        await wait_until_async(lambda: PROCESSOR_DEAD_LETTERS.labels(stream)._value.get() == 3)
+
+
+async def test_what_others_write_into_the_dead_letters_is_shown_and_can_be_discarded(
+    client: Any, make_processor: Callable[..., Processor], keys: Any
+) -> None:
+    await client.xadd(keys.dead, {"data": "not ours"})
+    letters = make_processor().dead_letters()
+
+    (dead,) = (await letters.list()).items
+
+    assert dead.record.reason == "unreadable"
+    assert (await letters.replay(DeadFilter())).unreplayable == 1
+    assert await letters.discard(DeadFilter(id=dead.id)) == 1
+
+
+async def _dead(
+    make_processor: Callable[..., Processor], place: Any, count: int, *, prefix: str = "m", **settings: Any
+) -> DeadLetters:
+    """Let so many messages die, half of each kind."""
+    processor = make_processor(concurrency=20, **settings)
+    processor.handler("even")(_raising(KeyError("x")))
+    processor.handler("odd")(_raising(ValueError("x")))
+    kept = settings.get("dead_letters_max", count)
+    started = await place.dead()
+    policy = RetryPolicy(no_retry_for=(Exception,))
+    processor._handlers = {
+        event: type(one)(event=event, function=one.function, retry=policy) for event, one in processor._handlers.items()
+    }
+    async with processor:
+        await processor.emit_many(
+            [
+                NewMessage("odd" if number % 2 else "even", {"n": number}, id=f"{prefix}{number}")
+                for number in range(count)
+            ]
+        )
+        await wait_until_async(lambda: _is(place.pending, 0))
+        if "dead_letters_max_age_s" not in settings:
+            await wait_until_async(lambda: _is(place.dead, started + kept))
+        await wait_until_async(lambda: processor.health().streams[place.keys.stream].failed == count)
+    letters: DeadLetters = make_processor().dead_letters()
+    return letters
+
+
+def _raising(error: Exception) -> Any:
+    async def handler(ctx: JobContext) -> None:
+        raise type(error)(*error.args)  # a new one each time: a raised exception keeps all its tracebacks
+
+    return handler
+
+
+def _fail_deep(value: str) -> None:
+    raise ValueError(value)
+
+
+async def _is(question: Any, answer: int) -> bool:
+    try:
+        return bool(await question() == answer)
+    except redis.ResponseError:
+        return False

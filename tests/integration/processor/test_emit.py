@@ -1,0 +1,181 @@
+"""Emitting: once per id, all of a chunk or none, only the last of a burst, readable by others."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from conquiet.config import QueueConfig
+from conquiet.errors import ConfigurationError, PayloadError, QueueError
+from conquiet.processor import JobContext, NewMessage, Processor
+from conquiet.processor.scripts import script
+from conquiet.queue import RedisStreamsQueue
+from conquiet.testing import wait_until_async
+
+
+async def test_an_id_is_emitted_once_within_its_window(make_processor: Callable[..., Processor], place: Any) -> None:
+    processor = make_processor(dedupe_window_s=0.3)
+
+    sent = await asyncio.gather(*(processor.emit("pay", {"n": n}, id="order-7") for n in range(20)))
+
+    assert sorted(one.duplicate for one in sent) == [False] + [True] * 19
+    assert all(one.duplicate == (one.entry_id is None) for one in sent)
+    assert await place.attempts() == [("order-7", 1)]
+
+    async def emitted_again() -> bool:
+        return not (await processor.emit("pay", id="order-7")).duplicate
+
+    await wait_until_async(emitted_again)
+
+
+async def test_an_id_counts_for_delayed_messages_and_within_one_chunk(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    processor = make_processor()
+
+    sent = await processor.emit_many(
+        [NewMessage("pay", id="a", delay=60), NewMessage("pay", id="a"), NewMessage("pay")]
+    )
+
+    assert [one.duplicate for one in sent] == [False, True, False]
+    assert await place.waiting() == 1
+    assert len(await place.attempts()) == 1
+
+
+async def test_messages_without_an_id_get_one_each(make_processor: Callable[..., Processor], place: Any) -> None:
+    processor = make_processor(chunk_size=7)
+
+    sent = await processor.emit_many([NewMessage("pay", {"n": n}) for n in range(50)])
+
+    assert await place.attempts() == [(one.id, 1) for one in sent]
+    assert len({one.id for one in sent}) == 50
+
+
+async def test_a_chunk_is_there_as_a_whole_or_not_at_all(
+    make_processor: Callable[..., Processor], client: Any, keys: Any, place: Any
+) -> None:
+    """One bad message is found before anything is sent."""
+    processor = make_processor()
+    messages = [NewMessage("pay", {"n": n}) for n in range(10)]
+
+    with pytest.raises(PayloadError) as caught:
+        await processor.emit_many([*messages, NewMessage("pay", {"secret": {1, 2}})])
+
+    assert "secret" not in str(caught.value)
+    assert await client.exists(keys.stream) == 0
+
+
+async def test_a_refusal_names_the_stream_and_no_payload(
+    make_processor: Callable[..., Processor], client: Any, stream: str
+) -> None:
+    await client.set(stream, "not a stream")
+
+    with pytest.raises(QueueError) as caught:
+        await make_processor().emit("pay", {"iban": "DE02"})
+
+    assert stream in str(caught.value)
+    assert "DE02" not in f"{caught.value!r} {caught.value}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delay": 1, "at": 1},
+        {"delay": -1},
+        {"at": float("nan")},
+        {"max_attempts": 0},
+        {"id": ""},
+        {"debounce": "x"},
+        {"debounce": "x", "delay": 1, "id": "y"},
+        {"stream": "a{}b"},
+    ],
+)
+async def test_wrong_arguments_are_refused_before_anything_is_sent(
+    make_processor: Callable[..., Processor], client: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError):
+        await make_processor().emit("pay", **options)
+
+
+async def test_a_naive_datetime_is_refused(make_processor: Callable[..., Processor]) -> None:
+    from datetime import datetime
+
+    with pytest.raises(ConfigurationError, match="time zone"):
+        await make_processor().emit("pay", at=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the point
+
+
+async def test_of_a_burst_only_the_last_message_is_handled(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    processor = make_processor()
+    seen: list[Any] = []
+
+    @processor.handler("index")
+    async def index(ctx: JobContext) -> None:
+        seen.append(ctx.data)
+
+    async with processor:
+        for number in range(5):
+            await processor.emit("index", {"n": number}, delay=0.3, debounce="page-1")
+        await processor.emit("index", {"n": "other"}, delay=0.3, debounce="page-2")
+        assert await place.waiting() == 2
+        await wait_until_async(lambda: len(seen) == 2)
+        await processor.emit("index", {"n": "later"}, delay=0.01, debounce="page-1")
+        await wait_until_async(lambda: len(seen) == 3)
+
+    assert sorted(str(data["n"]) for data in seen) == ["4", "later", "other"]
+
+
+async def test_a_message_can_be_read_and_written_by_the_plain_queue(
+    make_processor: Callable[..., Processor], redis_url: str, stream: str
+) -> None:
+    processor = make_processor()
+    seen: list[Any] = []
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        seen.append(ctx.data)
+
+    await processor.emit("pay", {"n": 1}, id="m")
+    with redis.Redis.from_url(redis_url) as client:
+        queue = RedisStreamsQueue(client, QueueConfig(stream, "other-group", "c1"))
+        (message,) = queue.read(1_000)
+        assert message.payload["event"] == "pay"
+        assert message.payload["data"] == {"n": 1}
+        queue.enqueue({"v": 1, "event": "pay", "data": {"n": 2}})
+        queue.close()
+
+    async with processor:
+        await wait_until_async(lambda: seen == [{"n": 1}, {"n": 2}])
+
+
+async def test_a_handler_can_emit_and_follow_up_once(make_processor: Callable[..., Processor], place: Any) -> None:
+    processor = make_processor()
+    seen: list[str] = []
+
+    @processor.handler("first")
+    async def first(ctx: JobContext) -> None:
+        for _ in range(2):  # as a second run would
+            await ctx.emit("second", id=f"{ctx.id}:receipt")
+
+    @processor.handler("second")
+    async def second(ctx: JobContext) -> None:
+        seen.append(ctx.id)
+
+    async with processor:
+        await processor.emit("first", id="m")
+        await wait_until_async(lambda: seen)
+
+    assert await place.attempts() == [("m", 1), ("m:receipt", 1)]
+
+
+async def test_every_script_is_in_the_package_and_loads(client: Any) -> None:
+    from importlib import resources
+
+    names = [path.name[:-4] for path in resources.files("conquiet.processor").joinpath("lua").iterdir()]
+
+    assert len(names) >= 15
+    for name in names:
+        assert (await client.script_load(script(name).source)) in {script(name).sha, script(name).sha.encode()}

@@ -1,0 +1,31 @@
+"""The example of this room does what it says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "processor_email.py"
+
+
+@pytest.mark.spec("CM-006.3", "CM-006.4")
+def test_the_email_sender_retries_buries_and_replays(redis_url: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLE)],
+        env={**os.environ, "REDIS_URL": redis_url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "the same id again: duplicate=True",
+        "sent after 3 failures of the server: ['jane@example.org']",
+        "dead: 1 x email.send, rejected: the mail server does not know this address",
+        "replayed 1 of 1",
+        "sent in the end: ['jane@example.org', 'joe@example.org'], dead letters left: 0",
+    ]

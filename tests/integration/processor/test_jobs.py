@@ -1,0 +1,114 @@
+"""Job states: off unless asked for, and then right."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conquiet.processor import JobContext, JobState, NewMessage, Processor, RetryPolicy
+from conquiet.testing import wait_until_async
+
+
+async def test_without_a_ttl_nothing_is_kept_about_jobs(
+    make_processor: Callable[..., Processor], client: Any, keys: Any
+) -> None:
+    processor = make_processor()
+    processor.handler("pay")(_nothing)
+
+    async with processor:
+        await processor.emit("pay", id="m")
+        await wait_until_async(lambda: processor.health().streams[keys.stream].succeeded == 1)
+
+    assert await client.keys("*job*") == []
+
+
+async def test_a_job_goes_through_its_states(make_processor: Callable[..., Processor]) -> None:
+    processor = make_processor(job_ttl_s=60)
+    go = asyncio.Event()
+
+    @processor.handler("pay", retry=RetryPolicy.fixed(0.05, max_attempts=2))
+    async def pay(ctx: JobContext) -> None:
+        await go.wait()
+        if ctx.attempt == 1:
+            raise LookupError("DE02")
+
+    jobs: Any = processor.jobs
+    stream = processor._streams[0]
+    await processor.emit("pay", id="m")
+    await processor.emit("pay", id="later", delay=600)
+    assert (await jobs.get(stream, "m")).state is JobState.WAITING
+    assert (await jobs.get(stream, "later")).state is JobState.DELAYED
+    assert await jobs.get(stream, "nobody") is None
+
+    async with processor:
+        await wait_until_async(lambda: _state(jobs, stream, "m", JobState.RUNNING))
+        go.set()
+        await wait_until_async(lambda: _state(jobs, stream, "m", JobState.SUCCEEDED))
+        job = await jobs.get(stream, "m")
+        counts = await jobs.count(stream)
+
+    assert (job.event, job.attempt, job.error_type) == ("pay", 2, "LookupError")
+    assert set(job.times_ms) == {JobState.WAITING, JobState.RUNNING, JobState.FAILED, JobState.SUCCEEDED}
+    assert {state: count for state, count in counts.items() if count} == {JobState.DELAYED: 1, JobState.SUCCEEDED: 1}
+
+
+async def test_a_dead_job_is_dead_and_a_finished_one_is_forgotten_in_time(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    processor = make_processor(job_ttl_s=0.2)
+    stream = processor._streams[0]
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        raise LookupError
+
+    async with processor:
+        await processor.emit("pay", id="m")
+        await wait_until_async(lambda: _state(processor.jobs, stream, "m", JobState.DEAD))
+        await wait_until_async(lambda: _forgotten(processor.jobs, stream, "m"))
+        await processor.emit("pay", id="n")
+        await wait_until_async(lambda: _state(processor.jobs, stream, "n", JobState.DEAD))
+        assert (await processor.jobs.count(stream))[JobState.DEAD] == 1
+
+
+@pytest.mark.parametrize("count", [5, 700])
+async def test_jobs_of_a_state_can_be_paged_through(make_processor: Callable[..., Processor], count: int) -> None:
+    processor = make_processor(job_ttl_s=60)
+    await processor.emit_many([NewMessage("pay", id=f"m{number}") for number in range(count)])
+
+    found: set[str] = set()
+    cursor = 0
+    while True:
+        page = await processor.jobs.list(processor._streams[0], JobState.WAITING, cursor=cursor, limit=50)
+        found |= set(page.ids)
+        cursor = page.cursor
+        if cursor == 0:
+            break
+
+    assert found == {f"m{number}" for number in range(count)}
+
+
+async def test_a_state_that_cannot_be_written_fails_no_message(
+    make_processor: Callable[..., Processor], client: Any, keys: Any
+) -> None:
+    await client.set(keys.jobs("running"), "in the way")
+    processor = make_processor(job_ttl_s=60)
+    processor.handler("pay")(_nothing)
+
+    async with processor:
+        await processor.emit("pay")
+        await wait_until_async(lambda: processor.health().streams[keys.stream].succeeded == 1)
+
+
+async def _nothing(ctx: JobContext) -> None:
+    return
+
+
+async def _state(jobs: Any, stream: str, job_id: str, state: JobState) -> bool:
+    job = await jobs.get(stream, job_id)
+    return job is not None and job.state is state
+
+
+async def _forgotten(jobs: Any, stream: str, job_id: str) -> bool:
+    return await jobs.get(stream, job_id) is None

@@ -1,0 +1,192 @@
+"""Pauses: kept by the server, heard by all hosts, and nothing is lost in them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conquiet.processor import JobContext, NewMessage, Processor
+from conquiet.processor.delays import tick
+from conquiet.processor.pauses import Pauses
+from conquiet.processor.scripts import script
+from conquiet.queue.client import clone_async
+from conquiet.runtime import RuntimeSettings
+from conquiet.testing import wait_until_async
+
+
+@pytest.fixture
+def make_noting(make_processor: Callable[..., Processor]) -> Any:
+    """Processors that note what they handled, all in one list."""
+    seen: list[str] = []
+
+    def make(**options: Any) -> Any:
+        async def note(ctx: JobContext) -> None:
+            seen.append(ctx.id)
+
+        processor: Any = make_processor(**options)
+        processor.seen = seen
+        for event in ("pay", "mail"):
+            processor.handler(event)(note)
+        return processor
+
+    return make
+
+
+@pytest.mark.spec("CM-002.4")
+async def test_a_paused_stream_is_left_alone_by_every_host_until_it_is_resumed(
+    make_noting: Any, place: Any, client: Any, stream: str
+) -> None:
+    """The refresh is far away: it is the wake-up that reaches the hosts."""
+    hosts = [make_noting(refresh_s=60.0, group="processor") for _ in range(2)]
+    operator = make_noting()
+
+    async with hosts[0], hosts[1]:
+        assert await operator.pause()
+        assert not await operator.pause()
+        await wait_until_async(lambda: all(host._pauses.is_stream_paused(stream) for host in hosts), timeout_s=5)
+        # Reads that were waiting when the pause came have been cut short; from here on nothing is read.
+        await asyncio.sleep(0.1)
+        await operator.emit_many([NewMessage("pay", id=f"m{number}") for number in range(20)])
+        await asyncio.sleep(0.3)
+        assert hosts[0].seen == []
+        assert (await operator.paused()).keys() == {"*"}
+
+        assert await operator.resume()
+        await wait_until_async(lambda: len(hosts[0].seen) == 20, timeout_s=5)
+
+    assert sorted(hosts[0].seen) == sorted(f"m{number}" for number in range(20))
+
+
+async def test_a_pause_outlives_the_hosts(make_noting: Any) -> None:
+    operator = make_noting()
+    await operator.pause()
+    await operator.emit("pay", id="m")
+
+    host = make_noting()
+    async with host:
+        await asyncio.sleep(0.3)
+        assert host.seen == []
+        await operator.resume()
+        await wait_until_async(lambda: host.seen == ["m"])
+
+
+async def test_other_streams_go_on_and_what_runs_is_acknowledged(
+    make_processor: Callable[..., Processor], stream: str, place: Any
+) -> None:
+    other = f"{stream}-other"
+    processor = make_processor(streams=[stream, other])
+    running, finish = asyncio.Event(), asyncio.Event()
+    seen: list[str] = []
+
+    @processor.handler("slow")
+    async def slow(ctx: JobContext) -> None:
+        running.set()
+        await finish.wait()
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        seen.append(ctx.id)
+
+    async with processor:
+        await processor.emit("slow")
+        await running.wait()
+        await processor.pause(stream)
+        await wait_until_async(lambda: processor._pauses.is_stream_paused(stream))
+        await asyncio.sleep(0.1)
+        await processor.emit("pay", id="paused")
+        await processor.emit("pay", id="goes on", stream=other)
+        await wait_until_async(lambda: seen == ["goes on"])
+        finish.set()
+        await wait_until_async(lambda: _is(place.pending, 0))
+        await processor.pause(other)
+        await wait_until_async(lambda: processor._pauses.is_stream_paused(other))
+        await processor.resume(stream)
+        await processor.resume(other)
+        await wait_until_async(lambda: seen == ["goes on", "paused"])
+
+
+async def test_stale_work_of_a_paused_stream_is_not_taken_over(
+    make_noting: Any, client: Any, stream: str, place: Any
+) -> None:
+    await client.xgroup_create(stream, "processor", "0", mkstream=True)
+    operator = make_noting()
+    await operator.emit("pay", id="m")
+    await client.xreadgroup("processor", "dead-host", {stream: ">"})
+    await operator.pause()
+
+    # A second stream keeps the engine looking around.
+    host = make_noting(streams=[stream, f"{stream}-other"], runtime=RuntimeSettings(claim_idle_ms=50))
+    async with host:
+        await asyncio.sleep(0.4)
+        assert host.seen == []
+        await operator.resume()
+        await wait_until_async(lambda: host.seen == ["m"])
+
+
+async def test_a_paused_event_waits_while_the_others_of_its_stream_go_on(
+    make_noting: Any, place: Any, client: Any, keys: Any
+) -> None:
+    host, operator = make_noting(refresh_s=60.0), make_noting()
+
+    async with host:
+        await operator.pause(event="mail")
+        await wait_until_async(lambda: host._pauses.is_event_paused(keys.stream, "mail"))
+        await operator.emit_many([NewMessage("mail", {"n": 1}, id="mail"), NewMessage("pay", id="pay")])
+        await wait_until_async(lambda: host.seen == ["pay"])
+        await wait_until_async(lambda: _is(place.pending, 0))
+        assert await client.llen(keys.parked_event("mail")) == 1
+
+        await operator.resume(event="mail")
+        await wait_until_async(lambda: host.seen == ["pay", "mail"])
+
+    assert await client.exists(keys.parked, keys.parked_event("mail"), keys.paused) == 0
+
+
+async def test_a_message_is_not_parked_once_its_pause_is_over(make_noting: Any, client: Any, keys: Any) -> None:
+    """A host that has not heard of the end yet would park it where nobody looks any more."""
+    host = make_noting(refresh_s=60.0)
+
+    async with host:
+        host._pauses._known[keys.stream] = frozenset({"mail"})
+        await host.emit("mail", id="m")
+        await wait_until_async(lambda: host.seen == ["m"])
+
+    assert await client.exists(keys.parked_event("mail")) == 0
+
+
+async def test_parked_messages_come_back_even_if_the_host_that_parked_them_is_gone(
+    make_noting: Any, client: Any, keys: Any
+) -> None:
+    first = make_noting()
+    await first.pause(event="mail")
+    async with first:
+        await first.emit_many([NewMessage("mail", id=f"m{number}") for number in range(450)])
+        await wait_until_async(lambda: _is(lambda: client.llen(keys.parked_event("mail")), 450))
+    # The operator's own process dies between ending the pause and anything else.
+    own = clone_async(client)
+    await script("resume").call(own, (keys.paused, keys.wake), ("mail",), stream=keys.stream)
+    await own.aclose()
+
+    second = make_noting()
+    async with second:
+        await wait_until_async(lambda: len(set(second.seen)) == 450)
+    assert len(second.seen) == 450
+
+
+async def test_a_pause_can_be_set_without_a_processor(client: Any, keys: Any) -> None:
+    own = clone_async(client)
+    pauses = Pauses(own)
+
+    await pauses.pause(keys.stream, "mail")
+    await pauses.learn(keys, await tick(own, keys, limit=1))
+
+    assert pauses.is_event_paused(keys.stream, "mail")
+    assert not pauses.is_stream_paused(keys.stream)
+    assert await pauses.resume(keys.stream, "mail")
+    assert await pauses.paused(keys.stream) == {}
+    await own.aclose()
+
+
+async def _is(question: Any, answer: int) -> bool:
+    return bool(await question() == answer)

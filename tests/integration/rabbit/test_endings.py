@@ -1,0 +1,236 @@
+"""How a consumer ends: gracefully, fatally, and always in the same order."""
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from conquiet.errors import FatalSyncerError, LifecycleError
+from conquiet.kernel.lifecycle import Status
+from conquiet.rabbit import RabbitConsumer
+from conquiet.testing import wait_until_async
+
+ORDER = ["consumer closed", "connection closed", "final counters"]
+
+
+async def acknowledged(consumer: RabbitConsumer, number: int) -> None:
+    await wait_until_async(lambda: consumer.count.ack == number)
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("conquiet.rabbit")]
+
+
+@pytest.mark.spec("MW-004.5", "MW-004.6", "MW-006.1", "MW-006.2", "MW-006.3", "MW-007.1", "MW-007.2")
+@pytest.mark.parametrize("answer", [ValueError("jane@example.org"), None, 1, "true", SystemExit(3)])
+async def test_a_broken_contract_ends_everything_and_leaves_the_message_in_the_queue(
+    rabbit: Any, recorder: Any, action: Any, caplog: pytest.LogCaptureFixture, answer: Any
+) -> None:
+    caplog.set_level(logging.INFO, "conquiet.rabbit")
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1), action(2), action(3))
+    syncer = recorder(answer)
+    consumer = RabbitConsumer(rabbit.url, queue, syncer)
+
+    with pytest.raises(FatalSyncerError) as caught:
+        await consumer.run()
+
+    assert len(syncer.seen) == 1, "something started after the fatal error"
+    assert rabbit.depth(queue) == 3
+    assert rabbit.take("dead") == []
+    assert (consumer.count.ack, consumer.count.nack, consumer.count.fatal) == (0, 0, 1)
+    assert messages(caplog) == ["messages in the queue", "fatal error, the consumer stops", *ORDER]
+    assert caught.value.__cause__ is (answer if isinstance(answer, BaseException) else None)
+    assert "jane" not in str(caught.value)
+    assert rabbit.consumers() == []
+
+
+@pytest.mark.spec("MW-006.3", "MW-004.5")
+async def test_a_plain_function_is_held_to_the_same_contract(rabbit: Any, action: Any) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+
+    def fails(_: Any) -> bool:
+        raise LookupError("jane@example.org")
+
+    with pytest.raises(FatalSyncerError, match="raised LookupError"):
+        await RabbitConsumer(rabbit.url, queue, fails).run()
+
+    assert rabbit.depth(queue) == 1
+
+
+@pytest.mark.spec("MW-006.3")
+async def test_other_running_handlers_finish_and_the_fatal_message_is_not_acknowledged_with_them(
+    rabbit: Any, action: Any
+) -> None:
+    """The fatal one has the lowest tag: a careless multiple-ack would take it along."""
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(1, 5)])
+    failed = asyncio.Event()
+
+    async def syncer(message: Any) -> bool:
+        if message["actionId"] == 1:
+            failed.set()
+            raise RuntimeError
+        await failed.wait()
+        return True
+
+    consumer = RabbitConsumer(rabbit.url, queue, syncer, concurrency=4)
+    with pytest.raises(FatalSyncerError):
+        await consumer.run()
+
+    left = [body for _, body in rabbit.take(queue)]
+    assert len(left) == 4 - consumer.count.ack
+    assert sum(b'"actionId": 1' in body for body in left) == 1
+
+
+async def test_the_poison_guard_parks_the_second_crash(rabbit: Any, recorder: Any, action: Any) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    for _ in range(2):
+        with pytest.raises(FatalSyncerError):
+            await RabbitConsumer(rabbit.url, queue, recorder(ValueError()), poison_guard=True).run()
+
+    assert rabbit.depth(queue) == 0
+    assert len(rabbit.take("dead")) == 1
+
+
+@pytest.mark.spec("MW-007.1", "MW-007.2", "MW-007.4", "MW-008.2")
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_stop_lets_running_handlers_finish_and_hands_the_rest_back(
+    rabbit: Any, action: Any, caplog: pytest.LogCaptureFixture, *, plain: bool
+) -> None:
+    caplog.set_level(logging.INFO, "conquiet.rabbit")
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(6)])
+    started, go_on = threading.Event(), threading.Event()
+
+    def in_a_thread(_: Any) -> bool:
+        started.set()
+        return go_on.wait(20)
+
+    async def on_the_loop(_: Any) -> bool:
+        started.set()
+        return await wait_until_async(go_on.is_set, timeout_s=20)
+
+    syncer: Any = in_a_thread if plain else on_the_loop
+    consumer = RabbitConsumer(rabbit.url, queue, syncer, prefetch=4)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(started.is_set)
+    consumer.stop()
+    await wait_until_async(lambda: consumer.count.handed_back == 3)
+    assert not running.done()
+    go_on.set()
+
+    count = await running
+
+    assert (count.ack, count.handed_back, count.abandoned) == (1, 3, 0)
+    assert rabbit.depth(queue) == 5
+    assert messages(caplog)[-3:] == ORDER
+    final = vars(caplog.records[-1])["counters"]
+    assert (final["ack"], final["nack"]) == (1, 0)
+
+
+@pytest.mark.spec("MW-007.4")
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_handler_that_does_not_finish_in_the_grace_period_is_abandoned_and_counted(
+    rabbit: Any, action: Any, *, plain: bool
+) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    started, never = threading.Event(), threading.Event()
+
+    def in_a_thread(_: Any) -> bool:
+        started.set()
+        return never.wait(30)
+
+    async def on_the_loop(_: Any) -> bool:
+        started.set()
+        await asyncio.sleep(30)
+        return True
+
+    syncer: Any = in_a_thread if plain else on_the_loop
+    consumer = RabbitConsumer(rabbit.url, queue, syncer, grace_s=0.2)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(started.is_set)
+    consumer.stop()
+
+    async with asyncio.timeout(10):
+        count = await running
+    never.set()
+
+    assert (count.ack, count.abandoned) == (0, 1)
+    assert rabbit.depth(queue) == 1
+
+
+async def test_a_syncer_that_closes_its_own_consumer_does_not_deadlock(rabbit: Any, action: Any) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+
+    async def closes(_: Any) -> bool:
+        await consumer.close()
+        return True
+
+    consumer = RabbitConsumer(rabbit.url, queue, closes)
+    async with asyncio.timeout(10):
+        count = await consumer.run()
+
+    assert count.ack == 1
+
+
+async def test_a_cancelled_run_still_closes_in_order(
+    rabbit: Any, recorder: Any, action: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "conquiet.rabbit")
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    consumer = RabbitConsumer(rabbit.url, queue, recorder())
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(lambda: consumer.count.ack == 1)
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert messages(caplog)[-3:] == ORDER
+    assert rabbit.depth(queue) == 0
+
+
+async def test_a_consumer_lives_once(rabbit: Any, recorder: Any) -> None:
+    queue = rabbit.queue()
+    consumer = RabbitConsumer(rabbit.url, queue, recorder())
+    async with consumer:
+        await consumer.close()
+        await consumer.close()
+
+    assert consumer.status is Status.STOPPED
+    with pytest.raises(LifecycleError):
+        await consumer.run()
+    never_started = RabbitConsumer(rabbit.url, queue, recorder())
+    await never_started.close()
+    with pytest.raises(LifecycleError):
+        await never_started.run()
+
+
+async def test_a_fatal_error_inside_async_with_is_raised_at_its_end(rabbit: Any, recorder: Any, action: Any) -> None:
+    queue = rabbit.queue()
+
+    async def broken() -> None:
+        async with RabbitConsumer(rabbit.url, queue, recorder(None)) as consumer:
+            rabbit.put(queue, action(1))
+            await wait_until_async(lambda: consumer.status is Status.STOPPED)
+
+    with pytest.raises(FatalSyncerError):
+        await broken()
+
+
+@pytest.mark.spec("MW-008.4", "MW-008.5")
+async def test_a_new_consumer_counts_from_zero(rabbit: Any, recorder: Any, action: Any) -> None:
+    queue = rabbit.queue()
+    for _ in range(2):
+        rabbit.put(queue, action(1))
+        async with RabbitConsumer(rabbit.url, queue, recorder()) as consumer:
+            await acknowledged(consumer, 1)
+        assert consumer.count.ack == 1

@@ -1,0 +1,171 @@
+"""Confirmed publishing and the way back out of a dead-letter queue."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from conquiet.errors import ConfigurationError, PublishError, QueueMissingError, ReturnedMessageError
+from conquiet.rabbit import DeadLetters, Outgoing, Publisher, RabbitConsumer, Replayed
+from conquiet.testing import wait_until_async
+
+
+async def test_a_published_message_is_in_the_queue_persistent_and_with_an_id(rabbit: Any) -> None:
+    queue = rabbit.queue()
+    async with Publisher(rabbit.url) as publisher:
+        message_id = await publisher.publish(queue, {"a": 1}, headers={"mine": 2})
+
+    method, properties, body = rabbit.channel.basic_get(queue, auto_ack=True)
+    assert json.loads(body) == {"a": 1}
+    assert (properties.delivery_mode, properties.message_id) == (2, message_id)
+    assert (properties.content_type, properties.headers) == ("application/json", {"mine": 2})
+    assert method.redelivered is False
+
+
+async def test_a_message_that_no_queue_wants_raises(rabbit: Any) -> None:
+    async with Publisher(rabbit.url) as publisher:
+        with pytest.raises(ReturnedMessageError, match="no queue is bound for nowhere") as caught:
+            await publisher.publish("nowhere", b"secret")
+        assert caught.value.queue == "nowhere"
+
+        queue = rabbit.queue()
+        await publisher.publish(queue, b"x")  # the channel is still good
+
+
+async def test_many_are_all_confirmed(rabbit: Any) -> None:
+    queue = rabbit.queue()
+    told: list[int] = []
+    async with Publisher(rabbit.url, window=50) as publisher:
+        count = await publisher.publish_many(
+            (Outgoing(queue, {"number": number}) for number in range(500)), progress=told.append
+        )
+
+    assert count == rabbit.depth(queue) == told[-1] == 500
+    assert told == sorted(told)
+
+
+async def test_in_a_batch_only_the_one_that_was_returned_fails(rabbit: Any) -> None:
+    queue = rabbit.queue()
+    async with Publisher(rabbit.url) as publisher:
+        messages = [Outgoing(queue, b"1"), Outgoing("nowhere", b"2", message_id="same"), Outgoing(queue, b"3")]
+        with pytest.raises(ReturnedMessageError) as caught:
+            await publisher.publish_many(messages)
+
+    assert caught.value.message_id == "same"
+    assert [body for _, body in rabbit.take(queue)] == [b"1", b"3"]
+
+
+async def test_a_full_queue_refuses_and_that_raises(rabbit: Any) -> None:
+    queue = rabbit.queue(x_max_length=1, x_overflow="reject-publish")
+    async with Publisher(rabbit.url) as publisher:
+        await publisher.publish(queue, b"1")
+        with pytest.raises(PublishError, match="refused"):
+            await publisher.publish(queue, b"2")
+
+
+async def test_a_lost_connection_is_told_to_whoever_waits_and_the_next_call_connects_again(
+    rabbit: Any, fault_proxy: Any
+) -> None:
+    queue = rabbit.queue()
+    proxy = fault_proxy(rabbit.url)
+    async with Publisher(proxy.url_for(rabbit.url), timeout_s=10) as publisher:
+        await publisher.publish(queue, b"1")
+        proxy.drop_next_reply(after_request_matching=b"the second")
+        with pytest.raises(PublishError, match="may be in the queue all the same"):
+            await publisher.publish(queue, b"the second")
+        await publisher.publish(queue, b"3")
+
+    assert [body for _, body in rabbit.take(queue)] == [b"1", b"the second", b"3"]
+
+
+async def test_a_broker_that_never_confirms_is_a_timeout(rabbit: Any, fault_proxy: Any) -> None:
+    queue = rabbit.queue()
+    proxy = fault_proxy(rabbit.url)
+    publisher = Publisher(proxy.url_for(rabbit.url), timeout_s=0.5)
+    await publisher.publish(queue, b"1")
+    proxy.stall()
+    with pytest.raises(PublishError, match="did not confirm"):
+        await publisher.publish(queue, b"2")
+    proxy.resume()
+    await publisher.close()
+
+
+async def test_a_body_that_is_not_json_is_refused_before_anything_is_sent(rabbit: Any) -> None:
+    queue = rabbit.queue()
+    async with Publisher(rabbit.url) as publisher:
+        with pytest.raises(ConfigurationError) as caught:
+            await publisher.publish(queue, {"email": object()})
+
+    assert "email" not in str(caught.value)
+    assert rabbit.depth(queue) == 0
+
+
+async def test_concurrent_publishers_share_one_connection(rabbit: Any) -> None:
+    queue = rabbit.queue()
+    async with Publisher(rabbit.url) as publisher:
+        await asyncio.gather(*[publisher.publish(queue, {"number": number}) for number in range(50)])
+
+    assert rabbit.depth(queue) == 50
+
+
+async def test_dead_letters_go_back_to_where_they_died_and_get_a_fresh_start(
+    rabbit: Any, recorder: Any, action: Any
+) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(3)], headers={"mine": 1})
+    async with RabbitConsumer(rabbit.url, queue, recorder(*[False] * 6)) as consumer:
+        await wait_until_async(lambda: consumer.count.dead_lettered == 3)
+    told: list[tuple[int, int]] = []
+
+    done = await DeadLetters(rabbit.url).replay("dead", progress=lambda *step: told.append(step))
+
+    assert done == Replayed(3, 0)
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert rabbit.depth("dead") == 0
+    back = rabbit.take(queue)
+    assert sorted(json.loads(body)["actionId"] for _, body in back) == [0, 1, 2]
+    assert [headers for headers, _ in back] == [{"mine": 1}] * 3
+
+
+async def test_a_replay_is_limited_paced_and_leaves_what_has_no_origin(rabbit: Any) -> None:
+    queue = rabbit.queue()
+    origin = {"x-death": [{"count": 1, "queue": queue, "reason": "rejected"}]}
+    rabbit.put("dead", b"no origin")
+    rabbit.put("dead", *[b"%d" % number for number in range(5)], headers=origin)
+
+    began = time.monotonic()
+    done = await DeadLetters(rabbit.url).replay("dead", limit=4, per_second=20)
+
+    assert done == Replayed(3, 1)
+    assert time.monotonic() - began >= 2 / 20
+    assert rabbit.depth(queue) == 3
+    rabbit.wait_for_depth("dead", 3)
+    assert b"no origin" in [body for _, body in rabbit.take("dead")]
+
+
+async def test_a_replay_can_be_sent_elsewhere(rabbit: Any) -> None:
+    rabbit.queue("other")
+    rabbit.put("dead", b"1")
+
+    assert await DeadLetters(rabbit.url).replay("dead", to="other") == Replayed(1, 0)
+    assert rabbit.depth("other") == 1
+
+
+async def test_a_replay_that_cannot_be_put_back_loses_nothing(rabbit: Any) -> None:
+    rabbit.queue()
+    rabbit.put("dead", b"1")
+
+    with pytest.raises(ReturnedMessageError):
+        await DeadLetters(rabbit.url).replay("dead", to="nowhere")
+    with pytest.raises(QueueMissingError):
+        await DeadLetters(rabbit.url).replay("no-such-queue")
+
+    rabbit.wait_for_depth("dead", 1)
+
+
+@pytest.mark.parametrize("options", [{"limit": 0}, {"per_second": 0}, {"per_second": -1}])
+async def test_a_replay_checks_its_settings(rabbit: Any, options: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        await DeadLetters(rabbit.url).replay("dead", **options)

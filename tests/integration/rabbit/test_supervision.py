@@ -1,0 +1,217 @@
+"""Lost connections, proved by the broker's own list of consumers."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from conquiet.errors import QueueMissingError, RabbitConnectionError
+from conquiet.kernel.backoff import Backoff
+from conquiet.rabbit import RabbitConsumer
+from conquiet.testing import Cut, RabbitMQServer, wait_until_async
+
+
+def numbers(seen: list[Any]) -> list[int]:
+    return sorted({message["actionId"] for message in seen})
+
+
+async def acknowledged(consumer: RabbitConsumer, number: int) -> None:
+    await wait_until_async(lambda: consumer.count.ack >= number, timeout_s=20)
+
+
+async def test_a_connection_closed_by_the_broker_is_rebuilt_whole(
+    rabbit: Any, recorder: Any, action: Any, fast: Any
+) -> None:
+    queue = rabbit.queue()
+    heard: list[str] = []
+    consumer = RabbitConsumer(rabbit.url, queue, recorder(), concurrency=3, tag="rebuilt", **fast)
+    consumer.listen(lambda event: heard.append(event.kind.value))
+
+    async with consumer:
+        await asyncio.to_thread(rabbit.wait_for_consumers, 1)
+        await wait_until_async(lambda: asyncio.to_thread(rabbit.close_connections_of, "rebuilt"), interval_s=0.2)
+        await wait_until_async(lambda: consumer.count.reconnects == 1)
+        [back] = await asyncio.to_thread(rabbit.wait_for_consumers, 1)
+        rabbit.put(queue, action(1))
+        await wait_until_async(lambda: consumer.count.ack == 1)
+
+    assert heard == ["connected", "lost", "connected"]
+    assert back["prefetch_count"] == 6
+    assert back["ack_required"] is True
+
+
+@pytest.mark.parametrize("how", [Cut.RST, Cut.FIN])
+async def test_a_late_settlement_of_an_old_channel_is_a_counted_no_op(
+    rabbit: Any, fault_proxy: Any, action: Any, fast: Any, how: Cut
+) -> None:
+    """Sent on the new channel, the old tag would settle somebody else's message or close the channel."""
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    proxy = fault_proxy(rabbit.url)
+    go_on = asyncio.Event()
+    runs = 0
+
+    async def slow_once(_: Any) -> bool:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            await go_on.wait()
+        return True
+
+    consumer = RabbitConsumer(proxy.url_for(rabbit.url), queue, slow_once, concurrency=2, **fast)
+    async with consumer:
+        await wait_until_async(lambda: runs == 1)
+        proxy.cut(how)
+        await wait_until_async(lambda: consumer.count.ack == 1)  # delivered again and done on the new channel
+        go_on.set()
+        await wait_until_async(lambda: consumer.count.stale == 1)
+        rabbit.put(queue, action(2))
+        await wait_until_async(lambda: consumer.count.ack == 2)
+
+    assert consumer.count.reconnects == 1, "the late settlement cost us the new channel"
+    assert rabbit.take(queue) == rabbit.take("dead") == []
+
+
+async def test_what_waited_for_its_turn_on_a_lost_channel_is_not_run_from_there(
+    rabbit: Any, fault_proxy: Any, action: Any, fast: Any
+) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(4)])
+    proxy = fault_proxy(rabbit.url)
+    go_on = asyncio.Event()
+    seen: list[int] = []
+
+    async def slow_once(message: Any) -> bool:
+        seen.append(message["actionId"])
+        if len(seen) == 1:
+            await go_on.wait()
+        return True
+
+    consumer = RabbitConsumer(proxy.url_for(rabbit.url), queue, slow_once, prefetch=4, **fast)
+    async with consumer:
+        await wait_until_async(lambda: len(seen) == 1)
+        proxy.cut()
+        await wait_until_async(lambda: consumer.count.reconnects == 1)
+        go_on.set()
+        await wait_until_async(lambda: consumer.count.ack == 4)
+
+    assert sorted(seen[1:]) == [0, 1, 2, 3]
+    assert consumer.count.stale == 4  # one finished late, three never started
+
+
+async def test_a_deleted_queue_is_waited_for_and_found_again(
+    rabbit: Any, recorder: Any, action: Any, fast: Any
+) -> None:
+    queue = rabbit.queue()
+    async with RabbitConsumer(rabbit.url, queue, recorder(), **fast) as consumer:
+        rabbit.channel.queue_delete(queue)
+        rabbit.queue()
+        rabbit.put(queue, action(1))
+        await wait_until_async(lambda: consumer.count.ack == 1)
+        await asyncio.to_thread(rabbit.wait_for_consumers, 1)
+
+    assert consumer.count.reconnects == 1
+
+
+async def test_a_queue_that_stays_deleted_is_an_error_after_bounded_attempts(rabbit: Any, recorder: Any) -> None:
+    queue = rabbit.queue()
+    consumer = RabbitConsumer(
+        rabbit.url, queue, recorder(), max_reconnects=3, reconnect=Backoff(base_s=0.01, cap_s=0.05)
+    )
+    running = asyncio.create_task(consumer.run())
+    await consumer.ready()
+
+    rabbit.channel.queue_delete(queue)
+
+    with pytest.raises(QueueMissingError):
+        async with asyncio.timeout(20):
+            await running
+
+
+async def test_a_broker_that_stays_away_is_an_error_after_bounded_attempts(
+    rabbit: Any, recorder: Any, fault_proxy: Any
+) -> None:
+    queue = rabbit.queue()
+    proxy = fault_proxy(rabbit.url)
+    options: Any = {"max_reconnects": 3, "reconnect": Backoff(base_s=0.01, cap_s=0.05), "connect_timeout_s": 2.0}
+    consumer = RabbitConsumer(proxy.url_for(rabbit.url), queue, recorder(), **options)
+    running = asyncio.create_task(consumer.run())
+    await consumer.ready()
+
+    proxy.refuse()
+    proxy.cut()
+
+    with pytest.raises(RabbitConnectionError, match="gave up after"):
+        async with asyncio.timeout(20):
+            await running
+
+
+async def test_a_channel_error_rebuilds_the_link(rabbit: Any, recorder: Any, action: Any, fast: Any) -> None:
+    """An acknowledgement of a tag that does not exist is answered by the broker with 406 and the end of the channel."""
+    queue = rabbit.queue()
+    async with RabbitConsumer(rabbit.url, queue, recorder(), **fast) as consumer:
+        assert consumer._session is not None
+        consumer._session.link.ack(4711)
+        await wait_until_async(lambda: consumer.count.reconnects == 1)
+        rabbit.put(queue, action(1))
+        await wait_until_async(lambda: consumer.count.ack == 1)
+
+
+async def test_a_silent_peer_is_noticed_by_missing_heartbeats(
+    rabbit: Any, recorder: Any, action: Any, fast: Any, fault_proxy: Any
+) -> None:
+    queue = rabbit.queue()
+    proxy = fault_proxy(rabbit.url)
+    url = proxy.url_for(rabbit.url)
+    fast |= {"connect_timeout_s": 1.0}
+    async with RabbitConsumer(url, queue, recorder(), heartbeat_s=1, **fast) as consumer:
+        proxy.stall()
+        await wait_until_async(lambda: consumer._session is None, timeout_s=15)
+        proxy.resume()
+        rabbit.put(queue, action(1))
+        await wait_until_async(lambda: consumer.count.ack == 1, timeout_s=30)
+
+    assert consumer.count.reconnects >= 1
+
+
+@pytest.mark.spec("MW-004.1")
+async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_connection(
+    rabbit: Any, action: Any, fast: Any
+) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+
+    def blocks(_: Any) -> bool:
+        time.sleep(3.2)  # longer than three heartbeats of 1 s: the broker gives up after two or three
+        return True
+
+    async with RabbitConsumer(rabbit.url, queue, blocks, heartbeat_s=1, **fast) as consumer:
+        await wait_until_async(lambda: consumer.count.ack == 1, timeout_s=15)
+
+    assert (consumer.count.reconnects, consumer.count.stale) == (0, 0)
+
+
+@pytest.mark.parametrize(("quorum", "killed"), [(False, True), (True, False)])
+async def test_a_node_restart_is_survived(
+    rabbitmq_server: Any, rabbit: Any, recorder: Any, action: Any, fast: Any, *, quorum: bool, killed: bool
+) -> None:
+    """RabbitMQ 3.10 on one node: after kill -9 a quorum queue finds no leader, for raw clients either."""
+    if not isinstance(rabbitmq_server, RabbitMQServer):
+        pytest.fail("this test has to restart the broker: run it on a private one")
+    queue = rabbit.queue(quorum=quorum)
+    rabbit.put(queue, *[action(number) for number in range(3)])
+    syncer = recorder()
+    fast |= {"max_reconnects": 500}  # the broker takes its time
+
+    async with RabbitConsumer(rabbit.url, queue, syncer, **fast) as consumer:
+        await acknowledged(consumer, 3)
+        rabbit.close()
+        if killed:
+            await asyncio.to_thread(rabbitmq_server.kill)
+        await asyncio.to_thread(rabbitmq_server.restart)
+        await asyncio.to_thread(rabbit.wait_for_consumers, 1, 60)
+        rabbit.put(queue, action(99))
+        await wait_until_async(lambda: numbers(syncer.seen) == [0, 1, 2, 99], timeout_s=20)
+
+    assert rabbit.take(queue) == rabbit.take("dead") == []

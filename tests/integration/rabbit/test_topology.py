@@ -1,0 +1,101 @@
+"""Does the queue keep what fails? Found out from the management API."""
+
+import ssl
+from typing import Any
+
+import pytest
+
+from conquiet.errors import RabbitConnectionError, RabbitError
+from conquiet.rabbit import RabbitConsumer
+from conquiet.testing import free_port, wait_until_async
+from conquiet.testing.certificates import make_certificate
+
+WARNING = "the queue has no dead-letter exchange: a message that fails twice will be discarded"
+
+
+@pytest.fixture
+def management_url(rabbitmq_server: Any) -> str:
+    return str(rabbitmq_server.management_url)
+
+
+async def start_and_stop(consumer: RabbitConsumer) -> None:
+    async with consumer:
+        pass
+
+
+@pytest.mark.parametrize(("dead", "warned"), [("dead", False), (None, True)])
+async def test_a_queue_without_a_dead_letter_exchange_is_warned_about(
+    rabbit: Any, recorder: Any, management_url: str, caplog: pytest.LogCaptureFixture, dead: str | None, *, warned: bool
+) -> None:
+    queue = rabbit.queue(dead=dead)
+
+    await start_and_stop(RabbitConsumer(rabbit.url, queue, recorder(), management_url=management_url))
+
+    assert (WARNING in caplog.messages) is warned
+
+
+async def test_a_policy_counts_as_well(rabbit: Any, recorder: Any, management_url: str) -> None:
+    queue = rabbit.queue(dead=None)
+    policy = {"pattern": ".*", "definition": {"dead-letter-exchange": "dlx"}, "apply-to": "queues"}
+    rabbit.api("PUT", "/api/policies/{vhost}/dlx", policy)
+
+    def known() -> Any:
+        return rabbit.api("GET", "/api/queues/{vhost}/work").get("effective_policy_definition")
+
+    await wait_until_async(known)
+    options: Any = {"management_url": management_url, "require_dead_letter": True}
+    await start_and_stop(RabbitConsumer(rabbit.url, queue, recorder(), **options))
+
+
+@pytest.mark.parametrize("options", [{"dead_letter": False}, {}])
+async def test_who_requires_one_does_not_start_without(
+    rabbit: Any, recorder: Any, management_url: str, options: Any
+) -> None:
+    queue = rabbit.queue(dead=None)
+    options = options or {"management_url": management_url}
+
+    with pytest.raises(RabbitError, match="has no dead-letter exchange"):
+        await RabbitConsumer(rabbit.url, queue, recorder(), require_dead_letter=True, **options).run()
+
+    assert rabbit.consumers() == []
+
+
+async def test_a_question_without_an_answer_is_an_error_only_for_who_requires_it(
+    rabbit: Any, recorder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = rabbit.queue()
+    nobody = f"http://guest:s3cret@127.0.0.1:{free_port()}"
+
+    await start_and_stop(RabbitConsumer(rabbit.url, queue, recorder(), management_url=nobody))
+    with pytest.raises(RabbitError, match="management API"):
+        await RabbitConsumer(rabbit.url, queue, recorder(), management_url=nobody, require_dead_letter=True).run()
+
+    assert "cannot find out about a dead-letter exchange" in caplog.messages
+    assert "s3cret" not in caplog.text
+
+
+async def test_tls_is_verified(private_rabbitmq: Any, recorder: Any, action: Any, tmp_path: Any) -> None:
+    made = make_certificate(tmp_path)
+    for path in (made.key, made.certificate):
+        path.chmod(0o644)  # the broker may run as another user
+    port = free_port()
+    server = private_rabbitmq(
+        extra_config=(
+            f"listeners.ssl.default = 127.0.0.1:{port}",
+            f"ssl_options.certfile = {made.certificate}",
+            f"ssl_options.keyfile = {made.key}",
+            f"ssl_options.cacertfile = {made.certificate}",
+            "ssl_options.verify = verify_none",
+        )
+    )
+    server.api("PUT", "/api/queues/%2F/work", {"durable": True})
+    url = f"amqps://guest:guest@127.0.0.1:{port}/%2F"
+
+    with pytest.raises(RabbitConnectionError):
+        await RabbitConsumer(url, "work", recorder(), connect_timeout_s=5.0).run()
+
+    trusted = ssl.create_default_context(cafile=str(made.certificate))
+    async with RabbitConsumer(url, "work", recorder(), ssl_context=trusted) as consumer:
+        message = {"properties": {}, "routing_key": "work", "payload": '{"schema": "proca:event:2"}'}
+        server.api("POST", "/api/exchanges/%2F/amq.default/publish", message | {"payload_encoding": "string"})
+        await wait_until_async(lambda: consumer.count.ack == 1)

@@ -1,0 +1,251 @@
+"""What code declares, what people add, and what the ledger makes of it: real Redis, virtual time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conquiet.errors import ConfigurationError
+from conquiet.scheduler import Cron, Every, Once, Origin, Schedules
+from conquiet.scheduler.entries import from_ms
+
+if TYPE_CHECKING:
+    from tests.integration.scheduler.conftest import Stage
+
+START = 1_800_000_000_000
+
+
+async def test_an_entry_added_at_run_time_is_fired_by_hosts_that_never_heard_of_it(stage: Stage) -> None:
+    host = await stage.started()
+    operator = Schedules(stage.redis, group=stage.group, now_ms=lambda: stage.now)
+    await stage.at(0, host)
+
+    assert await operator.add(stage.entry("extra"))
+    assert await stage.at(10, host) == [10]
+    assert not await operator.add(stage.entry("extra"))  # the same again changes nothing
+
+    restarted = await stage.started()
+    assert await stage.at(20, restarted) == [10, 20]  # and it survives
+    assert await operator.remove("extra")
+    assert not await operator.remove("extra")
+    assert await stage.at(30, host, restarted) == [10, 20]
+    assert await operator.list_entries() == []
+    await operator.close()
+
+
+async def test_the_list_tells_how_each_entry_stands(stage: Stage) -> None:
+    host = await stage.started(stage.entry("b-code"), stage.entry("a-code", Every(60)))
+    await host.add(stage.entry("c-extra", Once(from_ms(START + 3_600_000)), stream=f"{stage.stream}-other"))
+    await stage.at(20, host)
+    await host.pause("a-code")
+
+    paused, running, extra = await host.list_entries()
+
+    assert [paused.entry.name, running.entry.name, extra.entry.name] == ["a-code", "b-code", "c-extra"]
+    assert (paused.paused_since, paused.next_run) == (from_ms(START + 20_000), None)
+    assert (running.fired, running.missed, running.origin) == (1, 1, Origin.CODE)
+    assert (running.last_fire, running.next_run) == (from_ms(START + 20_000), from_ms(START + 30_000))
+    assert (extra.origin, extra.fired, extra.last_fire) == (Origin.RUNTIME, 0, None)
+    assert extra.entry.when.next_after(START) == START + 3_600_000
+
+
+async def test_next_runs_of_all_entries_come_in_the_order_they_will_fire(stage: Stage) -> None:
+    held_back = stage.entry("c", Every(20), jitter_s=5.0)
+    host = await stage.started(stage.entry("a", Every(10)), stage.entry("b", Cron("*/15 * * * * *")), held_back)
+
+    runs = await host.next_runs(6)
+
+    jittered = held_back.fire_at(START + 20_000)
+    expected = sorted(
+        [(10_000, "a"), (15_000, "b"), (20_000, "a"), (30_000, "a"), (30_000, "b"), (jittered - START, "c")]
+    )
+    assert [(round(run.at.timestamp() * 1_000) - START, run.name) for run in runs] == expected
+    assert [run.due for run in runs if run.name == "c"] == [from_ms(START + 20_000)]
+    assert [run.name for run in await host.next_runs(2, name="b")] == ["b", "b"]
+
+    await host.pause("a")
+    assert "a" not in {run.name for run in await host.next_runs(5)}
+    with pytest.raises(ConfigurationError, match="count"):
+        await host.next_runs(0)
+
+
+async def test_a_pause_holds_on_every_host_at_once_and_through_restarts(stage: Stage) -> None:
+    """The other host has not looked at the ledger since: the firing step itself says no."""
+    entry = stage.entry()
+    first, second = await stage.started(entry), await stage.started(entry)
+    await stage.at(10, first, second)
+    stage.now += 9_000
+    await second.tick()
+
+    assert await first.pause("beat")
+    assert not await first.pause("beat")
+    stage.now = START + 20_000
+    fired_by_due = second._due(stage.now)
+    await second._carry_out(stage.stream, fired_by_due[stage.stream])  # a round that began before the pause
+    assert await stage.dues() == [10]
+    restarted = await stage.started(entry)
+    assert await stage.at(40, first, second, restarted) == [10]
+
+    assert await restarted.resume("beat")
+    assert not await restarted.resume("beat")
+    assert await stage.at(45, first, second, restarted) == [10]  # what was due in the pause was not wanted
+    assert await stage.at(50, first, second, restarted) == [10, 50]
+    assert (await first.list_entries())[0].missed == 0
+
+
+async def test_a_one_off_time_that_passed_during_a_pause_goes_by_its_policy(stage: Stage) -> None:
+    host = await stage.started(stage.entry("once", Once(from_ms(START + 10_000))))
+    await host.pause("once")
+    assert await stage.at(30, host) == []
+
+    await host.resume("once")
+
+    assert await stage.at(31, host) == [10]
+
+
+@pytest.mark.parametrize("action", ["pause", "resume"])
+async def test_an_unknown_name_is_an_error_that_says_where_to_look(stage: Stage, action: str) -> None:
+    host = await stage.started()
+
+    with pytest.raises(ConfigurationError, match=r"no entry named 'nothing'.*list_entries"):
+        await getattr(host, action)("nothing")
+
+
+async def test_what_code_no_longer_declares_is_reported_and_not_fired(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = await stage.started(stage.entry("kept"), stage.entry("dropped"))
+    await old.add(stage.entry("extra"))
+    new = await stage.started(stage.entry("kept"))
+
+    await stage.at(10, new)
+
+    assert sorted(await stage.ids()) == [f"extra@{START + 10_000}", f"kept@{START + 10_000}"]
+    assert await new.undeclared() == ["dropped"]
+    assert await old.undeclared() == []
+    reports = [record for record in caplog.records if "not declared any more" in record.message]
+    assert [record.__dict__["entry"] for record in reports] == ["dropped"]
+    assert "dropped" not in {run.name for run in await new.next_runs(10)}
+
+    # A host of the old release, still running during the deploy, declares it and goes on firing it.
+    await stage.at(10, old)
+    assert f"dropped@{START + 10_000}" in await stage.ids()
+
+    await new.remove("dropped")
+    assert await new.undeclared() == []
+
+
+async def test_new_times_start_from_now_and_other_changes_keep_the_place(stage: Stage) -> None:
+    """An hourly entry that becomes one of ten seconds does not fire for the hours before."""
+    await stage.at(1_000, await stage.started(stage.entry(when=Every(3_600), catch_up="all")))
+
+    changed = await stage.started(stage.entry(when=Every(10), catch_up="all"))
+    assert await stage.at(1_010, changed) == [1010]
+
+    stage.now = START + 1_025_000
+    with_other_data = await stage.started(stage.entry(when=Every(10), catch_up="all", data={"x": 1}))
+    assert await stage.at(1_030, changed, with_other_data) == [1010, 1020, 1030]
+    assert [message["data"] for _, message in await stage.messages()] == [{}, {"x": 1}, {"x": 1}]
+
+
+async def test_an_entry_that_moves_to_another_stream_leaves_nothing_behind(stage: Stage) -> None:
+    other = f"{stage.stream}-other"
+    old = await stage.started(stage.entry())
+    await stage.at(10, old)
+
+    new = await stage.started(stage.entry(stream=other))
+    await stage.at(20, old, new)
+
+    assert await stage.ids() == [f"beat@{START + 10_000}"]
+    assert await stage.ids(other) == [f"beat@{START + 20_000}"]
+    assert [listed.entry.stream for listed in await new.list_entries()] == [other]
+
+
+async def test_a_declared_one_off_time_fires_once_over_all_restarts(stage: Stage) -> None:
+    entry = stage.entry("launch", Once(from_ms(START + 10_000)))
+    assert await stage.at(10, await stage.started(entry)) == [10]
+    assert await stage.at(20, await stage.started(entry)) == [10]
+    assert (await (await stage.started(entry)).list_entries())[0].next_run is None
+
+
+async def test_a_one_off_time_added_at_run_time_is_gone_when_it_is_done(stage: Stage) -> None:
+    first, second = await stage.started(), await stage.started()
+    await first.add(stage.entry("once", Once(from_ms(START + 10_000))))
+    await stage.at(5, first, second)
+
+    assert await stage.at(10, first, second) == [10]
+    assert await stage.at(20, second, first) == [10]
+
+    assert await first.list_entries() == []
+    assert not [key async for key in stage.redis.scan_iter(f"*{stage.group}:entries")]
+
+
+async def test_names_are_not_taken_from_others(stage: Stage) -> None:
+    host = await stage.started(stage.entry("code"))
+    await host.add(stage.entry("extra"))
+
+    with pytest.raises(ConfigurationError, match="declared in code"):
+        await host.add(stage.entry("code"))
+    with pytest.raises(ConfigurationError, match="replace=True"):
+        await host.add(stage.entry("extra", Every(20)))
+    with pytest.raises(ConfigurationError, match="another stream"):
+        await host.add(stage.entry("extra", stream=f"{stage.stream}-other"))
+    with pytest.raises(ConfigurationError, match="two different entries"):
+        host.declare(stage.entry("code", Every(20)))
+
+    assert await host.add(stage.entry("extra", Every(20)), replace=True)
+    assert await host.add(stage.entry("extra", stream=f"{stage.stream}-other"), replace=True)
+    assert [listed.entry.stream for listed in await host.list_entries()] == [stage.stream, f"{stage.stream}-other"]
+
+
+async def test_code_takes_over_a_name_that_was_added_at_run_time(stage: Stage) -> None:
+    await (await stage.started()).add(stage.entry())
+    host = await stage.started(stage.entry())
+
+    assert [listed.origin for listed in await host.list_entries()] == [Origin.CODE]
+    assert await stage.at(10, host) == [10]
+
+
+async def test_groups_do_not_see_each_other(stage: Stage) -> None:
+    one = await stage.started(stage.entry())
+    other = await stage.started(group=f"{stage.group}-other")
+
+    assert await stage.at(10, other) == []
+    assert await other.list_entries() == []
+    assert await stage.at(10, one) == [10]
+
+
+async def test_a_definition_of_a_newer_release_is_reported_and_stops_nothing_else(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = await stage.started(stage.entry())
+    await host.add(stage.entry("future"))
+    (entries,) = [key async for key in stage.redis.scan_iter(f"*{stage.group}:entries")]
+    await stage.redis.hset(entries, "future", '{"v":2}')
+
+    assert await stage.at(10, host) == [10]
+    assert [record.__dict__["entry"] for record in caplog.records if "cannot be read" in record.message] == ["future"]
+    assert await host.remove("future")
+
+
+async def test_a_lost_ledger_is_written_again_from_code(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """FLUSHALL, or a server that came back empty. Nothing due before that is fired again."""
+    host, other = await stage.started(stage.entry()), await stage.started(stage.entry())
+    await stage.at(10, host, other)
+    keys = [key async for key in stage.redis.scan_iter(f"*{stage.group}*")]
+    await stage.redis.delete(stage.stream, *keys)
+
+    assert await stage.at(15, host, other) == []
+    assert await stage.at(20, host, other) == [20]
+    assert any("ledger was lost" in record.message for record in caplog.records)
+
+
+async def test_removing_what_code_declares_lasts_until_the_next_start(stage: Stage) -> None:
+    host = await stage.started(stage.entry())
+    await stage.at(10, host)
+    await host.remove("beat")
+
+    assert await stage.at(20, host) == [10]
+    assert await stage.at(30, await stage.started(stage.entry())) == [10, 30]
+    assert await stage.at(40, host) == [10, 30, 40]

@@ -1,0 +1,206 @@
+"""Each tick once, whoever tries: real Redis, virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import REGISTRY
+
+from conquiet.config import QueueConfig
+from conquiet.processor.envelope import from_payload
+from conquiet.queue import RedisStreamsQueue
+from conquiet.scheduler import Cron, Every, Once
+from conquiet.scheduler.catch_up import Plan
+from conquiet.scheduler.entries import from_ms
+from conquiet.scheduler.ledger import Ledger, Order, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.scheduler.conftest import Stage
+
+    from conquiet.testing import FaultProxy
+
+START = 1_800_000_000_000
+
+
+async def test_three_schedulers_fire_each_tick_of_ten_minutes_once(stage: Stage) -> None:
+    """They wake at random moments, often together, and never agree on anything but the ledger."""
+    entries = [
+        stage.entry("second", Every(1), grace_s=60),
+        stage.entry("five", Cron("*/5 * * * * *", "Europe/Berlin"), grace_s=60),
+        stage.entry("seven", Every(7), jitter_s=3.0, grace_s=60),
+        stage.entry("minute", Cron("* * * * *"), catch_up="all"),
+        stage.entry("once", Once(from_ms(START + 123_456))),
+    ]
+    hosts = [await stage.started(*entries) for _ in range(3)]
+    rand = random.Random(6)
+
+    while stage.now < START + 600_000:
+        stage.now += rand.choice((0, 1, 10, 400, 1_000, 2_500, 4_900))
+        await asyncio.gather(*(host.tick() for host in hosts if rand.random() < 0.7))
+    stage.now = START + 610_000
+    await asyncio.gather(*(host.tick() for host in hosts))
+
+    ids = await stage.ids()
+    assert len(ids) == len(set(ids))
+    expected = set()
+    for entry in entries:
+        due = entry.when.next_after(0 if entry.name == "once" else START)
+        while due is not None and entry.fire_at(due) <= stage.now:
+            expected.add(entry.fire_id(due))
+            due = entry.when.next_after(due)
+    assert set(ids) == expected
+    assert len(ids) > 600
+    assert [listed.missed for listed in await hosts[0].list_entries()] == [0] * len(entries)
+
+
+async def test_what_is_fired_is_an_ordinary_message_for_every_reader(stage: Stage) -> None:
+    host = await stage.started(stage.entry("report", event="report.make", data={"kind": "sales"}))
+    await stage.at(10, host)
+
+    config = QueueConfig(stream_key=stage.stream, consumer_group="readers", consumer_name="one")
+    with RedisStreamsQueue(stage.redis, config) as queue:
+        message = queue.read(block_ms=1_000, count=1)[0]
+    envelope = from_payload(message.payload, entry_id=message.id)
+    assert (envelope.event, envelope.data, envelope.attempt) == ("report.make", {"kind": "sales"}, 1)
+    assert envelope.id == f"report@{START + 10_000}"
+    assert envelope.emitted_ms == START + 10_000
+
+
+async def test_a_plan_made_from_an_old_pointer_is_void_as_a_whole(stage: Stage) -> None:
+    """Host A decided at 10 s, host B at 20 s. Whoever is second does nothing, and counts nothing as missed."""
+    entry = stage.entry(catch_up="one", grace_s=0)
+    first, second = await stage.started(entry), await stage.started(entry)
+    await stage.at(0, first, second)
+    stage.now = START + 25_000
+
+    await first.tick()
+    await second.tick()
+
+    assert await stage.dues() == [20]
+    assert (await first.list_entries())[0].missed == 1
+
+
+async def test_the_server_refuses_what_is_not_due_by_its_own_clock(stage: Stage) -> None:
+    """A host whose time runs ahead can ask; the script looks at TIME itself."""
+    host = stage.real(stage.entry())
+    await host._declare_all()
+    ledger = Ledger(stage.redis, stage.group)
+    _, (record,), _ = await ledger.load(stage.stream)
+    ahead = Plan((record.decided + 60_000,), 0, record.decided + 60_000, None)
+
+    ((_, verdict, pointer, _),) = await ledger.carry_out(stage.stream, [Order(record, ahead, [b"{}"])])
+
+    assert verdict is Verdict.EARLY
+    assert pointer == record.decided
+    assert await stage.ids() == []
+
+
+async def test_a_lost_reply_of_the_firing_step_fires_nothing_twice(
+    stage: Stage, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
+    proxy = fault_proxy(stage.url)
+    host = await stage.started(stage.entry(), url=proxy.url_for(stage.url))
+    await stage.at(10, host)  # the script is known to the server from here on
+    proxy.drop_next_reply(after_request_matching=b"beat@")
+
+    with pytest.raises(Exception, match="no answer"):
+        await stage.at(20, host)
+    proxy.wait_for_fault()
+
+    assert await stage.at(21, host) == [10, 20]
+    assert await stage.at(30, host) == [10, 20, 30]
+    assert (await host.list_entries())[0].fired == 3
+
+
+async def test_a_request_that_never_arrived_is_made_up_for(
+    stage: Stage, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
+    proxy = fault_proxy(stage.url)
+    host = await stage.started(stage.entry(), url=proxy.url_for(stage.url))
+    await stage.at(10, host)
+    proxy.drop_next_request(matching=b"beat@")
+
+    with pytest.raises(Exception, match="no answer"):
+        await stage.at(20, host)
+
+    assert await stage.at(21, host) == [10, 20]
+
+
+async def test_the_scripts_come_back_after_the_server_forgot_them(stage: Stage) -> None:
+    host = await stage.started(stage.entry())
+    await stage.at(10, host)
+    await stage.redis.script_flush()
+
+    assert await stage.at(20, host) == [10, 20]
+
+
+async def test_a_refusing_stream_moves_no_pointer(stage: Stage) -> None:
+    """The tick is not lost: it fires when the stream can be written again."""
+    host = await stage.started(stage.entry(grace_s=60))
+    await stage.redis.set(stage.stream, "not a stream")
+
+    with pytest.raises(Exception, match="refused by the server"):
+        await stage.at(10, host)
+    await stage.redis.delete(stage.stream)
+
+    assert await stage.at(11, host) == [10]
+
+
+@pytest.mark.parametrize(
+    ("policy", "fired", "missed"),
+    [("skip", [10], 9), ("one", [10, 100], 8), ("all", [10, 80, 90, 100], 6)],
+)
+async def test_an_absence_of_all_hosts_goes_by_the_policy_and_is_counted(
+    stage: Stage, policy: str, fired: list[int], missed: int
+) -> None:
+    entry = stage.entry(catch_up=policy, catch_up_limit=3)
+    host = await stage.started(entry)
+    before = REGISTRY.get_sample_value("conquiet_scheduler_missed_total", {"stream": stage.stream}) or 0
+    await stage.at(10, host)
+
+    later, another = await stage.started(entry), await stage.started(entry)  # both come back, in any order
+    assert await stage.at(109, later, another) == fired
+
+    (listed,) = await later.list_entries()
+    assert (listed.fired, listed.missed) == (len(fired), missed)
+    after = REGISTRY.get_sample_value("conquiet_scheduler_missed_total", {"stream": stage.stream})
+    assert (after or 0) - before == missed
+
+
+async def test_fires_and_their_lateness_are_measured(stage: Stage) -> None:
+    host = await stage.started(stage.entry())
+    await stage.at(10, host)
+    await stage.at(20.25, host)
+
+    labels = {"stream": stage.stream}
+    assert REGISTRY.get_sample_value("conquiet_scheduler_fired_total", labels) == 2
+    assert REGISTRY.get_sample_value("conquiet_scheduler_lateness_seconds_count", labels) == 2
+    assert REGISTRY.get_sample_value("conquiet_scheduler_lateness_seconds_sum", labels) == 0.25
+
+
+async def test_jitter_is_the_same_on_every_host(stage: Stage) -> None:
+    entry = stage.entry(jitter_s=5.0)
+    first, second = await stage.started(entry), await stage.started(entry)
+    fire_at = entry.fire_at(START + 10_000)
+
+    wakes = [await first.tick(), await second.tick()]
+
+    assert wakes == [fire_at, fire_at]
+    assert await stage.at((fire_at - START) / 1_000 - 0.001, first, second) == []
+    assert await stage.at((fire_at - START) / 1_000, second, first) == [10]
+
+
+async def test_hundreds_of_entries_due_at_once_fire_once_each(stage: Stage) -> None:
+    entries = [stage.entry(f"entry-{number:04}") for number in range(250)]
+    first, second = await stage.started(*entries), await stage.started(*entries)
+    stage.now = START + 10_000
+
+    await asyncio.gather(first.tick(), second.tick())
+
+    ids = await stage.ids()
+    assert sorted(ids) == [f"entry-{number:04}@{START + 10_000}" for number in range(250)]

@@ -1,0 +1,229 @@
+"""The loop itself, in real time: when it fires, what it notices, how it ends, what an outage does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis.asyncio
+from prometheus_client import REGISTRY
+
+from conquiet.errors import ConfigurationError, LifecycleError, QueueError
+from conquiet.scheduler import Every, Once, Schedules
+from conquiet.scheduler.entries import due_of, from_ms
+from conquiet.testing import wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.integration.scheduler.conftest import Stage
+
+    from conquiet.testing import FaultProxy, RedisServer
+
+
+class WrongClock:
+    """A host whose date is off, and whose other clock may run at another speed."""
+
+    def __init__(self, off_by_s: float, speed: float = 1.0) -> None:
+        self._off_by_s = off_by_s
+        self._speed = speed
+
+    def monotonic(self) -> float:
+        return time.monotonic() * self._speed + self._off_by_s
+
+    def time(self) -> float:
+        return time.time() + self._off_by_s
+
+
+def due_ms(fire_id: str) -> int:
+    due = due_of(fire_id)
+    assert due is not None
+    return round(due.timestamp() * 1_000)
+
+
+async def test_hosts_with_wrong_clocks_fire_each_tick_once_and_never_early(stage: Stage) -> None:
+    """A year ahead, a day behind, and one whose seconds are too short: it wakes early, asks, and is refused."""
+    entry = stage.entry(when=Every(0.5))
+    clocks = [WrongClock(365 * 86_400.0), WrongClock(-86_400.0), WrongClock(0.0, speed=3.0)]
+    for clock in clocks:
+        stage.run(stage.real(entry, clock=clock))
+
+    await stage.wait_for(6)
+
+    messages = await stage.messages()
+    dues = [due_ms(envelope["id"]) for _, envelope in messages]
+    assert dues == list(range(dues[0], dues[0] + 500 * len(dues), 500))
+    assert all(written_ms >= due for (written_ms, _), due in zip(messages, dues, strict=True))
+
+
+async def test_a_change_by_another_host_is_noticed_while_the_loop_sleeps(stage: Stage) -> None:
+    """The host's next own tick is a day away; what is added on another host fires all the same."""
+    host = stage.real(stage.entry("daily", Every(86_400)))
+    stage.run(host)
+    await wait_until_async(host.list_entries)
+    async with Schedules(stage.redis, group=stage.group) as operator:
+        seconds, _ = await stage.redis.time()
+        await operator.add(stage.entry("soon", Once(from_ms(seconds * 1_000 + 1_000))))
+
+        await stage.wait_for(1)
+
+        await operator.add(stage.entry("beat", Every(0.1)))
+        await stage.wait_for(3)
+        await operator.pause("beat")
+        fired = len(await stage.ids())
+        await asyncio.sleep(0.3)  # three ticks long: nothing may come
+        assert len(await stage.ids()) == fired
+
+
+async def test_stop_ends_a_sleeping_loop_from_another_thread(stage: Stage) -> None:
+    host = stage.real(stage.entry(when=Every(86_400)), poll_s=1.0)
+    running = stage.run(host)
+    await wait_until_async(host.list_entries)
+
+    threading.Thread(target=host.stop).start()
+
+    await asyncio.wait_for(running, 5)
+    with pytest.raises(LifecycleError):
+        await host.start()
+
+
+async def test_a_stop_event_ends_it_too(stage: Stage) -> None:
+    host, event = stage.real(stage.entry()), asyncio.Event()
+    running = asyncio.create_task(host.start(event))
+    await wait_until_async(host.list_entries)
+
+    event.set()
+
+    await asyncio.wait_for(running, 5)
+
+
+async def test_as_a_context_it_fires_in_the_background_and_ends_with_the_block(stage: Stage) -> None:
+    async with stage.real(stage.entry(when=Every(0.1))) as host:
+        assert [listed.entry.name for listed in await host.list_entries()] == ["beat"]  # stored by now
+        await stage.wait_for(2)
+
+    fired = await stage.ids()
+    await asyncio.sleep(0.3)  # three ticks long: nothing may come
+    assert await stage.ids() == fired
+
+
+async def test_a_context_tells_what_went_wrong_at_its_start_or_meanwhile(
+    stage: Stage, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
+    proxy = fault_proxy(stage.url)
+    host = stage.real(stage.entry(), url=proxy.url_for(stage.url), give_up_after_s=0.1)
+    await host.__aenter__()
+    proxy.refuse()
+    proxy.cut()
+    assert host._background is not None
+    await asyncio.wait([host._background], timeout=10)
+    with pytest.raises(QueueError):
+        await host.__aexit__(None, None, None)
+    with pytest.raises(QueueError):
+        async with stage.real(stage.entry(), url=proxy.url_for(stage.url)):
+            pytest.fail("it cannot have started")
+
+
+async def test_a_stop_before_the_start_means_it_never_runs(stage: Stage) -> None:
+    host = stage.real(stage.entry())
+    host.stop()
+
+    with pytest.raises(LifecycleError):
+        await host.start()
+    assert await host.list_entries() == []
+
+
+async def test_a_restart_of_redis_loses_no_tick_and_repeats_none(
+    stage: Stage, private_redis: Callable[..., RedisServer]
+) -> None:
+    server = private_redis(aof=True)
+    client = redis.asyncio.Redis.from_url(server.url)  # the test's own; it knows nothing of the outage
+    hosts = [stage.real(stage.entry(when=Every(0.2), grace_s=60), url=server.url) for _ in range(2)]
+    for host in hosts:
+        stage.run(host)
+    await wait_until_async(lambda: _at_least(client.xlen, stage.stream, 3))
+
+    await client.connection_pool.disconnect()
+    await asyncio.to_thread(server.kill)
+    labels = {"group": stage.group}
+    await wait_until_async(lambda: REGISTRY.get_sample_value("conquiet_scheduler_errors_total", labels))
+    await asyncio.to_thread(server.restart)
+    before = await client.xlen(stage.stream)
+    await wait_until_async(lambda: _at_least(client.xlen, stage.stream, before + 5), timeout_s=20)
+
+    entries: Any = await client.xrange(stage.stream)
+    dues = [due_ms(json.loads(fields[b"data"])["id"]) for _, fields in entries]
+    assert dues == list(range(dues[0], dues[0] + 200 * len(dues), 200))
+    assert [listed.missed for listed in await hosts[0].list_entries()] == [0]
+    await client.aclose()
+
+
+async def test_an_outage_that_lasts_is_an_error_and_not_an_endless_wait(
+    stage: Stage, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
+    proxy = fault_proxy(stage.url)
+    host = stage.real(stage.entry(), url=proxy.url_for(stage.url), give_up_after_s=0.3)
+    running = stage.run(host)
+    await wait_until_async(host.list_entries)
+
+    proxy.refuse()
+    proxy.cut()
+
+    with pytest.raises(QueueError):
+        await asyncio.wait_for(running, 10)
+
+
+async def test_a_server_that_is_not_there_at_the_start_is_an_error_at_once(
+    stage: Stage, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
+    proxy = fault_proxy(stage.url)
+    proxy.refuse()
+    host = stage.real(stage.entry(), url=proxy.url_for(stage.url))
+
+    with pytest.raises(QueueError):
+        await host.start()
+
+
+async def test_an_idle_host_costs_a_handful_of_commands_a_second(stage: Stage) -> None:
+    """The server counts them: per look TIME, SMEMBERS and one HMGET for each stream."""
+    host = stage.real(stage.entry(when=Every(86_400)), poll_s=0.25)
+    stage.run(host)
+    await wait_until_async(host.list_entries)
+    await stage.redis.config_resetstat()
+    started = time.monotonic()
+
+    async def looks(command: str) -> int:
+        stats = await stage.redis.info("commandstats")
+        return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
+
+    await wait_until_async(lambda: _at_least(looks, "time", 4))
+    seconds = time.monotonic() - started
+    stats = await stage.redis.info("commandstats")
+    commands = {name: stats[f"cmdstat_{name}"]["calls"] for name in ("time", "smembers", "hmget")}
+
+    assert max(commands.values()) <= seconds / 0.25 + 1
+    assert not {"cmdstat_evalsha", "cmdstat_eval", "cmdstat_hgetall"} & stats.keys()
+
+
+async def _at_least(count: Callable[[str], Awaitable[int]], what: str, wanted: int) -> bool:
+    return await count(what) >= wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"poll_s": 1.5}, "poll_s"),
+        ({"poll_s": 0}, "poll_s"),
+        ({"give_up_after_s": -1}, "give_up"),
+        ({"group": ""}, "group"),
+    ],
+)
+async def test_wrong_settings_are_refused_before_anything_is_sent(
+    stage: Stage, settings: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        stage.real(**settings)

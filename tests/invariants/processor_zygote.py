@@ -1,0 +1,128 @@
+"""Hosts that are killed (kill -9) in the middle of the processor's atomic steps, again and again.
+
+Run as a program by the test beside it. It imports everything once and forks hosts, so that a thousand kills
+take a minute. A host kills itself right before a step is sent, or right after the server has carried it out and
+before the host knows. What it was doing is for the others to find.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from typing import Any
+
+import redis.asyncio
+
+from conquiet.processor import JobContext, Processor, RetryPolicy
+from conquiet.processor.scripts import Script
+from conquiet.runtime import RuntimeSettings
+
+STEPS = {"reschedule", "bury", "tick", "emit"}
+CHANCE = 0.04
+
+
+def arm() -> None:
+    """Make the steps deadly: by their own method, and by the settler's pipelines."""
+    from conquiet.processor.settlement import Settler
+
+    run, exchange = Script.run, Settler._exchange
+
+    async def deadly_run(self: Script, client: Any, keys: Any, args: Any) -> Any:
+        chance = CHANCE if self.name in STEPS else 0.0
+        maybe_die(chance)
+        reply = await run(self, client, keys, args)
+        # A tick that moved nothing is no step worth dying for.
+        maybe_die(chance if self.name != "tick" or reply[0] else 0.0)
+        return reply
+
+    async def deadly_exchange(self: Settler, calls: Any) -> Any:
+        maybe_die(CHANCE)
+        replies = await exchange(self, calls)
+        maybe_die(CHANCE)
+        return replies
+
+    Script.run = deadly_run  # type: ignore[method-assign]
+    Settler._exchange = deadly_exchange  # type: ignore[method-assign]
+
+
+def maybe_die(chance: float) -> None:
+    if random.random() < chance:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def host(url: str, stream: str) -> None:
+    client = redis.asyncio.Redis.from_url(url)
+    processor = Processor(
+        client,
+        [stream],
+        concurrency=5,
+        runtime=RuntimeSettings(claim_idle_ms=250, max_deliveries=None, max_reconnects=1_000),
+    )
+    three = RetryPolicy.fixed(0.02, max_attempts=3)
+
+    @processor.handler("flaky", retry=three)
+    async def flaky(ctx: JobContext) -> None:
+        await asyncio.sleep(0.002)
+        if ctx.attempt < 3:
+            raise ConnectionError
+        await client.sadd(f"{stream}:done", ctx.id)
+
+    @processor.handler("doomed", retry=three)
+    async def doomed(ctx: JobContext) -> None:
+        raise LookupError
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, processor.stop)
+    await processor.start()
+    await processor.close()
+    await client.aclose()
+
+
+def spawn(url: str, stream: str, *, deadly: bool) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    code = 1
+    try:
+        random.seed()
+        if deadly:
+            arm()
+        asyncio.run(host(url, stream))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    url, stream, hosts, kills = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+        for pid in alive:
+            os.kill(pid, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    alive = {spawn(url, stream, deadly=True) for _ in range(hosts)}
+    killed = 0
+    while alive:
+        pid, status = os.wait()
+        alive.discard(pid)
+        if os.WIFSIGNALED(status):
+            killed += 1
+        elif status and not stopping:
+            raise SystemExit(f"a host failed with {status}")
+        if not stopping:
+            alive.add(spawn(url, stream, deadly=killed < kills))
+            if killed == kills:
+                # The rest are replaced by hosts that live on.
+                kills = -1
+                print("killed enough", flush=True)  # noqa: T201 - to the test
+    print(killed, flush=True)  # noqa: T201 - the same
+
+
+if __name__ == "__main__":
+    main()

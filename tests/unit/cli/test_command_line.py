@@ -1,0 +1,138 @@
+"""The command line itself: quick to import, helpful, and quiet about what it is not asked for."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+
+from conquiet.cli.app import app
+from conquiet.cli.failures import CannotConnectError, reporting
+from conquiet.cli.output import print_rows
+from conquiet.cli.payloads import read_payloads
+from conquiet.errors import QueueError
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= commands(command, (*path, name))
+        else:
+            found[" ".join((*path, name))] = command
+    return found
+
+
+COMMANDS = commands(get_command(app))
+
+
+def test_the_issues_commands_are_all_there() -> None:
+    assert set(COMMANDS) == {
+        "db init", "db purge", "dead-letters discard", "dead-letters groups", "dead-letters list",
+        "dead-letters replay", "dead-letters show", "demo", "doctor", "emit", "enqueue", "inspect", "pause", "pending",
+        "publish", "rabbit run", "reclaim", "resume", "retire", "schedule list", "schedule next", "schedule pause",
+        "schedule remove", "schedule resume", "trim", "worker",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_documents_its_exit_codes(name: str) -> None:
+    assert "Exit codes: 0 " in (COMMANDS[name].help or "")
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_is_in_the_handbook(name: str) -> None:
+    handbook = Path(__file__).parents[3] / "docs" / "cli.md"
+
+    assert f"conquiet {name}" in handbook.read_text(encoding="utf-8")
+
+
+def test_importing_the_command_line_imports_no_client_library() -> None:
+    """What takes time is imported by the command that needs it; that keeps the import under 300 ms."""
+    heavy = ["redis", "sqlalchemy", "pika", "rich", "msgspec", "prometheus_client", "asyncio"]
+    code = f"import sys, conquiet.cli.app; print([name for name in {heavy!r} if name in sys.modules])"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.strip() == "[]"
+
+
+HIDING = "import sys; sys.modules.update(dict.fromkeys({hidden!r})); "
+
+
+@pytest.mark.parametrize(
+    ("hidden", "module"),
+    [
+        (["sqlalchemy", "pymysql", "pika", "cronsim", "starlette"], "conquiet.management"),
+        (["redis", "sqlalchemy", "pymysql", "pika", "cronsim", "msgspec"], "conquiet.cli.app"),
+    ],
+)
+def test_a_room_needs_no_more_than_its_extra(hidden: list[str], module: str) -> None:
+    code = HIDING.format(hidden=hidden) + f"import {module}"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
+    argv = ["conquiet", "inspect", "--redis-url", "redis://localhost"]
+    code = HIDING.format(hidden=["redis"]) + f"from conquiet.cli import main; sys.argv = {argv!r}; main()"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("conquiet: this part of conquiet needs redis")
+    assert "pip install 'conquiet[redis]'" in done.stderr
+
+
+# ---------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError("refused"), "does not answer"),
+        (TimeoutError("timed out"), "does not answer in time"),
+        (OSError("Name or service not known"), "there is no such host"),
+        (Exception("WRONGPASS invalid"), "refused the user name or the password"),
+        (Exception("(1049, \"Unknown database 'shop'\")"), "has no such database"),
+        (Exception("NOPERM this user"), "does not allow this user the command"),
+        (Exception("something else, jane@example.org"), "cannot be used (Exception)"),
+    ],
+)
+def test_why_a_server_cannot_be_reached_is_said_without_the_drivers_words(error: Exception, words: str) -> None:
+    said = CannotConnectError("Redis", "redis://user:geheim@host:1/0", error)
+
+    assert words in str(said)
+    assert said.fix
+    assert "geheim" not in str(said)
+    assert "jane@" not in str(said)
+
+
+@pytest.mark.parametrize(("error", "code"), [(QueueError("no"), 1), (KeyboardInterrupt(), 130), (BrokenPipeError(), 1)])
+def test_what_escapes_a_command_becomes_an_exit_code(
+    error: BaseException, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, reporting():
+        raise error
+
+    assert ended.value.exit_code == code
+
+
+# ---------------------------------------------------------------- output and input
+def test_foreign_text_in_a_table_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows("x", ["name", "n", "yes", "none"], [{"name": "a\tb\nc", "n": 1.25, "yes": True}], empty="")
+
+    assert capsys.readouterr().out == "name\tn\tyes\tnone\na\\tb\\nc\t1.2\tyes\t-\n"
+
+
+def test_no_rows_are_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows("x", ["name"], [], empty="there is nothing")
+
+    assert capsys.readouterr().out == "there is nothing\n"
+
+
+def test_a_word_is_one_payload() -> None:
+    assert list(read_payloads('{"n": 1}')) == [{"n": 1}]

@@ -1,0 +1,116 @@
+"""The doctor's checks as pure functions: what cannot be planted on a server at hand."""
+
+import pytest
+
+from conquiet.management.doctor import Severity
+from conquiet.management.doctor.mysql import CHECKS as MYSQL_CHECKS
+from conquiet.management.doctor.mysql import MySQLFacts
+from conquiet.management.doctor.rabbit import CHECKS as RABBIT_CHECKS
+from conquiet.management.doctor.rabbit import RabbitFacts, management_url
+from conquiet.management.doctor.redis import CHECKS as REDIS_CHECKS
+from conquiet.management.doctor.redis import RedisFacts
+
+HEALTHY = {
+    "version": "8.4.0",
+    "transaction_isolation": "REPEATABLE-READ",
+    "innodb_lock_wait_timeout": "50",
+    "lock_wait_timeout": "60",
+    "max_connections": "151",
+    "sql_mode": "STRICT_TRANS_TABLES",
+    "innodb_flush_log_at_trx_commit": "1",
+}
+INDEXES = {
+    "conquiet_inbox": frozenset({"PRIMARY", "by_age"}),
+    "conquiet_outbox": frozenset({"PRIMARY", "by_due", "by_key"}),
+}
+
+
+def mysql(changed: dict[str, str] | None = None, *, used: int = 1) -> dict[str, Severity]:
+    facts = MySQLFacts(HEALTHY | (changed or {}), used, (), INDEXES, (), ())
+    return {finding.check: finding.severity for check in MYSQL_CHECKS for finding in check(facts)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "severity"),
+    [
+        ({"version": "5.7.44"}, "mysql.version", Severity.ERROR),
+        ({"version": "10.5.1-MariaDB"}, "mysql.version", Severity.ERROR),
+        ({"transaction_isolation": "READ-UNCOMMITTED"}, "mysql.isolation", Severity.ERROR),
+        ({"transaction_isolation": "SERIALIZABLE"}, "mysql.isolation", Severity.WARNING),
+        ({"innodb_lock_wait_timeout": "1"}, "mysql.innodb_lock_wait_timeout", Severity.WARNING),
+        ({"innodb_lock_wait_timeout": "500"}, "mysql.innodb_lock_wait_timeout", Severity.WARNING),
+        ({"lock_wait_timeout": "86400"}, "mysql.lock_wait_timeout", Severity.NOTE),
+        ({"innodb_flush_log_at_trx_commit": "2"}, "mysql.durability", Severity.WARNING),
+        ({"sql_mode": "ONLY_FULL_GROUP_BY"}, "mysql.sql_mode", Severity.WARNING),
+        ({"wsrep_on": "ON"}, "mysql.galera", Severity.ERROR),
+    ],
+)
+def test_a_setting_of_mysql_that_bites_is_found(changed: dict[str, str], check: str, severity: Severity) -> None:
+    assert mysql() == {}
+    assert mysql(changed) == {check: severity}
+
+
+def test_mariadb_names_its_isolation_level_differently() -> None:
+    facts = {key: value for key, value in HEALTHY.items() if key != "transaction_isolation"}
+    found = MySQLFacts(facts | {"version": "10.11.2-MariaDB", "tx_isolation": "SERIALIZABLE"}, 1, (), INDEXES, (), ())
+
+    assert [finding.check for check in MYSQL_CHECKS for finding in check(found)] == ["mysql.isolation"]
+
+
+def test_a_server_that_was_nearly_full_is_found() -> None:
+    assert mysql(used=140) == {"mysql.max_connections": Severity.WARNING}
+
+
+def rabbit(queue: dict[str, object] | None = None, *, version: str = "3.13.0") -> set[str]:
+    healthy = {"name": "orders", "durable": True, "type": "quorum"} | {
+        "arguments": {"x-dead-letter-exchange": "", "x-delivery-limit": 5}
+    }
+    facts = RabbitFacts(version, (healthy | (queue or {}),))
+    return {finding.check for check in RABBIT_CHECKS for finding in check(facts)}
+
+
+@pytest.mark.parametrize(
+    ("queue", "checks"),
+    [
+        ({}, set()),
+        ({"type": "classic"}, {"rabbit.queue_type"}),
+        ({"messages_unacknowledged": 20_000}, {"rabbit.unacked"}),
+        ({"arguments": {}, "effective_policy_definition": {"dead-letter-exchange": "x", "delivery-limit": 3}}, set()),
+        ({"effective_policy_definition": {"consumer-timeout": 5_000}}, {"rabbit.consumer_timeout"}),
+        ({"arguments": {"x-dead-letter-exchange": ""}}, {"rabbit.delivery_limit"}),
+    ],
+)
+def test_a_queue_that_bites_is_found(queue: dict[str, object], checks: set[str]) -> None:
+    assert rabbit(queue) == checks
+
+
+def test_from_4_0_on_quorum_queues_have_a_limit_by_default() -> None:
+    assert rabbit({"arguments": {"x-dead-letter-exchange": ""}}, version="4.0.1") == set()
+    assert rabbit(version="3.7.0") == {"rabbit.version"}
+
+
+@pytest.mark.parametrize(
+    ("amqp", "http"),
+    [
+        ("amqp://host", "http://host:15672"),
+        ("amqp://user:pass@host:5673/shop", "http://user:pass@host:15672"),
+        ("amqps://host", "https://host:15671"),
+    ],
+)
+def test_the_management_api_is_looked_for_beside_the_broker(amqp: str, http: str) -> None:
+    assert management_url(amqp) == http
+
+
+@pytest.mark.parametrize(
+    ("info", "client", "check"),
+    [
+        ({"redis_version": "6.0.16"}, "8.1.0", "redis.version"),
+        ({"redis_version": "7.2.0"}, "5.0.0", "redis.client"),
+        ({"redis_version": "7.2.0", "maxmemory": "100", "used_memory": "95"}, "8.1.0", "redis.memory"),
+    ],
+)
+def test_old_versions_and_a_full_redis_are_found(info: dict[str, str], client: str, check: str) -> None:
+    facts = RedisFacts({"aof_enabled": "1"} | info, {}, (), (), (), client)
+    found = {finding.check for one in REDIS_CHECKS for finding in one(facts) if finding.severity is not Severity.NOTE}
+
+    assert found == {check}

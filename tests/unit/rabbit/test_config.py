@@ -1,0 +1,115 @@
+import socket
+from typing import Any
+
+import pytest
+
+from conquiet.errors import ConfigurationError
+from conquiet.rabbit import RabbitConfig, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit.address import Address
+
+URL = "amqp://guest:s3cret@127.0.0.1:1/%2F"
+
+
+def plain(_: object) -> bool:
+    return True
+
+
+@pytest.mark.spec("MW-001.9", "MW-001.10")
+@pytest.mark.parametrize("name", ["concurrency", "prefetch", "max_retries"])
+@pytest.mark.parametrize("value", [0, -1, True, False, 1.0, 2.5, "3", [1]])
+def test_only_positive_integers_pass_and_all_else_throws_at_once(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        RabbitConsumer(URL, "work", plain, **{name: value})
+
+
+@pytest.mark.spec("MW-001.9")
+def test_concurrency_cannot_be_nothing() -> None:
+    with pytest.raises(ConfigurationError, match="concurrency"):
+        RabbitConfig(concurrency=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.spec("MW-001.7")
+def test_prefetch_is_twice_the_concurrency_unless_set() -> None:
+    assert RabbitConfig().window == 2
+    assert RabbitConfig(concurrency=7).window == 14
+    assert RabbitConfig(concurrency=7, prefetch=3).window == 3
+
+
+@pytest.mark.spec("MW-001.8")
+def test_the_consumer_tag_is_host_and_tag_or_package() -> None:
+    assert RabbitConsumer(URL, "work", plain).consumer_tag == f"{socket.gethostname()}.conquiet"
+    assert RabbitConsumer(URL, "work", plain, tag="crm").consumer_tag == f"{socket.gethostname()}.crm"
+
+
+@pytest.mark.spec("MW-001.10")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tag": ""},
+        {"tag": "a\nb"},
+        {"prefetch": 70_000},
+        {"settle": "sometimes"},
+        {"exhausted": "explode"},
+        {"poison_guard": 1},
+        {"dead_letter": "yes"},
+        {"grace_s": -1},
+        {"connect_timeout_s": 0},
+        {"heartbeat_s": 0},
+        {"max_reconnects": 0},
+        {"max_requeues": 0},
+        {"max_body_bytes": 0},
+        {"key_store": object()},
+        {"schemas": {}},
+        {"reconnect": 3},
+        {"require_dead_letter": True},
+    ],
+)
+def test_every_other_setting_is_checked_too(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        RabbitConsumer(URL, "work", plain, **options)
+
+
+@pytest.mark.parametrize("url", ["", "http://host", "amqp//host", None, "amqp://host:notaport/"])
+def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: Any) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Address((url,))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_no_repr_shows_the_password() -> None:
+    consumer = RabbitConsumer(URL, "work", plain, management_url="http://guest:s3cret@127.0.0.1:1")
+
+    assert "s3cret" not in repr(consumer) + repr(consumer._config) + repr(consumer._address)
+    assert repr(consumer) == "RabbitConsumer(amqp://***@127.0.0.1:1/%2F, 'work', new)"
+
+
+@pytest.mark.parametrize("queue", ["", "  ", None, "a\nb"])
+def test_a_queue_needs_a_name(queue: Any) -> None:
+    with pytest.raises(ConfigurationError, match="queue"):
+        RabbitConsumer(URL, queue, plain)
+
+
+def test_a_syncer_must_be_callable() -> None:
+    with pytest.raises(ConfigurationError, match="syncer"):
+        RabbitConsumer(URL, "work", None)  # type: ignore[arg-type]
+
+
+def test_two_consumers_do_not_share_a_default_registry() -> None:
+    assert RabbitConfig().schemas is not RabbitConfig().schemas
+    assert isinstance(RabbitConfig().schemas, SchemaRegistry)
+
+
+def test_tls_verifies_by_default_and_names_the_host() -> None:
+    import ssl
+
+    parameters = Address(("amqps://broker.example.org/%2F",)).parameters(0)
+
+    assert parameters.ssl_options.context.verify_mode is ssl.CERT_REQUIRED
+    assert parameters.ssl_options.context.check_hostname is True
+    assert parameters.ssl_options.server_hostname == "broker.example.org"
+
+
+def test_the_nodes_of_a_cluster_are_tried_in_turn() -> None:
+    address = Address(("amqp://one", "amqp://two"))
+
+    assert [address.parameters(attempt).host for attempt in range(3)] == ["one", "two", "one"]

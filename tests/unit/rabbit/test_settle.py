@@ -1,0 +1,75 @@
+"""Seed 004's rules as one table, without a broker."""
+
+from itertools import product
+
+import pytest
+
+from conquiet.rabbit.decode import Unreadable
+from conquiet.rabbit.decrypt import KeyFault
+from conquiet.rabbit.settle import Exhausted, Facts, Settlement, SettlePolicy, Verdict, decide
+from conquiet.rabbit.syncer import ContractBroken, Done, Refused
+
+FAILURES: list[Verdict] = [Refused(), Unreadable("body is not JSON"), Unreadable("unknown schema")]
+FATAL: list[Verdict] = [ContractBroken("raised"), KeyFault("pub", "unknown")]
+COUNTS = [None, 0, 1, 2, 7]
+ALL_FACTS = [Facts(redelivered, count) for redelivered, count in product([False, True], COUNTS)]
+DEFAULT = SettlePolicy()
+COUNTING = SettlePolicy(name="delivery_count")
+
+
+@pytest.mark.spec("MW-004.3")
+@pytest.mark.parametrize("policy", [DEFAULT, COUNTING])
+@pytest.mark.parametrize("facts", ALL_FACTS)
+def test_done_is_acknowledged_whatever_the_history(facts: Facts, policy: SettlePolicy) -> None:
+    assert decide(Done(), facts, policy) is Settlement.ACK
+
+
+@pytest.mark.spec("MW-002.6", "MW-002.8", "MW-004.4", "MW-005.2", "MW-005.3", "MW-005.4", "MW-001.5")
+@pytest.mark.parametrize("verdict", FAILURES)
+@pytest.mark.parametrize("facts", ALL_FACTS)
+def test_a_failure_is_requeued_once_and_then_dead_lettered(facts: Facts, verdict: Verdict) -> None:
+    expected = Settlement.DEAD_LETTER if facts.redelivered else Settlement.REQUEUE
+
+    assert decide(verdict, facts, DEFAULT) is expected
+
+
+@pytest.mark.parametrize("verdict", FAILURES)
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("facts", ALL_FACTS)
+def test_with_delivery_count_the_queues_own_count_decides(facts: Facts, limit: int, verdict: Verdict) -> None:
+    policy = SettlePolicy(name="delivery_count", max_requeues=limit)
+    used_up = facts.redelivered if facts.delivery_count is None else facts.delivery_count >= limit
+
+    assert decide(verdict, facts, policy) is (Settlement.DEAD_LETTER if used_up else Settlement.REQUEUE)
+
+
+def test_one_crash_marks_a_whole_window_but_the_count_knows_better() -> None:
+    """What was only prefetched when its consumer died is redelivered and has never failed."""
+    never_failed = Facts(redelivered=True, delivery_count=0)
+
+    assert decide(Refused(), never_failed, DEFAULT) is Settlement.DEAD_LETTER
+    assert decide(Refused(), never_failed, COUNTING) is Settlement.REQUEUE
+
+
+@pytest.mark.spec("MW-002.3", "MW-005.1")
+@pytest.mark.parametrize("facts", ALL_FACTS)
+def test_past_the_retry_limit_the_redelivery_guard_has_no_say(facts: Facts) -> None:
+    assert decide(Exhausted(), facts, DEFAULT) is Settlement.DROP
+    assert decide(Exhausted(), facts, SettlePolicy(exhausted="dead_letter")) is Settlement.DEAD_LETTER
+
+
+@pytest.mark.spec("MW-004.5", "MW-004.6", "MW-006.3")
+@pytest.mark.parametrize("verdict", FATAL)
+@pytest.mark.parametrize("facts", ALL_FACTS)
+def test_a_broken_contract_stops_the_process_and_settles_nothing(facts: Facts, verdict: Verdict) -> None:
+    assert decide(verdict, facts, DEFAULT) is Settlement.STOP
+
+
+@pytest.mark.parametrize("verdict", FATAL)
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_the_poison_guard_parks_what_broke_the_system_before(verdict: Verdict, *, redelivered: bool) -> None:
+    policy = SettlePolicy(poison_guard=True)
+
+    settlement = decide(verdict, Facts(redelivered), policy)
+
+    assert settlement is (Settlement.DEAD_LETTER_AND_STOP if redelivered else Settlement.STOP)

@@ -1,0 +1,127 @@
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conquiet.errors import ConfigurationError
+from conquiet.scheduler.cron import COUNT_CAP, NICKNAMES, Cron
+from conquiet.scheduler.entries import from_ms, to_ms
+
+START = to_ms("start", datetime(2026, 11, 15, 21, 57, 56, tzinfo=UTC))  # a Sunday
+
+
+def next_run(expression: str, zone: str = "UTC") -> str:
+    found = Cron(expression, zone).next_after(START)
+    assert found is not None
+    return from_ms(found).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("* * * * *", "2026-11-15 21:58:00"),
+        ("*/20 * * * *", "2026-11-15 22:00:00"),
+        ("5 4 * * *", "2026-11-16 04:05:00"),
+        ("0 0 1 * *", "2026-12-01 00:00:00"),
+        ("0 9 * * MON-FRI", "2026-11-16 09:00:00"),
+        ("0 9 * * 7", "2026-11-22 09:00:00"),
+        ("0 0 29 2 *", "2028-02-29 00:00:00"),
+        ("0 0 L * *", "2026-11-30 00:00:00"),
+        ("0 0 * * FRI#1", "2026-12-04 00:00:00"),
+        ("*/10 * * * * *", "2026-11-15 21:58:00"),
+        ("57 57 21 * * *", "2026-11-15 21:57:57"),
+    ],
+)
+def test_five_and_six_fields(expression: str, expected: str) -> None:
+    assert next_run(expression) == expected
+
+
+@pytest.mark.parametrize(
+    ("nickname", "expected"),
+    [
+        ("@yearly", "2027-01-01 00:00:00"),
+        ("@annually", "2027-01-01 00:00:00"),
+        ("@monthly", "2026-12-01 00:00:00"),
+        ("@weekly", "2026-11-22 00:00:00"),
+        ("@daily", "2026-11-16 00:00:00"),
+        ("@midnight", "2026-11-16 00:00:00"),
+        ("@hourly", "2026-11-15 22:00:00"),
+        ("@Hourly", "2026-11-15 22:00:00"),
+    ],
+)
+def test_nicknames(nickname: str, expected: str) -> None:
+    assert next_run(nickname) == expected
+    assert nickname.lower() in NICKNAMES
+
+
+def test_the_zone_decides_what_the_clock_shows() -> None:
+    assert next_run("0 8 * * *", "Asia/Tokyo") == "2026-11-15 23:00:00"  # 08:00 on the 16th, nine hours ahead
+    assert next_run("0 8 * * *", "America/Los_Angeles") == "2026-11-16 16:00:00"  # eight hours behind
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("", "non-empty"),
+        ("* * * *", "5 fields"),
+        ("* * * * * * *", "5 fields"),
+        ("60 * * * *", "Bad minute"),
+        ("* 24 * * *", "Bad hour"),
+        ("0 0 30 2 *", "Bad day-of-month"),
+        ("*/0 * * * *", "Bad minute"),
+        ("x * * * *", "Bad minute"),
+        ("@reboot", "nickname.*@hourly"),
+        ("* * * * *\n", "control characters"),
+        ("0 0 1 1 " + "1," * 200 + "1", "longer"),
+        ("0 0 30 2 *\x00", "control"),
+    ],
+)
+def test_a_wrong_expression_is_refused_when_it_is_built_and_says_what_is_wrong(expression: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        Cron(expression)
+
+
+def test_an_expression_that_is_never_due_is_refused() -> None:
+    """No February has a fifth Monday on its 30th."""
+    with pytest.raises(ConfigurationError, match="never due"):
+        Cron("0 0 */31 2 MON#5")
+
+
+@pytest.mark.parametrize("zone", ["Mars/Base", "../../etc/passwd", "Europe", "", "CEST"])
+def test_an_unknown_zone_is_refused_when_it_is_built(zone: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"tz|time zone"):
+        Cron("@daily", zone)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="0123456789*/-,#LW@ MONJAN\x00é", max_size=30))
+def test_any_text_is_either_a_schedule_that_moves_on_or_a_configuration_error(text: str) -> None:
+    try:
+        cron = Cron(text)
+    except ConfigurationError:
+        return
+    following = cron.next_after(START)
+    assert following is None or following > START
+
+
+@settings(deadline=None)
+@given(st.integers(0, 4_000_000_000_000), st.sampled_from(["*/7 * * * * *", "30 2 * * *", "@monthly"]))
+def test_the_next_run_does_not_depend_on_where_between_two_runs_one_asks(instant: int, expression: str) -> None:
+    cron = Cron(expression, "Europe/Berlin")
+    following = cron.next_after(instant)
+    assert following is not None
+    assert instant < following
+    assert cron.next_after(following - 1) == following
+    assert cron.next_after((instant + following - 1) // 2) == following
+
+
+def test_ticks_between_two_moments_are_counted_up_to_a_cap() -> None:
+    hour = 3_600_000
+
+    assert Cron("*/10 * * * *").count_between(START, START + hour) == 6
+    assert Cron("* * * * * *").count_between(START, START + 24 * hour) == COUNT_CAP
+
+
+def test_there_is_nothing_after_the_end_of_the_calendar() -> None:
+    assert Cron("@yearly").next_after(to_ms("end", datetime(9999, 12, 1, tzinfo=UTC))) is None

@@ -1,0 +1,177 @@
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conquiet.errors import ConfigurationError
+from conquiet.scheduler import records
+from conquiet.scheduler.cron import Cron
+from conquiet.scheduler.entries import Every, Once, ScheduleEntry, When, due_of, from_ms, to_ms
+
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+def an_entry(**changes: Any) -> ScheduleEntry:
+    settings: dict[str, Any] = {
+        "name": "nightly",
+        "when": Cron("30 2 * * *", "Europe/Berlin"),
+        "event": "report.make",
+        "stream": "reports",
+        "data": {"kind": "sales"},
+    }
+    return ScheduleEntry(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "two\nlines"}, "name"),
+        ({"name": "n" * 181}, "name must have at most 180"),
+        ({"event": " "}, "event"),
+        ({"event": "e" * 201}, "event must have at most 200"),
+        ({"stream": "a{b"}, "braces"),
+        ({"when": "@daily"}, "when must be"),
+        ({"data": [1]}, "data must be a mapping"),
+        ({"data": {"x": float("nan")}}, "data cannot be sent: it holds NaN"),
+        ({"data": {"x": object()}}, "data cannot be sent"),
+        ({"data": {"x": "y" * 1_000_001}}, "data cannot be sent"),
+        ({"catch_up": "some"}, "catch_up"),
+        ({"catch_up_limit": 0}, "catch_up_limit"),
+        ({"catch_up_limit": 501}, "catch_up_limit must be at most 500"),
+        ({"catch_up_limit": True}, "catch_up_limit"),
+        ({"grace_s": -1}, "grace_s"),
+        ({"grace_s": 3601}, "grace_s must be at most an hour"),
+        ({"jitter_s": float("inf")}, "jitter_s"),
+    ],
+)
+def test_a_wrong_setting_is_refused_when_the_entry_is_built(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        an_entry(**changes)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.05, 0.1234567, True, "5", float("nan"), 4e9])
+def test_an_interval_that_cannot_be_kept_is_refused(seconds: Any) -> None:
+    with pytest.raises(ConfigurationError, match="seconds"):
+        Every(seconds)
+
+
+@pytest.mark.parametrize("moment", [datetime(2026, 1, 1), 5, None, "2026-01-01"])  # noqa: DTZ001 - the point
+def test_a_time_without_a_zone_is_refused(moment: Any) -> None:
+    with pytest.raises(ConfigurationError, match="time zone"):
+        Once(moment)
+    with pytest.raises(ConfigurationError, match="time zone"):
+        Every(60, anchor=moment)
+
+
+def test_an_interval_is_the_same_on_every_host_whenever_it_was_started() -> None:
+    every = Every(90, anchor=NOON)
+
+    assert every.next_after(to_ms("noon", NOON)) == to_ms("noon", NOON) + 90_000
+    assert every.next_after(to_ms("noon", NOON) - 1) == to_ms("noon", NOON)
+    assert every.next_after(to_ms("noon", NOON) - 90_001) == to_ms("noon", NOON) - 90_000
+    assert every.count_between(to_ms("noon", NOON), to_ms("noon", NOON) + 900_000) == 10
+
+
+def test_a_one_off_time_is_the_same_instant_in_any_zone() -> None:
+    east = timezone(timedelta(hours=5))
+
+    assert Once(NOON).at_ms == Once(NOON.astimezone(east)).at_ms
+    assert Once(NOON).count_between(0, 2**42) == 1
+
+
+def test_later_changes_of_the_callers_data_change_nothing() -> None:
+    data = {"kinds": ["sales"]}
+    entry = an_entry(data=data)
+    data["kinds"].append("stock")
+
+    assert entry.data == {"kinds": ["sales"]}
+
+
+def test_the_data_is_not_shown() -> None:
+    assert "sales" not in repr(an_entry())
+
+
+def test_the_id_of_a_fire_is_entry_and_due_time_and_can_be_read_back() -> None:
+    due = to_ms("noon", NOON)
+
+    assert an_entry().fire_id(due) == f"nightly@{due}"
+    assert due_of(an_entry(name="a@b").fire_id(due)) == NOON
+    assert due_of("4f2a") is None
+    assert due_of("jane@example.org") is None
+
+
+WHENS = st.one_of(
+    st.sampled_from([Cron("30 2 * * *", "Europe/Berlin"), Cron("@hourly"), Cron("*/5 * * * * *")]),
+    st.builds(
+        lambda ms, anchor: Every(ms / 1_000, anchor=from_ms(anchor)),
+        st.integers(100, 10**9),
+        st.integers(0, 2 * 10**12),
+    ),
+    st.builds(lambda ms: Once(from_ms(ms)), st.integers(0, 4 * 10**12)),
+)
+
+
+@settings(deadline=None)
+@given(
+    when=WHENS,
+    data=st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=5), st.none())),
+    policy=st.sampled_from(["skip", "one", "all"]),
+    jitter_ms=st.integers(0, 3_600_000),
+)
+def test_what_is_stored_is_what_is_read(when: When, data: dict[str, Any], policy: str, jitter_ms: int) -> None:
+    entry = an_entry(when=when, data=data, catch_up=policy, jitter_s=jitter_ms / 1_000)
+    again = records.load(records.dump(entry))
+
+    assert records.revision(again) == records.revision(entry)
+    assert again.when.next_after(10**12) == when.next_after(10**12)
+    assert (again.data, again.catch_up, again.jitter_ms) == (entry.data, policy, jitter_ms)
+
+
+def test_a_record_of_the_first_release_stays_readable() -> None:
+    stored = (
+        b'{"v":1,"name":"nightly","event":"report.make","stream":"reports",'
+        b'"when":{"cron":"30 2 * * *","tz":"Europe/Berlin"},"catch_up":"one","catch_up_limit":100,'
+        b'"grace_ms":5000,"jitter_ms":0,"data":{"kind":"sales"},"added in a later release":true}'
+    )
+    assert records.load(stored) == an_entry()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"v":2}',
+        b'{"v":1}',
+        (
+            b'{"v":1,"name":"n","event":"e","stream":"s","when":{"cron":"* *","tz":"UTC"},"data":{},"catch_up":"one",'
+            b'"catch_up_limit":1,"grace_ms":0,"jitter_ms":0}'
+        ),
+        (
+            b'{"v":1,"name":"n","event":"e","stream":"s","when":{"once_ms":1e300},"data":{},"catch_up":"one",'
+            b'"catch_up_limit":1,"grace_ms":0,"jitter_ms":0}'
+        ),
+        (
+            b'{"v":1,"name":"n","event":"e","stream":"s","when":7,"data":{},"catch_up":"one",'
+            b'"catch_up_limit":1,"grace_ms":0,"jitter_ms":0}'
+        ),
+    ],
+)
+def test_what_cannot_be_understood_is_an_error_and_never_a_guess(stored: bytes) -> None:
+    with pytest.raises(records.RecordError):
+        records.load(stored)
+
+
+def test_the_digests_tell_new_times_from_other_changes() -> None:
+    entry = an_entry()
+    with_other_data = an_entry(data={"kind": "stock"})
+    with_other_times = an_entry(when=Cron("30 3 * * *", "Europe/Berlin"))
+
+    assert records.revision(entry) == records.revision(an_entry())
+    assert records.revision(entry) != records.revision(with_other_data)
+    assert records.times_digest(entry) == records.times_digest(with_other_data)
+    assert records.times_digest(entry) != records.times_digest(with_other_times)
