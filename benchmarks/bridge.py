@@ -93,7 +93,8 @@ def timed_raw(world: World, count: int, *, inbox: bool) -> float:
     cursor = connection.cursor()
     started = time.perf_counter()
     for _ in range(count):
-        ((_, ((entry, fields),)),) = client.xreadgroup("g", "c", {stream: ">"}, count=1)
+        reply: Any = client.xreadgroup("g", "c", {stream: ">"}, count=1)
+        ((_, ((entry, fields),)),) = reply
         payload = json.loads(fields[b"data"])
         if inbox:
             cursor.execute(

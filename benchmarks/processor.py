@@ -404,10 +404,10 @@ def play(role: str, name: str, url: str, n: int) -> None:
 
 def table(title: str, rates: dict[str, list[float]], base: str) -> None:
     print(f"\n{title:<48}{'per s':>10}   of {base}")
-    reference = statistics.median(rates[base])
+    reference = statistics.median(rates.get(base) or [1.0])
     for name, values in rates.items():
         rate = statistics.median(values)
-        print(f"{name:<48}{rate:>10,.0f}{rate / reference:>9.2f}")
+        print(f"{name:<48}{rate:>10,.0f}{rate / reference:>9.2f}", flush=True)
 
 
 def main() -> None:
@@ -429,35 +429,44 @@ def main() -> None:
 
     n, rounds = (20_000, 2) if given.quick else (60_000, 3)
     with RedisServer() as server, redis.Redis.from_url(server.url) as client:
-        handled: dict[str, list[float]] = {}
-        for _ in range(rounds):
-            for name, (_, _, share, module) in PROCESS.items():
-                if given.only in name and has(module):
-                    client.flushall()
-                    child("fill", name, server.url, n // share)
-                    handled.setdefault(name, []).append(child("run", name, server.url, n // share)["rate"])
-        emitted: dict[str, list[float]] = {}
-        for _ in range(rounds):
-            for name, (_, share) in EMIT.items():
-                if given.only in name:
-                    client.flushall()
-                    emitted.setdefault(name, []).append(child("emit", name, server.url, n // share)["rate"])
-        if given.only:
-            print(handled, emitted)
-            return
-        table("handled and acknowledged", handled, "bare engine, c100")
-        peers = {name: statistics.median(rates) for name, rates in handled.items() if PROCESS[name][3]}
-        if peers:
-            best = max(peers, key=lambda name: peers[name])
-            ours = statistics.median(handled["processor, c100"])
-            print(f"the processor handles {ours / peers[best]:.1f} x what {best} does, the fastest peer here")
-        table("emitted", emitted, "raw redis-py asyncio, pipelines of 500")
-        client.flushall()
-        late = child("lateness", "", server.url, 60 if given.quick else 200)
-        numbers = f"p50 {late['p50']:.1f}, p99 {late['p99']:.1f}, at most {late['most']:.1f} ms"
-        print(f"\ndelayed messages at rest start late by {numbers}")
-        idle = ", ".join(f"{late[f'idle_{name}']:.1f} {name}" for name in ("evalsha", "xread", "xreadgroup"))
-        print(f"commands per second of one idle host: {idle}")
+        for phase in (processing, emitting, waiting):
+            phase(client, server.url, n, rounds, given.only)
+
+
+def processing(client: Any, url: str, n: int, rounds: int, only: str) -> None:
+    names = [name for name, (_, _, _, module) in PROCESS.items() if only in name and has(module)]
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            client.flushall()
+            count = n // PROCESS[name][2]
+            child("fill", name, url, count)
+            rates[name].append(child("run", name, url, count)["rate"])
+    table("handled and acknowledged", rates, "bare engine, c100")
+    peers = {name: statistics.median(rates[name]) for name in names if PROCESS[name][3]}
+    if peers and "processor, c100" in rates:
+        best = max(peers, key=lambda name: peers[name])
+        ours = statistics.median(rates["processor, c100"])
+        print(f"the processor handles {ours / peers[best]:.1f} x what {best} does, the fastest peer here", flush=True)
+
+
+def emitting(client: Any, url: str, n: int, rounds: int, only: str) -> None:
+    names = [name for name in EMIT if only in name]
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            client.flushall()
+            rates[name].append(child("emit", name, url, n // EMIT[name][1])["rate"])
+    table("emitted", rates, "raw redis-py asyncio, pipelines of 500")
+
+
+def waiting(client: Any, url: str, n: int, rounds: int, only: str) -> None:
+    client.flushall()
+    late = child("lateness", "", url, n // 400)
+    numbers = f"p50 {late['p50']:.1f}, p99 {late['p99']:.1f}, at most {late['most']:.1f} ms"
+    print(f"\ndelayed messages at rest start late by {numbers}")
+    idle = ", ".join(f"{late[f'idle_{name}']:.1f} {name}" for name in ("evalsha", "xread", "xreadgroup"))
+    print(f"commands per second of one idle host: {idle}")
 
 
 if __name__ == "__main__":

@@ -87,16 +87,16 @@ def keep_the_ledger(ledger: QueueConsumer, engine: Engine) -> None:
             book(doomed, session)
     print("ledger: a worker died between commit and ack")  # and so its message is still pending
 
-    for msg in ledger.recover_own():  # what a restarted worker does first
+    def handle(msg: QueueMessage) -> None:
         with DbSession(engine) as session, inbox.once(session, msg) as first_time:
             if first_time:
                 book(msg, session)
         ledger.ack(msg)
-    while (msg := ledger.next(block_ms=50)) is not None:
-        with DbSession(engine) as session, inbox.once(session, msg) as first_time:
-            if first_time:
-                book(msg, session)
-        ledger.ack(msg)
+
+    for unfinished in ledger.recover_own():  # what a restarted worker does first
+        handle(unfinished)
+    while (new := ledger.next(block_ms=50)) is not None:
+        handle(new)
 
 
 # ------------------------------------------------------------------ the stage itself

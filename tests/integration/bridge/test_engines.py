@@ -48,7 +48,8 @@ def write(session: DbSession) -> None:
 
 class Message:
     def __init__(self, message_id: str = "1-0") -> None:
-        self.stream, self.id, self.data = "s", message_id, {}
+        self.stream, self.id = "s", message_id
+        self.data: dict[str, Any] = {}
 
 
 class Context:
@@ -148,7 +149,7 @@ async def test_a_rabbit_message_that_comes_twice_has_its_effect_once(
             Outbox().add(session, "ledger", {"amount": 5}, key="a")
             Outbox().add(session, "ledger", {"amount": 6}, key="a")
         with OutboxRelay(engine, {"ledger": target}) as relay:
-            relay._tell = _fail  # type: ignore[method-assign]
+            relay._tell = _fail  # type: ignore[assignment,method-assign]
             with pytest.raises(RuntimeError):
                 await asyncio.to_thread(relay.relay_once)
         with OutboxRelay(engine, {"ledger": target}) as relay:

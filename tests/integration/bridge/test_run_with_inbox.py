@@ -28,6 +28,11 @@ def handle(msg: QueueMessage, session: DbSession) -> None:
     session.execute("INSERT INTO effect (message) VALUES (:id)", {"id": msg.id})
 
 
+def stop_when_idle(consumer: QueueConsumer) -> None:
+    """End ``run_claim_stale`` where it would sleep, because nothing is stale any more."""
+    consumer._sleep = lambda duration_s: consumer.stop()  # type: ignore[method-assign]
+
+
 def last_one(consumer: QueueConsumer) -> Callable[[QueueMessage, DbSession], None]:
     def handler(msg: QueueMessage, session: DbSession) -> None:
         handle(msg, session)
@@ -66,12 +71,12 @@ def test_a_message_whose_ack_was_lost_has_its_effect_once_with_an_inbox_and_twic
 
     consumer, rescuer = make_consumer(name="one"), make_consumer(name="two")
     consumer.queue.enqueue({})
-    consumer.ack = die  # type: ignore[method-assign]
+    consumer.ack = die  # type: ignore[assignment,method-assign]
     with pytest.raises(Died):
         consumer.run(handler=handle, engine=engine, inbox=inbox)
     assert rescuer.backlog().pending == 1
 
-    rescuer._sleep = lambda _: rescuer.stop()  # type: ignore[method-assign]
+    stop_when_idle(rescuer)
     rescuer.run_claim_stale(handler=handle, engine=engine, min_idle_ms=1, inbox=inbox)
 
     assert counted() == effects
@@ -100,7 +105,7 @@ def test_a_commit_whose_reply_was_lost_is_not_acknowledged_and_the_inbox_decides
 
     assert counted() == 1, "the server did commit"
     assert rescuer.backlog().pending == 1, "and yet the message is not acknowledged"
-    rescuer._sleep = lambda _: rescuer.stop()  # type: ignore[method-assign]
+    stop_when_idle(rescuer)
     rescuer.run_claim_stale(handler=handle, engine=engine, min_idle_ms=1, inbox=Inbox())
     assert counted() == 1
     assert rescuer.backlog().pending == 0
@@ -128,7 +133,7 @@ def test_a_commit_that_never_arrived_is_not_acknowledged_either_and_is_done_agai
         consumer.run(handler=handler, engine=through, inbox=Inbox())
 
     assert counted() == 0
-    rescuer._sleep = lambda _: rescuer.stop()  # type: ignore[method-assign]
+    stop_when_idle(rescuer)
     rescuer.run_claim_stale(handler=handle, engine=engine, min_idle_ms=1, inbox=Inbox())
     assert counted() == 1
     assert rescuer.backlog().pending == 0

@@ -115,7 +115,8 @@ async def test_stale_work_of_a_paused_stream_is_not_taken_over(
     await client.xreadgroup("processor", "dead-host", {stream: ">"})
     await operator.pause()
 
-    host = make_noting(runtime=RuntimeSettings(claim_idle_ms=50))
+    # A second stream keeps the engine looking around.
+    host = make_noting(streams=[stream, f"{stream}-other"], runtime=RuntimeSettings(claim_idle_ms=50))
     async with host:
         await asyncio.sleep(0.4)
         assert host.seen == []

@@ -172,7 +172,12 @@ def test_a_message_that_was_lost_before_the_commit_has_no_effect(engine: Engine,
 
 def test_a_message_that_is_still_ours_is_committed_and_asked_about_once(engine: Engine) -> None:
     asked: list[Any] = []
-    fence = Fence(lambda msg: asked.append(msg) is None, Inbox())
+
+    def still_ours(msg: Any) -> bool:
+        asked.append(msg)
+        return True
+
+    fence = Fence(still_ours, Inbox())
 
     for _ in range(2):
         with DbSession(engine) as session, fence.once(session, MESSAGE):
