@@ -25,6 +25,7 @@ from conquiet.testing.mysql import MySQLServer
 ROWS = 1_000
 BATCH = 500
 Work = Callable[[], Any]
+Step = tuple[str, Callable[[], tuple[Any, ...]]]
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Contender:
     make: Callable[[], Work]  # called in the thread that runs it
     per_call: int = 1
     rates: list[float] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -62,11 +64,13 @@ class Team:
             self.barrier.wait()
             if self.over:
                 return
-            count = 0
+            count, cpu = 0, time.thread_time()
             while time.perf_counter() < self.deadline:
                 work()
                 count += self.contender.per_call
             self.done[number] = count
+            if count:
+                self.contender.cpu_us.append((time.thread_time() - cpu) / count * 1e6)
             self.barrier.wait()
 
     def turn(self, seconds: float) -> float:
@@ -106,7 +110,7 @@ class Bench:
         args, kwargs = self.engine.dialect.create_connect_args(self.url)
         return tuple(args), dict(kwargs)
 
-    def raw_statements(self, *steps: tuple[str, Callable[[], tuple[Any, ...]]], autocommit: bool) -> Callable[[], Work]:
+    def raw_statements(self, *steps: Step, autocommit: bool) -> Callable[[], Work]:
         def make() -> Work:
             connection = self.raw(autocommit=autocommit)
             cursor = connection.cursor()
@@ -139,7 +143,11 @@ class Bench:
         base = contenders[-1].rate
         for contender in contenders:
             trips = f"{self._trips(contender):7.3f}" if threads == 1 else "      -"
-            print(f"  {contender.name:34} {contender.rate:10,.0f} op/s  {contender.rate / base:5.2f} x {trips} trips")
+            cpu = statistics.median(contender.cpu_us)
+            print(
+                f"  {contender.name:34} {contender.rate:10,.0f} op/s  {contender.rate / base:5.2f} x "
+                f"{trips} trips {cpu:7.1f} us of client CPU"
+            )
 
     def rate_of(self, contender: Contender) -> float:
         """The rate of one alone, with one writer."""
@@ -165,6 +173,10 @@ class Bench:
     def row(self) -> int:
         number: int = self.threads.row
         return number
+
+    def value(self) -> int:
+        """Another one each time: a row that does not change costs the server no write."""
+        return next(self.ids) % 1_000_000_000
 
     def insert(self) -> list[Contender]:
         op = DbOperationType.INSERT
@@ -233,7 +245,8 @@ class Bench:
             key = self.row()
             if reading:
                 return lambda: writer.modify(key, lambda row: {"n": row["n"] + 1})
-            return lambda: writer.execute(DbOperation("t", DbOperationType.UPDATE, key, {"n": 1}))
+            kind = DbOperationType.UPDATE
+            return lambda: writer.execute(DbOperation("t", kind, key, {"n": self.value()}))
 
         def raw() -> Work:
             key = self.row()
@@ -244,20 +257,22 @@ class Bench:
                 for s in before + read
             ]
             tail = [(s.replace("%n", "%s"), (name,) if "%n" in s else ()) for s in after]
-            sequence = [*steps, (update, (1, key)), *tail]
-            autocommit = strategy is LockStrategy.NONE and not reading
-            if autocommit:
-                sequence = [(update, (1, key))]
-            return self.raw_statements(*[(s, lambda v=v: v) for s, v in sequence], autocommit=autocommit)()
+            write: Step = (update, lambda: (self.value(), key))
+            if strategy is LockStrategy.NONE and not reading:
+                return self.raw_statements(write, autocommit=True)()
+            fixed: list[Step] = [(s, lambda v=v: v) for s, v in steps]  # type: ignore[misc]
+            ending: list[Step] = [(s, lambda v=v: v) for s, v in tail]  # type: ignore[misc]
+            return self.raw_statements(*fixed, write, *ending, autocommit=False)()
 
         def plain() -> Work:
             key = self.row()
-            params = {"name": f"bench:{key}", "key": key, "n": 1}
+            fixed = {"name": f"bench:{key}", "key": key}
             named = [text(s.replace("%n", ":name").replace("%k", ":key")) for s in before + read]
             write = text("UPDATE t SET n = :n WHERE id = :key")
             tail = [text(s.replace("%n", ":name")) for s in after if s != "COMMIT"]
 
             def work() -> None:
+                params = {**fixed, "n": self.value()}
                 with self.engine.connect() as conn:
                     for statement in named:
                         result = conn.execute(statement, params)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine
 
 from conquiet.config import DbConfig
 from conquiet.db import (
@@ -28,6 +28,7 @@ from conquiet.db import (
     RowLock,
     occ_update,
     retry_on_conflict,
+    running,
 )
 from conquiet.db.locking import MySQLTableLockBackend
 
@@ -111,15 +112,16 @@ def pause_at(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
             sys.stdout.flush()
             signal.pause()
 
-    def before(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        kind = _kind(statement)
+    send = running._send
+
+    def watched(raw: Any, string: str, params: Any) -> running.Answer:
+        kind = _kind(string)
         reached({"lock": "before lock", "update": "before statement", "release": "after commit"}.get(kind, ""))
+        answer = send(raw, string, params)
+        reached({"lock": "after lock", "update": "before commit"}.get(kind, ""))
+        return answer
 
-    def after(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        reached({"lock": "after lock", "update": "before commit"}.get(_kind(statement), ""))
-
-    event.listen(engine, "before_cursor_execute", before)
-    event.listen(engine, "after_cursor_execute", after)
+    running._send = watched
     writer = DbWriter(engine, DbConfig("counters"), LockStrategy(job["strategy"]))
     writer.modify(job["row"], lambda found: {"n": found["n"] + 1})
     return {}

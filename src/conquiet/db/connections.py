@@ -31,6 +31,7 @@ from sqlalchemy.pool.base import ResetStyle
 
 from conquiet.db.dialects import is_mysql
 from conquiet.db.faults import Fault, fault_of
+from conquiet.db.running import WriterConnection
 
 _OPEN: Final = "conquiet_transaction_open"
 
@@ -42,41 +43,70 @@ class Checkout:
         conn: What statements are executed on.
     """
 
-    __slots__ = ("_info", "conn")
+    __slots__ = ("_info", "_raw", "conn")
+
+    _raw: Any
 
     def __init__(self, conn: Connection, *, autocommit: bool) -> None:
         self.conn = conn
-        # Kept, because asking an invalidated connection for it would reconnect.
+        # Both kept, because asking an invalidated connection for them would reconnect.
         self._info = conn.info
-        if is_mysql(conn.engine):
-            dbapi_connection: Any = conn.connection.dbapi_connection
-            dbapi_connection.autocommit(autocommit)  # sends nothing if it is in that mode already
+        self._raw = conn.connection.dbapi_connection
+        if isinstance(conn, WriterConnection):
+            self._raw.autocommit(autocommit)  # sends nothing if it is in that mode already
             self._info[_OPEN] = not autocommit
+            if not conn.engine._has_events:  # noqa: SLF001 - is somebody listening?
+                conn.raw = self._raw
 
     def commit(self) -> None:
         """COMMIT. Sends nothing in autocommit mode, where the statement has committed itself."""
-        self.conn.commit()
-        if not self.conn.invalidated:
-            self._info[_OPEN] = False
+        # What went through SQLAlchemy is in a transaction of its making; what went to the driver is not.
+        if self.conn.in_transaction():
+            self.conn.commit()
+        elif self._info.get(_OPEN):
+            self._raw.commit()
+        self._info[_OPEN] = False
 
     def abandon(self, error: BaseException) -> None:
         """Bring the connection back to a state in which nothing is open, or close it.
 
         Does not raise: the error that brought us here is the one to report.
         """
-        if self.conn.invalidated or self.conn.closed:
+        conn = self.conn
+        if conn.invalidated or conn.closed:
             return
         # After an interrupt (Ctrl-C, a timeout by signal) a reply may still be on its way, and the next
         # user of the connection would take it for theirs.
-        if not isinstance(error, Exception) or fault_of(error.__cause__ or error) is Fault.GONE:
-            self.conn.invalidate()
-            return
+        if not isinstance(error, Exception):
+            conn.invalidate()
+        elif fault_of(error.__cause__ or error) is Fault.GONE:
+            conn.invalidate()
+            _renew_pool(conn)
+        else:
+            self._roll_back()
+
+    def give_back(self) -> None:
+        """Return the connection to its pool, or to nobody if it was invalidated."""
+        self.conn.close()
+
+    def _roll_back(self) -> None:
         try:
-            self.conn.rollback()
+            if self.conn.in_transaction():
+                self.conn.rollback()
+            elif self._info.get(_OPEN):
+                self._raw.rollback()
         except Exception:  # noqa: BLE001 - whatever it was, the connection is of no use any more
             self.conn.invalidate()
         else:
             self._info[_OPEN] = False
+
+
+def _renew_pool(conn: Connection) -> None:
+    """Let go of the idle connections too: most likely they died with this one, and each would cost a write."""
+    if isinstance(conn, WriterConnection):
+        old = conn.engine.pool
+        conn.engine.pool = old.recreate()
+        old.dispose()
 
 
 class WriterConnections:
@@ -127,6 +157,7 @@ class WriterConnections:
 class _Clone(Engine):
     """An engine that tells the original engine's listeners too: tracing goes on working."""
 
+    _connection_cls = WriterConnection
     _heard_from: "weakref.ref[Engine] | None" = None
 
     @property
@@ -183,7 +214,11 @@ def connections_of(engine: Engine) -> WriterConnections:
         found = _registry.get(engine)
         if found is None:
             found = _registry[engine] = WriterConnections(engine)
+            # Any listener makes SQLAlchemy announce every statement of the engine, which costs the caller
+            # time. This one hears of dispose() only, and that is announced in any case.
+            had_events = engine._has_events  # noqa: SLF001
             event.listen(engine, "engine_disposed", _disposed)
+            engine._has_events = had_events  # noqa: SLF001
         return found
 
 

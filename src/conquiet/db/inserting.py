@@ -9,6 +9,7 @@ from conquiet.db.faults import DUPLICATE_KEY, About, Fault, fault_of
 from conquiet.db.locking.naming import canonical_id
 from conquiet.db.metrics import observe_duplicate
 from conquiet.db.models import DbOperation, WriteOutcome
+from conquiet.db.running import insert_rows, run
 from conquiet.db.steps import borrowed, translated
 from conquiet.errors import DbWriteError
 
@@ -31,7 +32,7 @@ class Inserts:
         with borrowed(connections, about, autocommit=True) as checkout:
             try:
                 with translated(about, committing=True):
-                    sql.run(checkout.conn, sql.insert(op.table, columns), sql.values(op.payload, columns))
+                    run(checkout.conn, sql.insert(op.table, columns), sql.values(op.payload, columns))
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abandon(error)
@@ -69,7 +70,7 @@ class Inserts:
         with borrowed(connections, about, autocommit=True) as checkout:
             try:
                 with translated(about, committing=True):
-                    sql.insert_rows(checkout.conn, group[0].table, columns, [op.payload for op in group])
+                    insert_rows(checkout.conn, group[0].table, columns, [op.payload for op in group])
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abandon(error)
@@ -83,13 +84,13 @@ class Inserts:
         about = About("insert", group[0].table)
         statement = sql.select_ids(group[0].table, self._id_column, len(group))
         with borrowed(connections, about, autocommit=True) as checkout, translated(about):
-            found = checkout.conn.execute(statement, sql.conditions([op.id_value for op in group]))
-            return {str(value) for value in found.scalars()}
+            found = run(checkout.conn, statement, sql.conditions([op.id_value for op in group]))
+            return {str(row[0]) for row in found.rows}
 
     def _exists(self, checkout: Checkout, op: DbOperation, about: About) -> bool:
         with translated(about):
-            found = sql.run(checkout.conn, sql.select_id(op.table, self._id_column), {"w0": op.id_value})
-            return found.first() is not None
+            found = run(checkout.conn, sql.select_id(op.table, self._id_column), {"w0": op.id_value})
+            return bool(found.rows)
 
     def _columns(self, op: DbOperation) -> tuple[str, ...]:
         """Return what to write; refuse what cannot be checked afterwards."""

@@ -113,7 +113,7 @@ class RowLock:
         started, had = time.monotonic(), False
         try:
             found = lock_rows(conn, self._statement, self._params, self._table)
-            rows = [{str(column): value for column, value in row.items()} for row in found]
+            rows = found.all()
             had = True
         except LockTimeoutError:
             self._session.doom(ConflictError(f"a row of {self._table} was locked for too long", table=self._table))

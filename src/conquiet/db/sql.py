@@ -6,9 +6,6 @@ a column ``id_value`` moved the UPDATE to another row.
 
 Identifiers were validated where they came in (``DbOperation``, ``DbConfig``, the helpers), so
 backticks around them are enough. SQLite takes backticks too.
-
-Each shape is a ``sqlalchemy.text`` and is compiled for the driver once (``run``): going through
-``Connection.execute`` costs about as much again as the driver itself, on every statement.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +13,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import TextClause, text
-from sqlalchemy.engine import Connection, CursorResult, Dialect
 
 _SHAPES: Final = 1_024
 
@@ -24,8 +20,6 @@ _SHAPES: Final = 1_024
 FOR_UPDATE: Final = " FOR UPDATE"
 SHARED: Final = " LOCK IN SHARE MODE"  # MariaDB does not know FOR SHARE
 PLAIN: Final = ""
-
-_NO_PARAMS: Final[Mapping[str, Any]] = {}
 
 
 def quoted(name: str) -> str:
@@ -90,34 +84,6 @@ def select_ids(table: str, id_column: str, count: int) -> TextClause:
     column = quoted(id_column)
     binds = ", ".join(f":w{i}" for i in range(count))
     return text(f"SELECT {column} FROM {quoted(table)} WHERE {column} IN ({binds})")  # noqa: S608 - as above
-
-
-def run(conn: Connection, statement: TextClause, params: Mapping[str, Any] = _NO_PARAMS) -> CursorResult[Any]:
-    """Execute a statement of this module; as ``conn.execute`` does, in less time."""
-    string, order = _for_driver(statement, conn.dialect)
-    return conn.exec_driver_sql(string, dict(params) if order is None else tuple(params[name] for name in order))
-
-
-def insert_rows(
-    conn: Connection, table: str, columns: tuple[str, ...], payloads: Iterable[Mapping[str, Any]]
-) -> CursorResult[Any]:
-    """INSERT many rows; on MySQL in one statement, which is there as a whole or not at all."""
-    string, _ = _for_driver(insert(table, columns), conn.dialect)
-    if conn.dialect.paramstyle not in {"format", "pyformat"}:
-        return conn.exec_driver_sql(string, [tuple(payload[column] for column in columns) for payload in payloads])
-    # The compiled statement with its one row of binds repeated. As a text of its own each number of rows would have
-    # to be parsed and kept, with thousands of binds; executemany of the drivers costs twice the time for each row.
-    head = string[: string.index(" VALUES ")]
-    flat = tuple([payload[column] for payload in payloads for column in columns])
-    row = "(" + ", ".join(["%s"] * len(columns)) + ")"
-    return conn.exec_driver_sql(f"{head} VALUES " + ", ".join([row] * (len(flat) // len(columns))), flat)
-
-
-@lru_cache(_SHAPES)
-def _for_driver(statement: TextClause, dialect: Dialect) -> tuple[str, tuple[str, ...] | None]:
-    """The statement as this driver wants it, and the order of its binds where they have no names."""
-    compiled: Any = statement.compile(dialect=dialect)
-    return compiled.string, None if compiled.positiontup is None else tuple(compiled.positiontup)
 
 
 def values(payload: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:

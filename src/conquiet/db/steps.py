@@ -63,4 +63,4 @@ class borrowed:  # noqa: N801 - reads as a verb: with borrowed(connections, abou
     ) -> None:
         if error is not None:
             self._checkout.abandon(error)
-        self._checkout.conn.close()
+        self._checkout.give_back()

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy.engine import RowMapping
-
 from conquiet.db import sql
 from conquiet.db.connections import Checkout, WriterConnections
 from conquiet.db.faults import About, number_of
@@ -14,6 +12,7 @@ from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.strategy import LockStrategy
 from conquiet.db.metrics import observe_lock_acquisition
 from conquiet.db.models import DbOperation, WriteOutcome
+from conquiet.db.running import run
 from conquiet.db.steps import borrowed, translated
 from conquiet.errors import ConfigurationError, LockAcquisitionError, LockedWriteError, NoSuchRowError
 from conquiet.kernel.validation import require_identifier
@@ -102,13 +101,13 @@ class Updates:
         backend = self._backend
         if backend is None:
             with translated(about):
-                found = sql.run(checkout.conn, sql.select_row(op.table, self._id_column), {"w0": op.id_value})
-                return _as_dict(found.mappings().first())
+                found = run(checkout.conn, sql.select_row(op.table, self._id_column), {"w0": op.id_value})
+                return found.first()
         started, had = time.monotonic(), False
         try:
             with translated(about):
                 if reading:
-                    row = _as_dict(backend.acquire_and_read(checkout.conn, op, self._id_column))
+                    row: Row | None = backend.acquire_and_read(checkout.conn, op, self._id_column)
                 else:
                     backend.acquire(checkout.conn, op)
                     row = _LOCKED_UNREAD
@@ -129,7 +128,7 @@ class Updates:
     def _send(self, checkout: Checkout, op: DbOperation, values: Row) -> int:
         columns = self._settable(values)
         statement = sql.update(op.table, columns, self._id_column)
-        return sql.run(checkout.conn, statement, sql.values(values, columns) | {"w0": op.id_value}).rowcount
+        return run(checkout.conn, statement, sql.values(values, columns) | {"w0": op.id_value}).rowcount
 
     def _settable(self, values: Row) -> tuple[str, ...]:
         return tuple(column for column in values if column != self._id_column)
@@ -155,7 +154,3 @@ def _locked_out(error: LockAcquisitionError, about: About) -> LockedWriteError:
         waited_s=error.waited_s,
         holder=error.holder,
     )
-
-
-def _as_dict(row: RowMapping | None) -> Row | None:
-    return None if row is None else {str(column): value for column, value in row.items()}

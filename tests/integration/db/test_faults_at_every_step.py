@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.engine import Connection
 
 from conquiet.config import DbConfig
-from conquiet.db import AdvisoryLock, DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy
+from conquiet.db import AdvisoryLock, DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy, running
 from conquiet.db.connections import connections_of
 from conquiet.db.locking.naming import lock_name, row_lock_name
 from conquiet.errors import CommitUnknownError, DbWriteError
@@ -22,7 +22,7 @@ from conquiet.testing import FaultProxy, wait_until
 from conquiet.testing.mysql import MySQLServer
 
 LOCKED = [strategy for strategy in LockStrategy if strategy is not LockStrategy.NONE]
-STEPS = ["before lock", "after lock", "before statement", "after statement", "before commit", "after commit"]
+STEPS = ["before lock", "after lock", "before statement", "after statement", "after commit"]
 # The proxy has to read what goes through it.
 PLAINTEXT: dict[str, dict[str, Any]] = {"pymysql": {"connect_args": {"ssl_disabled": True}}, "mysqldb": {}}
 COMMIT = b"\x03COMMIT"  # the whole command: SET AUTOCOMMIT has the word in it too
@@ -32,37 +32,59 @@ _RELEASING = re.compile(r"SELECT RELEASE_LOCK|UNLOCK TABLES")
 
 @dataclass
 class Saboteur:
-    """Calls ``strike`` once, at the armed step of the next write on ``engine``."""
+    """Calls ``strike`` once, at the armed step of the next write.
 
-    engine: Engine
+    The writer has two ways to send a statement, and which one it takes depends on whether somebody listens to the
+    engine. ``listen_to`` makes it take SQLAlchemy's; ``stand_before_the_driver`` leaves it the direct one.
+    """
+
     strike: Callable[[Any], object]
     armed: str | None = None
     struck: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        event.listen(self.engine, "before_cursor_execute", self._before)
-        event.listen(self.engine, "after_cursor_execute", self._after)
-        event.listen(self.engine, "commit", lambda conn: self._at("before commit", conn))
+    def listen_to(self, engine: Engine) -> None:
+        event.listen(
+            engine,
+            "before_cursor_execute",
+            lambda conn, _cursor, statement, *_: self._before(statement, conn.connection.dbapi_connection),
+        )
+        event.listen(
+            engine,
+            "after_cursor_execute",
+            lambda conn, _cursor, statement, *_: self._after(statement, conn.connection.dbapi_connection),
+        )
+        event.listen(engine, "commit", lambda conn: self._at("before commit", conn.connection.dbapi_connection))
 
-    def _before(self, conn: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    def stand_before_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        send = running._send
+
+        def sabotaged(raw: Any, string: str, params: Any) -> running.Answer:
+            self._before(string, raw)
+            answer = send(raw, string, params)
+            self._after(string, raw)
+            return answer
+
+        monkeypatch.setattr(running, "_send", sabotaged)
+
+    def _before(self, statement: str, raw: Any) -> None:
         if _LOCKING.match(statement):
-            self._at("before lock", conn)
+            self._at("before lock", raw)
         elif statement.startswith("UPDATE"):
-            self._at("before statement", conn)
+            self._at("before statement", raw)
         elif _RELEASING.match(statement):
-            self._at("after commit", conn)
+            self._at("after commit", raw)
 
-    def _after(self, conn: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    def _after(self, statement: str, raw: Any) -> None:
         if _LOCKING.match(statement):
-            self._at("after lock", conn)
+            self._at("after lock", raw)
         elif statement.startswith("UPDATE"):
-            self._at("after statement", conn)
+            self._at("after statement", raw)
 
-    def _at(self, step: str, conn: Connection) -> None:
+    def _at(self, step: str, raw: Any) -> None:
         if self.armed == step:
             self.armed = None
             self.struck.append(step)
-            self.strike(conn.connection.dbapi_connection)
+            self.strike(raw)
 
 
 @dataclass
@@ -133,23 +155,45 @@ def row(admin: Connection, engine: Engine) -> None:
     admin.execute(text("INSERT INTO orders (id) VALUES (1)"))
 
 
+def steps_of(strategy: LockStrategy) -> list[str]:
+    """A row lock ends with the transaction: there is no statement after COMMIT to strike at."""
+    return STEPS[:-1] if strategy is LockStrategy.ROW else STEPS
+
+
+@pytest.mark.parametrize("way", ["direct", "usual"])
 @pytest.mark.parametrize("strategy", LOCKED)
-def test_kill_connection_at_every_step(engine: Engine, admin: Connection, row: None, strategy: LockStrategy) -> None:
-    saboteur = Saboteur(engine, lambda raw: admin.execute(text(f"KILL CONNECTION {raw.thread_id()}")))
-    ledger = Ledger()
+def test_kill_connection_at_every_step(
+    engine: Engine,
+    admin: Connection,
+    row: None,
+    strategy: LockStrategy,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saboteur = Saboteur(lambda raw: admin.execute(text(f"KILL CONNECTION {raw.thread_id()}")))
+    if way == "usual":
+        saboteur.listen_to(engine)
+    else:
+        saboteur.stand_before_the_driver(monkeypatch)
+    ledger, steps = Ledger(), steps_of(strategy)
 
-    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, ledger)
+    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, ledger, steps)
 
-    assert saboteur.struck == STEPS[: 5 if strategy is LockStrategy.ROW else 6]
+    assert saboteur.struck == steps
     assert ledger.failed >= 3
 
 
 @pytest.mark.parametrize("strategy", LOCKED)
-def test_kill_query_at_every_step(engine: Engine, admin: Connection, row: None, strategy: LockStrategy) -> None:
+def test_kill_query_at_every_step(
+    engine: Engine, admin: Connection, row: None, strategy: LockStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two statements it hits nothing, or the next one. Either way nothing is left behind."""
-    saboteur = Saboteur(engine, lambda raw: admin.execute(text(f"KILL QUERY {raw.thread_id()}")))
+    saboteur = Saboteur(lambda raw: admin.execute(text(f"KILL QUERY {raw.thread_id()}")))
+    saboteur.stand_before_the_driver(monkeypatch)
 
-    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, Ledger())
+    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, Ledger(), steps_of(strategy))
+
+    assert saboteur.struck == steps_of(strategy)
 
 
 @pytest.mark.parametrize("strategy", LOCKED)
@@ -162,17 +206,19 @@ def test_a_cut_cable_at_every_step(
     admin: Connection,
     row: None,
     strategy: LockStrategy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     proxy = fault_proxy(db_url)
     far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])
-    saboteur = Saboteur(far, lambda _: proxy.cut())
-    ledger = Ledger()
+    saboteur = Saboteur(lambda _: proxy.cut())
+    saboteur.stand_before_the_driver(monkeypatch)
+    ledger, steps = Ledger(), steps_of(strategy)
 
-    sabotage(DbWriter(far, DbConfig("orders"), strategy), saboteur, admin, ledger)
+    sabotage(DbWriter(far, DbConfig("orders"), strategy), saboteur, admin, ledger, steps)
 
-    assert saboteur.struck == STEPS[: 5 if strategy is LockStrategy.ROW else 6]
-    # Cut after the statement and right before COMMIT: from here that cannot be told from a lost reply.
-    assert ledger.unknown == 2
+    assert saboteur.struck == steps
+    # Cut right before COMMIT: from here that cannot be told from a lost reply.
+    assert ledger.unknown == 1
 
 
 @pytest.mark.spec("QC-001.16")
@@ -272,7 +318,10 @@ def test_a_session_tells_unknown_from_failed_and_leaves_no_lock(
 
 
 def test_a_server_that_restarts_in_the_middle(
-    make_engine: Callable[..., Engine], driver: str, private_mysql: Callable[..., MySQLServer]
+    make_engine: Callable[..., Engine],
+    driver: str,
+    private_mysql: Callable[..., MySQLServer],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if driver != "pymysql":
         return  # a server of its own is dear, and the drivers' errors are compared above
@@ -285,17 +334,18 @@ def test_a_server_that_restarts_in_the_middle(
         session.execute("INSERT INTO orders VALUES (1, 0, '')")
     ledger = Ledger()
     writer = DbWriter(engine, DbConfig("orders"), LockStrategy.ADVISORY_AND_ROW)
-    saboteur = Saboteur(engine, lambda _: server.kill())
+    saboteur = Saboteur(lambda _: server.kill())
+    saboteur.stand_before_the_driver(monkeypatch)
 
-    for step in ("after lock", "before commit", "after commit"):
+    for step in ("after lock", "after statement", "after commit"):
         saboteur.armed = step
         ledger.write(writer)
         server.restart()
-        engine.dispose()  # what an operator does; without it each dead connection costs one failed write
+        engine.dispose()
         with make_engine(server.url, isolation_level="AUTOCOMMIT").connect() as admin:
             name = row_lock_name("conquiet_lock", "orders", 1, default_schema=engine.url.database)
             nothing_left(admin, engine, name)
             ledger.check(admin)
 
-    assert saboteur.struck == ["after lock", "before commit", "after commit"]
+    assert saboteur.struck == ["after lock", "after statement", "after commit"]
     assert (ledger.failed, ledger.unknown, ledger.acknowledged) == (1, 1, 1)

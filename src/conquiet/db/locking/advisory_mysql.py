@@ -6,12 +6,12 @@ from typing import Final
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
-from conquiet.db import diagnosis, sql
+from conquiet.db import diagnosis
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.naming import row_lock_name
 from conquiet.db.models import DbOperation
+from conquiet.db.running import run
 from conquiet.errors import LockAcquisitionError, LockTimeoutError
 from conquiet.kernel.validation import require_positive, require_text
 
@@ -48,7 +48,7 @@ class MySQLAdvisoryLockBackend(LockBackend):
 def get_lock(conn: Connection, name: str, timeout_s: float, *, what: str) -> None:
     """Take the advisory lock ``name`` on this connection."""
     started = time.monotonic()
-    answer = sql.run(conn, _GET, {"lock_name": name, "timeout": timeout_s}).scalar()
+    answer = run(conn, _GET, {"lock_name": name, "timeout": timeout_s}).scalar()
     # 1 is the only success. MariaDB answers NULL when the wait was killed or ran into an error.
     if answer == 1:
         return
@@ -73,8 +73,8 @@ def release_lock(conn: Connection, name: str) -> None:
     if conn.invalidated or conn.closed:
         return  # the server has freed it with the connection
     try:
-        answer = sql.run(conn, _RELEASE, {"lock_name": name}).scalar()
-    except SQLAlchemyError:
+        answer = run(conn, _RELEASE, {"lock_name": name}).scalar()
+    except Exception:  # noqa: BLE001 - whatever it is: the lock was not given back
         answer = None
     except BaseException:
         conn.invalidate()

@@ -1,11 +1,13 @@
 """What a lock is to the writer: taken first, on the writer's own connection, given back last."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from conquiet.db import sql
 from conquiet.db.models import DbOperation
+from conquiet.db.running import run
 
 
 class LockBackend(ABC):
@@ -33,11 +35,11 @@ class LockBackend(ABC):
         """
         ...
 
-    def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> RowMapping | None:
+    def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> dict[str, Any] | None:
         """Take the lock, then read the row under it. None if there is no such row."""
         self.acquire(conn, op)
         try:
-            return sql.run(conn, sql.select_row(op.table, id_column), {"w0": op.id_value}).mappings().first()
+            return run(conn, sql.select_row(op.table, id_column), {"w0": op.id_value}).first()
         except BaseException:
             self.release(conn, op)  # nothing was written, so there is nothing that has to be rolled back first
             raise

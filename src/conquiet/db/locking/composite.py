@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.models import DbOperation
@@ -28,7 +28,7 @@ class CompositeLockBackend(LockBackend):
         """Take all locks."""
         self._acquire_with(conn, op, lambda last: last.acquire(conn, op))
 
-    def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> RowMapping | None:
+    def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> dict[str, Any] | None:
         """Take all locks; the last one, which sees the newest state, reads."""
         return self._acquire_with(conn, op, lambda last: last.acquire_and_read(conn, op, id_column))
 

@@ -10,22 +10,24 @@ costs a wait, folding too little an update.
 """
 
 import hashlib
-import json
 import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 MAX_LENGTH: Final = 64
 _DIGEST_BYTES: Final = 16
+_PLAIN_INT: Final = 10**18
 
 
 def lock_name(prefix: str, *parts: str) -> str:
     """Return ``{prefix}:{first part}:{digest}``, at most 64 characters, lower case."""
-    # JSON keeps ("a", "b:c") and ("a:b", "c") apart.
-    digest = hashlib.blake2b(json.dumps([prefix, *parts]).encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    readable = ":".join([prefix, *parts[:1]]).lower()
-    ascii_only = "".join(char if char.isascii() and char.isprintable() else "_" for char in readable)
-    return f"{ascii_only[: MAX_LENGTH - len(digest) - 1]}:{digest}"
+    # Lengths keep ("a", "b:c") and ("a:b", "c") apart.
+    whole = "".join([f"{len(part)}:{part}" for part in (prefix, *parts)])
+    digest = hashlib.blake2b(whole.encode("utf-8", "backslashreplace"), digest_size=_DIGEST_BYTES).hexdigest()
+    readable = ":".join([prefix, *parts[:1]])[: MAX_LENGTH - 2 * _DIGEST_BYTES - 1].lower()
+    if not (readable.isascii() and readable.isprintable()):
+        readable = "".join([char if char.isascii() and char.isprintable() else "_" for char in readable])
+    return f"{readable[: MAX_LENGTH - 2 * _DIGEST_BYTES - 1]}:{digest}"
 
 
 def row_lock_name(prefix: str, table: str, id_value: Any, *, default_schema: str | None) -> str:
@@ -36,6 +38,8 @@ def row_lock_name(prefix: str, table: str, id_value: Any, *, default_schema: str
 
 def canonical_id(id_value: Any) -> str:
     """Return one spelling for all that a server might take for the same id."""
+    if type(id_value) is int and abs(id_value) < _PLAIN_INT:
+        return str(id_value)  # what most ids are; the same as below, sooner
     if isinstance(id_value, bool):
         id_value = int(id_value)
     if isinstance(id_value, bytes | bytearray | memoryview):

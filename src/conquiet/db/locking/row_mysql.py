@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import TextClause
-from sqlalchemy.engine import Connection, MappingResult, RowMapping
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import Connection
 
 from conquiet.db import diagnosis, sql
 from conquiet.db.faults import Fault, fault_of
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.models import DbOperation
+from conquiet.db.running import Answer, run
 from conquiet.errors import LockTimeoutError, NoSuchRowError
 from conquiet.kernel.validation import require_identifier
 
@@ -30,10 +30,10 @@ class MySQLRowLockBackend(LockBackend):
     def acquire(self, conn: Connection, op: DbOperation) -> None:
         """Lock the row of the operation."""
         found = lock_rows(conn, sql.select_id(op.table, self.id_column, sql.FOR_UPDATE), {"w0": op.id_value}, op.table)
-        if found.first() is None:
+        if not found.rows:
             raise NoSuchRowError(f"there is no such row in {op.table}, so it cannot be locked", resource=op.table)
 
-    def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> RowMapping | None:
+    def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> dict[str, Any] | None:
         """Lock and read in one statement: the value comes from the locking read, never from a snapshot."""
         return lock_rows(
             conn, sql.select_row(op.table, id_column, sql.FOR_UPDATE), {"w0": op.id_value}, op.table
@@ -43,12 +43,12 @@ class MySQLRowLockBackend(LockBackend):
         """Nothing to do: the lock ended with the transaction."""
 
 
-def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any], table: str) -> MappingResult:
+def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any], table: str) -> Answer:
     """Run a locking read; a wait that ran out becomes ``LockTimeoutError``."""
     started = time.monotonic()
     try:
-        return sql.run(conn, statement, params).mappings()
-    except DBAPIError as error:
+        return run(conn, statement, params)
+    except Exception as error:
         if fault_of(error) is not Fault.LOCK_TIMEOUT:
             raise
         waited = time.monotonic() - started

@@ -6,12 +6,12 @@ from typing import Final
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conquiet.db import diagnosis, sql
 from conquiet.db.faults import Fault, fault_of
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.models import DbOperation
+from conquiet.db.running import run
 from conquiet.errors import LockTimeoutError
 from conquiet.kernel.validation import require_positive
 
@@ -40,12 +40,12 @@ class MySQLTableLockBackend(LockBackend):
         """Wait for everybody who uses the table to be done, at most ``lock_timeout`` seconds."""
         # Once per connection, not once per lock: a round trip saved.
         if conn.info.get(_WAIT_KEY) != self.lock_timeout:
-            sql.run(conn, _SET_WAIT, {"timeout": self.lock_timeout})
+            run(conn, _SET_WAIT, {"timeout": self.lock_timeout})
             conn.info[_WAIT_KEY] = self.lock_timeout
         started = time.monotonic()
         try:
-            sql.run(conn, sql.lock_table(op.table))
-        except DBAPIError as error:
+            run(conn, sql.lock_table(op.table))
+        except Exception as error:
             if fault_of(error) is not Fault.LOCK_TIMEOUT:
                 raise
             holder = diagnosis.table_holder(conn, op.table)
@@ -62,8 +62,8 @@ class MySQLTableLockBackend(LockBackend):
         if conn.invalidated or conn.closed:
             return
         try:
-            sql.run(conn, _UNLOCK)
-        except SQLAlchemyError:
+            run(conn, _UNLOCK)
+        except Exception:  # noqa: BLE001 - whatever it is: the others are still shut out
             logger.warning("table not unlocked; its connection is closed", extra={"table": op.table})
             conn.invalidate()
         except BaseException:

@@ -1,0 +1,109 @@
+"""Sending a statement and taking its answer.
+
+On a connection of the writer's own (``WriterConnection``) a statement is compiled by SQLAlchemy once
+per shape and then handed to the driver as it is. ``Connection.execute`` spends two to three times the
+driver's own time on every statement, mostly on results that are thrown away at once; for a writer that is
+the larger part of its work. Where somebody listens to the engine (tracing), and on every connection that
+is not ours, statements go the usual way.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from sqlalchemy import TextClause
+from sqlalchemy.engine import Connection, Dialect
+
+from conquiet.db import sql
+
+_NO_PARAMS: Final[Mapping[str, Any]] = {}
+_POSITIONAL_BY_PERCENT: Final = frozenset({"format", "pyformat"})
+
+
+class WriterConnection(Connection):
+    """A connection of the writer's own pool.
+
+    Attributes:
+        raw: The driver's connection, if statements may go to it directly.
+    """
+
+    raw: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All of a statement's result, fetched. Not shown by ``repr()`` in full: rows are data."""
+
+    rowcount: int
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[Any]] = ()
+
+    def __repr__(self) -> str:
+        return f"Answer(rowcount={self.rowcount})"
+
+    def first(self) -> dict[str, Any] | None:
+        """The first row by column, or None."""
+        return dict(zip(self.columns, self.rows[0], strict=True)) if self.rows else None
+
+    def all(self) -> list[dict[str, Any]]:
+        """All rows by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def scalar(self) -> Any:
+        """The first column of the first row, or None."""
+        return self.rows[0][0] if self.rows else None
+
+
+def run(conn: Connection, statement: TextClause, params: Mapping[str, Any] = _NO_PARAMS) -> Answer:
+    """Execute a statement and fetch its answer."""
+    raw = conn.raw if isinstance(conn, WriterConnection) else None
+    if raw is None:
+        return _run_usually(conn, statement, params)
+    string, order = _for_driver(statement, conn.dialect)
+    return _send(raw, string, params if order is None else tuple([params[name] for name in order]))
+
+
+def insert_rows(
+    conn: Connection, table: str, columns: tuple[str, ...], payloads: Iterable[Mapping[str, Any]]
+) -> Answer:
+    """INSERT many rows; on MySQL in one statement, which is there as a whole or not at all."""
+    statement = sql.insert(table, columns)
+    string, _ = _for_driver(statement, conn.dialect)
+    if conn.dialect.paramstyle not in _POSITIONAL_BY_PERCENT:
+        return Answer(conn.execute(statement, [sql.values(payload, columns) for payload in payloads]).rowcount)
+    # The compiled statement with its one row of binds repeated. As a text of its own each number of rows would
+    # have to be parsed and kept, with thousands of binds; the drivers' executemany costs twice the time for each row.
+    head = string[: string.index(" VALUES ")]
+    flat = tuple([payload[column] for payload in payloads for column in columns])
+    row = "(" + ", ".join(["%s"] * len(columns)) + ")"
+    many = f"{head} VALUES " + ", ".join([row] * (len(flat) // len(columns)))
+    raw = conn.raw if isinstance(conn, WriterConnection) else None
+    return Answer(conn.exec_driver_sql(many, flat).rowcount) if raw is None else _send(raw, many, flat)
+
+
+def _run_usually(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> Answer:
+    result = conn.execute(statement, params)
+    if not result.returns_rows:
+        return Answer(result.rowcount)
+    columns = [str(column) for column in result.keys()]  # noqa: SIM118 - iterating it gives rows
+    return Answer(result.rowcount, columns, result.all())
+
+
+def _send(raw: Any, string: str, params: Any) -> Answer:
+    cursor = raw.cursor()
+    cursor.execute(string, params or None)
+    described = cursor.description
+    if described is None:
+        answer = Answer(cursor.rowcount)
+    else:
+        answer = Answer(cursor.rowcount, [column[0] for column in described], cursor.fetchall())
+    cursor.close()
+    return answer
+
+
+@lru_cache(1_024)
+def _for_driver(statement: TextClause, dialect: Dialect) -> tuple[str, tuple[str, ...] | None]:
+    """The statement as this driver wants it, and the order of its binds where they have no names."""
+    compiled: Any = statement.compile(dialect=dialect)
+    return compiled.string, None if compiled.positiontup is None else tuple(compiled.positiontup)
