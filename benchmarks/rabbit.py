@@ -40,8 +40,8 @@ OURS = {
     "conquiet async uvloop": "conquiet_uvloop",
 }
 PEERS = {
-    "raw pika asyncio, ack each": "pika_each",
-    "raw pika asyncio, multiple": "pika_multiple",
+    "raw pika asyncio (ack each)": "pika_each",
+    "raw pika asyncio (multiple-ack)": "pika_multiple",
     "raw aio-pika": "aio_pika_raw",
     "FastStream": "faststream_peer",
     "taskiq": "taskiq_peer",
@@ -146,9 +146,11 @@ def main() -> None:
     rates: dict[tuple[int, str], list[float]] = defaultdict(list)
     with RabbitMQServer() as server:
         arena = Arena(server)
-        for _ in range(rounds):
+        for turn in range(rounds):
             for prefetch in args.prefetch:
-                for name in list(names):
+                # Each round begins with another contestant, so that none is always the first on a cold broker.
+                start = turn * len(names) // rounds
+                for name in names[start:] + names[:start]:
                     number = messages if prefetch > 10 else messages // 3
                     try:
                         rates[prefetch, name].append(arena.run(name, number, prefetch))
