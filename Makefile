@@ -8,6 +8,8 @@ SERVERS := $(CURDIR)/.servers
 REPORT := .cache/spec-report.json
 # Fetched servers (make matrix) are found through this; absent is fine.
 export CONQUIET_SERVERS_DIR ?= $(SERVERS)
+# Tests wait more than they compute: more processes than cores pay. Each starts servers of its own.
+WORKERS ?= 4
 # Extra words for pytest, e.g. make test-fast ARGS="-k backoff -x"
 ARGS ?=
 
@@ -46,18 +48,18 @@ format: $(READY) ## Format the code and mend what can be mended
 .PHONY: test
 test: lint servers ## Everything CI runs: lint, types, borders, all tests, coverage, conformance
 	@rm -f .coverage .coverage.* $(REPORT)
-	@$(BIN)/coverage run -m pytest --spec-report=$(REPORT) $(ARGS)
+	@$(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist loadgroup --spec-report=$(REPORT) $(ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 	@$(BIN)/python scripts/conformance.py --report $(REPORT) --check
 
 .PHONY: test-fast
 test-fast: $(READY) ## Unit tests only: no server, seconds
-	@$(BIN)/pytest tests/unit $(ARGS)
+	@$(BIN)/pytest -q -n 2 tests/unit $(ARGS)
 
 .PHONY: conformance
 conformance: $(READY) servers ## Run the tests that prove rules; print proved / rules; write docs/conformance.md
-	@$(BIN)/pytest -q -m spec --spec-report=$(REPORT) $(ARGS)
+	@$(BIN)/pytest -q -m spec -n $(WORKERS) --dist loadgroup --spec-report=$(REPORT) $(ARGS)
 	@$(BIN)/python scripts/conformance.py --report $(REPORT)
 
 .PHONY: matrix

@@ -1,14 +1,31 @@
-"""Shared by all tests: the report of proved rules.
+"""Shared by all tests: the report of proved rules, and who shares a process with whom.
 
 ``--spec-report=FILE`` writes ``{rule id: [tests]}`` for the ``spec`` markers of tests that passed. A
 test that runs with several parameters proves its rules only if all of them passed.
+
+Under pytest-xdist (``make test``) each process starts servers of its own. RabbitMQ takes ten seconds and
+a hundred megabytes, so whatever needs it runs in one process.
 """
 
 import json
+import os
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline per example: on a busy machine it would fail for being slow, and speed is not what these tests check.
+settings.register_profile(
+    "conquiet",
+    deadline=None,
+    max_examples=1_000 if os.environ.get("CONQUIET_TORTURE") else 50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("conquiet")
+
+RABBIT_FIXTURES = {"rabbitmq_server", "amqp_url", "private_rabbitmq"}
+SPEC = "spec"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,8 +34,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     path: Path | None = config.getoption("--spec-report")
-    if path is not None:
+    # The workers of xdist run tests and tell the controller, which writes the report.
+    if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SpecReport(path))
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # Properties travel with a test's report, markers do not.
+        item.user_properties.extend((SPEC, rule) for marker in item.iter_markers(SPEC) for rule in marker.args)
+        if RABBIT_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("rabbitmq"))
 
 
 class SpecReport:
@@ -30,14 +57,11 @@ class SpecReport:
         self._failed: set[str] = set()
         self._passed: set[str] = set()
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            for marker in item.iter_markers("spec"):
-                for rule in marker.args:
-                    self._claims[rule].add(_without_parameters(item.nodeid))
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = _without_parameters(report.nodeid)
+        test = _name(report.nodeid)
+        for key, value in report.user_properties:
+            if key == SPEC:
+                self._claims[str(value)].add(test)
         if not report.passed:
             self._failed.add(test)
         elif report.when == "call":
@@ -50,5 +74,6 @@ class SpecReport:
         self._path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def _without_parameters(nodeid: str) -> str:
-    return nodeid.split("[", 1)[0]
+def _name(nodeid: str) -> str:
+    """The test without its parameters and without the group that xdist appends."""
+    return nodeid.split("[", 1)[0].split("@", 1)[0]
