@@ -5,8 +5,8 @@
 Runs on a private broker. Peers are measured when their environments are there:
 
     python3 -m venv .cache/bench-venv
-    .cache/bench-venv/bin/pip install pika aio-pika uvloop 'faststream[rabbit]' taskiq taskiq-aio-pika \
-        'dramatiq[rabbitmq]' celery
+    .cache/bench-venv/bin/pip install pika aio-pika uvloop msgspec prometheus-client 'faststream[rabbit]' \
+        taskiq taskiq-aio-pika 'dramatiq[rabbitmq]' celery
     mkdir -p .cache/bench-node && (cd .cache/bench-node && npm init -y && npm install @proca/queue rabbitmq-client)
 
 Every contestant is a process of its own with one worker. It gets a durable queue with persistent messages, parses the
@@ -16,6 +16,7 @@ turns within a round, and the median over the rounds counts: only ratios inside 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -39,8 +40,8 @@ OURS = {
     "conquiet async uvloop": "conquiet_uvloop",
 }
 PEERS = {
-    "raw pika asyncio, ack each": "pika_each",
-    "raw pika asyncio, multiple": "pika_multiple",
+    "raw pika asyncio (ack each)": "pika_each",
+    "raw pika asyncio (multiple-ack)": "pika_multiple",
     "raw aio-pika": "aio_pika_raw",
     "FastStream": "faststream_peer",
     "taskiq": "taskiq_peer",
@@ -48,6 +49,7 @@ PEERS = {
     "Celery solo": "celery_peer",
 }
 NODE = {"Node rabbitmq-client": "rabbitmq_client", "Node @proca/queue": "proca_queue"}
+_TIMEOUT_S = 40
 PYTHON_PEERS = ("FastStream", "taskiq", "dramatiq", "Celery solo")
 
 
@@ -73,7 +75,15 @@ class Arena:
         """Messages per second of one contestant."""
         queue = self.fill(name, messages)
         command = [*_command(name), self.url, queue, str(messages), str(prefetch)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170, cwd=HERE)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+            cwd=HERE,
+            env=dict(os.environ) | {"PYTHONPATH": str(HERE.parent / "src")},
+        )
         lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         if not lines:
             raise RuntimeError(f"{name} gave no result:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -82,7 +92,8 @@ class Arena:
 
 def _messages_for(name: str, number: int) -> list[tuple[bytes, pika.BasicProperties]]:
     body, headers = json.dumps(BODY).encode(), None
-    properties = pika.BasicProperties(delivery_mode=2, content_type="application/json")
+    # No content type for Node: rabbitmq-client would parse the body a second time.
+    properties = pika.BasicProperties(delivery_mode=2, content_type=None if name in NODE else "application/json")
     if name == "taskiq":
         task = {"task_id": "1", "task_name": "bench", "labels": {}, "args": [BODY], "kwargs": {}}
         headers = {"task_id": "1", "task_name": "bench"}
@@ -100,7 +111,8 @@ def _messages_for(name: str, number: int) -> list[tuple[bytes, pika.BasicPropert
 
 def _command(name: str) -> list[str]:
     if name in OURS:
-        python = sys.executable
+        # uvloop is not a dependency of ours: that one runs in the peers' environment, on this checkout's code.
+        python = str(PEER_PYTHON) if "uvloop" in name else sys.executable
         return [python, str(HERE / "rabbit_peers" / f"{OURS[name]}.py")]
     if name in PEERS:
         return [str(PEER_PYTHON), str(HERE / "rabbit_peers" / f"{PEERS[name]}.py")]
@@ -134,9 +146,11 @@ def main() -> None:
     rates: dict[tuple[int, str], list[float]] = defaultdict(list)
     with RabbitMQServer() as server:
         arena = Arena(server)
-        for _ in range(rounds):
+        for turn in range(rounds):
             for prefetch in args.prefetch:
-                for name in list(names):
+                # Each round begins with another contestant, so that none is always the first on a cold broker.
+                start = turn * len(names) // rounds
+                for name in names[start:] + names[:start]:
                     number = messages if prefetch > 10 else messages // 3
                     try:
                         rates[prefetch, name].append(arena.run(name, number, prefetch))

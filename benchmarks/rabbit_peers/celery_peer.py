@@ -16,6 +16,7 @@ app.conf.update(
     worker_prefetch_multiplier=prefetch,
     task_ignore_result=True,
     worker_hijack_root_logger=False,
+    worker_redirect_stdouts=False,
 )
 state = {"seen": 0, "began": 0.0}
 

@@ -26,6 +26,7 @@ async def bench(_: dict[str, Any]) -> None:
 
 
 async def main() -> None:
+    broker.is_worker_process = True
     await broker.startup()
     await run_receiver_task(broker, max_async_tasks=prefetch, max_prefetch=prefetch)
 

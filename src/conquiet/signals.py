@@ -36,22 +36,25 @@ class TerminationHandlers:
         """The signal that asked for the stop, or None as long as none has come."""
         return self._received
 
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
+    def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what Python hands over
         """Run as the signal handler: no lock, no logging, no allocation worth naming."""
         if self._received is not None:
             # Somebody is losing patience, or the stop hangs. What is unfinished stays pending.
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
-        self._received = signal.Signals(signum)
         # Not threading.Thread: its start() takes a lock and waits on an event.
         with contextlib.suppress(RuntimeError):  # out of threads: the stop matters, the line does not
             _thread.start_new_thread(_log_received, (signum,))
+        self._ask_to_stop(signal.Signals(signum))
+
+    def _ask_to_stop(self, signum: signal.Signals) -> None:
+        self._received = signum
         self._stop_callback()
         # Two loops in one process each installed theirs: both are asked to stop.
-        previous = self._previous.get(signal.Signals(signum))
+        previous = self._previous[signum]
         if isinstance(previous, TerminationHandlers) and previous.received is None:
-            previous(signum, frame)
+            previous._ask_to_stop(signum)  # noqa: SLF001 - one of us
 
     def restore(self) -> None:
         """Put back the handlers that were there before, unless somebody replaced ours since."""

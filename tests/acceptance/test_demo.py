@@ -62,8 +62,8 @@ def relatives(home: Path) -> list[int]:
 
 
 def wait_until_nothing_is_left(home: Path) -> None:
-    wait_until(lambda: not relatives(home), timeout_s=15, message=lambda: f"left running: {relatives(home)}")
-    wait_until(lambda: not list(home.iterdir()), timeout_s=5, message=lambda: f"left lying: {list(home.iterdir())}")
+    wait_until(lambda: not relatives(home), timeout_s=30, message=lambda: f"left running: {relatives(home)}")
+    wait_until(lambda: not list(home.iterdir()), timeout_s=15, message=lambda: f"left lying: {list(home.iterdir())}")
 
 
 def read_until(process: "subprocess.Popen[str]", sign: str) -> str:
@@ -80,7 +80,7 @@ def test_the_whole_demo_in_a_pipe_loses_nothing_and_leaves_nothing(start: Start,
     """10,000 orders, 4 workers, one killed half-way: what ``make demo`` runs, except for the terminal."""
     process = start()
 
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=110)
 
     assert process.returncode == 0, output
     assert "worker-2 killed with -9 after COMMIT, before its acknowledgement" in output
@@ -96,7 +96,7 @@ def test_the_whole_demo_in_a_pipe_loses_nothing_and_leaves_nothing(start: Start,
 
 def test_on_a_terminal_it_is_live_and_ends_with_the_ledger(start: Start, home: Path) -> None:
     ours, theirs = pty.openpty()
-    process = start("--orders", "1500", stdin=theirs, stdout=theirs, stderr=theirs, text=False)
+    process = start("--orders", "1500", "--workers", "3", stdin=theirs, stdout=theirs, stderr=theirs, text=False)
     os.close(theirs)
     seen = b""
     with contextlib.suppress(OSError):  # the terminal ends with its last process
@@ -115,20 +115,20 @@ def test_on_a_terminal_it_is_live_and_ends_with_the_ledger(start: Start, home: P
 
 @pytest.mark.parametrize("moment", ["orders enqueued", "worker processes", "killed with"])
 def test_ctrl_c_at_any_moment_cleans_up(start: Start, home: Path, moment: str) -> None:
-    process = start("--orders", "3000")
+    process = start("--orders", "3000", "--workers", "2")
     read_until(process, moment)
 
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)  # impatience does not hurt
 
-    assert process.wait(20) == 130
+    assert process.wait(30) == 130
     assert process.stdout is not None
     assert "Traceback" not in process.stdout.read()
     wait_until_nothing_is_left(home)
 
 
 def test_killed_itself_it_leaves_nothing_running_and_nothing_lying_around(start: Start, home: Path) -> None:
-    process = start("--orders", "5000")
+    process = start("--orders", "5000", "--workers", "2")
     read_until(process, "worker processes")
 
     process.kill()
@@ -141,7 +141,7 @@ def test_on_servers_of_yours_it_removes_what_it_made(
 ) -> None:
     """On MySQL the balances are read under row locks."""
     before = set(client.scan_iter("*"))
-    process = start("--orders", "400", "--redis-url", redis_url, "--db-url", db_url, "--json")
+    process = start("--orders", "400", "--workers", "2", "--redis-url", redis_url, "--db-url", db_url, "--json")
 
     output, _ = process.communicate(timeout=60)
 
@@ -158,7 +158,7 @@ def test_on_servers_of_yours_it_removes_what_it_made(
 def test_chaos_kills_every_worker_twice_and_redis_too_and_the_sum_is_still_right(start: Start, home: Path) -> None:
     process = start("--chaos", "--orders", "1500", "--workers", "2", "--json")
 
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=110)
 
     ledger = json.loads(output)
     assert (process.returncode, ledger["balanced"]) == (0, True), output

@@ -135,12 +135,12 @@ def test_three_processes_share_the_work_survive_a_kill_and_drain_on_sigterm(
     worker = start(redis_url, "shop:consumer", "--processes", "3", "--grace", "20")
     worker.wait_ready()
     fill(client, key_prefix, total)
-    wait_until(lambda: len({line.split()[0] for line in handled(client, key_prefix)}) == 3)
+    wait_until(lambda: len({line.split()[0] for line in handled(client, key_prefix)}) == 3, timeout_s=30)
 
     victim = worker.pids()[0]
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: "starting again" in worker.log, timeout_s=10, message=lambda: worker.log)
-    wait_until(lambda: victim not in worker.pids() and len(worker.pids()) == 3)
+    wait_until(lambda: "starting again" in worker.log, timeout_s=30, message=lambda: worker.log)
+    wait_until(lambda: victim not in worker.pids() and len(worker.pids()) == 3, timeout_s=30)
     worker.wait_ready()
 
     status, metrics = worker.get("/metrics", worker.metrics_port)
@@ -163,7 +163,7 @@ def test_readiness_is_false_while_redis_is_paused_and_comes_back(
     worker.wait_ready()
 
     server.pause()
-    wait_until(lambda: worker.get("/readyz")[0] == 503, timeout_s=20)
+    wait_until(lambda: worker.get("/readyz")[0] == 503, timeout_s=30)
     assert worker.get("/livez")[0] == 200
     server.resume()
 
@@ -211,8 +211,8 @@ def test_reload_starts_again_when_a_file_changes(app: Path, start: Callable[...,
 
     (app / "shop.py").write_text(MODULE + "\n# changed\n")
 
-    wait_until(lambda: "shop.py changed; starting again" in worker.log, timeout_s=15, message=lambda: worker.log)
-    wait_until(lambda: worker.pids() not in ([], before, [None]), timeout_s=15)
+    wait_until(lambda: "shop.py changed; starting again" in worker.log, timeout_s=30, message=lambda: worker.log)
+    wait_until(lambda: worker.pids() not in ([], before, [None]), timeout_s=30)
     worker.wait_ready()
 
 
@@ -223,4 +223,4 @@ def test_the_processes_end_when_the_supervisor_is_killed(start: Callable[..., Ru
 
     worker.process.kill()
 
-    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), timeout_s=20)
+    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), timeout_s=30)

@@ -44,7 +44,7 @@ class Session:
             self._window.finished(tag)
             if not self._flush_scheduled:
                 self._flush_scheduled = True
-                self._loop.call_soon(self.flush)
+                self._loop.call_soon(self._scheduled_flush)
         elif settlement is Settlement.DROP:
             self._settle_now(tag, Fate.DROPPED, sent=self.link.ack(tag))
         elif settlement is Settlement.REQUEUE:
@@ -65,7 +65,6 @@ class Session:
 
     def flush(self) -> None:
         """Send the gathered acknowledgements now."""
-        self._flush_scheduled = False
         acks = self._window.take()
         if not acks.count:
             return
@@ -76,6 +75,10 @@ class Session:
         # On a link that breaks halfway some acks may have arrived. They are counted as stale all the same: the
         # broker decides by what it got, and a message that comes again is not a success yet.
         self._tally.add(Fate.ACK if sent else Fate.STALE, acks.count)
+
+    def _scheduled_flush(self) -> None:
+        self._flush_scheduled = False
+        self.flush()
 
     def _settle_now(self, tag: int, fate: Fate, *, sent: bool) -> None:
         self._window.settled(tag)

@@ -78,7 +78,7 @@ class TaskWorkers:
         self._tasks: list[asyncio.Task[None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
-        self._wake_scheduled = False
+        self._waking = False  # somebody was woken and has not started yet, or is about to be
         self._closing = False
 
     def start(self) -> None:
@@ -91,9 +91,9 @@ class TaskWorkers:
     def submit(self, delivery: Delivery) -> None:
         """See :class:`Workers`."""
         self._buffer.append(delivery)
-        if self._free and not self._wake_scheduled:
-            self._wake_scheduled = True
-            self._loop.call_soon(self._wake_one)
+        if self._free and not self._waking:
+            self._waking = True
+            self._wake_one()
 
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`Workers`."""
@@ -124,21 +124,23 @@ class TaskWorkers:
         return abandoned
 
     def _wake_one(self) -> None:
-        self._wake_scheduled = False
-        if self._buffer and self._free:
+        while self._buffer and self._free:
             waiter = self._free.pop()
-            if not waiter.done():
+            if not waiter.done():  # its worker takes the flag down when it starts
                 waiter.set_result(None)
+                return
+        self._waking = False
 
     async def _work(self) -> None:
         buffer, free = self._buffer, self._free
         while not self._closing:
             waiter = self._loop.create_future()
             free.append(waiter)
-            if buffer and not self._wake_scheduled:
-                self._wake_scheduled = True
-                self._loop.call_soon(self._wake_one)
+            if buffer and not self._waking:
+                self._waking = True
+                self._wake_one()
             await waiter
+            self._waking = False
             slice_ends = monotonic() + _SLICE_S
             while buffer:
                 delivery = buffer.popleft()
@@ -147,15 +149,18 @@ class TaskWorkers:
                     continue
                 self._running.add(delivery)
                 self._idle.clear()
-                if buffer and free and not self._wake_scheduled:
+                if buffer and free and not self._waking:
                     # Runs only when this worker waits: if the syncer never does, nobody is woken for nothing.
-                    self._wake_scheduled = True
+                    self._waking = True
                     self._loop.call_soon(self._wake_one)
                 verdict = await self._handle(delivery)
                 self._running.discard(delivery)
                 self._finish(delivery, verdict)
                 if not self._running:
                     self._idle.set()
+                if not buffer:
+                    # Nothing more to gather: one turn of the loop earlier than the scheduled flush.
+                    delivery.session.flush()
                 if monotonic() > slice_ends:
                     await asyncio.sleep(0)
                     slice_ends = monotonic() + _SLICE_S
