@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sqlalchemy import create_engine, make_url, text
@@ -41,6 +42,30 @@ class Contender:
         return statistics.median(self.rates)
 
 
+class Batches:
+    """Rows with ids that nobody else has; threads may share it."""
+
+    def __init__(self, ids: Iterator[int]) -> None:
+        self.ids = ids
+
+    def __next__(self) -> list[dict[str, Any]]:
+        return [{"id": next(self.ids), "n": 1, "note": "hello"} for _ in range(BATCH)]
+
+
+class Stocked:
+    """Work on things that are made beforehand, between the turns."""
+
+    def __init__(self, make: Callable[[], Any], use: Callable[[Any], Any], stock: int = 40) -> None:
+        self.make, self.use, self.stock = make, use, stock
+        self.shelf: list[Any] = []
+
+    def refill(self) -> None:
+        self.shelf += [self.make() for _ in range(self.stock - len(self.shelf))]
+
+    def __call__(self) -> None:
+        self.use(self.shelf.pop() if self.shelf else self.make())
+
+
 class Team:
     """The threads of one contender: they keep their connections between turns."""
 
@@ -61,7 +86,10 @@ class Team:
         work()
         self.barrier.wait()
         while True:
-            self.barrier.wait()
+            if isinstance(work, Stocked):
+                work.refill()
+            self.barrier.wait()  # ready
+            self.barrier.wait()  # go
             if self.over:
                 return
             count, cpu = 0, time.thread_time()
@@ -74,23 +102,25 @@ class Team:
             self.barrier.wait()
 
     def turn(self, seconds: float) -> float:
+        self.barrier.wait()  # ready
         started = time.perf_counter()
         self.deadline = started + seconds
-        self.barrier.wait()
-        self.barrier.wait()
+        self.barrier.wait()  # go
+        self.barrier.wait()  # done
         return sum(self.done) / (time.perf_counter() - started)
 
     def dismiss(self) -> None:
         self.over = True
-        self.barrier.wait()
+        self.barrier.wait()  # ready
+        self.barrier.wait()  # go home
         for worker in self.workers:
             worker.join()
 
 
 class Bench:
-    def __init__(self, server: MySQLServer, driver: str, *, seconds: float, rounds: int) -> None:
+    def __init__(self, server: MySQLServer, driver: str, *, seconds: float, rounds: int, only: str) -> None:
         self.url = make_url(server.url).set(drivername=f"mysql+{driver}")
-        self.seconds, self.rounds = seconds, rounds
+        self.seconds, self.rounds, self.only = seconds, rounds, only
         self.engine = create_engine(self.url, pool_size=24)
         self.admin = create_engine(server.url, isolation_level="AUTOCOMMIT").connect()
         self.ids: Iterator[int] = itertools.count(10_000_000)
@@ -129,8 +159,11 @@ class Bench:
         return make
 
     # ------------------------------------------------------------------ measuring
-    def race(self, title: str, contenders: list[Contender], *, threads: int = 1) -> None:
+    def race(self, title: str, enter: Callable[[], list[Contender]], *, threads: int = 1) -> None:
         """Many short turns for each, taking turns: a disturbance of the machine then hits them alike."""
+        if not title.startswith(self.only):
+            return
+        contenders = enter()
         teams = [Team(self, contender, threads) for contender in contenders]
         for contender in contenders:
             contender.rates.clear()
@@ -207,33 +240,28 @@ class Bench:
 
         def ours() -> Work:
             writer = DbWriter(self.engine, DbConfig("t"))
-            batches = ([_insert(row) for row in rows] for rows in self.batches())
-            ready = [next(batches) for _ in range(60)]
-            return lambda: writer.execute_many(ready.pop() if ready else next(batches))
+            return Stocked(
+                lambda: [_insert(row) for row in next(batches)],
+                writer.execute_many,
+            )
 
         def by_hand() -> Work:
-            connection = self.raw(autocommit=True)
-            cursor = connection.cursor()
+            cursor = self.raw(autocommit=True).cursor()
             statement = "INSERT INTO t (id, n, note) VALUES " + ", ".join(["(%s, %s, %s)"] * BATCH)
-            batches = self.batches()
-            ready = [next(batches) for _ in range(60)]
+            return Stocked(
+                lambda: next(batches),
+                lambda rows: cursor.execute(
+                    statement, [value for row in rows for value in (row["id"], row["n"], row["note"])]
+                ),
+            )
 
-            def work() -> None:
-                rows = ready.pop() if ready else next(batches)
-                cursor.execute(statement, [value for row in rows for value in (row["id"], row["n"], row["note"])])
-
-            return work
-
+        batches = Batches(self.ids)
         single = self.insert()[0]
         return [
             Contender("conquiet execute_many, 500 rows", ours, BATCH),
             Contender("conquiet execute, one by one", single.make),
             Contender("multi-row INSERT by hand, raw", by_hand, BATCH),
         ]
-
-    def batches(self) -> Iterator[list[dict[str, Any]]]:
-        while True:
-            yield [{"id": key, "n": 1, "note": "hello"} for key in itertools.islice(self.ids, BATCH)]
 
     def locked(self, strategy: LockStrategy, *, reading: bool) -> list[Contender]:
         """UPDATE (or modify) under a strategy: ours, the same statements raw, the same in plain SQLAlchemy."""
@@ -330,22 +358,27 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short rounds, one writer only")
     parser.add_argument("--driver", default="pymysql", choices=["pymysql", "mysqldb"])
     parser.add_argument("--flavour", default=None, choices=[flavour.value for flavour in MySQLFlavour])
+    parser.add_argument("--only", default="", help="races whose title begins with this")
     parser.add_argument("--growth", action="store_true", help="also grow the table to a million rows")
     args = parser.parse_args()
 
     flavour = MySQLFlavour(args.flavour) if args.flavour else None
     with MySQLServer(flavour=flavour) as server:
-        bench = Bench(server, args.driver, seconds=0.05, rounds=10 if args.quick else 30)
+        bench = Bench(server, args.driver, seconds=0.05, rounds=10 if args.quick else 30, only=args.only)
         print(f"{server.name} {server.version}, {args.driver}")
         for threads in (1,) if args.quick else (1, 8):
-            bench.race("INSERT", bench.insert(), threads=threads)
-            bench.race("INSERT, many", bench.many(), threads=threads)
+            bench.race("INSERT", bench.insert, threads=threads)
+            bench.race("INSERT, many", bench.many, threads=threads)
             for reading in (False, True):
                 for strategy in LockStrategy:
                     # Eight writers of one table under TABLE only wait for each other: nothing to compare.
                     if threads == 1 or strategy is not LockStrategy.TABLE:
                         verb = "modify" if reading else "UPDATE"
-                        bench.race(f"{verb}, {strategy.name}", bench.locked(strategy, reading=reading), threads=threads)
+                        bench.race(
+                            f"{verb}, {strategy.name}",
+                            partial(bench.locked, strategy, reading=reading),
+                            threads=threads,
+                        )
         if args.growth:
             growth(bench)
 

@@ -10,6 +10,7 @@ MAX_ROWS: Final = 1_000
 # A quarter of the smallest max_allowed_packet in use (4 MiB), values only, estimated.
 MAX_BYTES: Final = 1_048_576
 _SMALL: Final = 24
+_SIZED: Final = (str, bytes, bytearray)
 
 
 def grouped(ops: Iterable[DbOperation]) -> Iterator[list[DbOperation]]:
@@ -40,5 +41,5 @@ def _same_shape(one: DbOperation, other: DbOperation) -> bool:
 def _size(values: Iterable[Any]) -> int:
     size = 0
     for value in values:
-        size += len(value) if isinstance(value, str | bytes | bytearray) else _SMALL
+        size += len(value) if isinstance(value, _SIZED) else _SMALL
     return size

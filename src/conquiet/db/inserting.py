@@ -63,9 +63,10 @@ class Inserts:
 
     def _together(self, connections: WriterConnections, group: list[DbOperation]) -> bool:
         """Insert all rows in one statement. False, and nothing inserted, if one is a duplicate."""
-        columns = self._columns(group[0])
+        columns, id_column = self._columns(group[0]), self._id_column
         for op in group:
-            self._columns(op)
+            if op.payload.get(id_column, op.id_value) is not op.id_value:
+                self._columns(op)  # not the very same object: look closer
         about = About("insert", group[0].table)
         with borrowed(connections, about, autocommit=True) as checkout:
             try:

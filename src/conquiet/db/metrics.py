@@ -34,7 +34,7 @@ def observe_db_batch(table: str, op_type: str, *, succeeded: int, failed: int, l
 @never_raises
 def observe_lock_acquisition(strategy: str, latency_s: float, success: bool) -> None:  # noqa: FBT001 - the seed's signature
     """Record how long a lock was waited for; count it if it was not had."""
-    DB_LOCK_ACQUIRE_LATENCY_SECONDS.labels(strategy).observe(latency_s)
+    _waited(strategy).observe(latency_s)
     if not success:
         DB_LOCK_FAILURES_TOTAL.labels(strategy).inc()
 
@@ -54,3 +54,8 @@ def _written(table: str, op_type: str, status: str) -> Counter:
 @lru_cache(1_024)
 def _took(table: str, op_type: str) -> Histogram:
     return DB_WRITE_LATENCY_SECONDS.labels(table, op_type)
+
+
+@lru_cache(64)
+def _waited(strategy: str) -> Histogram:
+    return DB_LOCK_ACQUIRE_LATENCY_SECONDS.labels(strategy)

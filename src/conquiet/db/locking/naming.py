@@ -12,6 +12,7 @@ costs a wait, folding too little an update.
 import hashlib
 import unicodedata
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any, Final
 
 MAX_LENGTH: Final = 64
@@ -32,8 +33,20 @@ def lock_name(prefix: str, *parts: str) -> str:
 
 def row_lock_name(prefix: str, table: str, id_value: Any, *, default_schema: str | None) -> str:
     """Name the lock of one row. ``orders`` and ``shop.orders`` are one table to a connection to ``shop``."""
+    try:
+        return _remembered(prefix, table, id_value, default_schema)
+    except TypeError:  # an id that cannot be hashed, such as a bytearray
+        return _row_lock_name(prefix, table, id_value, default_schema)
+
+
+def _row_lock_name(prefix: str, table: str, id_value: Any, default_schema: str | None) -> str:
     qualified = table if "." in table or not default_schema else f"{default_schema}.{table}"
     return lock_name(prefix, qualified.lower(), canonical_id(id_value))
+
+
+# Each name is needed twice within a write: to take the lock and to give it back. Ids that are equal to
+# Python (1, True, 1.0) are one id here too, so they may share an entry.
+_remembered = lru_cache(4_096)(_row_lock_name)
 
 
 def canonical_id(id_value: Any) -> str:
