@@ -148,6 +148,7 @@ def test_listeners_of_the_callers_engine_hear_the_writer_too(engine: Engine) -> 
     assert [statement.split(" VALUES")[0] for statement in heard] == ["INSERT INTO `orders` (`id`)"]
 
 
+@pytest.mark.spec("CQ-001.15")
 def test_own_connections_are_shared_by_an_engines_writers_and_closed_with_the_last(engine: Engine) -> None:
     first, second = (DbWriter(engine, DbConfig("orders")) for _ in range(2))
     for i, writer in enumerate((first, second)):

@@ -192,6 +192,7 @@ def test_a_blocked_read_notices_stop_from_another_thread_within_a_second(consume
 
 
 @pytest.mark.spec("QC-005.6", "RS-006.9", "CQ-006.35")
+@pytest.mark.spec("CQ-001.13")
 def test_sigterm_stops_a_blocked_consumer_whose_handlers_were_asked_for(make_consumer: MakeConsumer, raw: Any) -> None:
     before = signal.getsignal(signal.SIGTERM)
     consumer = make_consumer(enable_signal_handlers=True)
@@ -224,6 +225,7 @@ def test_no_signal_handler_is_touched_unless_asked_for(make_consumer: MakeConsum
     "QC-005.3", "QC-005.4", "QC-005.5", "QC-005.7", "QC-005.8", "RS-006.11", "RS-006.12", "RS-006.13", "RS-006.14",
     "RS-002.8",
 )  # fmt: skip
+@pytest.mark.spec("CQ-008.10")
 def test_what_was_in_flight_at_the_stop_stays_pending_and_another_can_have_it(
     make_consumer: MakeConsumer, pending: PendingOf, commands_of: Commands
 ) -> None:
@@ -242,6 +244,7 @@ def test_what_was_in_flight_at_the_stop_stays_pending_and_another_can_have_it(
 
 # ---------------------------------------------------------------- acknowledging
 @pytest.mark.spec("QC-008.1", "QC-008.2", "RS-006.24", "RS-006.25")
+@pytest.mark.spec("CQ-001.10")
 def test_acknowledging_is_the_users_own_call(
     consumer: QueueConsumer, pending: PendingOf, commands_of: Commands
 ) -> None:

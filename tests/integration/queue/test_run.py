@@ -248,6 +248,7 @@ def test_a_redis_failure_leaves_run(
     assert effects() == ([message_id] if command == b"XACK" else [])
 
 
+@pytest.mark.spec("CQ-001.14")
 def test_a_stop_during_the_handler_lets_it_finish_commit_and_acknowledge(
     consumer: QueueConsumer, engine: Engine, effects: Callable[[], list[str]], pending: PendingOf
 ) -> None:

@@ -286,6 +286,7 @@ def test_nothing_is_read_ahead(queue: RedisStreamsQueue, pending: PendingOf) -> 
 
 
 @pytest.mark.spec("RS-001.2", "RS-002.11")
+@pytest.mark.spec("CQ-001.9", "CQ-008.9")
 def test_two_consumers_never_own_one_entry(make_queue: MakeQueue) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     ids = set(alice.enqueue_many([{"n": n} for n in range(40)]))
@@ -458,6 +459,7 @@ def connections_named(raw: Any, name: str) -> int:
     return sum(1 for one in raw.client_list() if one["name"] == name)
 
 
+@pytest.mark.spec("CQ-001.15")
 def test_leaving_closes_what_we_opened_and_nothing_else(connect: Any, stream: str, raw: Any) -> None:
     client = connect(client_name="leaving")
     client.ping()
