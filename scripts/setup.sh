@@ -16,8 +16,17 @@ as_root() {
 apt_install() {
   command -v apt-get >/dev/null || return 1
   say "installing with apt: $*"
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >/dev/null &&
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+  local log
+  log=$(mktemp)
+  # Packages talk about services that they did not start; that is worth reading only when it fails.
+  if as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >"$log" 2>&1 &&
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >>"$log" 2>&1; then
+    rm -f "$log"
+  else
+    cat "$log" >&2
+    rm -f "$log"
+    return 1
+  fi
 }
 
 venv() {
