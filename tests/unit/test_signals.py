@@ -27,7 +27,7 @@ def handlers_as_before() -> Iterator[None]:
 def start(body: str) -> subprocess.Popen[str]:
     """A process that runs ``body`` and prints ``ready`` when signals may come."""
     head = """
-    import logging, signal, sys, time
+    import logging, os, signal, sys, time
     from conquiet.signals import install_termination_handlers
     """
     return subprocess.Popen(
@@ -108,7 +108,7 @@ def test_a_signal_while_the_logging_lock_is_held_does_not_hang() -> None:
 def test_a_second_signal_forces_the_end(signum: signal.Signals) -> None:
     process = start(
         """
-        install_termination_handlers(lambda: print("stopping", flush=True))
+        install_termination_handlers(lambda: os.write(1, b"stopping\\n"))
         print("ready", flush=True)
         while True:
             time.sleep(0.05)
