@@ -11,6 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
 
@@ -52,6 +53,16 @@ class Script:
             return await self.run(client, keys, args)
         except (RedisError, OSError) as error:
             raise translate(error, stream=stream, group=group, command=self.name) from error
+
+    def call_sync(self, client: redis.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str) -> Any:
+        """Do what ``call`` does, without asyncio."""
+        try:
+            try:
+                return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
+            except NoScriptError:
+                return client.execute_command("EVAL", self.source, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
+        except (RedisError, OSError) as error:
+            raise translate(error, stream=stream, group="-", command=self.name) from error
 
 
 @cache
