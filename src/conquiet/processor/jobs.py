@@ -28,6 +28,7 @@ from conquiet.processor.scripts import Arg, script
 logger = logging.getLogger(__name__)
 
 _BATCH = 250
+_MOST_DUE = 4 * _BATCH
 
 
 class JobState(Enum):
@@ -114,10 +115,30 @@ class JobRecorder:
     ) -> None:
         """Write the states of several jobs: id, event, attempt, state. ``only_new`` leaves known jobs alone."""
         self._due += [_noted(keys, job, error_type, only_new=only_new) for job in jobs]
+        await self._written()
+
+    async def note_later(self, keys: Keys, envelope: Envelope, state: JobState) -> None:
+        """Write a state soon, with others: for an end that nobody waits for. Waits only if too many are due."""
+        job = (envelope.id, envelope.event, envelope.attempt, state)
+        self._due.append(_noted(keys, job, "", only_new=False))
+        if len(self._due) > _MOST_DUE:
+            await self._written()
+        else:
+            self._flush_soon()
+
+    async def drain(self) -> None:
+        """Return when nothing is due any more."""
+        if self._due or (self._flushing is not None and not self._flushing.done()):
+            await self._written()
+
+    async def _written(self) -> None:
+        # Shielded: others' states are in the same flush, and a cancelled handler must not take them along.
+        await asyncio.shield(self._flush_soon())
+
+    def _flush_soon(self) -> asyncio.Task[None]:
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self._flush(), name="conquiet-jobs")
-        # Shielded: others' states are in the same flush, and a cancelled handler must not take them along.
-        await asyncio.shield(self._flushing)
+        return self._flushing
 
     async def _flush(self) -> None:
         while self._due:

@@ -15,7 +15,7 @@ from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL, never_raises
 from conquiet.processor.envelope import Envelope, check_new, new_id, to_payload
 from conquiet.processor.jobs import JobState, NewState
 from conquiet.processor.keys import Keys, keys_of
-from conquiet.processor.scripts import Arg, Script, script
+from conquiet.processor.scripts import ADD_ONE, Arg, Script, script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.queue.codec import TOO_LARGE, CodecError, encode_payload
 
@@ -115,7 +115,8 @@ class Plans:
 
     def _step(self, chunk: Sequence[Planned], keys: Keys) -> Step:
         if all(plan.is_plain for plan in chunk):
-            return Step(script("emit_now"), (keys.stream,), [plan.payload for plan in chunk], keys, chunk)
+            step = ADD_ONE if len(chunk) == 1 else script("emit_now")
+            return Step(step, (keys.stream,), [plan.payload for plan in chunk], keys, chunk)
         remembered: list[str] = []
         args: list[Arg] = []
         for plan in chunk:

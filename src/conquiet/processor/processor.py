@@ -245,6 +245,8 @@ class Processor:
         if self._execution is not None:
             self._execution.flush_counts()
         await asyncio.gather(*self._burials, return_exceptions=True)
+        if self._recorder is not None:
+            await self._recorder.drain()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
