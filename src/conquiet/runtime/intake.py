@@ -25,6 +25,7 @@ from conquiet.runtime.wire import Wire, WireLostError
 
 _PARTIAL_WAIT_MS = 100
 _OWN_PAGE = 100
+_FLUSH_S = 0.1
 
 
 class _Doing(Enum):
@@ -82,7 +83,7 @@ class Intake:
         self._stopping = asyncio.Event()
         self._room_waiter: asyncio.Future[None] | None = None
         self._found_last = False
-        self._all_flushed_at = 0.0
+        self._flushed_at = 0.0
         self._read_sent_at = time.monotonic()
         self.last_progress = time.monotonic()
         self.lag: dict[str, int | None] = dict.fromkeys(streams)
@@ -153,6 +154,10 @@ class Intake:
                     elif not await self._steal(room):
                         await self._read(room)
                     self._reconnect.succeeded()
+                    # What was fetched begins before anything else happens: what is done at once is acknowledged
+                    # in the same write as the next read, and nobody waits for our bookkeeping.
+                    await asyncio.sleep(0)
+                    self._flush_tallies()
                 except WireLostError as lost:
                     await self._come_back(self._no_answer(lost))
                 except GroupMissingError as error:
@@ -168,6 +173,7 @@ class Intake:
         prefetch = prefetch_now(self._average_s(), self._concurrency, self._settings.prefetch)
         waiting = self._pool.waiting
         if waiting > prefetch // 2:  # enough in store; a fuller read later is cheaper than a small one now
+            self._pool.tell_at(prefetch // 2)
             return 0
         return self._concurrency + prefetch - self._pool.active - waiting
 
@@ -202,13 +208,10 @@ class Intake:
         if wait_ms:
             self._doing = _Doing.BLOCKED
         self._read_sent_at = time.monotonic()
-        messages = await self._reader.read(
+        messages, found = await self._reader.read(
             takes, wait_ms=wait_ms, acks=self._acknowledger.take(), acknowledger=self._acknowledger
         )
         self._doing = _Doing.BUSY
-        found: dict[str, int] = {}
-        for message in messages:
-            found[message.stream] = found.get(message.stream, 0) + 1
         for stream, count in found.items():
             self._tallies[stream].read += count
         self._rota.note(takes, found)
@@ -259,15 +262,13 @@ class Intake:
     def _deliver(self, messages: list[RuntimeMessage]) -> None:
         self.last_progress = time.monotonic()
         self._pool.put(messages)
-        self._flush_tallies({message.stream for message in messages})
 
-    def _flush_tallies(self, streams: set[str]) -> None:
-        """Hand numbers to the metrics: for the streams that are at work, and once a second for all."""
-        if self.last_progress >= self._all_flushed_at + 1.0:
-            self._all_flushed_at = self.last_progress
-            streams = set(self._all_streams)
-        for stream in streams:
-            self._tallies[stream].flush(self._held(stream))
+    def _flush_tallies(self) -> None:
+        """Hand numbers to the metrics, now and then: it costs a stream as much as some messages do."""
+        if self.last_progress >= self._flushed_at + _FLUSH_S:
+            self._flushed_at = self.last_progress
+            for stream, tally in self._tallies.items():
+                tally.flush(self._held(stream))
 
     async def _come_back(self, error: QueueError) -> None:
         """Wait, connect anew, and fetch what a lost reply has left with us.

@@ -79,8 +79,10 @@ class StreamReader:
 
     async def read(
         self, takes: Sequence[Take], *, wait_ms: int, acks: AckBatch | None, acknowledger: Acknowledger
-    ) -> list[RuntimeMessage]:
+    ) -> tuple[list[RuntimeMessage], dict[str, int]]:
         """Send what is due to be acknowledged and the reads in one write; return the new messages.
+
+        With them comes how many there are of each stream that had any.
 
         Args:
             takes: One XREADGROUP each.
@@ -92,27 +94,28 @@ class StreamReader:
         sent_at = time.monotonic()
         packed = [self._packed(take, wait_ms) for take in takes]
         try:
-            await self._wire.send(packed if acks is None else acks.commands + packed)
+            self._wire.send(packed if acks is None else acks.commands + packed)
             if acks is not None:
-                replies = [await self._wire.receive() for _ in acks.commands]
-                acknowledger.confirm(acks, replies)
+                acknowledger.confirm(acks, await self._wire.receive(len(acks.commands)))
                 acks = None
         finally:
             if acks is not None:
                 acknowledger.put_back(acks)
         messages: list[RuntimeMessage] = []
+        found: dict[str, int] = {}
         failure: ResponseError | None = None
-        for _ in takes:
-            reply = await self._wire.receive()
+        for reply in await self._wire.receive(len(takes)):
             if isinstance(reply, ResponseError):
                 failure = reply
             elif reply:
                 for key, raw in reply:
-                    self._deliver(self._names[key], raw, messages, leased_at=sent_at)
+                    stream, before = self._names[key], len(messages)
+                    self._deliver(stream, raw, messages, leased_at=sent_at)
+                    found[stream] = len(messages) - before
         self._table.add(messages)
         if failure is not None and not messages:
             raise self._translated(failure, takes[0].streams[0], "XREADGROUP")
-        return messages
+        return messages, found
 
     async def read_own(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str | None]:
         """Return entries pending under our own name, and where to go on (None: that was all).
