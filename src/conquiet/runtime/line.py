@@ -6,6 +6,7 @@ read: that is a third of the cost of a message. Our connections speak RESP2, so 
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Any
 
@@ -22,7 +23,7 @@ class ReplyLine(asyncio.Protocol):
     """Turns what arrives on a transport into replies, for one reader at a time.
 
     Args:
-        connection: An open connection of redis-py's. Its transport is ours from now on; closing it stays its own.
+        connection: An open connection of redis-py's. Its transport is ours from now on.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -38,14 +39,19 @@ class ReplyLine(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._looks = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
         self.lost: redis.exceptions.RedisError | OSError | None = None
         self._transport.set_protocol(self)
         if self._transport.is_closing() or connection._reader.at_eof():  # noqa: SLF001
             self.connection_lost(None)  # it was told to redis-py, and will not be told again
 
     def send(self, packed: bytes) -> None:
-        """Write. Not waited for: there is never more on its way than one round of commands."""
-        self._transport.write(packed)
+        """Write. Not waited for: there is never more on its way than one round of commands.
+
+        On a connection that has ended nothing is written; ``receive`` tells.
+        """
+        if not self._transport.is_closing():
+            self._transport.write(packed)
 
     async def receive(self, count: int) -> list[Any]:
         """Return the next ``count`` replies; refusals are among them as exceptions.
@@ -69,6 +75,15 @@ class ReplyLine(asyncio.Protocol):
                 self._waiter = None
         return [replies.popleft() for _ in range(count)]
 
+    async def close(self) -> None:
+        """End the connection and return when it has ended: a loop that closes right after leaves nothing behind.
+
+        Nothing is waited for: no farewell of TLS, and no bytes unsent; whoever closes has had the replies it wanted.
+        """
+        self._transport.abort()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), 1.0)
+
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
         self._looks = 0
@@ -84,12 +99,11 @@ class ReplyLine(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See ``asyncio.Protocol``."""
+        self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
-        broke = (
-            exc if isinstance(exc, OSError) else redis.exceptions.ConnectionError("the server closed the connection")
-        )
-        self._fail(broke)
+        closed = redis.exceptions.ConnectionError("the server closed the connection")
+        self._fail(exc if isinstance(exc, OSError) else closed)
 
     def _look(self) -> None:
         """Give the connection up if nothing has come in all this time although a reply is due."""

@@ -74,7 +74,9 @@ class Wire:
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
-        connection, self._connection, self._line = self._connection, None, None
+        connection, line, self._connection, self._line = self._connection, self._line, None, None
+        if line is not None:
+            await line.close()
         await _quietly_close(connection)
 
     def send(self, packed: list[bytes]) -> None:
