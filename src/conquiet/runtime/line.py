@@ -15,8 +15,8 @@ import redis.exceptions
 
 _NOT_YET = object()
 _LOOKS = 3
-"""So many looks in a row must have found silence. One is not enough: the loop may have been blocked, and on some
-loops (uvloop) timers run before the bytes that have arrived meanwhile are read."""
+"""So many looks in a row must have found silence. One is not enough: the loop may have been blocked, and there are
+loops (libuv before 1.45) whose timers run before the bytes that have arrived meanwhile are read."""
 
 
 class ReplyLine(asyncio.Protocol):
@@ -41,6 +41,7 @@ class ReplyLine(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self.lost: redis.exceptions.RedisError | OSError | None = None
+        self.peer = self._transport.get_extra_info("peername")
         self._transport.set_protocol(self)
         if self._transport.is_closing() or connection._reader.at_eof():  # noqa: SLF001
             self.connection_lost(None)  # it was told to redis-py, and will not be told again

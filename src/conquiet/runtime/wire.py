@@ -8,14 +8,16 @@ last one still waits on the server.
 import contextlib
 from typing import Any
 
-import redis.asyncio
-from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, RedisError, ResponseError, TryAgainError
 
 from conquiet.queue.commands import pack
 from conquiet.runtime.line import ReplyLine
+from conquiet.runtime.servers import Servers
 
-_WRONG_SERVER = (ReadOnlyError,)
+_ELSEWHERE = (ReadOnlyError,)
 """Refusals that say: not here. Over Sentinel or a moved address the right server is one new connection away."""
+
+_ELSEWHERE_IN_A_CLUSTER = (*_ELSEWHERE, AskError, ClusterDownError, TryAgainError)  # MOVED is an AskError, too
 
 
 class WireLostError(Exception):
@@ -34,16 +36,23 @@ class Wire:
     """A single connection, for one user at a time.
 
     Args:
-        client: A clone made by ``clone_async``. It stays the caller's.
+        servers: Who makes connections.
+        stream: One of the streams it is for; with it go all that one command can read together.
         name: What the connection is for, in metrics and logs.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, name: str) -> None:
+    def __init__(self, servers: Servers, stream: str, name: str) -> None:
         self.name = name
-        self._pool: Any = client.connection_pool
+        self._servers = servers
+        self._stream = stream
         self._connection: Any = None
         self._line: ReplyLine | None = None
         self.client_id: int | None = None
+
+    @property
+    def peer(self) -> Any:
+        """Address of the other end; None while there is no connection."""
+        return None if self._line is None else self._line.peer
 
     @property
     def is_open(self) -> bool:
@@ -59,7 +68,7 @@ class Wire:
         await self.close()
         connection = None
         try:
-            connection = self._pool.make_connection()
+            connection = await self._servers.connection(self._stream)
             await connection.connect()
         except (RedisError, OSError) as error:
             await _quietly_close(connection)
@@ -89,7 +98,7 @@ class Wire:
         try:
             replies = await line.receive(count)
             for reply in replies:
-                if isinstance(reply, RedisError) and _means_elsewhere(reply):
+                if isinstance(reply, RedisError) and self._means_elsewhere(reply):
                     raise reply
         except BaseException as error:
             # A connection with an unread reply would give that reply to the next command.
@@ -109,10 +118,14 @@ class Wire:
             raise WireLostError(ConnectionError("the connection is closed"))
         return self._line
 
-
-def _means_elsewhere(reply: RedisError) -> bool:
-    """True for an answer that only another connection can better. Any other refusal is the caller's."""
-    return isinstance(reply, _WRONG_SERVER) or not isinstance(reply, ResponseError)
+    def _means_elsewhere(self, reply: RedisError) -> bool:
+        """True for an answer that only another connection can better. Any other refusal is the caller's."""
+        if not isinstance(reply, ResponseError):
+            return True
+        if not self._servers.may_move:
+            return isinstance(reply, _ELSEWHERE)
+        # A stream that leaves for another node ends a waiting read as if it had been deleted. The next one tells.
+        return isinstance(reply, _ELSEWHERE_IN_A_CLUSTER) or str(reply).startswith("UNBLOCKED")
 
 
 async def _quietly_close(connection: Any) -> None:

@@ -12,9 +12,9 @@ import uvloop
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as ReplyTimeoutError
 
-from conquiet.queue.client import clone_async
 from conquiet.queue.commands import pack
 from conquiet.runtime import Consumer
+from conquiet.runtime.servers import OneServer
 from conquiet.runtime.wire import Wire, WireLostError
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
@@ -36,14 +36,15 @@ def on_loop(request: pytest.FixtureRequest) -> Run:
 
 @contextlib.asynccontextmanager
 async def opened(url: str, *, timeout_s: float = 5.0) -> AsyncIterator[Wire]:
-    client = clone_async(redis.asyncio.Redis.from_url(url), socket_timeout_s=timeout_s)
-    wire = Wire(client, "test")
+    servers = OneServer(redis.asyncio.Redis.from_url(url))
+    servers._asynchronous.connection_pool.connection_kwargs["socket_timeout"] = timeout_s
+    wire = Wire(servers, "-", "test")
     await wire.open()
     try:
         yield wire
     finally:
         await wire.close()
-        await client.aclose()
+        await servers.close()
 
 
 def test_replies_come_in_order_and_refusals_among_them(on_loop: Run, redis_url: str, key_prefix: str) -> None:
