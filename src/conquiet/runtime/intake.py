@@ -230,6 +230,7 @@ class Intake:
         for stream, count in found.items():
             self._tallies[stream].read += count
         self._rota.note(takes, found)
+        self._room.note(len(messages))
         self._found_last = bool(messages)
         self._deliver(messages)
         self._let_others()
@@ -238,7 +239,7 @@ class Intake:
         """Return the reads and how long to wait in them."""
         takes = self._rota.plan(room)
         everywhere = len(takes) == 1 and len(takes[0].streams) == len(self._streams)
-        if self._rota.anybody_full or not (everywhere or self._rota.all_were_empty):
+        if self._rota.anybody_full or not (everywhere or self._rota.all_were_empty) or not self._room.may_wait:
             return takes, 0
         wait_ms = self._settings.slice_ms
         patience = self._room.for_waiting(self, self._pool.in_hand)

@@ -19,6 +19,7 @@ class Room:
         self.slots = slots
         self._store = store
         self._readers = readers
+        self._empty_turns = 0
         self._under_way: dict[object, int] = {}
         self._waiting: dict[object, int] = {}
         # In the order in which they came: who has waited longest is served first.
@@ -28,6 +29,15 @@ class Room:
     def is_crowded(self) -> bool:
         """True if not every reader can wait at the same time: they take turns."""
         return self.slots + self._store < self._readers
+
+    @property
+    def may_wait(self) -> bool:
+        """False if a read that waits would keep the only room from a reader that may have work for it."""
+        return not self.is_crowded or self._empty_turns >= self._readers
+
+    def note(self, found: int) -> None:
+        """A read brought so many."""
+        self._empty_turns = 0 if found else self._empty_turns + 1
 
     def for_reading(self, reader: object, in_hand: int, store_now: int) -> int:
         """Return what a read that does not wait may bring. 0: note that the reader wants some.
