@@ -146,6 +146,61 @@ class Sentinel(RedisServer):
 
 
 @pytest.fixture
+def lone_sentinel(private_redis: Callable[..., RedisServer]) -> Iterator[Sentinel]:
+    """A Sentinel whose master has no replica."""
+    with Sentinel(private_redis()) as sentinel:
+        yield sentinel
+
+
+def asking(sentinel: RedisServer) -> int:
+    """How many connections to the Sentinel bear the name that the tests give them."""
+    listed = sentinel.call("CLIENT", "LIST")
+    assert isinstance(listed, bytes)
+    return listed.count(b" name=asking ")
+
+
+def sentinel_client(kind: Any, sentinel: RedisServer) -> Any:
+    """A client that finds its master by asking; the master's address is as the client says, not as Sentinel does."""
+    options = {"sentinel_kwargs": {"client_name": "asking"}, "force_master_ip": "localhost"}
+    return kind([(sentinel.host, sentinel.port)], **options).master_for("orders")
+
+
+def test_a_synchronous_clone_closes_what_it_opened_to_ask_sentinels(lone_sentinel: Sentinel) -> None:
+    clone: Any = clone_sync(sentinel_client(redis.asyncio.sentinel.Sentinel, lone_sentinel))
+    assert clone.ping()
+    assert clone.connection_pool.master_address[0] == "localhost"
+    assert asking(lone_sentinel) == 1
+
+    clone.close()
+
+    wait_until(lambda: asking(lone_sentinel) == 0, message="the connection's end")
+
+
+def test_an_asyncio_clone_closes_what_it_opened_to_ask_sentinels(lone_sentinel: Sentinel) -> None:
+    async def scenario() -> None:
+        clone: Any = clone_async(sentinel_client(redis.sentinel.Sentinel, lone_sentinel))
+        assert await clone.ping()
+        assert clone.connection_pool.master_address[0] == "localhost"
+        assert asking(lone_sentinel) == 1
+
+        await clone.aclose()
+
+        wait_until(lambda: asking(lone_sentinel) == 0, message="the connection's end")
+
+    asyncio.run(scenario())
+
+
+def test_a_clone_of_the_same_kind_asks_the_callers_sentinel_and_leaves_it_open(lone_sentinel: Sentinel) -> None:
+    client = sentinel_client(redis.sentinel.Sentinel, lone_sentinel)
+    use(client, "orders")
+
+    assert asking(lone_sentinel) == 1
+
+    for sentinel in client.connection_pool.sentinel_manager.sentinels:
+        sentinel.close()
+
+
+@pytest.fixture
 def sentinel_address(private_redis: Callable[..., RedisServer]) -> Iterator[tuple[RedisServer, tuple[str, int]]]:
     master = private_redis()
     replica = private_redis(
