@@ -108,9 +108,15 @@ def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> t
 
 def _pool_of(client: object) -> Any:
     if isinstance(client, RedisCluster | AsyncRedisCluster):
+        # The asyncio client has the same look-up and no clients for single nodes.
+        node_client = (
+            "client.get_redis_connection(client.get_node_from_key(stream_key))"
+            if isinstance(client, RedisCluster)
+            else "redis.asyncio.Redis(host=node.host, port=node.port) with node = client.get_node_from_key(stream_key)"
+        )
         raise ConfigurationError(
-            "a RedisCluster client cannot be cloned: a stream lives on one node. Pass a redis.Redis for the node that "
-            "holds it, e.g. client.get_redis_connection(client.get_node_from_key(stream_key))"
+            f"a RedisCluster client cannot be cloned: a stream lives on one node. Pass a client for the node that "
+            f"holds it, e.g. {node_client}"
         )
     if not isinstance(client, redis.Redis | redis.asyncio.Redis):
         kind = type(client)

@@ -252,11 +252,29 @@ def test_what_is_no_client_is_refused_with_advice(what: Any) -> None:
         RedisStreamsQueue(what, QueueConfig("orders", "g", "c"))
 
 
-def test_a_cluster_client_is_refused_with_advice() -> None:
-    cluster = redis.RedisCluster.__new__(redis.RedisCluster)  # connecting needs a cluster; refusing does not
+def test_cluster_clients_are_refused_with_advice_that_works(private_redis: Callable[..., RedisServer]) -> None:
+    server = private_redis(extra_args=("--cluster-enabled", "yes"))
+    server.call("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+    wait_until(lambda: "cluster_state:ok" in str(server.call("CLUSTER", "INFO")), message="a cluster of one node")
+    client: Any = redis.RedisCluster(host=server.host, port=server.port)
 
-    with pytest.raises(ConfigurationError, match="get_node_from_key"):
-        clone_sync(cluster)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigurationError, match=r"client\.get_redis_connection\(client\.get_node_from_key\(stream_key"
+    ):
+        clone_sync(client)
+    use(client.get_redis_connection(client.get_node_from_key("orders")), "orders")
+    client.close()
+
+    async def scenario() -> None:
+        client: Any = redis.asyncio.RedisCluster(host=server.host, port=server.port)
+        await client.initialize()
+        with pytest.raises(ConfigurationError, match=r"redis\.asyncio\.Redis\(host=node\.host, port=node\.port\)"):
+            clone_async(client)
+        node = client.get_node_from_key("async-orders")
+        use(redis.asyncio.Redis(host=node.host, port=node.port), "async-orders")
+        await client.aclose()
+
+    asyncio.run(scenario())
 
 
 class Tunnelled(redis.Connection):
