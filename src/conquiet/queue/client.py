@@ -14,7 +14,8 @@ thread of its own, and a synchronous one can be given to it.
 """
 
 import inspect
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import redis
 import redis.asyncio
@@ -35,6 +36,8 @@ SOCKET_TIMEOUT_S = 10.0
 """How long a reply may take, on top of the time a read was told to wait for entries."""
 
 AnyRedis = redis.Redis | redis.asyncio.Redis
+AnyCluster = RedisCluster | AsyncRedisCluster
+Address = tuple[str, int]
 
 # What a clone decides for itself, or what belongs to the pool it was taken from.
 _NOT_COPIED = frozenset({
@@ -50,6 +53,9 @@ _PORTABLE = frozenset({
     "client_name", "credential_provider", "db", "driver_info", "host", "lib_name", "lib_version", "password", "path",
     "port", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options", "socket_type", "username",
 })  # fmt: skip
+
+# What an asyncio cluster client keeps among the arguments of its connections.
+_OF_THE_CLUSTER = frozenset({"max_connections", "response_callbacks"})
 
 _TWINS: dict[type, type] = {
     redis.connection.Connection: redis.asyncio.connection.Connection,
@@ -81,6 +87,42 @@ def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S)
     kwargs["retry"] = redis.asyncio.retry.Retry(NoBackoff(), 0)
     own = async_pool(pool, kwargs) if isinstance(pool, AnySentinelPool) else redis.asyncio.ConnectionPool(**kwargs)
     return redis.asyncio.Redis.from_pool(own)
+
+
+class ClusterSeeds(NamedTuple):
+    """What a cluster client knows about its cluster.
+
+    Attributes:
+        template: A client of one node. Clones of it reach the others once their host and port are changed.
+        addresses: Nodes to ask who has which slot.
+        remap: From the address a node gives for itself to the one it is reached at from here.
+    """
+
+    template: AnyRedis
+    addresses: list[Address]
+    remap: Callable[[Address], Address]
+
+
+def cluster_seeds(client: AnyCluster) -> ClusterSeeds:
+    """Return what is needed to reach the nodes of a cluster client without it. Nothing is sent."""
+    manager: Any = client.nodes_manager
+    addresses = [(str(node.host), int(node.port)) for node in manager.startup_nodes.values()]
+    if isinstance(client, AsyncRedisCluster):
+        kwargs = dict(client.connection_kwargs)
+    else:
+        node = client.get_default_node()  # type: ignore[no-untyped-call]
+        pool: Any = client.get_redis_connection(node).connection_pool
+        kwargs = {**pool.connection_kwargs, "connection_class": pool.connection_class}
+        kwargs["redis_connect_func"] = client.user_on_connect_func
+    for name in _OF_THE_CLUSTER:
+        kwargs.pop(name, None)
+    kwargs |= {"host": addresses[0][0], "port": addresses[0][1]}
+    if isinstance(client, AsyncRedisCluster):
+        kwargs.pop("redis_connect_func", None)  # the client's own, for replicas
+        template: AnyRedis = redis.asyncio.Redis.from_pool(redis.asyncio.ConnectionPool(**kwargs))
+    else:
+        template = redis.Redis.from_pool(redis.ConnectionPool(**kwargs))
+    return ClusterSeeds(template, addresses, manager.address_remap or (lambda address: address))
 
 
 def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> tuple[Any, dict[str, Any]]:
