@@ -32,7 +32,7 @@ class WriterConnection(Connection):
     raw: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would cost a microsecond at every statement
 class Answer:
     """All of a statement's result, fetched. Not shown by ``repr()`` in full: rows are data."""
 
