@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import islice
+from itertools import islice, repeat
 from operator import itemgetter
 from typing import Any, Final, Self
 
@@ -55,13 +55,33 @@ class Rows:
         """The values of one column, or None if it is not written."""
         return self.values[self.columns.index(name)] if name in self.columns else None
 
+    def placeholders(self) -> str:
+        """``(%s, %s), (%s, %s)`` and so on: what follows VALUES if every value is bound, as in ``flat()``."""
+        return ", ".join([self._row] * len(self.ops))
+
     def flat(self) -> list[Any]:
         """All values, row after row."""
-        width = len(self.columns)
-        flat: list[Any] = [None] * (width * len(self.ops))
-        for number, values in enumerate(self.values):
-            flat[number::width] = values
-        return flat
+        return _interleaved(self.values)
+
+    def spelled(self) -> tuple[str, list[Any]]:
+        """What follows VALUES with columns of plain integers written out, and the values that are left to bind.
+
+        Half of what a driver does for a batch is to ask of each value what it is and how it is to be escaped. A
+        column of nothing but integers needs no asking: their spelling is digits and perhaps a minus.
+        """
+        texts: list[Iterable[str]] = []
+        bound: list[list[Any]] = []
+        for values in self.values:
+            if {*map(type, values)} == {int}:  # exactly: a bool or an enum's member has a spelling of its own
+                texts.append(map(str, values))
+            else:
+                texts.append(repeat("%s", len(values)))
+                bound.append(values)
+        return ", ".join(map(self._row.__mod__, zip(*texts, strict=True))), _interleaved(bound)
+
+    @property
+    def _row(self) -> str:
+        return "(" + ", ".join(["%s"] * len(self.columns)) + ")"
 
 
 def grouped(ops: Iterable[DbOperation]) -> Iterator[DbOperation | Rows]:
@@ -97,6 +117,14 @@ def _at_once(ops: Sequence[DbOperation]) -> Rows | None:
 
 def _by_column(payloads: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> list[list[Any]]:
     return [list(map(itemgetter(column), payloads)) for column in columns]
+
+
+def _interleaved(columns: Sequence[list[Any]]) -> list[Any]:
+    width = len(columns)
+    flat: list[Any] = [None] * sum(map(len, columns))
+    for number, values in enumerate(columns):
+        flat[number::width] = values
+    return flat
 
 
 def _one_by_one(ops: Iterable[DbOperation]) -> Iterator[list[DbOperation]]:

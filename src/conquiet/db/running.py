@@ -74,13 +74,12 @@ def insert_rows(conn: Connection, rows: Rows) -> Answer:
         return Answer(conn.execute(statement, [sql.values(op.payload, columns) for op in rows.ops]).rowcount)
     # The compiled statement with its one row of binds repeated. As a text of its own each number of rows would
     # have to be parsed and kept, with thousands of binds; the drivers' executemany costs twice the time for each row.
-    head = string[: string.index(" VALUES ")]
-    row = "(" + ", ".join(["%s"] * len(columns)) + ")"
-    many = f"{head} VALUES " + ", ".join([row] * len(rows.ops))
+    head = string[: string.index(" VALUES ")] + " VALUES "
     raw = conn.raw if isinstance(conn, WriterConnection) else None
-    if raw is None:
-        return Answer(conn.exec_driver_sql(many, tuple(rows.flat())).rowcount)
-    return _send(raw, many, rows.flat())
+    if raw is None:  # somebody listens and is shown the statement: no value in it, not even a number
+        return Answer(conn.exec_driver_sql(head + rows.placeholders(), tuple(rows.flat())).rowcount)
+    many, bound = rows.spelled()
+    return _send(raw, head + many, bound)
 
 
 def _run_usually(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> Answer:

@@ -96,6 +96,22 @@ def test_modify_reads_after_the_lock_and_no_statement_more(
     assert shapes(statements()) == [*before, read, UPDATE, *after]
 
 
+def test_an_update_under_an_advisory_lock_takes_the_connection_in_whichever_mode_it_is(
+    engine: Engine, statements: Statements
+) -> None:
+    """In either mode it commits before it releases; switching would cost the trip that is to be saved."""
+    writer = ready(engine, LockStrategy.ADVISORY, statements, DbOperationType.INSERT)
+
+    writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5}))
+    after_an_insert = shapes(statements())
+    writer.modify(1, lambda row: {"amount": row["amount"] + 1})
+    statements()
+    writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 7}))
+
+    assert after_an_insert == [GET, UPDATE, RELEASE]
+    assert shapes(statements()) == [GET, UPDATE, "COMMIT", RELEASE]
+
+
 def test_many_inserts_are_one_statement(engine: Engine, statements: Statements) -> None:
     writer = ready(engine, LockStrategy.ROW, statements, DbOperationType.INSERT)
 

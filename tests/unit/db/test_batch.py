@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any
 
 from hypothesis import given
@@ -67,6 +68,25 @@ def test_a_mapping_that_makes_up_values_is_not_asked_for_keys_that_it_lacks() ->
 
     assert sizes(of({"id": 1, "amount": 1}), of(odd)) == [1, 1]
     assert odd == {"id": 2, "other": 1}
+
+
+def test_only_columns_of_nothing_but_integers_are_spelled_out() -> None:
+    class Colour(IntEnum):
+        RED = 7
+
+    rows = Rows.of(
+        [
+            of({"id": -1, "hostile": "%s'); --", "flag": True, "colour": Colour.RED, "maybe": 1, "n": 10**30}),
+            of({"id": 2, "hostile": "", "flag": False, "colour": Colour.RED, "maybe": None, "n": 0}),
+        ]
+    )
+
+    assert rows.spelled() == (
+        f"(-1, %s, %s, %s, %s, {10**30}), (2, %s, %s, %s, %s, 0)",
+        ["%s'); --", True, Colour.RED, 1, "", False, Colour.RED, None],
+    )
+    assert rows.placeholders() == "(%s, %s, %s, %s, %s, %s), (%s, %s, %s, %s, %s, %s)"
+    assert Rows.of([insert(1), insert(2)]).spelled() == ("(1), (2)", [])
 
 
 def test_what_is_in_a_group_is_not_shown() -> None:
