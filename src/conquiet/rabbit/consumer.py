@@ -215,7 +215,7 @@ class RabbitConsumer:
                 self._queue,
                 tag=self._tag,
                 prefetch=self._config.window,
-                on_delivery=lambda *delivered: self._on_delivery(session.received(*delivered)),
+                on_arrivals=lambda arrivals: self._on_deliveries(session.received(arrivals)),
             )
         except BaseException:
             self._session = None
@@ -278,12 +278,12 @@ class RabbitConsumer:
             )
 
     # -------------------------------------------------------------- what happens in between
-    def _on_delivery(self, delivery: Delivery) -> None:
+    def _on_deliveries(self, deliveries: list[Delivery]) -> None:
         if self._life.is_stopping or self._workers is None:
-            # Kept until the broker has stopped sending: handed back at once it would come straight back to us.
-            self._unstarted.append(delivery)
+            # Kept until the broker has stopped sending: handed back at once they would come straight back to us.
+            self._unstarted += deliveries
         else:
-            self._workers.submit(delivery)
+            self._workers.submit(deliveries)
 
     def _on_finished(self, delivery: Delivery, verdict: Verdict) -> None:
         try:

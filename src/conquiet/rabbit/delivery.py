@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.errors import LifecycleError
+from conquiet.rabbit.frames import Properties
 from conquiet.rabbit.intake import delivery_count
 from conquiet.rabbit.settle import Facts
 
@@ -29,25 +30,32 @@ class Delivery:
         body: The bytes as they came.
     """
 
-    __slots__ = ("_properties", "body", "redelivered", "session", "tag")
+    __slots__ = ("_properties", "_raw", "body", "redelivered", "session", "tag")
 
-    def __init__(self, session: "Session", tag: int, redelivered: bool, properties: Any, body: bytes) -> None:  # noqa: FBT001
+    def __init__(self, session: "Session", tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:  # noqa: FBT001
         self.session = session
         self.tag = tag
         self.redelivered = redelivered
-        self._properties = properties
+        self._raw = properties
+        self._properties: Properties | None = None
         self.body = body
 
     @property
     def headers(self) -> Any:
         """The AMQP headers, None when there are none. Anybody may have written them: trust no shape."""
-        return self._properties.headers
+        return self._decoded.headers
 
     @property
     def message_id(self) -> str | None:
         """The AMQP property ``message_id``; None when the publisher gave none, or one that is not text."""
-        found = self._properties.message_id
+        found = self._decoded.message_id
         return found if isinstance(found, str) and found else None
+
+    @property
+    def _decoded(self) -> Properties:
+        if self._properties is None:
+            self._properties = Properties(self._raw)
+        return self._properties
 
     @property
     def facts(self) -> Facts:

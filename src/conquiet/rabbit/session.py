@@ -1,12 +1,12 @@
 """One link's deliveries and how they are settled. A new link is a new session; old ones are never settled on it."""
 
 import asyncio
-from typing import Any
 
 from conquiet.rabbit.ack_window import AckWindow
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.counters import Fate, Tally
 from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.frames import Arrival
 from conquiet.rabbit.settle import Settlement
 
 
@@ -32,10 +32,10 @@ class Session:
         """Whether a settlement would still reach the broker."""
         return self.link.is_open
 
-    def received(self, tag: int, redelivered: bool, properties: Any, body: bytes) -> Delivery:  # noqa: FBT001 - as the link calls it
-        """Enter a delivery into the window."""
-        self._window.arrived(tag)
-        return Delivery(self, tag, redelivered, properties, body)
+    def received(self, arrivals: list[Arrival]) -> list[Delivery]:
+        """Enter deliveries into the window."""
+        self._window.arrived([arrival[0] for arrival in arrivals])
+        return [Delivery(self, *arrival) for arrival in arrivals]
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         """Carry a settlement out. On a lost link it is a counted no-op: the broker has the message back."""
@@ -46,7 +46,7 @@ class Session:
                 self._flush_scheduled = True
                 self._loop.call_soon(self._scheduled_flush)
         elif settlement is Settlement.DROP:
-            self._settle_now(tag, Fate.DROPPED, sent=self.link.ack(tag))
+            self._settle_now(tag, Fate.DROPPED, sent=self.link.ack(None, (tag,)))
         elif settlement is Settlement.REQUEUE:
             self._settle_now(tag, Fate.REQUEUED, sent=self.link.reject(tag, requeue=True))
         elif settlement is Settlement.STOP:
@@ -68,9 +68,7 @@ class Session:
         acks = self._window.take()
         if not acks.count:
             return
-        sent = acks.up_to is None or self.link.ack(acks.up_to, multiple=acks.run > 1)
-        for tag in acks.singles:
-            sent = self.link.ack(tag) and sent
+        sent = self.link.ack(acks.up_to, acks.singles)
         self.made_progress = self.made_progress or sent
         # On a link that breaks halfway some acks may have arrived. They are counted as stale all the same: the
         # broker decides by what it got, and a message that comes again is not a success yet.

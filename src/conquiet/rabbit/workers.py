@@ -31,8 +31,8 @@ class Workers(Protocol):
         """Get ready to work."""
         ...
 
-    def submit(self, delivery: Delivery) -> None:
-        """Take a delivery; it starts when somebody is free."""
+    def submit(self, deliveries: list[Delivery]) -> None:
+        """Take deliveries; each starts when somebody is free."""
         ...
 
     def take_unstarted(self) -> list[Delivery]:
@@ -88,9 +88,9 @@ class TaskWorkers:
             for number in range(self._concurrency)
         ]
 
-    def submit(self, delivery: Delivery) -> None:
+    def submit(self, deliveries: list[Delivery]) -> None:
         """See :class:`Workers`."""
-        self._buffer.append(delivery)
+        self._buffer += deliveries
         if self._free and not self._waking:
             self._waking = True
             self._wake_one()
@@ -211,10 +211,11 @@ class ThreadWorkers:
         for number in range(self._concurrency):
             threading.Thread(target=self._work, name=f"conquiet-rabbit-{number}", daemon=True).start()
 
-    def submit(self, delivery: Delivery) -> None:
+    def submit(self, deliveries: list[Delivery]) -> None:
         """See :class:`Workers`."""
-        self._outstanding.add(delivery)
-        self._buffer.put(delivery)
+        self._outstanding.update(deliveries)
+        for delivery in deliveries:
+            self._buffer.put(delivery)
 
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`Workers`."""
