@@ -23,8 +23,10 @@ logger = logging.getLogger(__name__)
 OnArrivals = Callable[[list[Arrival]], None]
 
 
-class Stream(Connection, asyncio.Protocol):  # type: ignore[misc]  # pika's classes are untyped here
+class Stream(Connection, asyncio.Protocol):  # type: ignore[misc]  # pika has no types
     """One AMQP connection over one transport. :meth:`connect` starts it; pika's callbacks tell how it goes on."""
+
+    _frame_buffer: bytes
 
     def __init__(self, parameters: Any, **callbacks: Any) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,8 +55,7 @@ class Stream(Connection, asyncio.Protocol):  # type: ignore[misc]  # pika's clas
         """From now on read the deliveries of a channel ourselves; pika gets every other frame."""
         self._on_arrivals = on_arrivals
         self._cutter = FrameCutter(channel, self.params.frame_max)
-        begun: bytes = self._frame_buffer
-        self._frame_buffer = b""
+        begun, self._frame_buffer = self._frame_buffer, b""
         self._cutter.feed(begun)  # less than a frame: pika keeps nothing that is complete
 
     def emit(self, frames: bytes, number: int) -> None:

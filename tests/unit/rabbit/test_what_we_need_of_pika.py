@@ -17,7 +17,7 @@ HINT = (
 )
 
 
-class Quiet(Connection):
+class Quiet(Connection):  # type: ignore[misc]  # pika has no types
     """A connection without a transport: it notes what pika asks of its adapter."""
 
     def __init__(self) -> None:
