@@ -45,10 +45,11 @@ class AckWindow:
         """Deliveries came in; nothing is decided about them."""
         self._open.update(dict.fromkeys(tags))
 
-    def finished(self, tag: int) -> None:
-        """The delivery is to be acknowledged."""
+    def finished(self, tag: int) -> int:
+        """The delivery is to be acknowledged; return how many are waiting for that."""
         del self._open[tag]
         self._finished.append(tag)
+        return len(self._finished)
 
     def settled(self, tag: int) -> None:
         """The delivery was settled by other means (a reject): it is in nobody's way any more."""

@@ -13,19 +13,27 @@ from conquiet.rabbit.settle import Settlement
 class Session:
     """Binds every delivery to the channel it came from.
 
-    Acknowledgements are gathered until the loop comes round and then sent as one multiple-ack wherever the window
-    allows it. What is lost if we die in between: those messages are delivered again, as after any crash.
+    Acknowledgements are gathered until the loop comes round, or until half of what the broker may send ahead is
+    finished, and then sent as one multiple-ack wherever the window allows it. What is lost if we die in between: those
+    messages are delivered again, as after any crash.
+
+    Args:
+        link: Where they came from.
+        tally: Where they are counted.
+        prefetch: How many unsettled ones the broker sends.
     """
 
-    __slots__ = ("_flush_scheduled", "_loop", "_tally", "_window", "link", "made_progress")
+    __slots__ = ("_flush_at", "_flush_scheduled", "_loop", "_tally", "_window", "link", "made_progress")
 
-    def __init__(self, link: Link, tally: Tally) -> None:
+    def __init__(self, link: Link, tally: Tally, prefetch: int) -> None:
         self.link = link
         self.made_progress = False
         self._tally = tally
         self._window = AckWindow()
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
+        # Half of the window: the broker can send the next half while we work on this one.
+        self._flush_at = max(1, prefetch // 2)
 
     @property
     def is_open(self) -> bool:
@@ -41,8 +49,9 @@ class Session:
         """Carry a settlement out. On a lost link it is a counted no-op: the broker has the message back."""
         tag = delivery.tag
         if settlement is Settlement.ACK:
-            self._window.finished(tag)
-            if not self._flush_scheduled:
+            if self._window.finished(tag) >= self._flush_at:
+                self.flush()
+            elif not self._flush_scheduled:
                 self._flush_scheduled = True
                 self._loop.call_soon(self._scheduled_flush)
         elif settlement is Settlement.DROP:

@@ -69,6 +69,7 @@ class TaskWorkers:
     ) -> None:
         self._syncer = syncer
         self._prepare = pipeline.prepare
+        self._reads_headers = pipeline.reads_headers
         self._concurrency = concurrency
         self._finish = finish
         self._loop = asyncio.get_running_loop()
@@ -167,7 +168,7 @@ class TaskWorkers:
 
     async def _handle(self, delivery: Delivery) -> Verdict:
         try:
-            prepared = self._prepare(delivery.headers, delivery.body)
+            prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
         except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
@@ -194,6 +195,7 @@ class ThreadWorkers:
     def __init__(self, syncer: Callable[[Any], object], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
         self._syncer = syncer
         self._prepare = pipeline.prepare
+        self._reads_headers = pipeline.reads_headers
         self._concurrency = concurrency
         self._finish = finish
         self._loop = asyncio.get_running_loop()
@@ -266,7 +268,7 @@ class ThreadWorkers:
 
     def _handle(self, delivery: Delivery) -> Verdict:
         try:
-            prepared = self._prepare(delivery.headers, delivery.body)
+            prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
         except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
