@@ -155,6 +155,51 @@ def timed_hand_written(world: World, count: int, *, batch: int) -> float:
     return done / took
 
 
+def timed_hand_written_in_order(world: World, count: int, *, keys: int, batch: int) -> float:
+    """For several relays that keep the order of each key: look, lock the oldest row of each, read the keys again."""
+    world.empty_outbox()
+    world.fill_outbox(count, keys=keys)
+    connection = world.raw_database()
+    cursor = connection.cursor()
+    cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    done, started = 0, time.perf_counter()
+    while True:
+        cursor.execute(
+            "SELECT seq, order_key FROM conquiet_outbox WHERE target = 'ledger' AND parked = 0 AND free = 0 "
+            "AND due_at <= UTC_TIMESTAMP(6) ORDER BY due_at, seq LIMIT %s",
+            (batch,),
+        )
+        seen = cursor.fetchall()
+        if not seen:
+            break
+        first: dict[bytes, int] = {}
+        for seq, key in seen:
+            first.setdefault(key, seq)
+        cursor.execute(
+            f"SELECT seq, order_key FROM conquiet_outbox WHERE seq IN ({','.join(map(str, first.values()))}) "
+            "FOR UPDATE SKIP LOCKED"
+        )
+        held = {seq for seq, _ in cursor.fetchall()}
+        cursor.execute(
+            "SELECT seq, order_key, message_id, payload FROM conquiet_outbox FORCE INDEX (by_key) "
+            "WHERE target = 'ledger' AND order_key IN %s AND parked = 0 AND seq <= %s ORDER BY seq LIMIT %s",
+            (list(first), seen[-1][0], batch),
+        )
+        ours: dict[bytes, bool] = {}
+        rows = [row for row in cursor.fetchall() if ours.setdefault(row[1], row[0] in held)]
+        with world.client.pipeline() as pipe:
+            for _, _, message_id, payload in rows:
+                pipe.xadd("ledger", {"data": json.dumps({**json.loads(payload), "_outbox_id": message_id.decode()})})
+            pipe.execute()
+        cursor.execute(f"DELETE FROM conquiet_outbox WHERE seq IN ({','.join(str(row[0]) for row in rows)})")
+        connection.commit()
+        done += len(rows)
+    took = time.perf_counter() - started
+    connection.close()
+    world.client.delete("ledger")
+    return done / took
+
+
 # ------------------------------------------------------------------ rounds
 def race(title: str, rounds: int, contenders: dict[str, Callable[[], float]], *, against: str) -> None:
     rates: dict[str, list[float]] = {name: [] for name in contenders}
@@ -201,6 +246,9 @@ def main() -> None:
             rounds,
             {
                 "hand-written batch relay, no order": lambda: timed_hand_written(world, letters, batch=200),
+                "hand-written batch relay, 50 keys in order": lambda: timed_hand_written_in_order(
+                    world, letters, keys=50, batch=200
+                ),
                 "OutboxRelay, no keys": lambda: timed_relay(world, letters, keys=None, batch=200),
                 "OutboxRelay, 50 keys in order": lambda: timed_relay(world, letters, keys=50, batch=200),
             },

@@ -125,8 +125,7 @@ def in_order(letters: Iterable[Letter], heads: AbstractSet[int]) -> list[Letter]
 
     Args:
         letters: Without a key: locked ones. With a key: the oldest of their keys, without a gap.
-        heads: Rows that we hold the lock of and that are the oldest of their keys. A key whose first letter is
-            not among them is somebody else's.
+        heads: Rows that we hold the lock of. A key whose first letter is not among them is somebody else's.
     """
     chosen: list[Letter] = []
     open_key: dict[bytes, bool] = {}
