@@ -44,12 +44,13 @@ class Desk:
         self._take = text(
             f"{select}{words.by_due} WHERE {due.format(free=1)} ORDER BY `due_at`, `seq` LIMIT :count{words.claim}"
         )
-        columns = f"`seq`, `order_key`, `due_at`, {words.age_us} AS age"
+        columns = f"`seq`, `order_key` AS k, {words.age_us} AS age"
         scan = f"SELECT {columns} FROM {name}{words.by_due} WHERE {due.format(free=0)}"  # noqa: S608
         self._scan = text(f"{scan} ORDER BY `due_at`, `seq` LIMIT :count")
         self._scan_on = text(
             f"{scan} AND (`due_at` > :at OR (`due_at` = :at AND `seq` > :after)) ORDER BY `due_at`, `seq` LIMIT :count"
         )
+        self._place = text(f"SELECT `due_at` FROM {name} WHERE `seq` = :seq")  # noqa: S608
         oldest = _OLDEST.format(table=name, by_key=words.by_key)
         # The condition keeps locks off rows that are not the oldest of their keys. Their owner will delete them as
         # followers, and two relays that each hold a row the other wants to delete would deadlock.
@@ -88,7 +89,12 @@ class Desk:
         else:
             rows = session.fetch_all(self._scan_on, {**binds, "at": after[0], "after": after[1]})
         age_s = max(0.0, rows[0]["age"] / 1e6) if rows else 0.0
-        return [Seen(row["seq"], bytes(row["order_key"]), row["due_at"]) for row in rows], age_s
+        return [Seen(row["seq"], bytes(row["k"])) for row in rows], age_s
+
+    def position_of(self, session: DbSession, seq: int) -> Position | None:
+        """Return where a scan that ended with this row goes on; None if it is gone."""
+        due_at = session.execute_scalar(self._place, {"seq": seq})
+        return None if due_at is None else (due_at, seq)
 
     def lock(self, session: DbSession, seqs: Sequence[int]) -> dict[int, bytes]:
         """Lock rows and return the keys of those that were free, alive, due and the oldest of their keys."""

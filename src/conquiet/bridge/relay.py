@@ -227,8 +227,7 @@ class OutboxRelay:
         elif not chosen:
             # Others have these, or their keys wait for an older row: look further on, or what lies behind them
             # would wait too.
-            farthest = seen[wanted.examined - 1]
-            route.position = (farthest.due_at, farthest.seq)
+            route.position = desk.position_of(session, seen[wanted.examined - 1].seq)
         return chosen, age_s, not at_the_end
 
     def _publish(self, route: _Route, letters: list[Letter]) -> Verdicts:
