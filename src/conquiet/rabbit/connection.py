@@ -139,7 +139,7 @@ class Link:
         await self._ask(lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done))
 
         def received(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
-            on_delivery(method.delivery_tag, method.redelivered, properties.headers, body)
+            on_delivery(method.delivery_tag, method.redelivered, properties, body)
 
         self._consumer_tag = tag
         await self._ask(

@@ -32,10 +32,10 @@ class Session:
         """Whether a settlement would still reach the broker."""
         return self.link.is_open
 
-    def received(self, tag: int, redelivered: bool, headers: Any, body: bytes) -> Delivery:  # noqa: FBT001 - as the link calls it
+    def received(self, tag: int, redelivered: bool, properties: Any, body: bytes) -> Delivery:  # noqa: FBT001 - as the link calls it
         """Enter a delivery into the window."""
         self._window.arrived(tag)
-        return Delivery(self, tag, redelivered, headers, body)
+        return Delivery(self, tag, redelivered, properties, body)
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         """Carry a settlement out. On a lost link it is a counted no-op: the broker has the message back."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, Protocol
 
-from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.delivery import CURRENT, Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.settle import Verdict
 from conquiet.rabbit.syncer import broken_by, judge
@@ -172,6 +172,7 @@ class TaskWorkers:
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
             return prepared
+        CURRENT.set(delivery)
         try:
             return judge(await self._syncer(prepared.message))
         except GeneratorExit:  # the loop itself is being torn down
@@ -269,6 +270,7 @@ class ThreadWorkers:
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
             return prepared
+        CURRENT.set(delivery)
         try:
             return judge(self._syncer(prepared.message))
         except BaseException as error:  # noqa: BLE001 - whatever a syncer raises, SystemExit too, is its contract broken
