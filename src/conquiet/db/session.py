@@ -134,7 +134,7 @@ class DbSession:
     def fetch_all(self, sql: str | TextClause, params: Params | None = None) -> list[dict[str, Any]]:
         """Return all rows."""
         result = self._run(sql, params)
-        names = [str(column) for column in result.keys()]
+        names = list(map(str, result.keys()))
         if len(set(names)) < len(names):  # let SQLAlchemy say which column is ambiguous
             return [_as_dict(row) for row in result.mappings()]
         return [dict(zip(names, row, strict=True)) for row in result.all()]
