@@ -135,8 +135,6 @@ class DbSession:
         """Return all rows."""
         result = self._run(sql, params)
         names = list(map(str, result.keys()))
-        if len(set(names)) < len(names):  # let SQLAlchemy say which column is ambiguous
-            return [_as_dict(row) for row in result.mappings()]
         return [dict(zip(names, row, strict=True)) for row in result.all()]
 
     def _run(self, sql: str | TextClause, params: Params | Sequence[Params] | None) -> CursorResult[Any]:
