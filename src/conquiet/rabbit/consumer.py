@@ -13,6 +13,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -92,6 +93,11 @@ class RabbitConsumer:
         self._task: asyncio.Task[Counters] | None = None
 
     # -------------------------------------------------------------- what a user sees
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change how many messages are handled at once, and with it an unset prefetch; before the start only."""
+        self._life.require_new("concurrency")
+        self._config = replace(self._config, concurrency=concurrency)
+
     @property
     def count(self) -> Counters:
         """The numbers so far; SPEC(004 §8)."""
