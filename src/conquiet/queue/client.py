@@ -30,6 +30,7 @@ from redis.cluster import RedisCluster
 from redis.retry import Retry
 
 from conquiet.errors import ConfigurationError
+from conquiet.queue.sentinels import AnySentinelPool, async_pool, sync_pool
 
 SOCKET_TIMEOUT_S = 10.0
 """How long a reply may take, on top of the time a read was told to wait for entries."""
@@ -69,20 +70,14 @@ _TWINS |= {there: here for here, there in _TWINS.items()}
 def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
     """Return a synchronous client of our own for the server that ``client`` talks to.
 
-    Nothing is sent. Whoever asked for the clone closes it.
+    Nothing is sent. Whoever asked for the clone closes it, and with it what it opened to ask Sentinels.
 
     Raises:
         ConfigurationError: ``client`` cannot be cloned; the text says what to pass instead.
     """
     pool, kwargs = _settings(client, to_async=False, socket_timeout_s=socket_timeout_s)
     kwargs["retry"] = Retry(NoBackoff(), 0)
-    own: redis.ConnectionPool
-    if isinstance(pool, redis.sentinel.SentinelConnectionPool | redis.asyncio.sentinel.SentinelConnectionPool):
-        own = redis.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            pool.service_name, _sentinels(pool, to_async=False), **kwargs
-        )
-    else:
-        own = redis.ConnectionPool(**kwargs)
+    own = sync_pool(pool, kwargs) if isinstance(pool, AnySentinelPool) else redis.ConnectionPool(**kwargs)
     return redis.Redis.from_pool(own)
 
 
@@ -90,13 +85,7 @@ def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S)
     """Return an asyncio client of our own for the server that ``client`` talks to. See ``clone_sync``."""
     pool, kwargs = _settings(client, to_async=True, socket_timeout_s=socket_timeout_s)
     kwargs["retry"] = redis.asyncio.retry.Retry(NoBackoff(), 0)
-    own: redis.asyncio.ConnectionPool
-    if isinstance(pool, redis.sentinel.SentinelConnectionPool | redis.asyncio.sentinel.SentinelConnectionPool):
-        own = redis.asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            pool.service_name, _sentinels(pool, to_async=True), **kwargs
-        )
-    else:
-        own = redis.asyncio.ConnectionPool(**kwargs)
+    own = async_pool(pool, kwargs) if isinstance(pool, AnySentinelPool) else redis.asyncio.ConnectionPool(**kwargs)
     return redis.asyncio.Redis.from_pool(own)
 
 
@@ -161,9 +150,15 @@ def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> t
 
 def _pool_of(client: object) -> Any:
     if isinstance(client, RedisCluster | AsyncRedisCluster):
+        # The asyncio client has the same look-up and no clients for single nodes.
+        node_client = (
+            "client.get_redis_connection(client.get_node_from_key(stream_key))"
+            if isinstance(client, RedisCluster)
+            else "redis.asyncio.Redis(host=node.host, port=node.port) with node = client.get_node_from_key(stream_key)"
+        )
         raise ConfigurationError(
-            "a RedisCluster client cannot be cloned: a stream lives on one node. Pass a redis.Redis for the node that "
-            "holds it, e.g. client.get_redis_connection(client.get_node_from_key(stream_key))"
+            f"a RedisCluster client cannot be cloned: a stream lives on one node. Pass a client for the node that "
+            f"holds it, e.g. {node_client}"
         )
     if not isinstance(client, redis.Redis | redis.asyncio.Redis):
         kind = type(client)
@@ -204,21 +199,3 @@ def _translated(given: dict[str, Any], target: type) -> dict[str, Any]:
                 "Pass a client of that kind, built with what it offers"
             )
     return kwargs
-
-
-def _sentinels(pool: Any, *, to_async: bool) -> Any:
-    """Return the caller's Sentinel, or one of the other kind that asks the same addresses."""
-    manager = pool.sentinel_manager
-    if isinstance(manager, redis.asyncio.sentinel.Sentinel) == to_async:
-        return manager
-    addresses = [
-        (sentinel.connection_pool.connection_kwargs["host"], sentinel.connection_pool.connection_kwargs["port"])
-        for sentinel in manager.sentinels
-    ]
-    kind = redis.asyncio.sentinel.Sentinel if to_async else redis.sentinel.Sentinel
-    portable = {
-        name: value
-        for name, value in manager.sentinel_kwargs.items()
-        if name in _PORTABLE or name == "ssl" or name.startswith("ssl_") or name == "socket_timeout"
-    }
-    return kind(addresses, min_other_sentinels=manager.min_other_sentinels, sentinel_kwargs=portable)

@@ -103,7 +103,14 @@ class Consumer:
         self._executor: ThreadPoolExecutor | None = None
         self._background: asyncio.Task[StopReport] | None = None
         self.report: StopReport | None = None
+        self._handlers = (handler, on_exhausted)
         self._assemble(handler, on_exhausted)
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change the most handlers at once, before the start: what ``conquiet worker --concurrency`` does."""
+        self._lifecycle.require_new("concurrency")
+        self._concurrency = require_positive("concurrency", concurrency)
+        self._assemble(*self._handlers)
 
     def _assemble(self, handler: Handler, on_exhausted: Handler | None) -> None:
         """Put the parts together. Nothing is sent."""
