@@ -126,8 +126,11 @@ def test_a_server_that_restarts_in_the_middle(
             told[step] = {way: write.result() for way, write in writes.items()}
         server.restart()
         writers.gate = Gate("nowhere")
-        # Neither a lock nor a dead connection is in the way of the next one.
-        assert {way: writers.write(way) for way in WAYS} == dict.fromkeys(WAYS, "acknowledged"), step
+        # No lock is in the way of the next one. A connection that died in the pool, after its last reply, is found
+        # out by the one write that meets it first; the others are let go of with it.
+        failed = [way for way in WAYS if writers.write(way) == "failed"]
+        assert len(failed) <= (step == "after commit"), failed
+        assert all(writers.write(way) == "acknowledged" for way in failed)
 
     assert told == {
         "after lock": dict.fromkeys(WAYS, "failed"),
