@@ -16,7 +16,7 @@ from conquiet.errors import CommitUnknownError, DbWriteError
 from conquiet.testing.mysql import MySQLServer
 
 OCC = "occ"
-WAYS = [OCC, *(strategy.value for strategy in LockStrategy if strategy is not LockStrategy.NONE)]
+WAYS = [OCC, *(strategy.value for strategy in LockStrategy)]
 PATIENCE_S = 60
 
 
