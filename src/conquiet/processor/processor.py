@@ -83,9 +83,16 @@ class Processor:
         self._consumer: Consumer | None = None
         self._execution: Execution | None = None
         self._mover: Mover | None = None
+        self._withheld: frozenset[str] = frozenset()
         self._stop_asked = False
 
     # ------------------------------------------------------------ before the start
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change the most handlers at once on this host: what ``conquiet worker --concurrency`` does."""
+        if self._consumer is not None:
+            raise LifecycleError("this Processor was started: its concurrency can only be set before")
+        self._concurrency = require_positive("concurrency", concurrency)
 
     def handler(
         self,
@@ -295,7 +302,10 @@ class Processor:
         self._execution.note_server_time(found.ahead_ms)
         self._execution.flush_counts()
         await self._pauses.learn(keys, found)
-        self._consumer.withhold([stream for stream in self._streams if self._pauses.is_stream_paused(stream)])
+        withheld = frozenset(stream for stream in self._streams if self._pauses.is_stream_paused(stream))
+        if withheld != self._withheld:  # told once: each time it cuts a waiting read short
+            self._withheld = withheld
+            self._consumer.withhold(withheld)
 
     def _hear_error(self, event: EngineError) -> None:
         error = event.error
