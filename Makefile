@@ -74,6 +74,17 @@ torture: $(READY) servers ## The invariants with many more processes, messages a
 bench: $(READY) servers ## Measure every room beside the raw client and its peers; prints ratios
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
+# Peers are for comparison only: not locked, and never needed by anything else.
+PEERS := faststream[redis,rabbit] taskiq taskiq-redis taskiq-aio-pika dramatiq[redis,rabbitmq] celery[redis] streaq saq[redis] \
+	pydocket aio-pika apscheduler<4 croniter uvloop
+.PHONY: bench-peers
+bench-peers: ## Install the libraries that benchmarks compare with (newest releases, into .cache)
+	@$(PYTHON) -m venv .cache/bench-venv && $(PYTHON) -m venv .cache/bench-arq
+	@.cache/bench-venv/bin/pip install --disable-pip-version-check --quiet -e '.[all]' $(foreach peer,$(PEERS),'$(peer)')
+	@.cache/bench-arq/bin/pip install --disable-pip-version-check --quiet arq hiredis msgspec prometheus-client
+	@command -v npm >/dev/null || { echo "no npm: the Node peers are left out"; exit 0; }; \
+		mkdir -p .cache/bench-node && cd .cache/bench-node && npm init -y >/dev/null && npm install --silent @proca/queue rabbitmq-client
+
 DOCS := .cache/docs-venv
 $(DOCS)/.ready: requirements-docs.lock
 	@$(PYTHON) -m venv $(DOCS)

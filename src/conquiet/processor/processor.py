@@ -83,6 +83,7 @@ class Processor:
         self._consumer: Consumer | None = None
         self._execution: Execution | None = None
         self._mover: Mover | None = None
+        self._withheld: frozenset[str] = frozenset()
         self._stop_asked = False
 
     # ------------------------------------------------------------ before the start
@@ -301,7 +302,10 @@ class Processor:
         self._execution.note_server_time(found.ahead_ms)
         self._execution.flush_counts()
         await self._pauses.learn(keys, found)
-        self._consumer.withhold([stream for stream in self._streams if self._pauses.is_stream_paused(stream)])
+        withheld = frozenset(stream for stream in self._streams if self._pauses.is_stream_paused(stream))
+        if withheld != self._withheld:  # told once: each time it cuts a waiting read short
+            self._withheld = withheld
+            self._consumer.withhold(withheld)
 
     def _hear_error(self, event: EngineError) -> None:
         error = event.error

@@ -32,7 +32,7 @@ from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.session import Session
 from conquiet.rabbit.settle import Settlement, Verdict, decide
 from conquiet.rabbit.supervisor import Supervisor
-from conquiet.rabbit.syncer import ContractBroken, Syncer, is_async
+from conquiet.rabbit.syncer import DONE, ContractBroken, Syncer, is_async
 from conquiet.rabbit.topology import ask_management, has_dead_letter_exchange
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers, Workers
 
@@ -212,7 +212,7 @@ class RabbitConsumer:
         link.on_blocked = self._on_blocked
         try:
             depth = await link.depth(self._queue)
-            session = Session(link, self._tally)
+            session = Session(link, self._tally, self._config.window)
             self._session = session
             if attempt == 0:
                 self._tally.started(depth)
@@ -221,7 +221,7 @@ class RabbitConsumer:
                 self._queue,
                 tag=self._tag,
                 prefetch=self._config.window,
-                on_delivery=lambda *delivered: self._on_delivery(session.received(*delivered)),
+                on_arrivals=lambda arrivals: self._on_deliveries(session.received(arrivals)),
             )
         except BaseException:
             self._session = None
@@ -284,12 +284,12 @@ class RabbitConsumer:
             )
 
     # -------------------------------------------------------------- what happens in between
-    def _on_delivery(self, delivery: Delivery) -> None:
+    def _on_deliveries(self, deliveries: list[Delivery]) -> None:
         if self._life.is_stopping or self._workers is None:
-            # Kept until the broker has stopped sending: handed back at once it would come straight back to us.
-            self._unstarted.append(delivery)
+            # Kept until the broker has stopped sending: handed back at once they would come straight back to us.
+            self._unstarted += deliveries
         else:
-            self._workers.submit(delivery)
+            self._workers.submit(deliveries)
 
     def _on_finished(self, delivery: Delivery, verdict: Verdict) -> None:
         try:
@@ -302,11 +302,12 @@ class RabbitConsumer:
             self.fail(failure)
 
     def _settle(self, delivery: Delivery, verdict: Verdict) -> None:
-        settlement = decide(verdict, delivery.facts, self._policy)
+        # The facts are in headers, which are not decoded for nothing; decide() says the same of a success.
+        settlement = Settlement.ACK if verdict is DONE else decide(verdict, delivery.facts, self._policy)
         if settlement is not Settlement.ACK:
             self._tell(delivery, verdict, settlement)
         delivery.session.settle(delivery, settlement)
-        if settlement in {Settlement.STOP, Settlement.DEAD_LETTER_AND_STOP}:
+        if settlement is Settlement.STOP or settlement is Settlement.DEAD_LETTER_AND_STOP:
             self._break_off(verdict)
 
     def _break_off(self, verdict: Verdict) -> None:

@@ -148,7 +148,7 @@ async def test_what_kills_its_workers_is_a_dead_letter_and_is_not_run_again(
     make_processor: Callable[..., Processor], client: Any, stream: str, place: Any
 ) -> None:
     """The server counts deliveries, those to killed processes too."""
-    processor = make_processor(runtime=RuntimeSettings(max_deliveries=3, claim_idle_ms=200))
+    processor = make_processor(runtime=RuntimeSettings(max_deliveries=3, claim_idle_ms=2_000))
     runs: list[str] = []
 
     @processor.handler("pay")

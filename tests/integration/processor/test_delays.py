@@ -35,14 +35,14 @@ async def test_a_delayed_message_is_not_handled_before_its_time(ran: Any, place:
     ways: dict[str, dict[str, Any]] = {
         "delay": {"delay": 0.3},
         "timedelta": {"delay": timedelta(milliseconds=300)},
-        "at": {"at": time.time() + 0.3},
-        "datetime": {"at": datetime.now(UTC) + timedelta(milliseconds=300)},
+        "at": {"at": time.time() + 1.0},
+        "datetime": {"at": datetime.now(UTC) + timedelta(seconds=1)},
     }
 
+    emitted = await ran.emit("remind", id="m", **ways[how])
+    assert emitted.due_ms is not None
+    assert await place.waiting() == 1
     async with ran:
-        emitted = await ran.emit("remind", id="m", **ways[how])
-        assert emitted.due_ms is not None
-        assert await place.waiting() == 1
         await wait_until_async(lambda: ran.calls)
 
     assert ran.calls[0][1] >= emitted.due_ms / 1000
@@ -55,8 +55,8 @@ async def test_a_message_whose_time_has_not_come_is_put_back_and_not_handled(
     ran: Any, client: Any, stream: str, place: Any
 ) -> None:
     """Somebody else may write delayed messages straight into the stream."""
-    due_ms = int(time.time() * 1000) + 400
     async with ran:
+        due_ms = int(time.time() * 1000) + 1_500  # long against any stall on the message's way
         entry = await client.xadd(
             stream, {"data": f'{{"v":1,"event":"remind","id":"m","delay_until_ms":{due_ms},"theirs":1}}'}
         )

@@ -175,7 +175,7 @@ async def test_unstarted_messages_are_handed_back_free_for_anybody_and_uncharged
         counts.append(message.delivery_count)
 
     following = run(make_engine(next_handler, claim_idle_ms=600_000))
-    following.engine._intake._stealing._next = {stream: 0.0}
+    following.engine._shards[0].intake._stealing._next = {stream: 0.0}
     await wait_until_async(lambda: len(counts) == 49)
     await following.stop()
     assert set(counts) == {1}
@@ -205,7 +205,7 @@ async def test_stopping_at_random_moments_strands_nothing_and_charges_nothing(
         assert running.errors == []
         assert all(row["times_delivered"] == 0 for row in pending())
     last = run(make_engine(handler, concurrency=50, claim_idle_ms=60_000))
-    last.engine._intake._stealing._next = {stream: 0.0}
+    last.engine._shards[0].intake._stealing._next = {stream: 0.0}
     await wait_until_async(lambda: len(counts) == 1_500)
     await last.stop()
 

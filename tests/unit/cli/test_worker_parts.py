@@ -16,6 +16,7 @@ from sqlalchemy import create_engine
 
 from conquiet.bridge import OutboxRelay
 from conquiet.cli.failures import CommandError
+from conquiet.cli.worker.child import loop_factory
 from conquiet.cli.worker.logs import FactsFormatter
 from conquiet.cli.worker.notify import notify_systemd
 from conquiet.cli.worker.pulse import Pulse
@@ -216,3 +217,11 @@ def test_systemd_is_told_if_it_listens(tmp_path: Path, monkeypatch: pytest.Monke
         assert listener.recv(100) == b"READY=1"
     Path(path).unlink()
     assert not notify_systemd("READY=1"), "nobody there is no error"
+
+
+def test_a_worker_runs_on_uvloop_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        assert type(runner.get_loop()).__module__.startswith("uvloop")
+
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert loop_factory() is None

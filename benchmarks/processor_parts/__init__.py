@@ -1,0 +1,1 @@
+"""What ``benchmarks/processor.py`` lets run against each other, one process each."""
