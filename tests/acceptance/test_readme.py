@@ -163,3 +163,14 @@ def test_the_extras_that_the_readme_names_can_be_installed() -> None:
     provided = set(metadata("conquiet").get_all("Provides-Extra") or ())
     assert "all" in named
     assert named <= provided
+
+
+def test_the_pictures_load_nothing_from_elsewhere() -> None:
+    """Whoever looks at one tells no third party: rich would name a font on a foreign host."""
+    pictures = list((ROOT / "docs" / "img").glob("*.svg"))
+    foreign = re.compile(r"""@import|@font-face|url\(['"]?\w+:|(?:href|src)=['"]\w+:""")
+
+    assert pictures
+    assert {picture.name: foreign.findall(picture.read_text(encoding="utf-8")) for picture in pictures} == {
+        picture.name: [] for picture in pictures
+    }
