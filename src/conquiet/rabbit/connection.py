@@ -114,6 +114,11 @@ class Link:
         """True until it is lost or closed."""
         return self._alive
 
+    @property
+    def heartbeat_s(self) -> float:
+        """The interval that was agreed on with the broker; 0 when there are no heartbeats."""
+        return float(self._connection.params.heartbeat or 0)
+
     # -------------------------------------------------------------- questions that are answered
     async def depth(self, queue: str) -> int:
         """Declare the queue passively and return how many messages it holds.
