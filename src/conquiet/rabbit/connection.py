@@ -93,6 +93,7 @@ class Link:
                 await link._connect(address.parameters(attempt))
                 link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
+            link._opened.cancel()  # nobody will ask it: an error put into it now would count as uncaught
             link._abort()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
