@@ -2,7 +2,7 @@
 
 import asyncio
 
-import uvloop  # type: ignore[import-not-found]
+import uvloop
 from conquiet_async import main  # type: ignore[import-not-found]
 
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

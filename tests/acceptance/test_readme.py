@@ -1,4 +1,7 @@
-"""The README's programs are run as they stand there: in a process of their own, on real servers, until SIGTERM."""
+"""The README's programs are run as they stand there: in a process of their own, on real servers, until SIGTERM.
+
+Its first command, ``make demo``, is run in ``test_demo.py``.
+"""
 
 import json
 import os
@@ -8,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pika
@@ -17,8 +21,12 @@ from sqlalchemy import create_engine, text
 
 from conquiet.testing import wait_until
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+COMMANDS: list[str] = re.findall(r"^\$ (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
 
 
 def program(word: str) -> str:
@@ -126,3 +134,43 @@ def test_the_readme_has_no_program_that_is_not_run_here() -> None:
 
     assert all(any(word in source for word in run) for source in PROGRAMS)
     assert len(PROGRAMS) == len(run)
+
+
+def test_the_readme_has_no_command_that_is_not_run() -> None:
+    assert COMMANDS == ["make demo", "make test"]
+
+
+def test_make_test_runs_every_gate() -> None:
+    """This is part of it, so that it cannot be run here; what it would run can be asked."""
+    done = subprocess.run(
+        ["make", "--dry-run", "-C", str(ROOT), "-o", ".venv/.ready", "test"],
+        env={**os.environ, "MAKEFLAGS": "", "MAKELEVEL": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    gates = ("ruff check", "ruff format", "mypy", "lint-imports", "pytest", "coverage report", "conformance.py")
+    assert [gate for gate in gates if gate not in done.stdout] == []
+
+
+def test_the_extras_that_the_readme_names_can_be_installed() -> None:
+    """``pip install '.[all]'`` with a misspelt extra would warn and install less."""
+    named = set(re.findall(r"pip install '\.\[([^]]*)\]'", README)) | set(
+        re.findall(r"^\|(?:[^|]*\|){2} `(\w+)`", README, re.MULTILINE)
+    )
+
+    provided = set(metadata("conquiet").get_all("Provides-Extra") or ())
+    assert "all" in named
+    assert named <= provided
+
+
+def test_the_pictures_load_nothing_from_elsewhere() -> None:
+    """Whoever looks at one tells no third party: rich would name a font on a foreign host."""
+    pictures = list((ROOT / "docs" / "img").glob("*.svg"))
+    foreign = re.compile(r"""@import|@font-face|url\(['"]?\w+:|(?:href|src)=['"]\w+:""")
+
+    assert pictures
+    assert {picture.name: foreign.findall(picture.read_text(encoding="utf-8")) for picture in pictures} == {
+        picture.name: [] for picture in pictures
+    }

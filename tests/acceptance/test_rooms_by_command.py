@@ -227,8 +227,60 @@ def test_dead_letters_of_a_queue_are_seen_put_back_and_thrown_away(
     assert again == [{"source": "orders", "reason": "rejected", "count": 3}]
     assert back["replayed"] == 2
     assert gone == {"discarded": 1, "dry_run": False}
-    assert missing.returncode == 1
+    assert missing.returncode == 2
     assert "nowhere" in missing.stderr
+
+
+def test_dead_letters_of_a_queue_are_chosen_by_what_they_died_of_and_shown_one_by_one(
+    invoke: Run, amqp_url: str, declare: Callable[..., None]
+) -> None:
+    """AMQP has no filter: all are taken, and those that are not meant go back to where they were."""
+    env = {"CONQUIET_RABBIT_URL": amqp_url}
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "all.dead"}
+    declare("all.dead")
+    declare("orders", **dead)
+    declare("refunds", **dead | {"x-message-ttl": 0})
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    channel = connection.channel()
+    for number in range(2):
+        named = pika.BasicProperties(message_id=f"order-{number}", headers={"tenant": "canary"})
+        channel.basic_publish("", "orders", b'{"card": "4111"}', named)
+        method, _, _ = channel.basic_get("orders")
+        channel.basic_reject(method.delivery_tag, requeue=False)
+    channel.basic_publish("", "refunds", b"{}")  # expires at once
+    wait_until(lambda: channel.queue_declare("all.dead", passive=True).method.message_count == 3)
+    connection.close()
+
+    def told(*words: str) -> Any:
+        done = invoke("dead-letters", words[0], "all.dead", *words[1:], "--rabbit", "--json", env=env)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def sources(*words: str) -> list[str]:
+        return [one["source"] for one in told("list", *words)]
+
+    shown, at_place = told("show", "order-1"), told("show", "3")
+    plain = invoke("dead-letters", "show", "all.dead", "order-0", "--rabbit", env=env)
+    opened = told("show", "order-1", "--show-payload")
+    nobody = invoke("dead-letters", "show", "all.dead", "order-7", "--rabbit", env=env)
+    eventful = invoke("dead-letters", "list", "all.dead", "--rabbit", "--event", "x", env=env)
+
+    assert (shown["position"], shown["deaths"][0]["reason"], shown["headers"]) == (2, "rejected", ["tenant"])
+    assert (at_place["source"], at_place["reason"], at_place["message_id"]) == ("refunds", "expired", "")
+    assert "rejected in orders, 1 times" in plain.stdout
+    assert "4111" not in plain.stdout + json.dumps(shown)
+    assert "canary" not in plain.stdout + json.dumps(shown)
+    assert opened["payload"] == '{"card": "4111"}'
+    assert (nobody.returncode, "has no dead letter order-7" in nobody.stderr) == (2, True)
+    assert (eventful.returncode, "have no event" in eventful.stderr) == (2, True)
+    assert sources("--error", "expired") == ["refunds"]
+    assert sources("--source", "orders") == ["orders", "orders"]
+    assert told("replay", "--source", "refunds", "--to", "orders", "--dry-run")["replayed"] == 1
+    assert told("replay", "--source", "refunds", "--to", "orders")["replayed"] == 1
+    assert sources() == ["orders", "orders"]  # in their places: the one behind them was taken from among them
+    assert told("discard", "--id", "order-0", "--dry-run") == {"discarded": 1, "dry_run": True}
+    assert told("discard", "--id", "order-0") == {"discarded": 1, "dry_run": False}
+    assert [one["message_id"] for one in told("list")] == ["order-1"]
 
 
 def test_rabbit_run_ends_with_0_after_sigterm(

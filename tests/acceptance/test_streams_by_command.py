@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from conquiet.testing import RedisServer
+from conquiet.testing import RedisServer, wait_until
 
 Run = Callable[..., Any]
 
@@ -113,9 +113,17 @@ def test_inspect_shows_one_stream_and_json(quick: Run, orders: str) -> None:
     assert everything["streams"][0]["key"] == orders
 
 
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_inspect_watches_until_interrupted(
-    command: Path, clean_environment: Callable[..., dict[str, str]], orders: str, redis_url: str
+    command: Path,
+    clean_environment: Callable[..., dict[str, str]],
+    client: Redis,
+    orders: str,
+    redis_url: str,
+    signum: int,
+    code: int,
 ) -> None:
+    """An exit code of its own, and not a death by the signal: what is open is closed first."""
     process = subprocess.Popen(
         [command, "inspect", orders, "--watch", "0.1", "--redis-url", redis_url],
         env=clean_environment(PYTHONUNBUFFERED="1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -125,11 +133,33 @@ def test_inspect_watches_until_interrupted(
         looks = 0
         while looks < 2:
             looks += process.stdout.readline().startswith("stream\tlength")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signum)
         _, said = process.communicate(timeout=20)
 
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "Traceback" not in said
+
+
+def test_a_short_command_that_is_told_to_end_leaves_nothing_behind(
+    command: Path, clean_environment: Callable[..., dict[str, str]], client: Redis, key_prefix: str, redis_url: str
+) -> None:
+    """It waits for its input when SIGTERM comes: nothing was sent, and no connection stays."""
+    stream = f"{key_prefix}unsent"
+    process = subprocess.Popen(
+        [command, "enqueue", stream, "-", "--redis-url", f"{redis_url}?client_name=unsent"],
+        env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        wait_until(lambda: any(one["name"] == "unsent" for one in client.client_list()), timeout_s=20)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        assert process.stderr is not None
+        said = process.stderr.read()
+
+    assert process.returncode == 143
+    assert "Traceback" not in said
+    assert client.exists(stream) == 0
+    wait_until(lambda: all(one["name"] != "unsent" for one in client.client_list()))
 
 
 def test_pending_reclaim_retire_and_trim_work_together(conquiet: Run, quick: Run, client: Redis, orders: str) -> None:

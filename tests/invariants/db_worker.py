@@ -3,6 +3,7 @@
     python db_worker.py '{"task": "count", "url": …, "strategy": "row", "workers": 4, "times": 100, …}'
 
 All workers start together. Each reports what was acknowledged to it; the test compares that with the table.
+The task "die" is another: it forks one writer for each step that it reads, to be killed there.
 """
 
 import json
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 
 from conquiet.config import DbConfig
 from conquiet.db import (
@@ -30,6 +31,7 @@ from conquiet.db import (
     retry_on_conflict,
     running,
 )
+from conquiet.db.connections import Checkout
 from conquiet.db.locking import MySQLTableLockBackend
 
 Report = dict[str, int]
@@ -103,44 +105,79 @@ def insert(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
     return {"first": sum(o.rows for o in outcomes), "duplicate": sum(o.duplicate for o in outcomes)}
 
 
-def pause_at(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
-    """Say when the named step is reached, then wait there to be killed."""
+def pause_at(engine: Engine, job: dict[str, Any]) -> None:
+    """Say who we are when the named step is reached, and wait there to be killed.
+
+    At the step "in a statement" nobody waits here: the server does, and that is where it is to be killed.
+    """
 
     def reached(step: str) -> None:
         if step == job["step"]:
-            sys.stdout.write("reached\n")
+            sys.stdout.write(f"{os.getpid()}\n")
             sys.stdout.flush()
             signal.pause()
 
-    send = running._send
+    if job["step"] == "in a statement":
+        sys.stdout.write(f"{os.getpid()}\n")
+        sys.stdout.flush()
+    if job["strategy"] == "occ":
+        event.listen(engine, "before_cursor_execute", lambda *args: reached(_STEPS_BEFORE.get(_kind(args[2]), "")))
+        event.listen(engine, "after_cursor_execute", lambda *args: reached(_STEPS_AFTER.get(_kind(args[2]), "")))
+        with DbSession(engine) as session:
+            session.after_end(lambda _: reached("after commit"))
+            _raise_optimistically(session, row=job["row"])
+        return
 
-    def watched(raw: Any, string: str, params: Any) -> running.Answer:
-        kind = _kind(string)
-        reached({"lock": "before lock", "update": "before statement", "release": "after commit"}.get(kind, ""))
+    send, commit = running._send, Checkout.commit
+
+    def watched_send(raw: Any, string: str, params: Any) -> running.Answer:
+        reached(_STEPS_BEFORE.get(_kind(string), ""))
         answer = send(raw, string, params)
-        reached({"lock": "after lock", "update": "before commit"}.get(kind, ""))
+        reached(_STEPS_AFTER.get(_kind(string), ""))
         return answer
 
-    running._send = watched
+    def watched_commit(checkout: Checkout) -> None:
+        commit(checkout)
+        reached("after commit")
+
+    running._send = watched_send
+    setattr(Checkout, "commit", watched_commit)  # noqa: B010 - mypy forbids the plain assignment
     writer = DbWriter(engine, DbConfig("counters"), LockStrategy(job["strategy"]))
     writer.modify(job["row"], lambda found: {"n": found["n"] + 1})
-    return {}
+
+
+_STEPS_BEFORE = {"lock": "before lock", "update": "before statement"}
+_STEPS_AFTER = {"lock": "after lock", "update": "before commit"}
 
 
 def _kind(statement: str) -> str:
     if statement.startswith(("SELECT GET_LOCK", "LOCK TABLES")) or statement.endswith("FOR UPDATE"):
         return "lock"
-    if statement.startswith("UPDATE"):
-        return "update"
-    return "release" if statement.startswith(("SELECT RELEASE_LOCK", "UNLOCK")) else ""
+    return "update" if statement.startswith("UPDATE") else ""
 
 
-TASKS: dict[str, Task] = {"count": count, "transfer": transfer, "insert": insert, "pause_at": pause_at}
+TASKS: dict[str, Task] = {"count": count, "transfer": transfer, "insert": insert}
+
+
+def die_by_steps() -> None:
+    """For each job on standard input fork a writer that waits at its step; go on when somebody has killed it."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            job: dict[str, Any] = json.loads(line)
+            pause_at(create_engine(job["url"], pool_size=1), job)
+            os._exit(1)  # nobody killed it
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write("killed\n" if os.WIFSIGNALED(status) else "ended by itself\n")
+        sys.stdout.flush()
 
 
 def main() -> None:
     """Run the job in as many forked processes as it asks for."""
     job: dict[str, Any] = json.loads(sys.argv[1])
+    if job["task"] == "die":
+        die_by_steps()
+        return
     start_reading, start_writing = os.pipe()
     readers: list[int] = []
     for number in range(job["workers"]):

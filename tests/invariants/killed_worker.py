@@ -1,13 +1,16 @@
-"""A worker that stands still at a named step of its k-th message, to be killed there. Not a test.
+"""Workers that stand still at a named step of their k-th message, to be killed there. Not a test.
 
-    python killed_worker.py REDIS_URL DB_URL STREAM CONSUMER STEP K
+    python killed_worker.py REDIS_URL DB_URL STREAM
 
-It prints ``STEP message-id`` and then waits for ever. With the step ``none`` it works until nothing is left, the
-stale messages of the others included, and exits.
+For each line ``CONSUMER STEP K`` it forks a worker, so that a hundred of them import everything once. The worker
+prints ``STEP message-id pid`` and then waits for ever. With the step ``none`` it works until nothing is left, the
+stale messages of the others included, and prints ``done``. The next line is read when the worker has ended.
 """
 
+import os
 import sys
 import time
+from importlib import import_module
 from typing import Any
 
 import redis
@@ -27,12 +30,12 @@ class Standing:
 
     def here(self, step: str, message_id: str) -> None:
         if step == self._step and self._seen == self._number:
-            print(step, message_id, flush=True)  # noqa: T201 - this is what the test waits for
+            print(step, message_id, os.getpid(), flush=True)  # noqa: T201 - this is what the test waits for
             time.sleep(600)
 
 
-def main() -> None:
-    redis_url, db_url, stream, name, step, number = sys.argv[1:]
+def work(name: str, step: str, number: str) -> None:
+    redis_url, db_url, stream = sys.argv[1:]
     engine = create_engine(db_url)
     standing = Standing(step, int(number))
     consumer = QueueConsumer(redis.Redis.from_url(redis_url), QueueConfig(stream, "billing", name, block_ms=500))
@@ -76,6 +79,23 @@ def main() -> None:
                     handler(message, session)
                 ack(message)
     consumer.run(handler=handler, engine=engine)
+    print("done", flush=True)  # noqa: T201 - the same
+
+
+def main() -> None:
+    import_module("conquiet.metrics.registry")
+    create_engine(sys.argv[2])  # for the driver that it imports
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                work(*line.split())
+                code = 0
+            finally:
+                os._exit(code)  # the rest of this function is the parent's
+        if os.WIFEXITED(status := os.waitpid(pid, 0)[1]) and status:
+            print("failed", flush=True)  # noqa: T201 - the test is waiting for a line
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""kill -9 at every step of ``run()``: each message's effect is there, and a second one only where it is explained.
-
-``CONQUIET_TORTURE=1`` kills twenty times at each step instead of four.
-"""
+"""kill -9 at every step of ``run()``: each message's effect is there, and a second one only where it is explained."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from conquiet import QueueConfig, RedisStreamsQueue
 
 WORKER = Path(__file__).with_name("killed_worker.py")
 STEPS = ("read", "handler", "commit", "ack", "acked")
-ROUNDS = 20 if os.environ.get("CONQUIET_TORTURE") else 4
+ROUNDS = 20
 PROCESSES = 4
 
 
@@ -44,24 +44,33 @@ def test_every_effect_is_there_whatever_step_a_worker_was_killed_at(
     with RedisStreamsQueue(client, QueueConfig(stream, "billing", "producer")) as queue:
         ids = queue.enqueue_many([{"n": n} for n in range(8 * len(kills))])
 
-    def start(step: str, number: int) -> subprocess.Popen[str]:
-        name = f"worker-{step}-{number}"
-        argv = [sys.executable, str(WORKER), redis_url, db_url, stream, name, step, str(1 + number % 4)]
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    with ExitStack() as stack, ThreadPoolExecutor(PROCESSES) as pool:
+        idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        for _ in range(PROCESSES):
+            argv = [sys.executable, str(WORKER), redis_url, db_url, stream]
+            nursery = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+            idle.put(stack.enter_context(nursery))
+            stack.callback(os.killpg, nursery.pid, signal.SIGKILL)  # also if the test fails while a worker stands
 
-    def run_and_kill(kill: tuple[str, int]) -> tuple[str, str]:
-        with start(*kill) as worker:
-            assert worker.stdout is not None
-            step, message_id = worker.stdout.readline().split()
-            worker.kill()
-        return message_id, step
+        def ask(nursery: subprocess.Popen[str], step: str, number: int) -> list[str]:
+            assert nursery.stdin is not None
+            assert nursery.stdout is not None
+            nursery.stdin.write(f"worker-{step}-{number} {step} {1 + number % 4}\n")
+            nursery.stdin.flush()
+            return nursery.stdout.readline().split()
 
-    with ThreadPoolExecutor(PROCESSES) as pool:
+        def run_and_kill(kill: tuple[str, int]) -> tuple[str, str]:
+            nursery = idle.get()
+            step, message_id, pid = ask(nursery, *kill)
+            os.kill(int(pid), signal.SIGKILL)
+            idle.put(nursery)
+            return message_id, step
+
         killed = dict(pool.map(run_and_kill, kills))
-    with start("none", 0) as cleaner:
-        cleaner.communicate(timeout=120)
+        assert ask(idle.get(), "none", 0) == ["done"]
 
-    assert cleaner.returncode == 0
     assert Counter(killed.values()) == dict.fromkeys(STEPS, ROUNDS)
     with engine.connect() as conn:
         effects = Counter(conn.execute(text("SELECT message_id FROM effects")).scalars())

@@ -3,8 +3,7 @@
     without a key    take      lock due rows, skipping what another relay has: one statement
     with a key       scan      due rows, not locked; bounded
                      lock      the oldest of each key, by primary key, skipping what another relay has
-                     heads     which of those are the oldest of their keys: read after the locks, so nothing is missed
-                     following what comes next in these keys
+                     oldest    these keys from their beginning: read after the locks, so nothing is missed
     both             settle    delete what is published, put off or park what was refused
 
 All of it needs READ COMMITTED: each statement sees what was committed before it, and no gap is locked.
@@ -45,23 +44,22 @@ class Desk:
         self._take = text(
             f"{select}{words.by_due} WHERE {due.format(free=1)} ORDER BY `due_at`, `seq` LIMIT :count{words.claim}"
         )
-        columns = f"`seq`, `order_key`, `due_at`, {words.age_us} AS age"
+        columns = f"`seq`, `order_key` AS k, {words.age_us} AS age"
         scan = f"SELECT {columns} FROM {name}{words.by_due} WHERE {due.format(free=0)}"  # noqa: S608
         self._scan = text(f"{scan} ORDER BY `due_at`, `seq` LIMIT :count")
         self._scan_on = text(
             f"{scan} AND (`due_at` > :at OR (`due_at` = :at AND `seq` > :after)) ORDER BY `due_at`, `seq` LIMIT :count"
         )
+        self._place = text(f"SELECT `due_at` FROM {name} WHERE `seq` = :seq")  # noqa: S608
         oldest = _OLDEST.format(table=name, by_key=words.by_key)
         # The condition keeps locks off rows that are not the oldest of their keys. Their owner will delete them as
         # followers, and two relays that each hold a row the other wants to delete would deadlock.
         self._lock = _with_list(
-            f"{select} WHERE o.`seq` IN :seqs AND o.`parked` = 0 AND o.`due_at` <= {words.now} "
+            f"SELECT o.`seq` AS seq, o.`order_key` AS k FROM {name} AS o "  # noqa: S608
+            f"WHERE o.`seq` IN :seqs AND o.`parked` = 0 AND o.`due_at` <= {words.now} "
             f"AND o.`seq` = {oldest}{words.claim}"
         )
-        self._heads = _with_list(
-            f"SELECT o.`seq` AS seq FROM {name} AS o WHERE o.`seq` IN :seqs AND o.`seq` = {oldest}"  # noqa: S608
-        )
-        self._following = _with_list(
+        self._oldest = _with_list(
             f"SELECT {_COLUMNS}, {words.age_us} AS age, o.`due_at` <= {words.now} AS due "  # noqa: S608
             f"FROM {name} AS o{words.by_key} WHERE o.`target` = :target AND o.`order_key` IN :keys AND o.`parked` = 0 "
             "AND o.`seq` <= :last ORDER BY o.`seq` LIMIT :count",
@@ -91,20 +89,24 @@ class Desk:
         else:
             rows = session.fetch_all(self._scan_on, {**binds, "at": after[0], "after": after[1]})
         age_s = max(0.0, rows[0]["age"] / 1e6) if rows else 0.0
-        return [Seen(row["seq"], bytes(row["order_key"]), row["due_at"]) for row in rows], age_s
+        return [Seen(row["seq"], bytes(row["k"])) for row in rows], age_s
 
-    def lock(self, session: DbSession, seqs: Sequence[int]) -> list[Letter]:
-        """Lock rows and return those that were free, alive and due."""
-        return [_letter(row) for row in session.fetch_all(self._lock, {"seqs": seqs})] if seqs else []
+    def position_of(self, session: DbSession, seq: int) -> Position | None:
+        """Return where a scan that ended with this row goes on; None if it is gone."""
+        due_at = session.execute_scalar(self._place, {"seq": seq})
+        return None if due_at is None else (due_at, seq)
 
-    def heads(self, session: DbSession, seqs: Sequence[int]) -> set[int]:
-        """Return which of the rows are the oldest live ones of their keys."""
-        return {row["seq"] for row in session.fetch_all(self._heads, {"seqs": seqs})} if seqs else set()
+    def lock(self, session: DbSession, seqs: Sequence[int]) -> dict[int, bytes]:
+        """Lock rows and return the keys of those that were free, alive, due and the oldest of their keys."""
+        return {row["seq"]: bytes(row["k"]) for row in session.fetch_all(self._lock, {"seqs": seqs})}
 
-    def following(self, session: DbSession, keys: Sequence[bytes], *, last: int, count: int) -> list[Letter]:
-        """Return the oldest live rows of keys, due or not, up to the row ``last``: of each key without a gap."""
+    def oldest(self, session: DbSession, keys: Sequence[bytes], *, last: int, count: int) -> list[Letter]:
+        """Return the oldest live rows of keys, due or not, up to the row ``last``: of each key without a gap.
+
+        The first one of a key is its oldest live row at this moment.
+        """
         binds = {"target": self._target, "keys": keys, "last": last, "count": count}
-        return [_letter(row) for row in session.fetch_all(self._following, binds)]
+        return [_letter(row) for row in session.fetch_all(self._oldest, binds)]
 
     def settle(
         self, session: DbSession, *, published: Sequence[int], refused: Iterable[tuple[Retry | Park, str]]

@@ -2,7 +2,7 @@
 
     runtime.Consumer     handler=for_runtime(handle, engine=…, group=…)
     Processor            @processor.handler("paid") … for_processor(handle, engine=…, group=…)
-    RabbitConsumer       syncer=for_rabbit(handle, engine=…, queue=…, key=…)
+    RabbitConsumer       syncer=for_rabbit(handle, engine=…, queue=…)
 
 Each returns a plain function, which those engines run in a thread: a transaction blocks. The engine
 acknowledges when it returns, so the commit comes first. An error leaves the message unacknowledged, and that
@@ -21,7 +21,7 @@ from conquiet.bridge.inbox import Inbox
 from conquiet.bridge.keys import InboxKey, KeyFunction
 from conquiet.bridge.schema import INBOX_TABLE
 from conquiet.db.session import DbSession
-from conquiet.errors import CommitUnknownError, ConflictError
+from conquiet.errors import CommitUnknownError, ConflictError, MessageKeyError
 from conquiet.kernel.validation import require_text
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def for_rabbit(
     *,
     engine: Engine,
     queue: str,
-    key: Callable[[Any], str],
+    key: Callable[[Any], str] | None = None,
     inbox: str = INBOX_TABLE,
 ) -> Callable[[Any], bool]:
     """Return a syncer for ``RabbitConsumer`` that runs ``handler(message, session)`` once per message.
@@ -124,12 +124,14 @@ def for_rabbit(
         handler: Does the work. Returning nothing means done.
         engine: Where sessions come from.
         queue: The queue's name, part of the key.
-        key: Chooses what a message is known by. AMQP numbers deliveries, not messages, so there is no default:
-            take an id out of the message (``outbox_id_of`` for what a relay has published).
+        key: Chooses what a message is known by, from the message. None takes the AMQP property ``message_id``, which
+            the publisher sets and a replay keeps (a relay sets it to the outbox id). A message without one raises
+            ``MessageKeyError``: AMQP numbers deliveries, not messages, so there is nothing to guess from.
         inbox: Table of the inbox.
     """
     require_text("queue", queue)
-    once = Inbox(inbox, key=lambda known: InboxKey(queue, "", key(known.payload)))
+    chosen = key or _by_message_id()
+    once = Inbox(inbox, key=lambda known: InboxKey(queue, "", chosen(known.payload)))
 
     class _RefusedError(Exception):
         pass
@@ -150,3 +152,18 @@ def for_rabbit(
         return True
 
     return syncer
+
+
+def _by_message_id() -> Callable[[Any], str]:
+    from conquiet.rabbit.delivery import current_delivery  # needs the extra "rabbit"; nothing else here does
+
+    def message_id(_: Any) -> str:
+        found = current_delivery().message_id
+        if found is None:
+            raise MessageKeyError(
+                "a message came without the AMQP property message_id, so the inbox cannot know it: "
+                "let its publisher set one, or give for_rabbit a key function"
+            )
+        return found
+
+    return message_id

@@ -214,19 +214,20 @@ class OutboxRelay:
             return [], 0.0, False
         wanted = plan(seen, batch=self._batch)
         locked = desk.lock(session, wanted.lock)
-        heads = desk.heads(session, [letter.seq for letter in locked])
-        keys = [letter.key for letter in locked if letter.key is not None and letter.seq in heads]
-        last = max((seq for key in keys for seq in wanted.followers.get(key, ())), default=None)
-        letters = locked if last is None else desk.following(session, keys, last=last, count=self._batch)
-        chosen = in_order(letters, heads)
+        chosen: list[Letter] = []
+        if locked:
+            keys = list(locked.values())
+            last = max([*locked, *(seq for key in keys for seq in wanted.followers.get(key, ()))])
+            # Read again from the beginning of each key: what is older than the row we locked, and was committed
+            # only now, makes the key somebody else's.
+            chosen = in_order(desk.oldest(session, keys, last=last, count=self._batch), locked.keys())
         at_the_end = wanted.examined == len(seen) < count
         if at_the_end:
             route.position = None
         elif not chosen:
             # Others have these, or their keys wait for an older row: look further on, or what lies behind them
             # would wait too.
-            farthest = seen[wanted.examined - 1]
-            route.position = (farthest.due_at, farthest.seq)
+            route.position = desk.position_of(session, seen[wanted.examined - 1].seq)
         return chosen, age_s, not at_the_end
 
     def _publish(self, route: _Route, letters: list[Letter]) -> Verdicts:

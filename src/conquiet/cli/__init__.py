@@ -1,8 +1,13 @@
 """The command line. ``main`` is the console script ``conquiet``; one module per command."""
 
+import signal
 import sys
+from types import FrameType
+from typing import Final, NoReturn
 
 from conquiet.kernel.extras import require_extra
+
+_TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def main() -> None:
@@ -18,7 +23,16 @@ def main() -> None:
     if "--debug" in sys.argv[1:]:
         sys.argv.remove("--debug")
         set_debugging()
+    # Commands that run for long have handlers of their own. The others end as after Ctrl-C: what is open is closed,
+    # a terminal that was drawn on is put right.
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         app()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(_TERMINATED)

@@ -21,6 +21,7 @@ from conquiet.errors import (
     ConquietError,
     MissingExtraError,
     NoSuchStreamError,
+    QueueMissingError,
     WrongKeyTypeError,
 )
 from conquiet.kernel.redaction import printable, redact_url
@@ -116,7 +117,7 @@ def reporting() -> Iterator[None]:
     except CommandError as error:
         complain(str(error), error.fix)
         raise typer.Exit(error.exit_code) from None
-    except (ConfigurationError, MissingExtraError, NoSuchStreamError, WrongKeyTypeError) as error:
+    except (ConfigurationError, MissingExtraError, NoSuchStreamError, QueueMissingError, WrongKeyTypeError) as error:
         complain(str(error))
         raise typer.Exit(NOT_DONE) from None
     except ConquietError as error:

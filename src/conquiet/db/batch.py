@@ -1,7 +1,16 @@
-"""Which operations travel together. Pure."""
+"""Which operations travel together. Pure.
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+Rows of one shape are turned on their side, values by column: what has to be checked of them is then a few passes of
+the interpreter's own loops. Row by row the same checks cost ten times as much, half as much as the driver's work.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import islice, repeat
+from operator import itemgetter
+from typing import Any, Final, Self
 
 from conquiet.db.models import DbOperation, DbOperationType
 
@@ -10,16 +19,120 @@ MAX_ROWS: Final = 1_000
 # A quarter of the smallest max_allowed_packet in use (4 MiB), values only, estimated.
 MAX_BYTES: Final = 1_048_576
 _SMALL: Final = 24
+_SMALL_TYPES: Final = frozenset({int, float, bool, type(None), Decimal, date, datetime, time, timedelta})
 _SIZED: Final = (str, bytes, bytearray)
 
 
-def grouped(ops: Iterable[DbOperation]) -> Iterator[list[DbOperation]]:
-    """Cut operations, in order, into groups that one statement can carry; an UPDATE is always alone."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """At least two INSERTs into one table with the same columns, for one statement.
+
+    Attributes:
+        ops: The operations, in order.
+        columns: What they write.
+        values: For each column the values of all rows.
+    """
+
+    ops: Sequence[DbOperation]
+    columns: tuple[str, ...]
+    values: Sequence[list[Any]]
+
+    def __repr__(self) -> str:
+        return f"Rows({len(self.ops)} of {self.table})"
+
+    @classmethod
+    def of(cls, ops: Sequence[DbOperation]) -> Self:
+        """Turn operations on their side that are known to be of one shape."""
+        columns = tuple(ops[0].payload)
+        return cls(ops, columns, _by_column([op.payload for op in ops], columns))
+
+    @property
+    def table(self) -> str:
+        """Where they all go."""
+        return self.ops[0].table
+
+    def column(self, name: str) -> list[Any] | None:
+        """The values of one column, or None if it is not written."""
+        return self.values[self.columns.index(name)] if name in self.columns else None
+
+    def placeholders(self) -> str:
+        """``(%s, %s), (%s, %s)`` and so on: what follows VALUES if every value is bound, as in ``flat()``."""
+        return ", ".join([self._row] * len(self.ops))
+
+    def flat(self) -> list[Any]:
+        """All values, row after row."""
+        return _interleaved(self.values)
+
+    def spelled(self) -> tuple[str, list[Any]]:
+        """What follows VALUES with columns of plain integers written out, and the values that are left to bind.
+
+        Half of what a driver does for a batch is to ask of each value what it is and how it is to be escaped. A
+        column of nothing but integers needs no asking: their spelling is digits and perhaps a minus.
+        """
+        texts: list[Iterable[str]] = []
+        bound: list[list[Any]] = []
+        for values in self.values:
+            if {*map(type, values)} == {int}:  # exactly: a bool or an enum's member has a spelling of its own
+                texts.append(map(str, values))
+            else:
+                texts.append(repeat("%s", len(values)))
+                bound.append(values)
+        return ", ".join(map(self._row.__mod__, zip(*texts, strict=True))), _interleaved(bound)
+
+    @property
+    def _row(self) -> str:
+        return "(" + ", ".join(["%s"] * len(self.columns)) + ")"
+
+
+def grouped(ops: Iterable[DbOperation]) -> Iterator[DbOperation | Rows]:
+    """Cut operations, in order, into what one statement can carry; an UPDATE is always alone."""
+    source = iter(ops)
+    while chunk := list(islice(source, MAX_ROWS)):
+        together = _at_once(chunk)
+        if together is not None:
+            yield together
+        else:
+            for group in _one_by_one(chunk):
+                yield group[0] if len(group) == 1 else Rows.of(group)
+
+
+def _at_once(ops: Sequence[DbOperation]) -> Rows | None:
+    """All of them as one group, if they are of one shape and not too large. What most batches are."""
+    if len(ops) == 1:
+        return None
+    insert, table, columns = DbOperationType.INSERT, ops[0].table, tuple(ops[0].payload)
+    if [op for op in ops if op.op_type is not insert or op.table != table]:
+        return None
+    payloads = [op.payload for op in ops]
+    # As many keys as the first one and none of its keys missing: the same keys. Only a plain dict is asked like
+    # that, since another mapping may make up a value for a key that it does not have (defaultdict).
+    if {*map(type, payloads)} != {dict} or {*map(len, payloads)} != {len(columns)}:
+        return None
+    try:
+        values = _by_column(payloads, columns)
+    except KeyError:
+        return None
+    return Rows(ops, columns, values) if sum(map(_size, values)) <= MAX_BYTES else None
+
+
+def _by_column(payloads: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> list[list[Any]]:
+    return [list(map(itemgetter(column), payloads)) for column in columns]
+
+
+def _interleaved(columns: Sequence[list[Any]]) -> list[Any]:
+    width = len(columns)
+    flat: list[Any] = [None] * sum(map(len, columns))
+    for number, values in enumerate(columns):
+        flat[number::width] = values
+    return flat
+
+
+def _one_by_one(ops: Iterable[DbOperation]) -> Iterator[list[DbOperation]]:
     group: list[DbOperation] = []
     size = 0
     for op in ops:
         own_size = _size(op.payload.values())
-        if group and not (_same_shape(group[0], op) and len(group) < MAX_ROWS and size + own_size <= MAX_BYTES):
+        if group and not (_same_shape(group[0], op) and size + own_size <= MAX_BYTES):
             yield group
             group, size = [], 0
         group.append(op)
@@ -39,7 +152,11 @@ def _same_shape(one: DbOperation, other: DbOperation) -> bool:
 
 
 def _size(values: Iterable[Any]) -> int:
-    size = 0
-    for value in values:
-        size += len(value) if isinstance(value, _SIZED) else _SMALL
-    return size
+    """How much of a statement the values take, roughly."""
+    values = list(values)
+    kinds = {*map(type, values)}
+    if kinds <= _SMALL_TYPES:
+        return _SMALL * len(values)
+    if kinds == {str}:
+        return sum(map(len, values))
+    return sum([len(value) if isinstance(value, _SIZED) else _SMALL for value in values])

@@ -41,18 +41,23 @@ class Checkout:
 
     Attributes:
         conn: What statements are executed on.
+        autocommit: Each statement is a transaction by itself.
     """
 
-    __slots__ = ("_info", "_raw", "conn")
+    __slots__ = ("_info", "_raw", "autocommit", "conn")
 
     _raw: Any
 
-    def __init__(self, conn: Connection, *, autocommit: bool) -> None:
+    def __init__(self, conn: Connection, *, autocommit: bool | None) -> None:
         self.conn = conn
+        self.autocommit = False
         # Both kept, because asking an invalidated connection for them would reconnect.
         self._info = conn.info
         self._raw = conn.connection.dbapi_connection
         if isinstance(conn, WriterConnection):
+            if autocommit is None:  # as it was last used; a new one in the cheaper mode
+                autocommit = _OPEN not in self._info or bool(self._raw.get_autocommit())
+            self.autocommit = autocommit
             self._raw.autocommit(autocommit)  # sends nothing if it is in that mode already
             self._info[_OPEN] = not autocommit
             if not conn.engine._has_events:  # noqa: SLF001 - is somebody listening?
@@ -118,8 +123,8 @@ class WriterConnections:
         self._making = threading.Lock()
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
 
-    def checkout(self, *, autocommit: bool) -> Checkout:
-        """Borrow a connection; the borrower closes it."""
+    def checkout(self, *, autocommit: bool | None) -> Checkout:
+        """Borrow a connection in autocommit mode, in manual mode, or (None) in whichever; the borrower closes it."""
         conn = (self._clone or self._cloned()).connect()
         try:
             return Checkout(conn, autocommit=autocommit)

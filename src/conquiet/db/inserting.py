@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from conquiet.db import sql
+from conquiet.db.batch import Rows
 from conquiet.db.connections import Checkout, WriterConnections
 from conquiet.db.faults import DUPLICATE_KEY, About, Fault, fault_of
 from conquiet.db.locking.naming import canonical_id
@@ -43,35 +44,32 @@ class Inserts:
                 return _duplicate(op)
         return _INSERTED
 
-    def many(self, connections: WriterConnections, group: list[DbOperation], outcomes: list[WriteOutcome]) -> None:
-        """Insert a group of rows of one shape and append their outcomes, in order.
+    def many(self, connections: WriterConnections, rows: Rows, outcomes: list[WriteOutcome]) -> None:
+        """Insert rows of one shape and append their outcomes, in order.
 
         Usually one statement. If it meets a duplicate, nothing of it is there: the rows that exist are
         looked up and left out, and if that does not settle it (a race, another unique key, an id twice
-        in the group), the rows go one by one.
+        among them), the rows go one by one.
         """
-        if self._together(connections, group):
-            outcomes += [_INSERTED] * len(group)
+        self._check(rows)
+        if self._together(connections, rows):
+            outcomes += [_INSERTED] * len(rows.ops)
             return
-        existing = self._existing(connections, group)
-        fresh = [op for op in group if str(op.id_value) not in existing]
-        if not fresh or (len(fresh) < len(group) and self._together(connections, fresh)):
-            outcomes += [_duplicate(op) if str(op.id_value) in existing else _INSERTED for op in group]
+        existing = self._existing(connections, rows)
+        fresh = [op for op in rows.ops if str(op.id_value) not in existing]
+        if not fresh or (len(fresh) < len(rows.ops) and self._together(connections, Rows.of(fresh))):
+            outcomes += [_duplicate(op) if str(op.id_value) in existing else _INSERTED for op in rows.ops]
             return
-        for op in group:
+        for op in rows.ops:
             outcomes.append(self.one(connections, op))
 
-    def _together(self, connections: WriterConnections, group: list[DbOperation]) -> bool:
+    def _together(self, connections: WriterConnections, rows: Rows) -> bool:
         """Insert all rows in one statement. False, and nothing inserted, if one is a duplicate."""
-        columns, id_column = self._columns(group[0]), self._id_column
-        for op in group:
-            if op.payload.get(id_column, op.id_value) is not op.id_value:
-                self._columns(op)  # not the very same object: look closer
-        about = About("insert", group[0].table)
+        about = About("insert", rows.table)
         with borrowed(connections, about, autocommit=True) as checkout:
             try:
                 with translated(about, committing=True):
-                    insert_rows(checkout.conn, group[0].table, columns, [op.payload for op in group])
+                    insert_rows(checkout.conn, rows)
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abandon(error)
@@ -80,18 +78,25 @@ class Inserts:
                 return False
         return True
 
-    def _existing(self, connections: WriterConnections, group: list[DbOperation]) -> set[str]:
-        """Those ids of the group whose rows exist, as text."""
-        about = About("insert", group[0].table)
-        statement = sql.select_ids(group[0].table, self._id_column, len(group))
+    def _existing(self, connections: WriterConnections, rows: Rows) -> set[str]:
+        """Those ids of the rows that exist, as text."""
+        about = About("insert", rows.table)
+        statement = sql.select_ids(rows.table, self._id_column, len(rows.ops))
         with borrowed(connections, about, autocommit=True) as checkout, translated(about):
-            found = run(checkout.conn, statement, sql.conditions([op.id_value for op in group]))
+            found = run(checkout.conn, statement, sql.conditions([op.id_value for op in rows.ops]))
             return {str(row[0]) for row in found.rows}
 
     def _exists(self, checkout: Checkout, op: DbOperation, about: About) -> bool:
         with translated(about):
             found = run(checkout.conn, sql.select_id(op.table, self._id_column), {"w0": op.id_value})
             return bool(found.rows)
+
+    def _check(self, rows: Rows) -> None:
+        """As ``_columns``, for each row; a look at the whole of them is mostly enough."""
+        ids = rows.column(self._id_column)
+        if not rows.columns or (ids is not None and ids != [op.id_value for op in rows.ops]):
+            for op in rows.ops:
+                self._columns(op)
 
     def _columns(self, op: DbOperation) -> tuple[str, ...]:
         """Return what to write; refuse what cannot be checked afterwards."""

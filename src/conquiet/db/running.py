@@ -7,7 +7,7 @@ the larger part of its work. Where somebody listens to the engine (tracing), and
 is not ours, statements go the usual way.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -16,6 +16,7 @@ from sqlalchemy import TextClause
 from sqlalchemy.engine import Connection, Dialect
 
 from conquiet.db import sql
+from conquiet.db.batch import Rows
 
 _NO_PARAMS: Final[Mapping[str, Any]] = {}
 _POSITIONAL_BY_PERCENT: Final = frozenset({"format", "pyformat"})
@@ -31,7 +32,7 @@ class WriterConnection(Connection):
     raw: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would cost a microsecond at every statement
 class Answer:
     """All of a statement's result, fetched. Not shown by ``repr()`` in full: rows are data."""
 
@@ -64,22 +65,21 @@ def run(conn: Connection, statement: TextClause, params: Mapping[str, Any] = _NO
     return _send(raw, string, params if order is None else tuple([params[name] for name in order]))
 
 
-def insert_rows(
-    conn: Connection, table: str, columns: tuple[str, ...], payloads: Iterable[Mapping[str, Any]]
-) -> Answer:
+def insert_rows(conn: Connection, rows: Rows) -> Answer:
     """INSERT many rows; on MySQL in one statement, which is there as a whole or not at all."""
-    statement = sql.insert(table, columns)
+    columns = rows.columns
+    statement = sql.insert(rows.table, columns)
     string, _ = _for_driver(statement, conn.dialect)
     if conn.dialect.paramstyle not in _POSITIONAL_BY_PERCENT:
-        return Answer(conn.execute(statement, [sql.values(payload, columns) for payload in payloads]).rowcount)
+        return Answer(conn.execute(statement, [sql.values(op.payload, columns) for op in rows.ops]).rowcount)
     # The compiled statement with its one row of binds repeated. As a text of its own each number of rows would
     # have to be parsed and kept, with thousands of binds; the drivers' executemany costs twice the time for each row.
-    head = string[: string.index(" VALUES ")]
-    flat = tuple([payload[column] for payload in payloads for column in columns])
-    row = "(" + ", ".join(["%s"] * len(columns)) + ")"
-    many = f"{head} VALUES " + ", ".join([row] * (len(flat) // len(columns)))
+    head = string[: string.index(" VALUES ")] + " VALUES "
     raw = conn.raw if isinstance(conn, WriterConnection) else None
-    return Answer(conn.exec_driver_sql(many, flat).rowcount) if raw is None else _send(raw, many, flat)
+    if raw is None:  # somebody listens and is shown the statement: no value in it, not even a number
+        return Answer(conn.exec_driver_sql(head + rows.placeholders(), tuple(rows.flat())).rowcount)
+    many, bound = rows.spelled()
+    return _send(raw, head + many, bound)
 
 
 def _run_usually(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> Answer:

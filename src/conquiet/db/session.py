@@ -133,7 +133,9 @@ class DbSession:
 
     def fetch_all(self, sql: str | TextClause, params: Params | None = None) -> list[dict[str, Any]]:
         """Return all rows."""
-        return [_as_dict(row) for row in self._run(sql, params).mappings()]
+        result = self._run(sql, params)
+        names = list(map(str, result.keys()))
+        return [dict(zip(names, row, strict=True)) for row in result.all()]
 
     def _run(self, sql: str | TextClause, params: Params | Sequence[Params] | None) -> CursorResult[Any]:
         conn = self._connection()

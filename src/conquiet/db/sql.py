@@ -1,4 +1,4 @@
-"""Statements, built once per shape. Pure: no I/O, and no value ever becomes part of a text.
+"""Statements, built once per shape. Pure: no I/O, and no value becomes part of a text here.
 
 Bind names are generated (``p0`` for a value to write, ``w0`` for a condition). With names taken
 from the payload, a column called like one of our own binds would replace it: in the seed's sample

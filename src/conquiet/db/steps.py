@@ -39,14 +39,15 @@ class borrowed:  # noqa: N801 - reads as a verb: with borrowed(connections, abou
     Args:
         connections: Where it comes from.
         about: What is being done.
-        autocommit: Each statement is a transaction by itself; else COMMIT ends the only one.
+        autocommit: Each statement is a transaction by itself; else COMMIT ends the only one. None takes the
+            connection as it is, which saves the trip of switching it.
     """
 
     __slots__ = ("_about", "_autocommit", "_checkout", "_connections")
 
     # A class and not a generator: this is passed for every write, and two generators with an
     # ExitStack cost a tenth of one.
-    def __init__(self, connections: WriterConnections, about: About, *, autocommit: bool) -> None:
+    def __init__(self, connections: WriterConnections, about: About, *, autocommit: bool | None) -> None:
         self._connections = connections
         self._about = about
         self._autocommit = autocommit

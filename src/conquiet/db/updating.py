@@ -45,8 +45,9 @@ class Updates:
         if self._backend is None:
             return self._alone(connections, op)
         about = About("update", op.table)
+        # One statement is a transaction by itself. Where the lock does not need one around it, COMMIT is a trip saved.
         with (
-            borrowed(connections, about, autocommit=False) as checkout,
+            borrowed(connections, about, autocommit=None if self._backend.outlives_commit else False) as checkout,
             self._holding(checkout, op, about, reading=False) as row,
         ):
             outcome = _NOTHING if row is None else self._write(checkout, op, op.payload, about)
@@ -122,7 +123,7 @@ class Updates:
         return row
 
     def _write(self, checkout: Checkout, op: DbOperation, values: Row, about: About) -> WriteOutcome:
-        with translated(about):
+        with translated(about, committing=checkout.autocommit):
             return WriteOutcome(rows=self._send(checkout, op, values))
 
     def _send(self, checkout: Checkout, op: DbOperation, values: Row) -> int:

@@ -85,10 +85,10 @@ class DbWriter:
         outcomes: list[WriteOutcome] = []
         try:
             for group in batch.grouped(ops):
-                if len(group) == 1:
-                    outcomes.append(self.execute(group[0]))
+                if isinstance(group, batch.Rows):
+                    self._insert_rows(group, outcomes)
                 else:
-                    self._insert_group(group, outcomes)
+                    outcomes.append(self.execute(group))
         except DbWriteError as error:
             error.completed = len(outcomes)
             raise
@@ -121,17 +121,17 @@ class DbWriter:
     ) -> None:
         self.close()
 
-    def _insert_group(self, group: list[DbOperation], outcomes: list[WriteOutcome]) -> None:
+    def _insert_rows(self, rows: batch.Rows, outcomes: list[WriteOutcome]) -> None:
         before, started = len(outcomes), time.monotonic()
         try:
-            self._inserts.many(self._connections(), group, outcomes)
+            self._inserts.many(self._connections(), rows, outcomes)
         finally:
             done = len(outcomes) - before  # those without an outcome failed
             observe_db_batch(
-                group[0].table,
+                rows.table,
                 DbOperationType.INSERT.value,
                 succeeded=done,
-                failed=len(group) - done,
+                failed=len(rows.ops) - done,
                 latency_s=time.monotonic() - started,
             )
 

@@ -48,6 +48,11 @@ class Lifecycle:
             raise LifecycleError(f"{self._name} cannot start: it is {self._status.value}. Create a new one.")
         self._status = Status.RUNNING
 
+    def require_new(self, what: str) -> None:
+        """Raise ``LifecycleError`` unless it has not been started: ``what`` can only be set before."""
+        if self._status is not Status.NEW:
+            raise LifecycleError(f"{self._name} is {self._status.value}: its {what} can only be set before the start")
+
     def stop(self) -> None:
         """Ask for the end. What never ran is over at once; a second request changes nothing."""
         if self._status is Status.NEW:

@@ -89,6 +89,12 @@ class Processor:
 
     # ------------------------------------------------------------ before the start
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change the most handlers at once on this host: what ``conquiet worker --concurrency`` does."""
+        if self._consumer is not None:
+            raise LifecycleError("this Processor was started: its concurrency can only be set before")
+        self._concurrency = require_positive("concurrency", concurrency)
+
     def handler(
         self,
         event: str,

@@ -14,7 +14,8 @@ thread of its own, and a synchronous one can be given to it.
 """
 
 import inspect
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import redis
 import redis.asyncio
@@ -29,11 +30,14 @@ from redis.cluster import RedisCluster
 from redis.retry import Retry
 
 from conquiet.errors import ConfigurationError
+from conquiet.queue.sentinels import AnySentinelPool, async_pool, sync_pool
 
 SOCKET_TIMEOUT_S = 10.0
 """How long a reply may take, on top of the time a read was told to wait for entries."""
 
 AnyRedis = redis.Redis | redis.asyncio.Redis
+AnyCluster = RedisCluster | AsyncRedisCluster
+Address = tuple[str, int]
 
 # What a clone decides for itself, or what belongs to the pool it was taken from.
 _NOT_COPIED = frozenset({
@@ -50,6 +54,9 @@ _PORTABLE = frozenset({
     "port", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options", "socket_type", "username",
 })  # fmt: skip
 
+# What an asyncio cluster client keeps among the arguments of its connections.
+_OF_THE_CLUSTER = frozenset({"max_connections", "response_callbacks"})
+
 _TWINS: dict[type, type] = {
     redis.connection.Connection: redis.asyncio.connection.Connection,
     redis.connection.SSLConnection: redis.asyncio.connection.SSLConnection,
@@ -63,20 +70,14 @@ _TWINS |= {there: here for here, there in _TWINS.items()}
 def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
     """Return a synchronous client of our own for the server that ``client`` talks to.
 
-    Nothing is sent. Whoever asked for the clone closes it.
+    Nothing is sent. Whoever asked for the clone closes it, and with it what it opened to ask Sentinels.
 
     Raises:
         ConfigurationError: ``client`` cannot be cloned; the text says what to pass instead.
     """
     pool, kwargs = _settings(client, to_async=False, socket_timeout_s=socket_timeout_s)
     kwargs["retry"] = Retry(NoBackoff(), 0)
-    own: redis.ConnectionPool
-    if isinstance(pool, redis.sentinel.SentinelConnectionPool | redis.asyncio.sentinel.SentinelConnectionPool):
-        own = redis.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            pool.service_name, _sentinels(pool, to_async=False), **kwargs
-        )
-    else:
-        own = redis.ConnectionPool(**kwargs)
+    own = sync_pool(pool, kwargs) if isinstance(pool, AnySentinelPool) else redis.ConnectionPool(**kwargs)
     return redis.Redis.from_pool(own)
 
 
@@ -84,14 +85,44 @@ def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S)
     """Return an asyncio client of our own for the server that ``client`` talks to. See ``clone_sync``."""
     pool, kwargs = _settings(client, to_async=True, socket_timeout_s=socket_timeout_s)
     kwargs["retry"] = redis.asyncio.retry.Retry(NoBackoff(), 0)
-    own: redis.asyncio.ConnectionPool
-    if isinstance(pool, redis.sentinel.SentinelConnectionPool | redis.asyncio.sentinel.SentinelConnectionPool):
-        own = redis.asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            pool.service_name, _sentinels(pool, to_async=True), **kwargs
-        )
-    else:
-        own = redis.asyncio.ConnectionPool(**kwargs)
+    own = async_pool(pool, kwargs) if isinstance(pool, AnySentinelPool) else redis.asyncio.ConnectionPool(**kwargs)
     return redis.asyncio.Redis.from_pool(own)
+
+
+class ClusterSeeds(NamedTuple):
+    """What a cluster client knows about its cluster.
+
+    Attributes:
+        template: A client of one node. Clones of it reach the others once their host and port are changed.
+        addresses: Nodes to ask who has which slot.
+        remap: From the address a node gives for itself to the one it is reached at from here.
+    """
+
+    template: AnyRedis
+    addresses: list[Address]
+    remap: Callable[[Address], Address]
+
+
+def cluster_seeds(client: AnyCluster) -> ClusterSeeds:
+    """Return what is needed to reach the nodes of a cluster client without it. Nothing is sent."""
+    manager: Any = client.nodes_manager
+    addresses = [(str(node.host), int(node.port)) for node in manager.startup_nodes.values()]
+    if isinstance(client, AsyncRedisCluster):
+        kwargs = dict(client.connection_kwargs)
+    else:
+        node = client.get_default_node()  # type: ignore[no-untyped-call]
+        pool: Any = client.get_redis_connection(node).connection_pool
+        kwargs = {**pool.connection_kwargs, "connection_class": pool.connection_class}
+        kwargs["redis_connect_func"] = client.user_on_connect_func
+    for name in _OF_THE_CLUSTER:
+        kwargs.pop(name, None)
+    kwargs |= {"host": addresses[0][0], "port": addresses[0][1]}
+    if isinstance(client, AsyncRedisCluster):
+        kwargs.pop("redis_connect_func", None)  # the client's own, for replicas
+        template: AnyRedis = redis.asyncio.Redis.from_pool(redis.asyncio.ConnectionPool(**kwargs))
+    else:
+        template = redis.Redis.from_pool(redis.ConnectionPool(**kwargs))
+    return ClusterSeeds(template, addresses, manager.address_remap or (lambda address: address))
 
 
 def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> tuple[Any, dict[str, Any]]:
@@ -119,9 +150,15 @@ def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> t
 
 def _pool_of(client: object) -> Any:
     if isinstance(client, RedisCluster | AsyncRedisCluster):
+        # The asyncio client has the same look-up and no clients for single nodes.
+        node_client = (
+            "client.get_redis_connection(client.get_node_from_key(stream_key))"
+            if isinstance(client, RedisCluster)
+            else "redis.asyncio.Redis(host=node.host, port=node.port) with node = client.get_node_from_key(stream_key)"
+        )
         raise ConfigurationError(
-            "a RedisCluster client cannot be cloned: a stream lives on one node. Pass a redis.Redis for the node that "
-            "holds it, e.g. client.get_redis_connection(client.get_node_from_key(stream_key))"
+            f"a RedisCluster client cannot be cloned: a stream lives on one node. Pass a client for the node that "
+            f"holds it, e.g. {node_client}"
         )
     if not isinstance(client, redis.Redis | redis.asyncio.Redis):
         kind = type(client)
@@ -162,21 +199,3 @@ def _translated(given: dict[str, Any], target: type) -> dict[str, Any]:
                 "Pass a client of that kind, built with what it offers"
             )
     return kwargs
-
-
-def _sentinels(pool: Any, *, to_async: bool) -> Any:
-    """Return the caller's Sentinel, or one of the other kind that asks the same addresses."""
-    manager = pool.sentinel_manager
-    if isinstance(manager, redis.asyncio.sentinel.Sentinel) == to_async:
-        return manager
-    addresses = [
-        (sentinel.connection_pool.connection_kwargs["host"], sentinel.connection_pool.connection_kwargs["port"])
-        for sentinel in manager.sentinels
-    ]
-    kind = redis.asyncio.sentinel.Sentinel if to_async else redis.sentinel.Sentinel
-    portable = {
-        name: value
-        for name, value in manager.sentinel_kwargs.items()
-        if name in _PORTABLE or name == "ssl" or name.startswith("ssl_") or name == "socket_timeout"
-    }
-    return kind(addresses, min_other_sentinels=manager.min_other_sentinels, sentinel_kwargs=portable)

@@ -4,6 +4,7 @@ sync_queue(url, queue, syncer)      the whole job of a process
 RabbitConsumer(url, queue, syncer)  the same inside an event loop of yours
 Publisher(url)                      confirmed publishing
 DeadLetters(url)                    replay of a dead-letter queue
+current_delivery()                  inside a syncer: its message_id, headers, redelivered flag
 """
 
 from conquiet.kernel.extras import require_extra
@@ -14,6 +15,7 @@ from conquiet.rabbit.config import RabbitConfig, RabbitOptions  # noqa: E402 - t
 from conquiet.rabbit.consumer import RabbitConsumer  # noqa: E402
 from conquiet.rabbit.counters import Counters  # noqa: E402
 from conquiet.rabbit.dead_letters import DeadLetters, Replayed  # noqa: E402
+from conquiet.rabbit.delivery import Delivery, current_delivery  # noqa: E402
 from conquiet.rabbit.events import ConnectionEvent, EventKind  # noqa: E402
 from conquiet.rabbit.keystore import FileKeyStore, KeyStore  # noqa: E402
 from conquiet.rabbit.proca import ActionMessage, EventMessage  # noqa: E402
@@ -26,6 +28,7 @@ __all__ = [
     "ConnectionEvent",
     "Counters",
     "DeadLetters",
+    "Delivery",
     "EventKind",
     "EventMessage",
     "FileKeyStore",
@@ -37,6 +40,7 @@ __all__ = [
     "RabbitOptions",
     "Replayed",
     "SchemaRegistry",
+    "current_delivery",
     "run_process",
     "sync_queue",
 ]

@@ -4,6 +4,7 @@
 may only be as high as the last delivery before which nothing is still open.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -40,14 +41,15 @@ class AckWindow:
         self._open: dict[int, None] = {}
         self._finished: list[int] = []
 
-    def arrived(self, tag: int) -> None:
-        """A delivery came in; nothing is decided about it."""
-        self._open[tag] = None
+    def arrived(self, tags: Iterable[int]) -> None:
+        """Deliveries came in; nothing is decided about them."""
+        self._open.update(dict.fromkeys(tags))
 
-    def finished(self, tag: int) -> None:
-        """The delivery is to be acknowledged."""
+    def finished(self, tag: int) -> int:
+        """The delivery is to be acknowledged; return how many are waiting for that."""
         del self._open[tag]
         self._finished.append(tag)
+        return len(self._finished)
 
     def settled(self, tag: int) -> None:
         """The delivery was settled by other means (a reject): it is in nobody's way any more."""

@@ -64,9 +64,6 @@ class Address:
             parameters.ssl_options = pika.SSLOptions(context, urlsplit(url).hostname)
         if self.heartbeat_s is not None:
             parameters.heartbeat = self.heartbeat_s
-        # One attempt: how often and when to try again is the supervisor's business, and it counts.
-        parameters.connection_attempts = 1
-        parameters.socket_timeout = parameters.stack_timeout = self.timeout_s
         parameters.client_properties = {
             "product": "conquiet",
             "version": __version__,

@@ -1,9 +1,9 @@
 """The seam over the AMQP client library: one connection with one channel, opened once, closed once.
 
-Nothing outside this module and ``address`` knows pika. A link never heals: when its connection or its channel closes,
-or the broker cancels its consumer, it is lost for good and says so through ``lost``. Whoever wants to go on opens a new
-one. Delivery tags mean something on their own link only, and on a lost link every settlement is a no-op that answers
-False: sent on a newer channel it would close that channel, or settle somebody else's message.
+Nothing outside this module, ``stream``, ``frames`` and ``address`` knows pika. A link never heals: when its connection
+or its channel closes, or the broker cancels its consumer, it is lost for good and says so through ``lost``. Whoever
+wants to go on opens a new one. Delivery tags mean something on their own link only, and on a lost link every settlement
+is a no-op that answers False: sent on a newer channel it would close that channel, or settle somebody else's message.
 """
 
 import asyncio
@@ -14,15 +14,14 @@ from typing import Any, Final
 
 from pika import exceptions as amqp
 from pika import spec
-from pika.adapters.asyncio_connection import AsyncioConnection
 
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
+from conquiet.rabbit.frames import pack_acks
+from conquiet.rabbit.stream import OnArrivals, Stream
 
 NOT_FOUND: Final = 404
 _PATIENCE_S: Final = 0.5
-
-OnDelivery = Callable[[int, bool, Any, bytes], None]
 
 
 class LossKind(Enum):
@@ -91,10 +90,10 @@ class Link:
         link = cls(address.timeout_s)
         try:
             async with asyncio.timeout(address.timeout_s):
-                link._connect(address.parameters(attempt))
-                await link._opened
+                await link._connect(address.parameters(attempt))
                 link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
+            link._opened.cancel()  # nobody will ask it: an error put into it now would count as uncaught
             link._abort()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
@@ -116,6 +115,11 @@ class Link:
         """True until it is lost or closed."""
         return self._alive
 
+    @property
+    def heartbeat_s(self) -> float:
+        """The interval that was agreed on with the broker; 0 when there are no heartbeats."""
+        return float(self._connection.params.heartbeat or 0)
+
     # -------------------------------------------------------------- questions that are answered
     async def depth(self, queue: str) -> int:
         """Declare the queue passively and return how many messages it holds.
@@ -133,17 +137,17 @@ class Link:
             raise
         return int(answer.method.message_count)
 
-    async def consume(self, queue: str, *, tag: str, prefetch: int, on_delivery: OnDelivery) -> None:
-        """Ask for deliveries with manual acknowledgement, at most ``prefetch`` unsettled ones at a time."""
+    async def consume(self, queue: str, *, tag: str, prefetch: int, on_arrivals: OnArrivals) -> None:
+        """Ask for deliveries with manual acknowledgement, at most ``prefetch`` unsettled ones at a time.
+
+        They are reported in runs, as they come from the socket. Once for each link.
+        """
         # global_qos=False: the limit counts for this consumer. RabbitMQ 4 has dropped the other kind.
         await self._ask(lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done))
-
-        def received(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
-            on_delivery(method.delivery_tag, method.redelivered, properties.headers, body)
-
+        self._connection.take_deliveries(self._channel.channel_number, on_arrivals)
         self._consumer_tag = tag
         await self._ask(
-            lambda done: self._channel.basic_consume(queue, received, auto_ack=False, consumer_tag=tag, callback=done)
+            lambda done: self._channel.basic_consume(queue, _never, auto_ack=False, consumer_tag=tag, callback=done)
         )
 
     async def fetch(self, queue: str) -> Fetched | None:
@@ -170,9 +174,16 @@ class Link:
         await self._ask(lambda done: self._channel.confirm_delivery(on_confirm, callback=done))
 
     # -------------------------------------------------------------- orders nobody answers
-    def ack(self, tag: int, *, multiple: bool = False) -> bool:
-        """Acknowledge; False when the link is gone and the broker has taken the message back."""
-        return self._order(lambda: self._channel.basic_ack(tag, multiple))
+    def ack(self, up_to: int | None, singles: tuple[int, ...] = ()) -> bool:
+        """Acknowledge everything up to a tag, then single tags above it, all in one write.
+
+        False when the link is gone and the broker has taken the messages back.
+        """
+        if not self._alive:
+            return False
+        frames = pack_acks(self._channel.channel_number, up_to, singles)
+        self._connection.emit(frames, len(singles) + (up_to is not None))
+        return True
 
     def reject(self, tag: int, *, requeue: bool) -> bool:
         """Reject: from RabbitMQ 4.3 on, only this (and not a nack) counts toward a quorum queue's delivery limit."""
@@ -211,16 +222,20 @@ class Link:
         await self._wait(self._connection_over, _PATIENCE_S)
 
     # -------------------------------------------------------------- inside
-    def _connect(self, parameters: Any) -> None:
-        self._connection = AsyncioConnection(
+    async def _connect(self, parameters: Any) -> None:
+        self._connection = Stream(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
             on_close_callback=self._on_connection_closed,
-            custom_ioloop=self._loop,
         )
         self._connection.add_on_connection_blocked_callback(lambda *_: self.on_blocked(True))  # noqa: FBT003
         self._connection.add_on_connection_unblocked_callback(lambda *_: self.on_blocked(False))  # noqa: FBT003
+        try:
+            await self._connection.connect()
+        except OSError as error:
+            raise RabbitConnectionError("cannot connect to RabbitMQ", reason=_reason(error)) from error
+        await self._opened
 
     async def _ask(self, send: Callable[[Callable[[Any], None]], Any]) -> Any:
         """Send a request and wait for its answer or for the end of the link, whichever is first."""
@@ -304,14 +319,13 @@ class Link:
         self._lose(LossKind.CONSUMER, None)
 
 
+def _never(*_: object) -> None:
+    """Stand in for the callback pika wants: it never gets to see a delivery."""
+
+
 def _reason(error: Any) -> str:
     """Name an error by its type and the broker's number."""
     if error is None:
         return "cancelled by the broker"
-    # pika wraps the reason of a failed start in layers of workflow errors.
-    inner = getattr(error, "exceptions", None) or getattr(error, "args", None)
-    deepest = inner[-1] if inner and isinstance(inner[-1], BaseException) else None
-    if deepest is not None and not isinstance(error, amqp.ConnectionClosed | amqp.ChannelClosed):
-        return _reason(deepest)
     code = getattr(error, "reply_code", None)
     return type(error).__name__ + (f" ({code})" if isinstance(code, int) else "")

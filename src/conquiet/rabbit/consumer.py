@@ -13,6 +13,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -27,12 +28,13 @@ from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.decrypt import Decryptor, KeyFault
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.events import ConnectionEvent, EventKind, Listeners
+from conquiet.rabbit.loop_watch import LoopWatch
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.session import Session
 from conquiet.rabbit.settle import Settlement, Verdict, decide
 from conquiet.rabbit.supervisor import Supervisor
-from conquiet.rabbit.syncer import ContractBroken, Syncer, is_async
-from conquiet.rabbit.topology import ask_management, has_dead_letter_exchange
+from conquiet.rabbit.syncer import DONE, ContractBroken, Syncer, is_async
+from conquiet.rabbit.topology import check_dead_letters
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers, Workers
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class RabbitConsumer:
         self._policy = config.policy
         self._tally = Tally(self._queue)
         self._listeners = Listeners()
+        self._watch = LoopWatch(self._on_stall)
         self._life = Lifecycle("RabbitConsumer")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_event: asyncio.Event | None = None
@@ -92,6 +95,11 @@ class RabbitConsumer:
         self._task: asyncio.Task[Counters] | None = None
 
     # -------------------------------------------------------------- what a user sees
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change how many messages are handled at once, and with it an unset prefetch; before the start only."""
+        self._life.require_new("concurrency")
+        self._config = replace(self._config, concurrency=concurrency)
+
     @property
     def count(self) -> Counters:
         """The numbers so far; SPEC(004 §8)."""
@@ -186,7 +194,7 @@ class RabbitConsumer:
             self._connect, backoff=self._config.reconnect, max_failures=self._config.max_reconnects, stop=stop
         )
         try:
-            await self._check_dead_letters()
+            await check_dead_letters(self._config, self._address.vhost, self._queue)
             session: Session | None = await supervisor.first()
             self._ready.set()
             while session is not None and not await self._stopped_before_loss(session, stop):
@@ -206,16 +214,17 @@ class RabbitConsumer:
         link.on_blocked = self._on_blocked
         try:
             depth = await link.depth(self._queue)
-            session = Session(link, self._tally)
+            session = Session(link, self._tally, self._config.window)
             self._session = session
             if attempt == 0:
                 self._tally.started(depth)
                 logger.info("messages in the queue", extra={"queue": self._queue, "queued": depth})
+            self._watch.start(link.heartbeat_s)
             await link.consume(
                 self._queue,
                 tag=self._tag,
                 prefetch=self._config.window,
-                on_delivery=lambda *delivered: self._on_delivery(session.received(*delivered)),
+                on_arrivals=lambda arrivals: self._on_deliveries(session.received(arrivals)),
             )
         except BaseException:
             self._session = None
@@ -248,6 +257,7 @@ class RabbitConsumer:
         """The one way out: intake, handlers, channel, connection, counters. SPEC(004 §6, §7)."""
         assert self._workers is not None  # noqa: S101 - run() made them
         session, workers = self._session, self._workers
+        self._watch.stop()
         self._life.stop()  # also when run() was cancelled or failed: from here on nothing new starts
         self._unstarted += workers.take_unstarted()
         if session is not None:
@@ -278,12 +288,12 @@ class RabbitConsumer:
             )
 
     # -------------------------------------------------------------- what happens in between
-    def _on_delivery(self, delivery: Delivery) -> None:
+    def _on_deliveries(self, deliveries: list[Delivery]) -> None:
         if self._life.is_stopping or self._workers is None:
-            # Kept until the broker has stopped sending: handed back at once it would come straight back to us.
-            self._unstarted.append(delivery)
+            # Kept until the broker has stopped sending: handed back at once they would come straight back to us.
+            self._unstarted += deliveries
         else:
-            self._workers.submit(delivery)
+            self._workers.submit(deliveries)
 
     def _on_finished(self, delivery: Delivery, verdict: Verdict) -> None:
         try:
@@ -296,11 +306,12 @@ class RabbitConsumer:
             self.fail(failure)
 
     def _settle(self, delivery: Delivery, verdict: Verdict) -> None:
-        settlement = decide(verdict, delivery.facts, self._policy)
+        # The facts are in headers, which are not decoded for nothing; decide() says the same of a success.
+        settlement = Settlement.ACK if verdict is DONE else decide(verdict, delivery.facts, self._policy)
         if settlement is not Settlement.ACK:
             self._tell(delivery, verdict, settlement)
         delivery.session.settle(delivery, settlement)
-        if settlement in {Settlement.STOP, Settlement.DEAD_LETTER_AND_STOP}:
+        if settlement is Settlement.STOP or settlement is Settlement.DEAD_LETTER_AND_STOP:
             self._break_off(verdict)
 
     def _break_off(self, verdict: Verdict) -> None:
@@ -328,6 +339,13 @@ class RabbitConsumer:
     def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it
         logger.warning("connection blocked by the broker" if blocked else "connection unblocked by the broker")
         self._announce(EventKind.BLOCKED if blocked else EventKind.UNBLOCKED)
+
+    def _on_stall(self, stalled_s: float) -> None:
+        logger.warning(
+            "the event loop stood still for longer than a heartbeat, and the broker may have given the connection up: "
+            "something blocks it, most likely the syncer; declare it as a plain function, which runs in a thread",
+            extra={"queue": self._queue, "stalled_s": round(stalled_s, 1), "syncer": _name(self._syncer)},
+        )
 
     def _announce(self, kind: EventKind, attempt: int = 0, reason: str | None = None) -> None:
         self._tally.connection(kind.value)
@@ -358,26 +376,6 @@ class RabbitConsumer:
         workers: Workers = kind(self._syncer, self._pipeline, self._config.concurrency, self._on_finished)
         return workers
 
-    async def _check_dead_letters(self) -> None:
-        """Find out whether failed messages would be kept, where that can be known."""
-        known, url = self._config.dead_letter, self._config.management_url
-        if known is None and url is not None:
-            try:
-                answer = await asyncio.to_thread(ask_management, url, self._address.vhost, self._queue)
-                known = has_dead_letter_exchange(answer)
-            except RabbitError:
-                if self._config.require_dead_letter:
-                    raise
-                logger.warning("cannot find out about a dead-letter exchange", extra={"queue": self._queue})
-        if known is not False:
-            return
-        if self._config.require_dead_letter:
-            raise RabbitError(
-                f"queue {self._queue} has no dead-letter exchange and require_dead_letter is set; "
-                "set one with a policy or with the argument x-dead-letter-exchange",
-                queue=self._queue,
-            )
-        logger.warning(
-            "the queue has no dead-letter exchange: a message that fails twice will be discarded",
-            extra={"queue": self._queue},
-        )
+
+def _name(syncer: object) -> str:
+    return str(getattr(syncer, "__qualname__", type(syncer).__qualname__))

@@ -93,6 +93,7 @@ class DeadLetters:
         limit: int | None = None,
         per_second: float | None = None,
         progress: Callable[[int, int], None] | None = None,
+        chosen: Callable[[Fetched], bool] | None = None,
     ) -> Replayed:
         """Put the messages of a dead-letter queue back.
 
@@ -104,6 +105,7 @@ class DeadLetters:
             limit: At most so many.
             per_second: No faster than this.
             progress: Called after each message with (done, expected).
+            chosen: Only those for which it says yes; the others stay where they are. None is all.
 
         Raises:
             QueueMissingError: The dead-letter queue is not there.
@@ -115,11 +117,18 @@ class DeadLetters:
         pace = _Pace(per_second, self._clock)
         link = await Link.open(self._address)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
-        replayed = skipped = 0
+        taken = replayed = skipped = 0
         try:
             depth = await link.depth(dead_letter_queue)
             expected = depth if limit is None else min(depth, limit)
-            while replayed + skipped < expected and (message := await link.fetch(dead_letter_queue)) is not None:
+            while (
+                taken < depth
+                and replayed + skipped < expected
+                and (message := await link.fetch(dead_letter_queue)) is not None
+            ):
+                taken += 1
+                if chosen is not None and not chosen(message):
+                    continue  # as below: handed back at the end
                 target = to or source_queue(message.headers)
                 if target is None:
                     # Not handed back until the end: it would be the next one we get.
@@ -127,7 +136,7 @@ class DeadLetters:
                 else:
                     await pace.wait()
                     await publisher.send(_renewed(message, target))
-                    if not link.ack(message.tag):
+                    if not link.ack(None, (message.tag,)):
                         raise RabbitError(
                             "the connection was lost during a replay; the last message may be in both queues",
                             queue=dead_letter_queue,

@@ -38,6 +38,11 @@ class Pipeline:
     decryptor: Decryptor | None = None
     max_body_bytes: int = DEFAULT_MAX_BYTES
 
+    @property
+    def reads_headers(self) -> bool:
+        """Whether :meth:`prepare` looks at headers at all: they need not be decoded if it does not."""
+        return self.max_retries is not None
+
     def prepare(self, headers: object, body: bytes) -> Prepared:
         """Take one delivery through all steps; the first that fails has the last word."""
         if is_exhausted(headers, self.max_retries):

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, Protocol
 
-from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.delivery import CURRENT, Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.settle import Verdict
 from conquiet.rabbit.syncer import broken_by, judge
@@ -31,8 +31,8 @@ class Workers(Protocol):
         """Get ready to work."""
         ...
 
-    def submit(self, delivery: Delivery) -> None:
-        """Take a delivery; it starts when somebody is free."""
+    def submit(self, deliveries: list[Delivery]) -> None:
+        """Take deliveries; each starts when somebody is free."""
         ...
 
     def take_unstarted(self) -> list[Delivery]:
@@ -69,6 +69,7 @@ class TaskWorkers:
     ) -> None:
         self._syncer = syncer
         self._prepare = pipeline.prepare
+        self._reads_headers = pipeline.reads_headers
         self._concurrency = concurrency
         self._finish = finish
         self._loop = asyncio.get_running_loop()
@@ -88,9 +89,9 @@ class TaskWorkers:
             for number in range(self._concurrency)
         ]
 
-    def submit(self, delivery: Delivery) -> None:
+    def submit(self, deliveries: list[Delivery]) -> None:
         """See :class:`Workers`."""
-        self._buffer.append(delivery)
+        self._buffer += deliveries
         if self._free and not self._waking:
             self._waking = True
             self._wake_one()
@@ -167,11 +168,12 @@ class TaskWorkers:
 
     async def _handle(self, delivery: Delivery) -> Verdict:
         try:
-            prepared = self._prepare(delivery.headers, delivery.body)
+            prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
         except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
             return prepared
+        CURRENT.set(delivery)
         try:
             return judge(await self._syncer(prepared.message))
         except GeneratorExit:  # the loop itself is being torn down
@@ -193,6 +195,7 @@ class ThreadWorkers:
     def __init__(self, syncer: Callable[[Any], object], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
         self._syncer = syncer
         self._prepare = pipeline.prepare
+        self._reads_headers = pipeline.reads_headers
         self._concurrency = concurrency
         self._finish = finish
         self._loop = asyncio.get_running_loop()
@@ -210,10 +213,11 @@ class ThreadWorkers:
         for number in range(self._concurrency):
             threading.Thread(target=self._work, name=f"conquiet-rabbit-{number}", daemon=True).start()
 
-    def submit(self, delivery: Delivery) -> None:
+    def submit(self, deliveries: list[Delivery]) -> None:
         """See :class:`Workers`."""
-        self._outstanding.add(delivery)
-        self._buffer.put(delivery)
+        self._outstanding.update(deliveries)
+        for delivery in deliveries:
+            self._buffer.put(delivery)
 
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`Workers`."""
@@ -264,11 +268,12 @@ class ThreadWorkers:
 
     def _handle(self, delivery: Delivery) -> Verdict:
         try:
-            prepared = self._prepare(delivery.headers, delivery.body)
+            prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
         except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
             return prepared
+        CURRENT.set(delivery)
         try:
             return judge(self._syncer(prepared.message))
         except BaseException as error:  # noqa: BLE001 - whatever a syncer raises, SystemExit too, is its contract broken

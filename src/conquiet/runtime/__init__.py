@@ -2,7 +2,7 @@
 
     Consumer            the engine's life                   consumer.py
     Intake              when to fetch                       intake.py, fairness.py, stealing.py
-    StreamReader        how to fetch                        stream_reader.py, wire.py
+    StreamReader        how to fetch                        stream_reader.py, wire.py, line.py
     ConcurrencyPool     how many at once                    concurrency_pool.py
     Runner              one message's life                  runner.py, context.py
     Acknowledger        many acknowledgements in one write  acknowledger.py
@@ -14,7 +14,7 @@ No database is known here, and no policy: retries, delays and dead letters are t
 
 from conquiet.kernel.extras import require_extra
 
-require_extra("redis", "redis", "msgspec")
+require_extra("redis", "redis", "msgspec", "hiredis")
 
 from conquiet.runtime.concurrency_pool import ConcurrencyPool  # noqa: E402 - the extra is checked first
 from conquiet.runtime.consumer import Consumer  # noqa: E402

@@ -37,6 +37,7 @@ class ConcurrencyPool(Generic[T]):
         self._workers: list[asyncio.Task[None]] = []
         self._wake_planned = False
         self._step = 1
+        self._mark = -1
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing = False
@@ -75,6 +76,13 @@ class ConcurrencyPool(Generic[T]):
             self._waiting.extend(items)
             self._step = 1
             self._wake(1)
+
+    def tell_at(self, waiting: int) -> None:
+        """Call ``on_free`` and let the event loop turn once, as soon as only so many items are waiting.
+
+        Handlers that never wait would otherwise empty the store in one go, and nothing would be on its way.
+        """
+        self._mark = waiting
 
     def hold(self) -> None:
         """Begin with nothing any more. What is running goes on."""
@@ -136,7 +144,8 @@ class ConcurrencyPool(Generic[T]):
                     logger.exception("slot failed")
                 finally:
                     del running[task]
-                if time.monotonic() - turn_began > _TURN_S and waiting:
+                if waiting and (len(waiting) == self._mark or time.monotonic() - turn_began > _TURN_S):
+                    self._mark = -1
                     self._on_free()
                     await asyncio.sleep(0)
                     turn_began = time.monotonic()

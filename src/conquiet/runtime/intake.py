@@ -18,6 +18,7 @@ from conquiet.runtime.context import RuntimeMessage
 from conquiet.runtime.fairness import StreamRota, Take, prefetch_now
 from conquiet.runtime.metrics import StreamTally, observe_claimed, observe_group_recreated
 from conquiet.runtime.reconnect import Reconnect
+from conquiet.runtime.room import Room
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.stealing import START, StealSchedule
 from conquiet.runtime.stream_reader import StreamReader
@@ -25,6 +26,7 @@ from conquiet.runtime.wire import Wire, WireLostError
 
 _PARTIAL_WAIT_MS = 100
 _OWN_PAGE = 100
+_FLUSH_S = 0.1
 
 
 class _Doing(Enum):
@@ -43,9 +45,8 @@ class Intake:
         streams: What to read.
         reader: How to read it.
         wire: The reader's connection.
-        acknowledger: Whose due acknowledgements go out with our reads.
+        room: What may still be fetched, shared with the others who fetch for the pool.
         settings: Times and limits.
-        concurrency: Slots of the pool.
         tallies: Counts per stream.
         on_error: Told about everything that goes wrong.
     """
@@ -56,8 +57,8 @@ class Intake:
         *,
         reader: StreamReader,
         wire: Wire,
+        room: Room,
         settings: RuntimeSettings,
-        concurrency: int,
         tallies: Mapping[str, StreamTally],
         reconnect: Reconnect,
         on_error: Callable[[BaseException], None],
@@ -67,8 +68,8 @@ class Intake:
         self._withheld: frozenset[str] = frozenset()
         self._reader = reader
         self._wire = wire
+        self._room = room
         self._settings = settings
-        self._concurrency = concurrency
         self._tallies = tallies
         self._reconnect = reconnect
         self._on_error = on_error
@@ -78,11 +79,13 @@ class Intake:
         self._acknowledger: Acknowledger
         self._average_s: Callable[[], float]
         self._held: Callable[[str], int]
+        self._wake_others: Callable[[], None]
         self._doing = _Doing.APART
         self._stopping = asyncio.Event()
         self._room_waiter: asyncio.Future[None] | None = None
         self._found_last = False
-        self._all_flushed_at = 0.0
+        self._stranded: list[str] = []
+        self._flushed_at = 0.0
         self._read_sent_at = time.monotonic()
         self.last_progress = time.monotonic()
         self.lag: dict[str, int | None] = dict.fromkeys(streams)
@@ -94,21 +97,28 @@ class Intake:
         *,
         average_s: Callable[[], float],
         held: Callable[[str], int],
+        wake_others: Callable[[], None],
     ) -> None:
         """Name the neighbours that themselves need to know us."""
         self._pool = pool
         self._acknowledger = acknowledger
         self._average_s = average_s
         self._held = held
+        self._wake_others = wake_others
 
     @property
     def is_blocked(self) -> bool:
         """True while a read waits on the server."""
         return self._doing is _Doing.BLOCKED
 
+    @property
+    def is_stopping(self) -> bool:
+        """True once told to read nothing more."""
+        return self._stopping.is_set()
+
     def will_come(self) -> bool:
         """True if the next read, which takes due acknowledgements along, is a matter of microseconds."""
-        if self._doing is _Doing.WAITING_FOR_ROOM and self._room() > 0:
+        if self._doing is _Doing.WAITING_FOR_ROOM and self._room_now() > 0:
             self.wake()
             return True
         return self._doing is _Doing.BUSY
@@ -138,6 +148,7 @@ class Intake:
         own = [(stream, START) for stream in self._all_streams]
         try:
             while not self._stopping.is_set():
+                self._let_others()
                 room = await self._wait_for_room()
                 if room == 0:
                     return
@@ -148,11 +159,17 @@ class Intake:
                 self._doing = _Doing.BUSY
                 try:
                     own.sort(key=lambda left: left[0] in self._withheld)
-                    if own and own[0][0] in self._streams:
+                    if self._stranded:
+                        await self._recover_stranded(room)
+                    elif own and own[0][0] in self._streams:
                         own = await self._recover_own(own, room)
                     elif not await self._steal(room):
                         await self._read(room)
                     self._reconnect.succeeded()
+                    # What was fetched begins before anything else happens: what is done at once is acknowledged
+                    # in the same write as the next read, and nobody waits for our bookkeeping.
+                    await asyncio.sleep(0)
+                    self._flush_tallies()
                 except WireLostError as lost:
                     await self._come_back(self._no_answer(lost))
                 except GroupMissingError as error:
@@ -162,14 +179,20 @@ class Intake:
                     await self._come_back(error)
         finally:
             self._doing = _Doing.APART
+            self._room.leave(self)
             self._acknowledger.nudge()
 
-    def _room(self) -> int:
-        prefetch = prefetch_now(self._average_s(), self._concurrency, self._settings.prefetch)
-        waiting = self._pool.waiting
-        if waiting > prefetch // 2:  # enough in store; a fuller read later is cheaper than a small one now
+    def _let_others(self) -> None:
+        """Nothing of ours is on its way: what was set aside for it is free."""
+        self._room.release(self)
+        self._wake_others()
+
+    def _room_now(self) -> int:
+        prefetch = prefetch_now(self._average_s(), self._room.slots, self._settings.prefetch)
+        if self._pool.waiting > prefetch // 2:  # enough in store; a fuller read later is cheaper than a small one now
+            self._pool.tell_at(prefetch // 2)
             return 0
-        return self._concurrency + prefetch - self._pool.active - waiting
+        return self._room.for_reading(self, self._pool.in_hand, prefetch)
 
     def _heed_withheld(self) -> None:
         # Between two reads, so that no turn is noted for a stream that is not in the rota any more.
@@ -179,6 +202,7 @@ class Intake:
 
     async def _wait_for_release(self) -> None:
         """Wait while every stream is withheld."""
+        self._let_others()
         self._doing = _Doing.APART  # no read is coming that would take acknowledgements along
         self._acknowledger.nudge()
         self._room_waiter = asyncio.get_running_loop().create_future()
@@ -188,8 +212,9 @@ class Intake:
     async def _wait_for_room(self) -> int:
         """Return the room there is; 0 once stopping."""
         while not self._stopping.is_set():
-            room = self._room()
+            room = self._room_now()
             if room > 0:
+                self._room.set_aside(self, room, waiting=False)
                 return room
             self._doing = _Doing.WAITING_FOR_ROOM
             self._acknowledger.nudge()
@@ -200,33 +225,34 @@ class Intake:
     async def _read(self, room: int) -> None:
         takes, wait_ms = self._plan(room)
         if wait_ms:
+            self._room.set_aside(self, sum(len(take.streams) * take.each for take in takes), waiting=True)
             self._doing = _Doing.BLOCKED
         self._read_sent_at = time.monotonic()
-        messages = await self._reader.read(
+        messages, found = await self._reader.read(
             takes, wait_ms=wait_ms, acks=self._acknowledger.take(), acknowledger=self._acknowledger
         )
         self._doing = _Doing.BUSY
-        found: dict[str, int] = {}
-        for message in messages:
-            found[message.stream] = found.get(message.stream, 0) + 1
         for stream, count in found.items():
             self._tallies[stream].read += count
         self._rota.note(takes, found)
+        self._room.note(len(messages))
         self._found_last = bool(messages)
         self._deliver(messages)
+        self._let_others()
 
     def _plan(self, room: int) -> tuple[list[Take], int]:
         """Return the reads and how long to wait in them."""
         takes = self._rota.plan(room)
         everywhere = len(takes) == 1 and len(takes[0].streams) == len(self._streams)
-        if self._rota.anybody_full or not (everywhere or self._rota.all_were_empty):
+        if self._rota.anybody_full or not (everywhere or self._rota.all_were_empty) or not self._room.may_wait:
             return takes, 0
         wait_ms = self._settings.slice_ms
-        if not everywhere:
+        patience = self._room.for_waiting(self, self._pool.in_hand)
+        if not everywhere or patience < room:
             # More streams than room. The store takes the difference; what it cannot take is asked in turn.
-            takes = [self._rota.plan_wait(self._settings.prefetch + self._concurrency - self._pool.in_hand)]
-            if len(takes[0].streams) < len(self._streams):
-                wait_ms = min(wait_ms, _PARTIAL_WAIT_MS)
+            takes = [self._rota.plan_wait(patience)]
+        if len(takes[0].streams) < len(self._streams) or self._room.is_crowded:
+            wait_ms = min(wait_ms, _PARTIAL_WAIT_MS)
         return takes, min(wait_ms, int(self._stealing.next_look(time.monotonic()) * 1000))
 
     async def _steal(self, room: int) -> bool:
@@ -256,28 +282,35 @@ class Intake:
         self._deliver(messages)
         return rest if next_cursor is None else [(stream, next_cursor), *rest]
 
+    async def _recover_stranded(self, room: int) -> None:
+        """Deliver what a lost reply has left with us, as far as there is room."""
+        since_ms = int((time.monotonic() - self._read_sent_at) * 1000) + 1
+        messages, more = await self._reader.recover_stranded(self._stranded[0], since_ms, room)
+        self._deliver(messages)
+        if not more:
+            self._stranded.pop(0)
+
     def _deliver(self, messages: list[RuntimeMessage]) -> None:
         self.last_progress = time.monotonic()
         self._pool.put(messages)
-        self._flush_tallies({message.stream for message in messages})
 
-    def _flush_tallies(self, streams: set[str]) -> None:
-        """Hand numbers to the metrics: for the streams that are at work, and once a second for all."""
-        if self.last_progress >= self._all_flushed_at + 1.0:
-            self._all_flushed_at = self.last_progress
-            streams = set(self._all_streams)
-        for stream in streams:
-            self._tallies[stream].flush(self._held(stream))
+    def _flush_tallies(self) -> None:
+        """Hand numbers to the metrics, now and then: it costs a stream as much as some messages do."""
+        if self.last_progress >= self._flushed_at + _FLUSH_S:
+            self._flushed_at = self.last_progress
+            for stream in self._all_streams:
+                self._tallies[stream].flush(self._held(stream))
 
     async def _come_back(self, error: QueueError) -> None:
-        """Wait, connect anew, and fetch what a lost reply has left with us.
+        """Wait and connect anew. What a lost reply has left with us is fetched then, before anything else.
 
         Raises:
             QueueError: It failed too often in a row.
         """
         self._doing = _Doing.APART
+        self._let_others()
         self._acknowledger.nudge()
-        lost_since = self._read_sent_at
+        self._stranded = list(self._all_streams)
         while not self._stopping.is_set():
             self._on_error(error)
             delay_s = self._reconnect.delay_s()
@@ -289,16 +322,8 @@ class Intake:
                 return
             try:
                 await self._wire.open()
-                since_ms = int((time.monotonic() - lost_since) * 1000) + 1
-                for stream in self._all_streams:
-                    self._deliver(await self._reader.recover_stranded(stream, since_ms))
             except WireLostError as lost:
                 error = self._no_answer(lost)
-            except GroupMissingError as gone:
-                await self._group_lost(gone)
-                return
-            except QueueError as refused:
-                error = refused
             else:
                 return
 

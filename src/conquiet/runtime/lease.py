@@ -8,22 +8,24 @@ An extension never takes a message back. XCLAIM does not ask who the owner is, s
 one script (``EXTEND_LEASE``); what it does not keep is in other hands, and the loser is told.
 """
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from conquiet.queue.replies import text
 from conquiet.queue.scripts import EXTEND_LEASE
 from conquiet.runtime.context import RuntimeMessage
+from conquiet.runtime.servers import Servers
 from conquiet.runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
+
+Batch = tuple[str, list[RuntimeMessage]]
+"""A stream, and messages of it."""
 
 _BATCH = 250
 """Ids in one script call: the server serves nobody else meanwhile, about a millisecond."""
@@ -90,7 +92,7 @@ class Heartbeat:
     """The thread. ``on_lost`` and ``on_error`` are called in it; they must hand over to the event loop.
 
     Args:
-        client: A clone made by ``clone_sync``; the heartbeat closes it.
+        servers: Where the streams are.
         table: What we hold.
         group: The consumer group.
         consumer_id: Our name in it.
@@ -101,7 +103,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        client: redis.Redis,
+        servers: Servers,
         table: LeaseTable,
         *,
         group: str,
@@ -110,13 +112,12 @@ class Heartbeat:
         on_lost: Callable[[RuntimeMessage], None],
         on_error: Callable[[RedisError | OSError], None],
     ) -> None:
-        self._client = client
+        self._servers = servers
         self._table = table
         self._who = (group, consumer_id)
         self._settings = settings
         self._on_lost = on_lost
         self._on_error = on_error
-        self._script = client.register_script(EXTEND_LEASE)
         self._stop = threading.Event()
         self._last_success = time.monotonic()
         # A daemon: a process that ends without stopping its engine must not hang on it.
@@ -137,11 +138,9 @@ class Heartbeat:
         self._stop.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread, then close its connection. False if it did not end in time."""
+        """Wait for the thread. False if it did not end in time."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        with contextlib.suppress(RedisError, OSError):
-            self._client.close()
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -169,14 +168,32 @@ class Heartbeat:
         by_stream: dict[str, list[RuntimeMessage]] = {}
         for message in due(held, now, self._settings):
             by_stream.setdefault(message.stream, []).append(message)
-        batches = [
-            (stream, messages[at : at + _BATCH])
-            for stream, messages in by_stream.items()
-            for at in range(0, len(messages), _BATCH)
-        ]
-        if not batches:
-            return
-        for (_, messages), kept_ids in zip(batches, self._extend(batches), strict=True):
+        batches: dict[redis.Redis, list[Batch]] = {}
+        failure: RedisError | OSError | None = None
+        for stream, messages in by_stream.items():
+            try:
+                theirs = batches.setdefault(self._servers.client(stream), [])
+            except (RedisError, OSError) as error:
+                failure = error
+            else:
+                theirs += [(stream, messages[at : at + _BATCH]) for at in range(0, len(messages), _BATCH)]
+        for client, theirs in batches.items():
+            try:
+                self._extend(client, theirs, now)
+            except (RedisError, OSError) as error:
+                # The streams of the other nodes are not to suffer from it.
+                self._servers.doubt()
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _extend(self, client: redis.Redis, batches: list[Batch], now: float) -> None:
+        with client.pipeline(transaction=False) as pipe:
+            for stream, messages in batches:
+                # The script itself and not its digest: it is short, and the right to EVAL is all it takes.
+                pipe.eval(EXTEND_LEASE, 1, stream, *self._who, *(message.id for message in messages))
+            replies = pipe.execute()
+        for (_, messages), kept_ids in zip(batches, replies, strict=True):
             kept = {text(kept_id) for kept_id in kept_ids}
             for message in messages:
                 if message.id in kept:
@@ -184,19 +201,6 @@ class Heartbeat:
                     message.leased_at = now
                 elif not (message.settled or message.acknowledged):
                     self._lose(message)
-
-    def _extend(self, batches: list[tuple[str, list[RuntimeMessage]]]) -> list[Any]:
-        try:
-            return self._evalsha(batches)
-        except NoScriptError:
-            self._client.script_load(EXTEND_LEASE)
-            return self._evalsha(batches)
-
-    def _evalsha(self, batches: list[tuple[str, list[RuntimeMessage]]]) -> list[Any]:
-        with self._client.pipeline(transaction=False) as pipe:
-            for stream, messages in batches:
-                pipe.evalsha(self._script.sha, 1, stream, *self._who, *(message.id for message in messages))
-            return pipe.execute()
 
     def _lose(self, message: RuntimeMessage) -> None:
         # Set here and not on the event loop: a handler that blocks it can look at the flag all the same.

@@ -39,6 +39,7 @@ class StreamTally:
 
     __slots__ = (
         "_flushed_failed",
+        "_flushed_in_hand",
         "_flushed_succeeded",
         "_handling",
         "_in_hand",
@@ -57,7 +58,7 @@ class StreamTally:
         self.read = self.succeeded = self.failed = self.claimed = 0
         self.handling_s: list[float] = []
         self.wait_s: list[float] = []
-        self._flushed_succeeded = self._flushed_failed = 0
+        self._flushed_succeeded = self._flushed_failed = self._flushed_in_hand = 0
         self._handling = RUNTIME_HANDLING_SECONDS.labels(stream)
         self._wait = RUNTIME_WAIT_SECONDS.labels(stream)
         self._in_hand = RUNTIME_IN_HAND.labels(stream)
@@ -69,15 +70,17 @@ class StreamTally:
 
     def flush(self, in_hand: int) -> None:
         """Hand what has gathered to Prometheus."""
-        _flush_counts(self._stream, self.succeeded - self._flushed_succeeded, self.failed - self._flushed_failed)
-        self._flushed_succeeded, self._flushed_failed = self.succeeded, self.failed
-        if self.handling_s:
+        if self.handling_s:  # each success and each failure has left its duration here
+            _flush_counts(self._stream, self.succeeded - self._flushed_succeeded, self.failed - self._flushed_failed)
+            self._flushed_succeeded, self._flushed_failed = self.succeeded, self.failed
             observe_many(self._handling, self.handling_s)
             self.handling_s.clear()
         if self.wait_s:
             observe_many(self._wait, self.wait_s)
             self.wait_s.clear()
-        self._in_hand.set(in_hand)
+        if in_hand != self._flushed_in_hand:
+            self._flushed_in_hand = in_hand
+            self._in_hand.set(in_hand)
 
 
 @never_raises

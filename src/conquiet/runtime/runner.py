@@ -12,7 +12,6 @@ from typing import Any
 
 from conquiet.errors import ConfigurationError, DeliveriesExhaustedError, LeaseLostError
 from conquiet.kernel.redaction import printable
-from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.concurrency_pool import isolated
 from conquiet.runtime.context import Custody, MessageContext, RuntimeMessage, SyncMessageContext
 from conquiet.runtime.events import EngineError, EventDispatcher, Failed, Started, Succeeded
@@ -68,7 +67,7 @@ class Runner:
     Args:
         handler: The user's function.
         on_exhausted: Called instead of it past ``max_deliveries``.
-        acknowledger: Where successes go.
+        acknowledge: Called with each success.
         table: Where failures are let go of.
         dispatcher: Who is told.
         tallies: Where it is counted.
@@ -81,7 +80,7 @@ class Runner:
         handler: Invoker,
         *,
         on_exhausted: Invoker | None,
-        acknowledger: Acknowledger,
+        acknowledge: Callable[[RuntimeMessage], None],
         table: LeaseTable,
         dispatcher: EventDispatcher,
         tallies: Mapping[str, StreamTally],
@@ -90,7 +89,7 @@ class Runner:
     ) -> None:
         self._handler = handler
         self._on_exhausted = on_exhausted
-        self._acknowledger = acknowledger
+        self._acknowledge = acknowledge
         self._table = table
         self._dispatcher = dispatcher
         self._tallies = tallies
@@ -152,7 +151,7 @@ class Runner:
         if message.acknowledged:
             self._table.release(message)
         else:
-            self._acknowledger.add(message)
+            self._acknowledge(message)
         if Succeeded in self._dispatcher.heard:
             self._dispatcher.emit(Succeeded(message, duration_s))
 

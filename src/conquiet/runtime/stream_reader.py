@@ -79,8 +79,10 @@ class StreamReader:
 
     async def read(
         self, takes: Sequence[Take], *, wait_ms: int, acks: AckBatch | None, acknowledger: Acknowledger
-    ) -> list[RuntimeMessage]:
+    ) -> tuple[list[RuntimeMessage], dict[str, int]]:
         """Send what is due to be acknowledged and the reads in one write; return the new messages.
+
+        With them comes how many there are of each stream that had any.
 
         Args:
             takes: One XREADGROUP each.
@@ -92,27 +94,28 @@ class StreamReader:
         sent_at = time.monotonic()
         packed = [self._packed(take, wait_ms) for take in takes]
         try:
-            await self._wire.send(packed if acks is None else acks.commands + packed)
+            self._wire.send(packed if acks is None else acks.commands + packed)
             if acks is not None:
-                replies = [await self._wire.receive() for _ in acks.commands]
-                acknowledger.confirm(acks, replies)
+                acknowledger.confirm(acks, await self._wire.receive(len(acks.commands)))
                 acks = None
         finally:
             if acks is not None:
                 acknowledger.put_back(acks)
         messages: list[RuntimeMessage] = []
+        found: dict[str, int] = {}
         failure: ResponseError | None = None
-        for _ in takes:
-            reply = await self._wire.receive()
+        for reply in await self._wire.receive(len(takes)):
             if isinstance(reply, ResponseError):
                 failure = reply
             elif reply:
                 for key, raw in reply:
-                    self._deliver(self._names[key], raw, messages, leased_at=sent_at)
+                    stream, before = self._names[key], len(messages)
+                    self._deliver(stream, raw, messages, leased_at=sent_at)
+                    found[stream] = len(messages) - before
         self._table.add(messages)
         if failure is not None and not messages:
             raise self._translated(failure, takes[0].streams[0], "XREADGROUP")
-        return messages
+        return messages, found
 
     async def read_own(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str | None]:
         """Return entries pending under our own name, and where to go on (None: that was all).
@@ -133,12 +136,12 @@ class StreamReader:
         self._table.add(messages)
         return messages, raw[-1][0].decode()
 
-    async def recover_stranded(self, stream: str, since_ms: int) -> list[RuntimeMessage]:
+    async def recover_stranded(self, stream: str, since_ms: int, room: int) -> tuple[list[RuntimeMessage], bool]:
         """Return what the server gave us in a reply that never arrived: pending for us, young, and not held.
 
         It is not charged: nobody has seen it. A failed message is not taken for one, being older than the
         lost read. XCLAIM asks for the idle time just seen, so that an entry taken by another meanwhile
-        (whose clock then started anew) stays where it is.
+        (whose clock then started anew) stays where it is. The second value is True if there was no room for all.
         """
         held = self._table.of(stream)
         messages: list[RuntimeMessage] = []
@@ -148,17 +151,20 @@ class StreamReader:
             query = pack("XPENDING", stream, self._group, start, "+", _PAGE, self._consumer_id)
             rows = pending_rows(await self._call(stream, "XPENDING", query))
             lost = [row for row in rows if row.id not in held and row.idle_ms <= since_ms]
+            left = room - len(messages)
             who = (stream, self._group, self._consumer_id)
-            claims = [pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", row.deliveries) for row in lost]
-            for row, reply in zip(lost, await self._wire.call(claims) if claims else [], strict=True):
+            claims = [pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", row.deliveries) for row in lost[:left]]
+            for row, reply in zip(lost, await self._wire.call(claims) if claims else [], strict=False):
                 found: list[RuntimeMessage] = []
                 self._deliver(stream, [] if isinstance(reply, ResponseError) else reply, found, leased_at=sent_at)
                 for message in found:
                     message.delivery_count = row.deliveries
                 messages += found
             self._table.add(messages)
+            if len(lost) > left:
+                return messages, True
             if len(rows) < _PAGE:
-                return messages
+                return messages, False
             start = after(rows[-1].id)
 
     async def claim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:

@@ -1,17 +1,23 @@
 """One asyncio connection of our own: packed commands out, replies in, each sent once. Knows no stream.
 
-redis-py's connection object does the work (address, TLS, log-in, Sentinel, parser). What is left out is
-what its client does around every call. Replies come back in order, so that several commands can go out
-in one write and the first answers be used while the last one still waits on the server.
+redis-py opens the connection (address, TLS, log-in, Sentinel); from then on a ``ReplyLine`` reads it. Replies
+come back in order, so that several commands can go out in one write and the first answers be used while the
+last one still waits on the server.
 """
 
 import contextlib
 from typing import Any
 
-import redis.asyncio
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, RedisError, ResponseError, TryAgainError
 
 from conquiet.queue.commands import pack
+from conquiet.runtime.line import ReplyLine
+from conquiet.runtime.servers import Servers
+
+_ELSEWHERE = (ReadOnlyError,)
+"""Refusals that say: not here. Over Sentinel or a moved address the right server is one new connection away."""
+
+_ELSEWHERE_IN_A_CLUSTER = (*_ELSEWHERE, AskError, ClusterDownError, TryAgainError)  # MOVED is an AskError, too
 
 
 class WireLostError(Exception):
@@ -30,20 +36,28 @@ class Wire:
     """A single connection, for one user at a time.
 
     Args:
-        client: A clone made by ``clone_async``. It stays the caller's.
+        servers: Who makes connections.
+        stream: One of the streams it is for; with it go all that one command can read together.
         name: What the connection is for, in metrics and logs.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, name: str) -> None:
+    def __init__(self, servers: Servers, stream: str, name: str) -> None:
         self.name = name
-        self._pool: Any = client.connection_pool
+        self._servers = servers
+        self._stream = stream
         self._connection: Any = None
+        self._line: ReplyLine | None = None
         self.client_id: int | None = None
+
+    @property
+    def peer(self) -> Any:
+        """Address of the other end; None while there is no connection."""
+        return None if self._line is None else self._line.peer
 
     @property
     def is_open(self) -> bool:
         """True while nothing has gone wrong since the last ``open()``."""
-        return self._connection is not None
+        return self._line is not None
 
     async def open(self) -> None:
         """Connect and log in.
@@ -54,7 +68,7 @@ class Wire:
         await self.close()
         connection = None
         try:
-            connection = self._pool.make_connection()
+            connection = await self._servers.connection(self._stream)
             await connection.connect()
         except (RedisError, OSError) as error:
             await _quietly_close(connection)
@@ -62,50 +76,56 @@ class Wire:
         except BaseException:
             await _quietly_close(connection)
             raise
-        self._connection = connection
+        self._connection, self._line = connection, ReplyLine(connection)
         # Only to cut a waiting read short at a stop. Who is not allowed to ask waits for the slice to end.
         (number,) = await self.call([pack("CLIENT", "ID")])
         self.client_id = number if isinstance(number, int) else None
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
-        connection, self._connection = self._connection, None
+        connection, line, self._connection, self._line = self._connection, self._line, None, None
+        if line is not None:
+            await line.close()
         await _quietly_close(connection)
 
-    async def send(self, packed: list[bytes]) -> None:
+    def send(self, packed: list[bytes]) -> None:
         """Send packed commands in one write. Each of them has a reply that must be received."""
-        connection = self._connection
-        if connection is None:
-            raise WireLostError(ConnectionError("the connection is closed"))
-        try:
-            await connection.send_packed_command(packed, check_health=False)
-        except BaseException as error:
-            await self._broken(error)
-            raise
+        self._open_line().send(b"".join(packed))
 
-    async def receive(self) -> Any:
-        """Return the next reply; a refusal by the server is returned as its ``ResponseError``, not raised."""
-        connection = self._connection
-        if connection is None:
-            raise WireLostError(ConnectionError("the connection is closed"))
+    async def receive(self, count: int) -> list[Any]:
+        """Return the next replies; a refusal by the server is among them as its ``ResponseError``, not raised."""
+        line = self._open_line()
         try:
-            return await connection.read_response()
-        except ResponseError as error:
-            return error
+            replies = await line.receive(count)
+            for reply in replies:
+                if isinstance(reply, RedisError) and self._means_elsewhere(reply):
+                    raise reply
         except BaseException as error:
-            await self._broken(error)
+            # A connection with an unread reply would give that reply to the next command.
+            await self.close()
+            if isinstance(error, RedisError | OSError):
+                raise WireLostError(error) from error
             raise
+        return replies
 
     async def call(self, packed: list[bytes]) -> list[Any]:
         """Send commands and return their replies, refusals among them."""
-        await self.send(packed)
-        return [await self.receive() for _ in packed]
+        self.send(packed)
+        return await self.receive(len(packed))
 
-    async def _broken(self, error: BaseException) -> None:
-        # A connection with an unread reply would give that reply to the next command.
-        await self.close()
-        if isinstance(error, RedisError | OSError):
-            raise WireLostError(error) from error
+    def _open_line(self) -> ReplyLine:
+        if self._line is None:
+            raise WireLostError(ConnectionError("the connection is closed"))
+        return self._line
+
+    def _means_elsewhere(self, reply: RedisError) -> bool:
+        """True for an answer that only another connection can better. Any other refusal is the caller's."""
+        if not isinstance(reply, ResponseError):
+            return True
+        if not self._servers.may_move:
+            return isinstance(reply, _ELSEWHERE)
+        # A stream that leaves for another node ends a waiting read as if it had been deleted. The next one tells.
+        return isinstance(reply, _ELSEWHERE_IN_A_CLUSTER) or str(reply).startswith("UNBLOCKED")
 
 
 async def _quietly_close(connection: Any) -> None:

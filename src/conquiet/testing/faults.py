@@ -6,6 +6,7 @@ were armed, so a test that arms two knows which comes first.
     drop_request          request ──✗                      the server never sees it
     drop_reply            request ──▶ server ──reply──✗     the server did it, the client cannot know
     cut_reply             reply ──n bytes──✗               a frame broken in the middle
+    stall_reply           request ──▶ server ──reply──║     held back until the test lets it go
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class FaultKind(Enum):
     DROP_REQUEST = "drop_request"
     DROP_REPLY = "drop_reply"
     CUT_REPLY = "cut_reply"
+    STALL_REPLY = "stall_reply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one chunk: the part to pass on, and whether the connection ends after it."""
+    """What becomes of one chunk: the part to pass on, and whether the connection ends or stands still after it."""
 
     forward: bytes
     close: bool = False
+    stall: bool = False
 
 
 @dataclass(slots=True)
@@ -113,6 +116,9 @@ class FaultPlan:
             if fault.kind is FaultKind.DROP_REQUEST:
                 self._struck()
                 return Verdict(b"", close=True)
+            if fault.kind is FaultKind.STALL_REPLY:
+                self._struck()
+                return Verdict(chunk, stall=True)
             talk.striking, talk.reply_budget = fault, fault.after_bytes
             return Verdict(chunk)
 

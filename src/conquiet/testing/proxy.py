@@ -209,6 +209,10 @@ class FaultProxy:
         on_any_reply = after_request_matching is None
         self._plan.arm(Fault(FaultKind.CUT_REPLY, after_request_matching, n_bytes, on_any_reply=on_any_reply))
 
+    def stall_next_reply(self, after_request_matching: bytes | None = None) -> None:
+        """Forward the next such request, then hold back every reply, as ``stall()`` does, until ``resume()``."""
+        self._plan.arm(Fault(FaultKind.STALL_REPLY, after_request_matching))
+
     def disarm(self) -> None:
         """Forget armed faults that have not found their chunk."""
         self._plan.disarm()
@@ -322,6 +326,8 @@ class FaultProxy:
                 # Decided after the wait: what is armed during a stall applies to the bytes held back by it.
                 await self._flowing[way].wait()
                 verdict = decide(pair.talk, chunk)
+                if verdict.stall:  # before the request goes on: its reply must not overtake
+                    self._flowing[Direction.TO_CLIENT].clear()
                 if verdict.forward:
                     # Counted first: whoever has read the bytes may look at the counters.
                     self._moved[way] += len(verdict.forward)

@@ -21,7 +21,7 @@ from conquiet.bridge import (
 )
 from conquiet.config import QueueConfig
 from conquiet.db.session import DbSession
-from conquiet.errors import CommitUnknownError, LeaseLostError, MessageKeyError
+from conquiet.errors import CommitUnknownError, FatalSyncerError, LeaseLostError, LifecycleError, MessageKeyError
 from conquiet.kernel.backoff import Backoff
 from conquiet.processor import Processor, RetryPolicy
 from conquiet.queue import RedisStreamsQueue
@@ -240,4 +240,47 @@ def test_a_message_without_an_outbox_id_is_not_guessed_at(engine: Engine) -> Non
     syncer = for_rabbit(lambda *_: None, engine=engine, queue="q", key=outbox_id_of)
 
     with pytest.raises(MessageKeyError):
+        syncer({"id": 1})
+
+
+async def test_a_rabbit_message_is_known_by_its_message_id_unless_a_key_is_given(
+    engine: Engine, amqp_url: str, channel: Any, counted: Callable[[], int]
+) -> None:
+    """Three publications, two ids; the bodies are alike, so only the property can tell them apart."""
+    channel.queue_declare("ledger", durable=True)
+    for message_id in ("first", "first", "second"):
+        channel.basic_publish("", "ledger", b"{}", pika.BasicProperties(delivery_mode=2, message_id=message_id))
+
+    syncer = for_rabbit(lambda _, session: write(session), engine=engine, queue="ledger")
+    schemas = SchemaRegistry(built_in=False).register_default()
+    async with RabbitConsumer(amqp_url, "ledger", syncer, schemas=schemas, concurrency=3) as consumer:
+        await wait_until_async(lambda: consumer.count.ack == 3, message="all three are settled")
+
+    assert counted() == 2
+    with DbSession(engine) as session:
+        rows = session.fetch_all("SELECT source, message_id FROM conquiet_inbox")
+    assert sorted((row["source"], row["message_id"]) for row in rows) == [(b"ledger", b"first"), (b"ledger", b"second")]
+
+
+async def test_a_rabbit_message_without_an_id_is_refused_and_kept(
+    engine: Engine, amqp_url: str, channel: Any, counted: Callable[[], int]
+) -> None:
+    channel.queue_declare("ledger", durable=True)
+    channel.basic_publish("", "ledger", b"{}", pika.BasicProperties(delivery_mode=2))
+    syncer = for_rabbit(lambda _, session: write(session), engine=engine, queue="ledger")
+    schemas = SchemaRegistry(built_in=False).register_default()
+
+    with pytest.raises(FatalSyncerError) as caught:
+        await RabbitConsumer(amqp_url, "ledger", syncer, schemas=schemas).run()
+
+    assert isinstance(caught.value.__cause__, MessageKeyError)
+    assert "message_id" in str(caught.value.__cause__)
+    assert counted() == 0
+    wait_until(lambda: channel.queue_declare("ledger", passive=True).method.message_count == 1, message="it is back")
+
+
+def test_without_a_consumer_there_is_no_message_id_to_be_known_by(engine: Engine) -> None:
+    syncer = for_rabbit(lambda *_: None, engine=engine, queue="q")
+
+    with pytest.raises(LifecycleError):
         syncer({"id": 1})

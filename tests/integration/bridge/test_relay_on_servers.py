@@ -116,6 +116,32 @@ def test_a_row_that_only_looks_like_the_oldest_is_not_published(
     assert names(queue) == []
 
 
+def test_a_row_older_than_the_locked_one_that_is_committed_only_now_holds_the_key_back(
+    engine: Engine, queue: RedisStreamsQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers are given when rows are written, and rows are seen when they are committed: the lock cannot tell."""
+    from conquiet.bridge.desk import Desk
+
+    lock = Desk.lock
+    with OutboxRelay(engine, {"ledger": ToStream(queue)}) as relay, DbSession(engine) as slow:
+        Outbox().add(slow, "ledger", {"name": "a1"}, key="a")
+        add(engine, "a2", key="a")
+
+        def lock_then_commit(self: Desk, *args: object, **kwargs: object) -> object:
+            locked = lock(self, *args, **kwargs)  # type: ignore[arg-type]
+            assert locked, "a2 is the oldest row that can be seen"
+            slow.connection.commit()
+            return locked
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Desk, "lock", lock_then_commit)
+            assert relay.relay_once().published == 0
+
+        assert names(queue) == []
+        relay.drain()
+    assert names(queue) == ["a1", "a2"]
+
+
 def test_publishing_does_not_keep_business_transactions_from_writing(
     engine: Engine, db_url: str, make_engine: Callable[..., Engine]
 ) -> None:

@@ -19,7 +19,6 @@ from conquiet.db.connections import connections_of
 from conquiet.db.locking.naming import lock_name, row_lock_name
 from conquiet.errors import CommitUnknownError, DbWriteError
 from conquiet.testing import FaultProxy, wait_until
-from conquiet.testing.mysql import MySQLServer
 
 LOCKED = [strategy for strategy in LockStrategy if strategy is not LockStrategy.NONE]
 STEPS = ["before lock", "after lock", "before statement", "after statement", "after commit"]
@@ -273,6 +272,14 @@ def test_a_lost_reply_to_a_statement_that_commits_itself_is_unknown(
     proxy.drop_next_reply(b"UPDATE")
     with pytest.raises(CommitUnknownError):
         writer.execute(DbOperation("orders", DbOperationType.UPDATE, 0, {"amount": 7}))
+    proxy.drop_next_reply(b"UPDATE")
+    with pytest.raises(CommitUnknownError):
+        DbWriter(writer.engine, DbConfig("orders"), LockStrategy.ADVISORY).execute(
+            DbOperation("orders", DbOperationType.UPDATE, 0, {"amount": 8})
+        )
+    nothing_left(
+        admin, writer.engine, row_lock_name("conquiet_lock", "orders", 0, default_schema=writer.engine.url.database)
+    )
     proxy.drop_next_reply(b"INSERT")
     with pytest.raises(CommitUnknownError) as caught:
         writer.execute_many(insert[2:])
@@ -315,37 +322,3 @@ def test_a_session_tells_unknown_from_failed_and_leaves_no_lock(
 
     assert not isinstance(caught.value, CommitUnknownError)
     assert admin.execute(text("SELECT amount FROM orders")).scalar() == 3
-
-
-def test_a_server_that_restarts_in_the_middle(
-    make_engine: Callable[..., Engine],
-    driver: str,
-    private_mysql: Callable[..., MySQLServer],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if driver != "pymysql":
-        return  # a server of its own is dear, and the drivers' errors are compared above
-    server = private_mysql()
-    engine = make_engine(server.url)
-    with DbSession(engine) as session:
-        session.execute(
-            "CREATE TABLE orders (id INT PRIMARY KEY, amount INT NOT NULL, status VARCHAR(9)) ENGINE=InnoDB"
-        )
-        session.execute("INSERT INTO orders VALUES (1, 0, '')")
-    ledger = Ledger()
-    writer = DbWriter(engine, DbConfig("orders"), LockStrategy.ADVISORY_AND_ROW)
-    saboteur = Saboteur(lambda _: server.kill())
-    saboteur.stand_before_the_driver(monkeypatch)
-
-    for step in ("after lock", "after statement", "after commit"):
-        saboteur.armed = step
-        ledger.write(writer)
-        server.restart()
-        engine.dispose()
-        with make_engine(server.url, isolation_level="AUTOCOMMIT").connect() as admin:
-            name = row_lock_name("conquiet_lock", "orders", 1, default_schema=engine.url.database)
-            nothing_left(admin, engine, name)
-            ledger.check(admin)
-
-    assert saboteur.struck == ["after lock", "after statement", "after commit"]
-    assert (ledger.failed, ledger.unknown, ledger.acknowledged) == (1, 1, 1)

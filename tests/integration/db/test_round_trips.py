@@ -53,7 +53,7 @@ def test_an_insert_is_one_statement_and_no_lock_whatever_the_strategy(
     [
         (LockStrategy.NONE, [UPDATE]),
         (LockStrategy.ROW, [LOCKING_READ, UPDATE, "COMMIT"]),
-        (LockStrategy.ADVISORY, [GET, UPDATE, "COMMIT", RELEASE]),
+        (LockStrategy.ADVISORY, [GET, UPDATE, RELEASE]),  # the statement is the transaction: decision 0085
         (LockStrategy.ADVISORY_AND_ROW, [GET, LOCKING_READ, UPDATE, "COMMIT", RELEASE]),
         (LockStrategy.TABLE, ["LOCK TABLES `orders` WRITE", UPDATE, "COMMIT", "UNLOCK TABLES"]),
     ],
@@ -88,13 +88,28 @@ def test_modify_reads_after_the_lock_and_no_statement_more(
     engine: Engine, statements: Statements, strategy: LockStrategy, before: list[str], read: str, after: list[str]
 ) -> None:
     writer = ready(engine, strategy, statements, DbOperationType.UPDATE)
-    if strategy is LockStrategy.NONE:
-        writer.modify(1, lambda row: {"amount": row["amount"]})
-        statements()
+    writer.modify(1, lambda row: {"amount": row["amount"]})  # now the connection is in the right mode
+    statements()
 
     writer.modify(1, lambda row: {"amount": row["amount"] + 1})
 
     assert shapes(statements()) == [*before, read, UPDATE, *after]
+
+
+def test_an_update_under_an_advisory_lock_takes_the_connection_in_whichever_mode_it_is(
+    engine: Engine, statements: Statements
+) -> None:
+    """In either mode it commits before it releases; switching would cost the trip that is to be saved."""
+    writer = ready(engine, LockStrategy.ADVISORY, statements, DbOperationType.INSERT)
+
+    writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5}))
+    after_an_insert = shapes(statements())
+    writer.modify(1, lambda row: {"amount": row["amount"] + 1})
+    statements()
+    writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 7}))
+
+    assert after_an_insert == [GET, UPDATE, RELEASE]
+    assert shapes(statements()) == [GET, UPDATE, "COMMIT", RELEASE]
 
 
 def test_many_inserts_are_one_statement(engine: Engine, statements: Statements) -> None:
@@ -110,7 +125,7 @@ def test_the_lock_name_that_reaches_the_server_fits_every_server(engine: Engine,
 
     writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5}))
 
-    got, _, _, released = statements()
+    got, _, released = statements()
     (name,) = re.findall(r"GET_LOCK\('([^']+)', 10\)", got)
     assert f"RELEASE_LOCK('{name}')" in released
     assert len(name) == 64

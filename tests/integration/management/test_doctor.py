@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -16,6 +17,9 @@ from conquiet.management.doctor.mysql import examine_mysql
 from conquiet.management.doctor.rabbit import RabbitApiError, examine_rabbit
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
 from conquiet.testing import RedisServer, wait_until
+from conquiet.testing.discovery import MySQLFlavour
+from conquiet.testing.mysql import MySQLServer
+from conquiet.testing.ports import free_port
 
 
 def serious(found: list[Finding]) -> set[str]:
@@ -177,6 +181,30 @@ def test_who_waits_for_whom_and_forgotten_transactions_are_found(engine: Engine)
     wait_until(lambda: beyond_speed(examine_mysql(engine)) == set())
 
 
+GALERA = Path("/usr/lib/galera/libgalera_smm.so")
+
+
+@pytest.mark.skipif(not GALERA.exists(), reason="Galera's provider is not installed (Debian: galera-4)")
+def test_a_galera_node_is_found() -> None:
+    """A cluster of one is a cluster: the locks of a single server are promised no more."""
+    cluster = (
+        "--wsrep-on=ON",
+        f"--wsrep-provider={GALERA}",
+        f"--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{free_port()};gcache.size=1M",
+        "--wsrep-cluster-address=gcomm://",
+        "--wsrep-node-address=127.0.0.1",
+        "--wsrep-sst-method=rsync",
+        "--binlog-format=ROW",
+        "--innodb-autoinc-lock-mode=2",
+    )
+    with MySQLServer(flavour=MySQLFlavour.MARIADB, extra_args=cluster) as server:
+        node = create_engine(server.url)
+        found = examine_mysql(node)
+        node.dispose()
+
+    assert "mysql.galera" in errors(found)
+
+
 # ---------------------------------------------------------------- RabbitMQ
 @pytest.fixture
 def channel(amqp_url: str) -> Iterator[Any]:
@@ -225,6 +253,17 @@ def test_queues_that_lose_messages_are_found(channel: Any, amqp_url: str, rabbit
         "rabbit.missing_queue",
     }
     assert errors(found()) == {"rabbit.durability", "rabbit.missing_queue"}
+
+
+def test_a_consumer_timeout_that_is_too_short_is_found(channel: Any, amqp_url: str, rabbitmq_server: Any) -> None:
+    for name, timeout_ms in (("hasty", 5_000), ("patient", 3_600_000)):
+        arguments = {"x-consumer-timeout": timeout_ms, "x-dead-letter-exchange": "amq.fanout"}
+        channel.queue_declare(name, durable=True, arguments=arguments)
+
+    found = examine_rabbit(rabbitmq_server.management_url, vhost(amqp_url), queues=())
+
+    (finding,) = [one for one in found if one.check == "rabbit.consumer_timeout"]
+    assert "'hasty' has a consumer timeout of 5 s" in finding.what
 
 
 def test_a_broker_that_does_not_answer_is_not_a_finding() -> None:

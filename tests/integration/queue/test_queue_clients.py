@@ -146,6 +146,61 @@ class Sentinel(RedisServer):
 
 
 @pytest.fixture
+def lone_sentinel(private_redis: Callable[..., RedisServer]) -> Iterator[Sentinel]:
+    """A Sentinel whose master has no replica."""
+    with Sentinel(private_redis()) as sentinel:
+        yield sentinel
+
+
+def asking(sentinel: RedisServer) -> int:
+    """How many connections to the Sentinel bear the name that the tests give them."""
+    listed = sentinel.call("CLIENT", "LIST")
+    assert isinstance(listed, bytes)
+    return listed.count(b" name=asking ")
+
+
+def sentinel_client(kind: Any, sentinel: RedisServer) -> Any:
+    """A client that finds its master by asking; the master's address is as the client says, not as Sentinel does."""
+    options = {"sentinel_kwargs": {"client_name": "asking"}, "force_master_ip": "localhost"}
+    return kind([(sentinel.host, sentinel.port)], **options).master_for("orders")
+
+
+def test_a_synchronous_clone_closes_what_it_opened_to_ask_sentinels(lone_sentinel: Sentinel) -> None:
+    clone: Any = clone_sync(sentinel_client(redis.asyncio.sentinel.Sentinel, lone_sentinel))
+    assert clone.ping()
+    assert clone.connection_pool.master_address[0] == "localhost"
+    assert asking(lone_sentinel) == 1
+
+    clone.close()
+
+    wait_until(lambda: asking(lone_sentinel) == 0, message="the connection's end")
+
+
+def test_an_asyncio_clone_closes_what_it_opened_to_ask_sentinels(lone_sentinel: Sentinel) -> None:
+    async def scenario() -> None:
+        clone: Any = clone_async(sentinel_client(redis.sentinel.Sentinel, lone_sentinel))
+        assert await clone.ping()
+        assert clone.connection_pool.master_address[0] == "localhost"
+        assert asking(lone_sentinel) == 1
+
+        await clone.aclose()
+
+        wait_until(lambda: asking(lone_sentinel) == 0, message="the connection's end")
+
+    asyncio.run(scenario())
+
+
+def test_a_clone_of_the_same_kind_asks_the_callers_sentinel_and_leaves_it_open(lone_sentinel: Sentinel) -> None:
+    client = sentinel_client(redis.sentinel.Sentinel, lone_sentinel)
+    use(client, "orders")
+
+    assert asking(lone_sentinel) == 1
+
+    for sentinel in client.connection_pool.sentinel_manager.sentinels:
+        sentinel.close()
+
+
+@pytest.fixture
 def sentinel_address(private_redis: Callable[..., RedisServer]) -> Iterator[tuple[RedisServer, tuple[str, int]]]:
     master = private_redis()
     replica = private_redis(
@@ -197,11 +252,29 @@ def test_what_is_no_client_is_refused_with_advice(what: Any) -> None:
         RedisStreamsQueue(what, QueueConfig("orders", "g", "c"))
 
 
-def test_a_cluster_client_is_refused_with_advice() -> None:
-    cluster = redis.RedisCluster.__new__(redis.RedisCluster)  # connecting needs a cluster; refusing does not
+def test_cluster_clients_are_refused_with_advice_that_works(private_redis: Callable[..., RedisServer]) -> None:
+    server = private_redis(extra_args=("--cluster-enabled", "yes"))
+    server.call("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+    wait_until(lambda: "cluster_state:ok" in str(server.call("CLUSTER", "INFO")), message="a cluster of one node")
+    client: Any = redis.RedisCluster(host=server.host, port=server.port)
 
-    with pytest.raises(ConfigurationError, match="get_node_from_key"):
-        clone_sync(cluster)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigurationError, match=r"client\.get_redis_connection\(client\.get_node_from_key\(stream_key"
+    ):
+        clone_sync(client)
+    use(client.get_redis_connection(client.get_node_from_key("orders")), "orders")
+    client.close()
+
+    async def scenario() -> None:
+        client: Any = redis.asyncio.RedisCluster(host=server.host, port=server.port)
+        await client.initialize()
+        with pytest.raises(ConfigurationError, match=r"redis\.asyncio\.Redis\(host=node\.host, port=node\.port\)"):
+            clone_async(client)
+        node = client.get_node_from_key("async-orders")
+        use(redis.asyncio.Redis(host=node.host, port=node.port), "async-orders")
+        await client.aclose()
+
+    asyncio.run(scenario())
 
 
 class Tunnelled(redis.Connection):

@@ -415,7 +415,7 @@ async def test_after_stop_active_tasks_can_be_waited_for_and_nothing_new_is_begu
 async def test_an_idle_engine_stops_at_once(make_engine: Any, run: Any) -> None:
     """CLIENT UNBLOCK ends the waiting read; without it a stop would take the rest of the slice."""
     running = run(make_engine(print))
-    await wait_until_async(lambda: running.engine._intake.is_blocked)
+    await wait_until_async(lambda: running.engine._shards[0].intake.is_blocked)
 
     began = time.monotonic()
     await running.stop()

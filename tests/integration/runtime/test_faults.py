@@ -62,7 +62,7 @@ async def test_a_read_whose_reply_is_lost_strands_nothing_and_is_not_charged(
         await counting(message, ctx)
 
     running = run(make_engine(handler, redis=client, concurrency=8, claim_idle_ms=600_000, reconnect=QUICK))
-    await wait_until_async(lambda: running.engine._intake.is_blocked)
+    await wait_until_async(lambda: running.engine._shards[0].intake.is_blocked)
     proxy.drop_next_reply(b"XREADGROUP")
     enqueue(50)
     await wait_until_async(lambda: len(counts) == 50)
@@ -156,7 +156,7 @@ async def test_an_acknowledgement_that_could_not_be_sent_is_told_and_sent_again(
         runs += 1
 
     running = run(make_engine(handler, redis=client, claim_idle_ms=600_000, reconnect=QUICK, concurrency=3))
-    await wait_until_async(lambda: running.engine._intake.is_blocked)
+    await wait_until_async(lambda: running.engine._shards[0].intake.is_blocked)
     proxy.drop_next_request(b"XACK")
     enqueue(1)
     await wait_until_async(lambda: running.errors)
@@ -165,3 +165,24 @@ async def test_an_acknowledgement_that_could_not_be_sent_is_told_and_sent_again(
     await client.aclose()
 
     assert runs == 1
+
+
+@pytest.mark.parametrize("forbidden", ["-eval", "-xpending", "-xclaim"])
+async def test_a_user_who_may_not_extend_leases_is_told_so_at_the_start(
+    make_engine: Any, private_redis: Any, counting: Any, counts: dict[str, int], forbidden: str
+) -> None:
+    """Otherwise the first heartbeat would find out, with the messages already running and soon stale."""
+    server = private_redis()
+    raw = redis.Redis.from_url(server.url)
+    raw.acl_setuser("worker", enabled=True, nopass=True, keys=["*"], commands=["+@all", forbidden])
+    raw.xadd("s", {"data": "{}"})
+    client = redis.asyncio.Redis.from_url(server.url, username="worker", password="-")
+
+    with pytest.raises(QueueError, match="EVAL, XPENDING and XCLAIM") as caught:
+        await make_engine(counting, redis=client, streams=["s"]).start()
+
+    assert caught.value.command == "EVAL"
+    assert counts == {}
+    assert raw.xpending("s", "processor")["pending"] == 0
+    await client.aclose()
+    raw.close()

@@ -68,8 +68,8 @@ async def test_without_xautoclaim_they_are_found_by_xpending_and_claimed_by_xcla
 
     client = redis.asyncio.Redis.from_url(server.url)
     running = run(make_engine(handler, redis=client, streams=["s"], claim_idle_ms=60_000, concurrency=4))
-    running.engine._intake._stealing._interval_s = 0.05
-    running.engine._intake._stealing._next = {"s": 0.0}
+    running.engine._shards[0].intake._stealing._interval_s = 0.05
+    running.engine._shards[0].intake._stealing._next = {"s": 0.0}
     await wait_until_async(lambda: len(seen) == 20)
     await running.stop()
     await client.aclose()
@@ -155,7 +155,7 @@ async def test_on_exhausted_decides_about_a_message_delivered_too_often(
 
     running = run(make_engine(handler, claim_idle_ms=60_000 if acknowledges else 60, max_deliveries=3,
                               on_exhausted=on_exhausted))  # fmt: skip
-    running.engine._intake._stealing._next = {stream: 0.0}
+    running.engine._shards[0].intake._stealing._next = {stream: 0.0}
     if acknowledges:
         raw.xclaim(stream, "processor", "dead", 0, [message_id], retrycount=3, idle=100_000, justid=True)
     await wait_until_async(lambda: parked)

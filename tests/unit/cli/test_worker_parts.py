@@ -1,6 +1,7 @@
 """The pure parts of ``conquiet worker``: restarts, targets, reload, pulse, log lines, systemd."""
 
 import asyncio
+import importlib
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from sqlalchemy import create_engine
 
 from conquiet.bridge import OutboxRelay
 from conquiet.cli.failures import CommandError
+from conquiet.cli.worker.child import loop_factory
 from conquiet.cli.worker.logs import FactsFormatter
 from conquiet.cli.worker.notify import notify_systemd
 from conquiet.cli.worker.pulse import Pulse
@@ -30,6 +32,7 @@ from conquiet.scheduler import Scheduler
 MODULE = """
 from redis.asyncio import Redis
 from conquiet.runtime import Consumer
+from conquiet.scheduler import Scheduler
 
 async def handle(message, ctx): ...
 
@@ -38,6 +41,7 @@ def build(concurrency=1):
 
 consumer = build()
 several = [build(), build()]
+timer = Scheduler(Redis())
 number = 17
 mixed = [consumer, number]
 
@@ -92,13 +96,17 @@ def test_what_cannot_be_run_is_said_in_a_sentence_without_the_errors_text(
     assert "jane@" not in str(caught.value)
 
 
-def test_concurrency_goes_to_a_function_that_takes_it_and_to_nobody_else(shop: str) -> None:
+def test_concurrency_goes_to_a_function_or_to_what_is_built(shop: str) -> None:
     load_runnables(f"{shop}:build", concurrency=7)
+    load_runnables(f"{shop}:several", concurrency=7)
 
-    with pytest.raises(CommandError, match="which is built already"):
-        load_runnables(f"{shop}:consumer", concurrency=7)
+    built = importlib.import_module(shop)
+    assert [consumer.health().slots for consumer in built.several] == [7, 7]
     with pytest.raises(CommandError, match="takes no concurrency"):
         load_runnables(f"{shop}:plain", concurrency=7)
+    with pytest.raises(CommandError, match="has no concurrency") as caught:
+        load_runnables(f"{shop}:timer", concurrency=7)
+    assert "--processes" in caught.value.fix
 
 
 class Nowhere:
@@ -209,3 +217,11 @@ def test_systemd_is_told_if_it_listens(tmp_path: Path, monkeypatch: pytest.Monke
         assert listener.recv(100) == b"READY=1"
     Path(path).unlink()
     assert not notify_systemd("READY=1"), "nobody there is no error"
+
+
+def test_a_worker_runs_on_uvloop_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        assert type(runner.get_loop()).__module__.startswith("uvloop")
+
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert loop_factory() is None

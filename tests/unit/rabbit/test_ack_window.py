@@ -10,7 +10,7 @@ from conquiet.rabbit.ack_window import Acks, AckWindow
 def test_a_run_at_the_low_end_is_one_multiple_ack() -> None:
     window = AckWindow()
     for tag in (1, 2, 3, 4):
-        window.arrived(tag)
+        window.arrived([tag])
     for tag in (2, 1, 3):
         window.finished(tag)
 
@@ -22,7 +22,7 @@ def test_a_run_at_the_low_end_is_one_multiple_ack() -> None:
 def test_what_lies_above_an_open_delivery_is_acknowledged_one_by_one() -> None:
     window = AckWindow()
     for tag in (1, 2, 3, 4):
-        window.arrived(tag)
+        window.arrived([tag])
     for tag in (4, 1, 3):
         window.finished(tag)
 
@@ -32,7 +32,7 @@ def test_what_lies_above_an_open_delivery_is_acknowledged_one_by_one() -> None:
 def test_a_rejected_delivery_is_in_nobodys_way() -> None:
     window = AckWindow()
     for tag in (1, 2, 3):
-        window.arrived(tag)
+        window.arrived([tag])
     window.settled(1)
     window.finished(2)
     window.finished(3)
@@ -53,7 +53,7 @@ class Broker(RuleBasedStateMachine):
     @rule(number=st.integers(1, 5))
     def deliver(self, number: int) -> None:
         for _ in range(number):
-            self.window.arrived(self.next_tag)
+            self.window.arrived([self.next_tag])
             self.running.add(self.next_tag)
             self.next_tag += 1
 
@@ -98,7 +98,7 @@ TestAckWindow.settings = settings(max_examples=200, stateful_step_count=40, dead
 def test_in_whatever_order_deliveries_finish_all_are_acknowledged_once(order: list[int]) -> None:
     window = AckWindow()
     for tag in range(1, 30):
-        window.arrived(tag)
+        window.arrived([tag])
 
     settled: list[int] = []
     for tag in order:

@@ -211,6 +211,25 @@ def test_a_stalled_reply_is_held_back_although_the_server_has_answered(
     assert client.recv(100) == b"b"
 
 
+def test_a_reply_can_be_held_back_after_a_certain_request(
+    proxy: FaultProxy, echo: EchoServer, client: socket.socket
+) -> None:
+    proxy.stall_next_reply(after_request_matching=b"SLOW")
+    assert ask(client, b"QUICK") == b"QUICK"
+
+    client.sendall(b"SLOW")
+    proxy.wait_for_fault()
+    wait_until(lambda: echo.seen == b"QUICKSLOW", message="the server's answer")
+    client.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        client.recv(100)
+    proxy.resume()
+    client.settimeout(5)
+
+    assert client.recv(100) == b"SLOW"
+    assert ask(client, b"SLOW") == b"SLOW"  # once, like every fault
+
+
 def test_a_fault_armed_during_a_stall_applies_to_the_bytes_it_held(
     proxy: FaultProxy, echo: EchoServer, client: socket.socket
 ) -> None:

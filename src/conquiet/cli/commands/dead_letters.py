@@ -14,7 +14,7 @@ from conquiet.cli.settings import RABBIT, REDIS, AsJson, RabbitUrl, RedisUrl, ne
 
 if TYPE_CHECKING:
     from conquiet.management.dead_letters import StreamDeadLetters
-    from conquiet.management.rabbit_queues import QueueDeadLetters
+    from conquiet.management.rabbit_queues import DeliveryFilter, QueueDeadLetters
     from conquiet.processor import DeadFilter, DeadMessage, ReplayReport
 
 app = typer.Typer(help="List, show, replay and discard what was given up.", no_args_is_help=True)
@@ -22,8 +22,11 @@ app = typer.Typer(help="List, show, replay and discard what was given up.", no_a
 Name = Annotated[str, typer.Argument(help="The stream the messages were in; with --rabbit the dead-letter queue.")]
 Rabbit = Annotated[bool, typer.Option("--rabbit", help="A RabbitMQ queue instead of a Redis stream.")]
 Event = Annotated[str, typer.Option(help="Only of this event.")]
-ErrorType = Annotated[str, typer.Option("--error", help="Only those that died of this, as 'groups' names it.")]
-Only = Annotated[str, typer.Option("--id", help="Only this one.")]
+ErrorType = Annotated[
+    str, typer.Option("--error", help="Only those that died of this: an error, or a reason, as 'groups' names it.")
+]
+Source = Annotated[str, typer.Option(help="With --rabbit: only those that died in this queue.")]
+Only = Annotated[str, typer.Option("--id", help="Only this one; with --rabbit a message id.")]
 Limit = Annotated[int, typer.Option(min=0, help="At most so many; 0 is no limit.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print payloads too: they may be personal data.")]
@@ -38,6 +41,7 @@ def list_(
     rabbit: Rabbit = False,
     event: Event = "",
     error: ErrorType = "",
+    source: Source = "",
     limit: Limit = 100,
     show_payload: ShowPayload = False,
     redis_url: RedisUrl = "",
@@ -56,10 +60,12 @@ def list_(
         conquiet dead-letters list orders.dead --rabbit --json
     """
     if rabbit:
-        found = _queue(rabbit_url, name).peek(limit=limit or 10_000)
+        where = _delivery_filter("", event, error, source)
+        found = _queue(rabbit_url, name).peek(limit=limit or 10_000, where=where)
         rows = [_of_delivery(one, show_payload=show_payload) for one in found]
         columns = ["position", "message_id", "source", "reason", "count", "size_bytes"]
     else:
+        _refuse_source(source)
         letters = _stream(redis_url, name).oldest(limit=limit or 10_000, where=_filter("", event, error))
         rows = [_of_message(one, show_payload=show_payload) for one in letters]
         columns = _COLUMNS
@@ -74,9 +80,13 @@ def list_(
 @reported
 def show(
     name: Name,
-    letter: Annotated[str, typer.Argument(help="Its id, as 'list' shows it.")],
+    letter: Annotated[
+        str, typer.Argument(help="Its id, as 'list' shows it; with --rabbit a message id or a position.")
+    ],
+    rabbit: Rabbit = False,
     show_payload: ShowPayload = False,
     redis_url: RedisUrl = "",
+    rabbit_url: RabbitUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter with its story: error, traceback, attempts, times.
@@ -85,7 +95,12 @@ def show(
 
     Examples:
         conquiet dead-letters show orders 1763244000000-0
+
+        conquiet dead-letters show orders.dead 1 --rabbit --show-payload
     """
+    if rabbit:
+        _show_delivery(rabbit_url, name, letter, show_payload=show_payload, as_json=as_json)
+        return
     found = _stream(redis_url, name).show(letter)
     facts = _of_message(found, show_payload=show_payload) | {
         "message_id": found.record.id,
@@ -143,6 +158,7 @@ def replay(
     only: Only = "",
     event: Event = "",
     error: ErrorType = "",
+    source: Source = "",
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     to: Annotated[str, typer.Option(help="With --rabbit: another queue than the one they died in.")] = "",
     rate: Annotated[float, typer.Option(min=0, help="At most so many a second; 0 is no limit.")] = 0,
@@ -159,25 +175,27 @@ def replay(
     Examples:
         conquiet dead-letters replay orders --error builtins.TimeoutError --rate 50 --dry-run
 
-        conquiet dead-letters replay orders.dead --rabbit --all
+        conquiet dead-letters replay orders.dead --rabbit --source orders --error rejected
     """
-    _require_choice(only, event, error, everything=everything)
+    _require_choice(only, event, error, source, everything=everything)
     if rabbit:
-        _require_plain(only, event, error)
-        queue = _queue(rabbit_url, name)
+        where, queue = _delivery_filter(only, event, error, source), _queue(rabbit_url, name)
         if dry_run:
-            depth = queue.depth()
-            counts = {"replayed": min(depth, limit) if limit else depth, "skipped": 0, "dry_run": True}
+            meant = queue.peek(limit=limit or queue.depth(), where=where)
+            sent = sum(bool(to or one.source) for one in meant)
+            counts = {"replayed": sent, "skipped": len(meant) - sent, "dry_run": True}
         else:
             with progress("replayed") as advance:
                 done, skipped = queue.replay(
                     to=to or None,
                     limit=limit or None,
                     per_second=rate or None,
+                    where=where,
                     on_progress=lambda _done, _all: advance(1),
                 )
             counts = {"replayed": done, "skipped": skipped, "dry_run": False}
     else:
+        _refuse_source(source)
         with progress("replayed") as advance:
             seen = 0
 
@@ -208,6 +226,7 @@ def discard(
     only: Only = "",
     event: Event = "",
     error: ErrorType = "",
+    source: Source = "",
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="With --rabbit: at most so many.")] = 0,
     dry_run: DryRun = False,
@@ -222,13 +241,15 @@ def discard(
     Examples:
         conquiet dead-letters discard orders --id 1763244000000-0
     """
-    _require_choice(only, event, error, everything=everything)
+    _require_choice(only, event, error, source, everything=everything)
     if rabbit:
-        _require_plain(only, event, error)
-        queue = _queue(rabbit_url, name)
-        depth = queue.depth()
-        count = (min(depth, limit) if limit else depth) if dry_run else queue.discard(limit=limit or None)
+        where, queue = _delivery_filter(only, event, error, source), _queue(rabbit_url, name)
+        if dry_run:
+            count = len(queue.peek(limit=limit or queue.depth(), where=where))
+        else:
+            count = queue.discard(limit=limit or None, where=where)
     else:
+        _refuse_source(source)
         count = _stream(redis_url, name).discard(_filter(only, event, error), dry_run=dry_run)
     if as_json:
         print_json({"discarded": count, "dry_run": dry_run})
@@ -256,16 +277,44 @@ def _filter(only: str, event: str, error: str) -> "DeadFilter":
     return DeadFilter(id=only or None, event=event or None, error_type=error or None)
 
 
-def _require_choice(only: str, event: str, error: str, *, everything: bool) -> None:
-    if everything == bool(only or event or error):
-        raise CommandError("say which dead letters are meant", fix="give --id, --event or --error, or --all alone")
+def _delivery_filter(only: str, event: str, error: str, source: str) -> "DeliveryFilter":
+    from conquiet.management.rabbit_queues import DeliveryFilter
+
+    if event:
+        raise CommandError("messages of RabbitMQ have no event", fix="give --source, --error or --id")
+    return DeliveryFilter(message_id=only or None, source=source or None, reason=error or None)
 
 
-def _require_plain(only: str, event: str, error: str) -> None:
-    if only or event or error:
+def _refuse_source(source: str) -> None:
+    if source:
+        raise CommandError("--source is for RabbitMQ", fix="give --rabbit too, or --event for a Redis stream")
+
+
+def _require_choice(*filters: str, everything: bool) -> None:
+    if everything == any(filters):
         raise CommandError(
-            "RabbitMQ queues can only be worked through from the front", fix="give --all, and --limit if need be"
+            "say which dead letters are meant",
+            fix="give --id, --error, --event or (with --rabbit) --source, or --all alone",
         )
+
+
+def _show_delivery(flag: str, name: str, letter: str, *, show_payload: bool, as_json: bool) -> None:
+    found = _queue(flag, name).show(letter)
+    if found is None:
+        raise CommandError(
+            f"queue {name} has no dead letter {letter}",
+            fix="see them with: conquiet dead-letters list --rabbit",
+        )
+    facts = _of_delivery(found, show_payload=show_payload)
+    if as_json:
+        print_json(facts)
+        return
+    for key, value in facts.items():
+        if key != "deaths":
+            shown = ", ".join(value) if isinstance(value, list) else value
+            typer.echo(f"{key:<12} {'-' if shown in (None, '') else shown}")
+    for death in facts["deaths"]:
+        typer.echo(f"died         {death['time'] or '-'} {death['reason']} in {death['queue']}, {death['count']} times")
 
 
 def _of_message(dead: "DeadMessage", *, show_payload: bool) -> dict[str, Any]:

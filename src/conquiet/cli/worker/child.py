@@ -19,6 +19,8 @@ from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.kernel.redaction import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conquiet.cli.worker.runnables import Runnable
 
 _BEAT_S = 0.25
@@ -95,6 +97,15 @@ def hold_leash(child: Child) -> None:
     threading.Thread(target=watch, name="conquiet-leash", daemon=True).start()
 
 
+def loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
+    """Return what makes uvloop's event loop where the extra ``fast`` is installed, else None: asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
 def main() -> int:
     """Run one process: 0 after a stop in good order, 1 after a failure, 2 if it could not even start."""
     from conquiet.cli.worker.logs import set_up_logging
@@ -108,7 +119,8 @@ def main() -> int:
         child = Child(load_runnables(orders.target, concurrency=orders.concurrency), pulse, orders.row)
         with install_termination_handlers(child.stop):
             hold_leash(child)
-            asyncio.run(child.run())
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(child.run())
     except CommandError as error:
         complain(str(error), error.fix)
         return NOT_DONE

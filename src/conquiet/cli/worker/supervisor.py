@@ -38,7 +38,7 @@ class SupervisorSettings:
     Attributes:
         target: ``module:object``.
         processes: How many.
-        concurrency: Passed on to a function that builds the worker.
+        concurrency: Most handlers at once in each process; None leaves what was built as it is.
         grace_s: How long a process may take to end before it is killed.
         reload: Restart when a Python file below the current folder changes.
         host: Where the ports listen.

@@ -54,7 +54,7 @@ def load_runnables(target: str, *, concurrency: int | None) -> list[Runnable]:
 
     Args:
         target: ``module:object``. A function is called and its result taken.
-        concurrency: Given to the function as ``concurrency``. What is built already cannot be changed any more.
+        concurrency: Given to the function as ``concurrency``, or set on what is built already.
 
     Raises:
         CommandError: It cannot be imported, or is nothing that can be run.
@@ -63,14 +63,21 @@ def load_runnables(target: str, *, concurrency: int | None) -> list[Runnable]:
     if adapt_all(found) is None and callable(found):
         found = _called(target, found, concurrency)
     elif concurrency is not None:
-        raise CommandError(
-            f"--concurrency cannot change {target}, which is built already",
-            fix="make it a function that takes concurrency and returns the worker",
-        )
+        _set_concurrency(target, found, concurrency)
     runnables = adapt_all(found)
     if not runnables:
         raise CommandError(f"{target} is a {type(found).__name__}, which cannot be run", fix=f"it must be {_KINDS}")
     return runnables
+
+
+def _set_concurrency(target: str, found: Any, concurrency: int) -> None:
+    """Set it on each worker that handles messages; a scheduler or a relay beside them has none."""
+    workers = found if isinstance(found, list | tuple) else [found]
+    setters = [worker.set_concurrency for worker in workers if hasattr(worker, "set_concurrency")]
+    if not setters:
+        raise CommandError(f"{target} has no concurrency", fix="leave --concurrency out, or give --processes")
+    for setter in setters:
+        setter(concurrency)
 
 
 def _called(target: str, factory: Any, concurrency: int | None) -> Any:

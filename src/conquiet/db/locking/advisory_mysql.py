@@ -29,6 +29,8 @@ class MySQLAdvisoryLockBackend(LockBackend):
         prefix: Beginning of the lock names. Writers that are to exclude each other share it.
     """
 
+    outlives_commit = True
+
     def __init__(self, lock_timeout: int = 10, prefix: str = "conquiet_lock") -> None:
         self.lock_timeout = require_positive("lock_timeout", lock_timeout)
         self.prefix = require_text("prefix", prefix)

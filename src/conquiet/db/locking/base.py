@@ -1,7 +1,7 @@
 """What a lock is to the writer: taken first, on the writer's own connection, given back last."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy.engine import Connection
 
@@ -19,7 +19,13 @@ class LockBackend(ABC):
 
     The lock comes first, because a read before it may be stale already. It goes last, because who
     gets it next must find the write committed.
+
+    Attributes:
+        outlives_commit: COMMIT does not end the lock. A write of a single statement then needs no transaction
+            around it: the statement commits itself under the lock, a round trip less.
     """
+
+    outlives_commit: ClassVar[bool] = False
 
     @abstractmethod
     def acquire(self, conn: Connection, op: DbOperation) -> None:

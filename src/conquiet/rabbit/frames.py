@@ -1,0 +1,184 @@
+"""Deliveries cut out of the byte stream, and acknowledgements put into it. Pure.
+
+AMQP sends a delivery in frames: a method, a header with the properties, the body in none, one or many pieces. The
+client library builds a handful of objects for each of them, and that was more than half of our processor time. So the
+frames of deliveries are read here. Every other frame is handed to the library as it came, in its place in the order.
+
+    method ``deliver`` ──▶ header ──▶ body, until all of it is there ──▶ an Arrival
+            │                            │
+            │                            └─ a method frame in between (the channel closes): what was begun is dropped
+            └─ any other frame, on any channel: not ours, passed on whole
+"""
+
+from struct import Struct
+from typing import Any, Final
+
+from pika import spec
+
+_METHOD: Final = spec.FRAME_METHOD
+_HEADER: Final = spec.FRAME_HEADER
+_BODY: Final = spec.FRAME_BODY
+_END: Final = spec.FRAME_END
+_OVERHEAD: Final = spec.FRAME_HEADER_SIZE + spec.FRAME_END_SIZE
+_DELIVER: Final = spec.Basic.Deliver.INDEX
+_ACK: Final = spec.Basic.Ack.INDEX
+_HAS_HEADERS: Final = spec.BasicProperties.FLAG_HEADERS
+_HAS_MESSAGE_ID: Final = spec.BasicProperties.FLAG_MESSAGE_ID
+
+_head = Struct(">BHI").unpack_from  # type, channel, size of what follows
+_index = Struct(">I").unpack_from  # class and method as one number
+_tag_and_flag = Struct(">QB").unpack_from
+_body_size = Struct(">Q").unpack_from
+_pack_ack = Struct(">BHIIQBB").pack
+_ACK_SIZE: Final = 13  # index, tag, flag
+
+
+Arrival = tuple[int, bool, bytes, bytes]
+"""One delivery as it came: its tag, the flag ``redelivered``, the properties from their flags on, the body."""
+
+
+class BrokenStreamError(Exception):
+    """The bytes are not AMQP any more. Nothing that follows can be trusted: the connection has to go."""
+
+
+class Properties:
+    """The properties of a delivery, decoded when somebody asks: most syncers never do.
+
+    Properties that cannot be decoded count as missing: anybody may have written them, and they must not be able to end
+    the connection.
+    """
+
+    __slots__ = ("_decoded", "_raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._decoded: Any = None
+
+    @property
+    def headers(self) -> Any:
+        """The table of headers, None when there is none."""
+        return self._decode().headers if self._flags & _HAS_HEADERS else None
+
+    @property
+    def message_id(self) -> Any:
+        """The property of that name; bytes when it is not UTF-8."""
+        return self._decode().message_id if self._flags & _HAS_MESSAGE_ID else None
+
+    @property
+    def _flags(self) -> int:
+        return int.from_bytes(self._raw[:2], "big")
+
+    def _decode(self) -> Any:
+        if self._decoded is None:
+            decoded = spec.BasicProperties()
+            try:
+                decoded.decode(self._raw)
+            except Exception:  # noqa: BLE001 - the library raises what it likes: struct.error, OverflowError, its own
+                decoded = spec.BasicProperties()
+            self._decoded = decoded
+        return self._decoded
+
+
+class FrameCutter:
+    """Cuts what the broker sends into the deliveries of one channel and the frames of everything else.
+
+    Args:
+        channel: The number of the channel whose deliveries are wanted.
+        frame_max: Largest frame that was agreed on; 0 is no limit.
+    """
+
+    __slots__ = ("_channel", "_frame_max", "_missing", "_pieces", "_properties", "_redelivered", "_rest", "_tag")
+
+    def __init__(self, channel: int, frame_max: int = 0) -> None:
+        self._channel = channel
+        self._frame_max = frame_max
+        self._rest = b""
+        # The delivery that has begun: its tag (0 when there is none, the broker counts from 1), then its properties,
+        # then how much of its body is still to come.
+        self._tag = 0
+        self._redelivered = False
+        self._properties: bytes | None = None
+        self._missing = 0
+        self._pieces: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[list[Arrival] | bytes]:
+        """Take what came from the socket; return what is complete, in order: runs of deliveries, and other frames.
+
+        Raises:
+            BrokenStreamError: This is not a sequence of frames.
+        """
+        if self._rest:
+            data = self._rest + data
+        parts: list[list[Arrival] | bytes] = []
+        run: list[Arrival] = []
+        mine, position, available = self._channel, 0, len(data)
+        while available - position >= _OVERHEAD:
+            kind, channel, size = _head(data, position)
+            end = position + 7 + size
+            if end >= available:
+                if self._frame_max and size + _OVERHEAD > self._frame_max:
+                    raise BrokenStreamError("a frame is larger than agreed")
+                break
+            if data[end] != _END:
+                raise BrokenStreamError("a frame does not end where it should")
+            if channel == mine and self._take(kind, data, position + 7, end, run):
+                position = end + 1
+                continue
+            if run:
+                parts.append(run)
+                run = []
+            parts.append(data[position : end + 1])
+            position = end + 1
+        if run:
+            parts.append(run)
+        self._rest = data[position:]
+        return parts
+
+    def _take(self, kind: int, data: bytes, start: int, end: int, run: list[Arrival]) -> bool:
+        """Use a frame of our channel if it belongs to a delivery."""
+        if kind == _BODY:
+            if self._properties is None:
+                return False
+            self._take_body(data[start:end], run)
+        elif kind == _HEADER:
+            if not self._tag or self._properties is not None:
+                return False
+            (self._missing,) = _body_size(data, start + 4)
+            self._properties = data[start + 12 : end]
+            if not self._missing:
+                self._finish(b"", run)
+        else:
+            self._forget()
+            if kind != _METHOD or _index(data, start)[0] != _DELIVER:
+                return False
+            after_consumer_tag = start + 5 + data[start + 4]
+            self._tag, flags = _tag_and_flag(data, after_consumer_tag)
+            self._redelivered = flags & 1 == 1
+        return True
+
+    def _take_body(self, piece: bytes, run: list[Arrival]) -> None:
+        self._missing -= len(piece)
+        if self._missing < 0:
+            raise BrokenStreamError("a body is longer than announced")
+        if self._pieces or self._missing:
+            self._pieces.append(piece)
+            piece = b"" if self._missing else b"".join(self._pieces)
+        if not self._missing:
+            self._finish(piece, run)
+
+    def _finish(self, body: bytes, run: list[Arrival]) -> None:
+        assert self._properties is not None  # noqa: S101 - only called after the header
+        run.append((self._tag, self._redelivered, self._properties, body))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tag, self._properties = 0, None
+        if self._pieces:
+            self._pieces = []
+
+
+def pack_acks(channel: int, up_to: int | None, singles: tuple[int, ...] = ()) -> bytes:
+    """Return the frames that acknowledge everything up to a tag (None: nothing), then single tags above it."""
+    frames = [] if up_to is None else [_pack_ack(_METHOD, channel, _ACK_SIZE, _ACK, up_to, 1, _END)]
+    frames += [_pack_ack(_METHOD, channel, _ACK_SIZE, _ACK, tag, 0, _END) for tag in singles]
+    return b"".join(frames)

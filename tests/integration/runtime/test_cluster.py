@@ -1,0 +1,296 @@
+"""On a Redis Cluster: a reader per slot, one pool for all, and streams that move while they are read."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.crc import key_slot
+
+from conquiet.kernel.backoff import Backoff
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
+from conquiet.testing import RedisServer, free_port, wait_until, wait_until_async
+
+pytestmark = pytest.mark.xdist_group("redis-cluster")
+
+QUICK = Backoff(base_s=0.02, cap_s=0.2)
+STREAMS = [f"orders-{number}" for number in range(6)]
+
+
+class Nodes:
+    """Three masters with a third of the slots each, and replicas on request. All of it on the loopback."""
+
+    def __init__(self, start: Callable[..., RedisServer]) -> None:
+        self._start = start
+        self.masters = [self._node() for _ in range(3)]
+        for number, node in enumerate(self.masters):
+            node.call("CLUSTER", "ADDSLOTSRANGE", str(number * 5_462), str(min(number * 5_462 + 5_461, 16_383)))
+            # Without it all start in the same epoch, and it takes them seconds to agree on another.
+            node.call("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+        for node in self.masters[1:]:
+            self._meet(node)
+        wait_until(lambda: all(map(_agrees, self.masters)), timeout_s=20)
+
+    def _node(self) -> RedisServer:
+        options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000")
+        extra = ("--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0")
+        return self._start(extra_args=(*options, *extra, "--repl-diskless-sync-delay", "0"))
+
+    def _meet(self, node: RedisServer) -> None:
+        bus = node.call("CONFIG", "GET", "cluster-port")
+        assert isinstance(bus, list)
+        assert isinstance(bus[1], bytes)
+        self.masters[0].call("CLUSTER", "MEET", node.host, str(node.port), bus[1])
+
+    def url(self, number: int = 0) -> str:
+        return self.masters[number].url
+
+    def has(self, stream: str) -> int:
+        return min(key_slot(stream.encode()) // 5_462, 2)
+
+    def replica_of(self, number: int) -> RedisServer:
+        node = self._node()
+        self._meet(node)
+        master = self.masters[number].call("CLUSTER", "MYID")
+        assert isinstance(master, bytes)
+        wait_until(lambda: master in str(node.call("CLUSTER", "NODES")).encode(), timeout_s=20)
+        node.call("CLUSTER", "REPLICATE", master)
+        wait_until(lambda: b"master_link_status:up" in _text(node.call("INFO", "replication")), timeout_s=20)
+        return node
+
+    def move(self, stream: str, to: int, *, since: int | None = None) -> None:
+        """Move the slot of a stream, and the stream, the way an operator's tool does."""
+        source, target = self.masters[self.has(stream) if since is None else since], self.masters[to]
+        slot = str(key_slot(stream.encode()))
+        source_id, target_id = _text(source.call("CLUSTER", "MYID")), _text(target.call("CLUSTER", "MYID"))
+        target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+        source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+        source.call("MIGRATE", target.host, str(target.port), stream, "0", "5000")
+        for node in (target, source, *self.masters):
+            node.call("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+
+def _agrees(node: RedisServer) -> bool:
+    slots = node.call("CLUSTER", "SLOTS")
+    return isinstance(slots, list) and len(slots) == 3 and b"cluster_state:ok" in _text(node.call("CLUSTER", "INFO"))
+
+
+def _text(reply: object) -> bytes:
+    assert isinstance(reply, bytes)
+    return reply
+
+
+@pytest.fixture
+def nodes(private_redis: Any) -> Nodes:
+    """For tests that leave them in another state."""
+    return Nodes(private_redis)
+
+
+@pytest.fixture(scope="module")
+def lasting_nodes(conquiet_servers: Any) -> Iterator[Nodes]:
+    """A cluster takes its servers two seconds before it serves anybody."""
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> RedisServer:
+            server = stack.enter_context(RedisServer(**options))
+            conquiet_servers.note(server)
+            return server
+
+        yield Nodes(start)
+
+
+@pytest.fixture
+def shared_nodes(lasting_nodes: Nodes) -> Nodes:
+    for node in lasting_nodes.masters:
+        node.flush()
+    return lasting_nodes
+
+
+def fill(client: Any, stream: str, count: int, start: int = 0) -> None:
+    for number in range(start, start + count):
+        client.xadd(stream, {"data": json.dumps({"n": number})})
+
+
+def pending(client: Any, streams: list[str] = STREAMS) -> dict[str, int]:
+    return {stream: client.xpending(stream, "processor")["pending"] for stream in streams}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_streams_of_many_slots_are_read_by_one_engine_within_one_bound(
+    shared_nodes: Nodes, make_engine: Any, run: Any, kind: str
+) -> None:
+    raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
+    given: Any = raw if kind == "sync" else redis.asyncio.RedisCluster.from_url(shared_nodes.url(1))
+    fill(raw, STREAMS[0], 300)
+    for stream in STREAMS[1:]:
+        fill(raw, stream, 20)
+    seen: Counter[tuple[str, int]] = Counter()
+    in_hand: list[int] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        seen[message.stream, message.data["n"]] += 1
+        in_hand.append(engine.health().in_hand - engine.health().unacknowledged)
+        await asyncio.sleep(0.001)
+
+    engine: Consumer = make_engine(handler, redis=given, streams=STREAMS, concurrency=4, prefetch=6)
+    running = run(engine)
+    await wait_until_async(lambda: len(seen) == 400)
+    await engine.wait_for_active_tasks()
+    assert pending(raw) == dict.fromkeys(STREAMS, 0)
+    # What comes while all are waiting is taken at once, wherever it comes.
+    for stream in STREAMS:
+        fill(raw, stream, 1, start=1_000)
+    await wait_until_async(lambda: len(seen) == 406)
+    report = await running.stop()
+    raw.close()
+    if kind == "async":
+        await given.aclose()
+
+    assert len({key_slot(stream.encode()) for stream in STREAMS}) == len(STREAMS)
+    assert {shared_nodes.has(stream) for stream in STREAMS} == {0, 1, 2}
+    assert set(seen.values()) == {1}
+    assert max(in_hand) <= 10
+    assert running.errors == []
+    assert (report.succeeded, report.stranded, report.unacknowledged) == (406, 0, ())
+
+
+async def test_readers_take_turns_when_there_is_room_for_one_message_only(
+    shared_nodes: Nodes, make_engine: Any, run: Any
+) -> None:
+    raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
+    seen: list[str] = []
+    in_hand: list[int] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        seen.append(message.stream)
+        in_hand.append(engine.health().in_hand - engine.health().unacknowledged)
+        await asyncio.sleep(0)
+
+    engine: Consumer = make_engine(handler, redis=raw, streams=STREAMS, concurrency=1, prefetch=0)
+    running = run(engine)
+    await wait_until_async(lambda: engine.health().ready)
+    fill(raw, STREAMS[0], 200)
+    for stream in STREAMS[1:]:
+        fill(raw, stream, 3)
+    await wait_until_async(lambda: len(seen) == 215)
+    await running.stop()
+    raw.close()
+
+    assert max(in_hand) == 1
+    # The others do not wait until the flooded one is empty.
+    assert max(seen.index(stream) for stream in STREAMS[1:]) < 100
+
+
+async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kept(
+    nodes: Nodes, make_engine: Any, run: Any
+) -> None:
+    raw = redis.RedisCluster.from_url(nodes.url(), protocol=2)
+    moving = STREAMS[0]
+    home = nodes.has(moving)
+    first, second = (home + 1) % 3, (home + 2) % 3
+    seen: Counter[tuple[str, int]] = Counter()
+    counts: set[int] = set()
+    idle: list[int] = []
+
+    def move_and_watch() -> None:
+        nodes.move(moving, home, since=second)
+        until = time.monotonic() + 2.0  # two thresholds: only a heartbeat that looks for the new node itself survives
+        while time.monotonic() < until:
+            rows: Any = nodes.masters[home].call("XPENDING", moving, "processor", "-", "+", "1")
+            idle.append(rows[0][2])
+            time.sleep(0.03)
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        if message.data["n"] == 101:
+            move_and_watch()  # blocks the event loop
+            ctx.check_lease()
+        seen[message.stream, message.data["n"]] += 1
+        counts.add(message.delivery_count)
+        await asyncio.sleep(0.002)
+
+    options = {"redis": raw, "streams": STREAMS, "concurrency": 4, "claim_idle_ms": 900, "reconnect": QUICK}
+    engine: Any = make_engine(handler, **options)
+    # It moves between the question who has it and the first command: the start must not fail for that.
+    engine._servers._ask()
+    fill(raw, moving, 1)
+    nodes.move(moving, first)
+    engine._servers._asked_at = time.monotonic()
+    running = run(engine)
+    await wait_until_async(lambda: (moving, 0) in seen)
+    started_with = list(running.errors)
+    for stream in STREAMS:
+        await asyncio.to_thread(fill, raw, stream, 50, 1)
+    await asyncio.to_thread(nodes.move, moving, second, since=first)
+    for stream in STREAMS:
+        await asyncio.to_thread(fill, raw, stream, 50, 51)
+    await wait_until_async(lambda: len(seen) == 601)
+    await running.engine.wait_for_active_tasks()
+    fill(raw, moving, 1, start=101)
+    await wait_until_async(lambda: len(seen) == 602)
+    await asyncio.to_thread(fill, raw, moving, 50, 102)
+    await wait_until_async(lambda: len(seen) == 652)
+    await running.engine.wait_for_active_tasks()
+    left = pending(raw)
+    report = await running.stop()
+    raw.close()
+
+    assert started_with
+    assert nodes.masters[home].call("XLEN", moving) == 152
+    assert max(idle) < 900
+    assert set(seen.values()) == {1}
+    assert counts == {1}
+    assert left == dict.fromkeys(STREAMS, 0)
+    assert report.failed == 0
+
+
+async def test_a_replica_that_takes_over_is_found(nodes: Nodes, make_engine: Any, run: Any) -> None:
+    raw = redis.RedisCluster.from_url(nodes.url(), protocol=2)
+    victim = nodes.has(STREAMS[0])
+    replica = await asyncio.to_thread(nodes.replica_of, victim)
+    seen: Counter[tuple[str, int]] = Counter()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        seen[message.stream, message.data["n"]] += 1
+
+    options = {"redis": raw, "streams": STREAMS, "concurrency": 4, "reconnect": QUICK, "max_reconnects": 200}
+    running = run(make_engine(handler, **options))
+    for stream in STREAMS:
+        fill(raw, stream, 20)
+    await wait_until_async(lambda: len(seen) == 120)
+    await running.engine.wait_for_active_tasks()
+    nodes.masters[victim].call("WAIT", "1", "2000")
+    await asyncio.to_thread(nodes.masters[victim].kill)
+    await wait_until_async(lambda: not running.engine.health().ready)
+    others = [stream for stream in STREAMS if nodes.has(stream) != victim]
+    survivor = redis.RedisCluster.from_url(nodes.url((victim + 1) % 3), protocol=2, require_full_coverage=False)
+    for stream in others:
+        await asyncio.to_thread(fill, survivor, stream, 20, 20)
+    await wait_until_async(lambda: len(seen) == 120 + 20 * len(others))
+    await wait_until_async(lambda: b"role:master" in _text(replica.call("INFO", "replication")), timeout_s=20)
+    await wait_until_async(lambda: running.engine.health().ready, timeout_s=20)
+    for stream in STREAMS:
+        if stream not in others:
+            replica.call("XADD", stream, "*", "data", '{"n": 999}')
+    await wait_until_async(lambda: all(seen[stream, 999] for stream in STREAMS if stream not in others))
+    report = await running.stop()
+    raw.close()
+    survivor.close()
+
+    assert running.errors
+    assert report.failed == 0
+
+
+async def test_a_cluster_that_is_not_there_is_an_error_of_the_queue(nodes: Nodes, make_engine: Any) -> None:
+    client = redis.RedisCluster.from_url(nodes.url())
+    for node in nodes.masters:
+        await asyncio.to_thread(node.kill)
+
+    with pytest.raises(Exception, match="was not sent: no connection to the server"):
+        await make_engine(print, redis=client, streams=STREAMS).start()
+    client.close()
