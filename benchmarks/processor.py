@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer messages and rounds")
     parser.add_argument("--only", default="", help="contenders whose name contains this")
     parser.add_argument("--phase", choices=[*PHASES, "emit", "rest"], help="one phase instead of all")
+    parser.add_argument("--rounds", type=int, help="turns of each contender")
     parser.add_argument("--role", choices=["run", "fill", "emit", "rest"], help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     parser.add_argument("--n", type=int, help=argparse.SUPPRESS)
@@ -195,7 +196,7 @@ def main() -> None:
 
     from conquiet.testing import RedisServer
 
-    n, rounds = (20_000, 2) if given.quick else (60_000, 3)
+    n, rounds = (20_000, given.rounds or 2) if given.quick else (60_000, given.rounds or 3)
     print(f"load before: {os.getloadavg()[0]:.1f}", flush=True)
     with RedisServer() as server, redis.Redis.from_url(server.url) as client:
         for phase in PHASES:

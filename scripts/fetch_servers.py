@@ -9,8 +9,8 @@ machine's own apt sources. What comes out, per product:
     <into>/mysql/root/        the unpacked packages, their libc included
     <into>/mysql/bin/mysqld   starts the server with that libc; call it like any other mysqld
 
-RabbitMQ is not here, and was not tried: Erlang's launcher starts further programs of its own, each
-of which would need this libc too, so a script in front of the first one is not expected to do.
+RabbitMQ is not here: Erlang's launcher starts further programs of its own, each of which would need
+this libc too. CONTRIBUTING.md says how the tests were run on RabbitMQ 4.
 """
 
 import argparse

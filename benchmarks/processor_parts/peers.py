@@ -245,8 +245,8 @@ def celery(url: str, n: int, mode: str, *, filling: bool) -> None:
 
 
 PEERS: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
-    # name: (function, module it needs, what else than plain it can do with a set on the server). docket at c100 runs
-    # into the limit of its own connection pool and hangs.
+    # name: (function, module it needs, what else than plain it can do with a set on the server)
+    # docket at c100 runs into the limit of its own connection pool and hangs.
     "taskiq, c100": (taskiq, "taskiq_redis", ("retry",)),
     "dramatiq, 8 threads": (dramatiq, "dramatiq", ("retry",)),
     "Celery, solo": (celery, "celery", ("retry",)),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conquiet.db.session import DbSession
     from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
-    from conquiet.processor import JobContext, Processor, Reject, Retry, RetryPolicy
+    from conquiet.processor import JobContext, Processor, Reject, Retry, RetryPolicy, SyncEmitter
     from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
     from conquiet.rabbit import RabbitConsumer, sync_queue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
@@ -54,6 +54,7 @@ __all__ = [
     "RuntimeSettings",
     "ScheduleEntry",
     "Scheduler",
+    "SyncEmitter",
     "__version__",
     "install_termination_handlers",
     "sync_queue",
@@ -89,6 +90,7 @@ _HOME = {
     "RuntimeSettings": "conquiet.runtime",
     "ScheduleEntry": "conquiet.scheduler",
     "Scheduler": "conquiet.scheduler",
+    "SyncEmitter": "conquiet.processor",
     "install_termination_handlers": "conquiet.signals",
     "sync_queue": "conquiet.rabbit",
 }

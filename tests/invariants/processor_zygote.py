@@ -6,6 +6,7 @@ before the host knows. What it was doing is for the others to find.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -14,15 +15,19 @@ from typing import Any
 
 import redis.asyncio
 
-from conquiet.processor import JobContext, Processor, RetryPolicy
+from conquiet.errors import QueueError
+from conquiet.processor import DeadFilter, JobContext, Processor, RateLimit, RetryPolicy
 from conquiet.processor.scripts import Script
 from conquiet.runtime import RuntimeSettings
 
-STEPS = {"reschedule", "bury", "tick", "emit"}
+STEPS = {"tick", "emit", "park", "unpark", "turn", "replay"}
+"""Those that are sent by themselves. Retries and burials are sent together, by the settler."""
+
+PARKED_EVENTS = 60
 CHANCE = 0.04
 
 
-def arm() -> None:
+def arm(diary: str) -> None:
     """Make the steps deadly: by their own method, and by the settler's pipelines."""
     from conquiet.processor.settlement import Settler
 
@@ -30,24 +35,27 @@ def arm() -> None:
 
     async def deadly_run(self: Script, client: Any, keys: Any, args: Any) -> Any:
         chance = CHANCE if self.name in STEPS else 0.0
-        maybe_die(chance)
+        maybe_die(chance, diary, f"before {self.name}")
         reply = await run(self, client, keys, args)
         # A tick that moved nothing is no step worth dying for.
-        maybe_die(chance if self.name != "tick" or reply[0] else 0.0)
+        maybe_die(chance if self.name != "tick" or reply[0] else 0.0, diary, f"after {self.name}")
         return reply
 
     async def deadly_exchange(self: Settler, calls: Any) -> Any:
-        maybe_die(CHANCE)
+        names = "+".join(sorted({call.command.script.name for call in calls}))
+        maybe_die(CHANCE, diary, f"before {names}")
         replies = await exchange(self, calls)
-        maybe_die(CHANCE)
+        maybe_die(CHANCE, diary, f"after {names}")
         return replies
 
     Script.run = deadly_run  # type: ignore[method-assign]
     Settler._exchange = deadly_exchange  # type: ignore[method-assign]
 
 
-def maybe_die(chance: float) -> None:
+def maybe_die(chance: float, diary: str, where: str) -> None:
     if random.random() < chance:
+        with open(diary, "a", encoding="utf-8") as book:  # noqa: PTH123 - one short line, appended in one write
+            book.write(f"{where}\n")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -59,6 +67,10 @@ async def host(url: str, stream: str) -> None:
         concurrency=5,
         runtime=RuntimeSettings(claim_idle_ms=250, max_deliveries=None, max_reconnects=1_000),
     )
+
+    async def done(ctx: JobContext) -> None:
+        await client.sadd(f"{stream}:done", ctx.id)
+
     three = RetryPolicy.fixed(0.02, max_attempts=3)
 
     @processor.handler("flaky", retry=three)
@@ -66,20 +78,43 @@ async def host(url: str, stream: str) -> None:
         await asyncio.sleep(0.002)
         if ctx.attempt < 3:
             raise ConnectionError
-        await client.sadd(f"{stream}:done", ctx.id)
+        await ctx.emit("follow", id=f"{ctx.id}-next")
+        await done(ctx)
 
     @processor.handler("doomed", retry=three)
     async def doomed(ctx: JobContext) -> None:
         raise LookupError
 
+    @processor.handler("revived")
+    async def revived(ctx: JobContext) -> None:
+        if not ctx.envelope.replays:
+            raise LookupError
+        await done(ctx)
+
+    processor.handler("limited", rate=RateLimit(200))(done)
+    processor.handler("follow")(done)
+    for number in range(PARKED_EVENTS):
+        processor.handler(f"parked{number}")(done)
+
+    async def replay() -> None:
+        """Every host brings the same dead letters back, all the time."""
+        letters = processor.dead_letters()
+        while True:
+            with contextlib.suppress(QueueError):
+                await letters.replay(DeadFilter(event="revived"))
+            await asyncio.sleep(0.05)
+
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, processor.stop)
+    replaying = asyncio.create_task(replay())
     await processor.start()
+    replaying.cancel()
+    await asyncio.gather(replaying, return_exceptions=True)
     await processor.close()
     await client.aclose()
 
 
-def spawn(url: str, stream: str, *, deadly: bool) -> int:
+def spawn(url: str, stream: str, diary: str, *, deadly: bool) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -88,7 +123,7 @@ def spawn(url: str, stream: str, *, deadly: bool) -> int:
     try:
         random.seed()
         if deadly:
-            arm()
+            arm(diary)
         asyncio.run(host(url, stream))
         code = 0
     finally:
@@ -96,7 +131,7 @@ def spawn(url: str, stream: str, *, deadly: bool) -> int:
 
 
 def main() -> None:
-    url, stream, hosts, kills = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    url, stream, diary, hosts, kills = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
     stopping = False
 
     def stop(*_: object) -> None:
@@ -106,7 +141,7 @@ def main() -> None:
             os.kill(pid, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    alive = {spawn(url, stream, deadly=True) for _ in range(hosts)}
+    alive = {spawn(url, stream, diary, deadly=True) for _ in range(hosts)}
     killed = 0
     while alive:
         pid, status = os.wait()
@@ -116,7 +151,7 @@ def main() -> None:
         elif status and not stopping:
             raise SystemExit(f"a host failed with {status}")
         if not stopping:
-            alive.add(spawn(url, stream, deadly=killed < kills))
+            alive.add(spawn(url, stream, diary, deadly=killed < kills))
             if killed == kills:
                 # The rest are replaced by hosts that live on.
                 kills = -1

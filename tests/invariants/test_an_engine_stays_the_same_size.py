@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ def size() -> dict[str, int]:
 
 
 @pytest.mark.timeout(900)
-async def test_memory_files_threads_and_tasks_are_flat(redis_url: str) -> None:
+async def test_memory_files_threads_and_tasks_are_flat(
+    redis_url: str, record_property: Callable[[str, object], None]
+) -> None:
     raw: Any = redis.Redis.from_url(redis_url)
     client = redis.asyncio.Redis.from_url(redis_url)
     seen = failed = 0
@@ -69,6 +72,7 @@ async def test_memory_files_threads_and_tasks_are_flat(redis_url: str) -> None:
     raw.close()
 
     warm, last = sizes[len(sizes) // 2], sizes[-1]
+    record_property("soak", f"messages={seen} first={sizes[0]} warm={warm} last={last}")
     assert heard == []
     assert failed == ROUNDS * PER_ROUND // 500
     assert last["files"] <= warm["files"]

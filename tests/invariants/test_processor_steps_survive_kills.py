@@ -1,6 +1,12 @@
-"""kill -9 in the middle of retries, dead letters and moves: nothing lost, nothing scheduled twice.
+"""kill -9 in the middle of every atomic step of the processor: nothing lost, nothing done twice.
 
-A hundred kills here; ``CONQUIET_TORTURE=1`` makes it a thousand.
+    flaky     fails twice, emits a follow-up, succeeds         reschedule, tick, emit
+    doomed    fails three times                                reschedule, bury
+    revived   dies, is replayed by every host at once          bury, replay
+    limited   waits for its turn                               turn
+    parked…   is paused from the beginning and resumed later   park, unpark
+
+A hundred kills here; ``CONQUIET_TORTURE=1`` makes it a thousand, with some before and after each of the steps.
 """
 
 import asyncio
@@ -14,76 +20,134 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from tests.invariants.processor_zygote import PARKED_EVENTS, STEPS
 
-from conquiet.processor import DeadFilter, DeadLetters, Emitter, NewMessage
+from conquiet.processor import DeadFilter, DeadLetters, Emitter, NewMessage, Pauses
 from conquiet.processor.envelope import from_payload
-from conquiet.processor.keys import keys_of
+from conquiet.processor.keys import Keys, keys_of
 from conquiet.queue.client import clone_async
 from conquiet.queue.codec import decode_fields
 from conquiet.testing import wait_until_async
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 KILLS = 1_000 if TORTURE else 100
+KINDS = ("flaky", "doomed", "revived", "limited", "parked")
 BATCH = 20
 """Messages emitted at a time, as long as there are kills to come: there is always something to kill in."""
 
 
+class Storm:
+    """What was emitted, and what is to be seen of it on the server."""
+
+    def __init__(self, client: Any, keys: Keys) -> None:
+        self.client = client
+        self.keys = keys
+        self.own = clone_async(client)
+        self.emitter = Emitter(self.own, keys.stream)
+        self.pauses = Pauses(self.own)
+        self.emitted: dict[str, set[str]] = {
+            kind: set() for kind in ("flaky", "doomed", "revived", "limited", "parked")
+        }
+        self.held: list[str] = []
+        self._rounds = self._parked_events = 0
+
+    async def emit(self) -> None:
+        """Emit the next batch: each kind in turn, flaky ones when there is no paused event left."""
+        kind = KINDS[self._rounds % len(KINDS)]
+        self._rounds += 1
+        if kind == "parked" and self._parked_events == PARKED_EVENTS:
+            kind = "flaky"
+        event = kind
+        if kind == "parked":
+            event = f"parked{self._parked_events}"
+            self._parked_events += 1
+            self.held.append(event)
+        ids = [f"{kind}-{self._rounds}-{number}" for number in range(BATCH)]
+        await self.emitter.emit_many([NewMessage(event, id=one, delay=0.01) for one in ids])
+        self.emitted[kind].update(ids)
+
+    async def resume_parked(self) -> None:
+        """Resume the events of which everything is parked: once, each message of theirs."""
+        for event in list(self.held):
+            if await self.client.llen(self.keys.parked_event(event)) >= BATCH:
+                self.held.remove(event)
+                await self.pauses.resume(self.keys.stream, event)
+
+    async def at_work(self) -> int:
+        waiting: int = await self.client.zcard(self.keys.delayed)
+        try:
+            summary = await self.client.xpending(self.keys.stream, "processor")
+            groups = await self.client.xinfo_groups(self.keys.stream)
+        except redis.ResponseError:
+            return waiting
+        return waiting + int(summary["pending"]) + int(groups[0]["lag"] or 0)
+
+    async def is_settled(self) -> bool:
+        await self.resume_parked()
+        done, dead = await self.client.scard(f"{self.keys.stream}:done"), await self.client.xlen(self.keys.dead)
+        wanted = sum(map(len, self.emitted.values())) - len(self.emitted["doomed"]) + len(self.emitted["flaky"])
+        return bool(done == wanted and dead == len(self.emitted["doomed"]) and not await self.at_work())
+
+    async def entries(self) -> Counter[tuple[str, int, int, bool]]:
+        """Id, attempt, replays and booked turn of everything that was ever in the stream."""
+        found: Counter[tuple[str, int, int, bool]] = Counter()
+        for entry_id, fields in await self.client.xrange(self.keys.stream):
+            envelope = from_payload(decode_fields(fields, max_bytes=10**6), entry_id=entry_id.decode())
+            found[envelope.id, envelope.attempt, envelope.replays, envelope.reserved] += 1
+        return found
+
+
 @pytest.mark.timeout(900 if TORTURE else 120)
-async def test_no_kill_loses_or_doubles_a_step(redis_url: str, key_prefix: str) -> None:
+async def test_no_kill_loses_or_doubles_a_step(redis_url: str, key_prefix: str, tmp_path: Path) -> None:
     stream = f"{key_prefix}orders"
-    keys = keys_of(stream)
     client: Any = redis.asyncio.Redis.from_url(redis_url, protocol=2)
-    own = clone_async(client)
-    emitter = Emitter(own, stream)
-    words = [sys.executable, str(Path(__file__).with_name("processor_zygote.py")), redis_url, stream, "3", str(KILLS)]
+    storm = Storm(client, keys_of(stream))
+    for number in range(PARKED_EVENTS):
+        await storm.pauses.pause(stream, f"parked{number}")
+    diary = tmp_path / "deaths"
+    program = str(Path(__file__).with_name("processor_zygote.py"))
+    words = [sys.executable, program, redis_url, stream, str(diary), "3", str(KILLS)]
     zygote = await asyncio.to_thread(subprocess.Popen, words, stdout=subprocess.PIPE, text=True)
     assert zygote.stdout is not None
     enough = asyncio.create_task(asyncio.to_thread(zygote.stdout.readline))
-    emitted: Counter[str] = Counter()
     try:
         while not enough.done():
-            if await client.zcard(keys.delayed) + (await _pending(client, stream)) < 3 * BATCH:
-                event = "doomed" if len(emitted) % (3 * BATCH) == 0 else "flaky"
-                ids = [f"{event}-{len(emitted) + number}" for number in range(BATCH)]
-                await emitter.emit_many([NewMessage(event, id=one, delay=0.01) for one in ids])
-                emitted.update(ids)
+            await storm.resume_parked()
+            if await storm.at_work() < 3 * BATCH:
+                await storm.emit()
             await asyncio.sleep(0.02)
         assert enough.result() == "killed enough\n"
-        flaky = {one for one in emitted if one.startswith("flaky")}
-        doomed = set(emitted) - flaky
-
-        async def settled() -> bool:
-            done, dead = await client.scard(f"{stream}:done"), await client.xlen(keys.dead)
-            waiting = await client.zcard(keys.delayed) + await _pending(client, stream)
-            return bool(done == len(flaky) and dead >= len(doomed) and not waiting)
-
-        await wait_until_async(settled, timeout_s=60)
+        await wait_until_async(storm.is_settled, timeout_s=60)
     finally:
         zygote.send_signal(signal.SIGTERM)
         out, _ = await asyncio.to_thread(zygote.communicate)
 
     assert int(out.splitlines()[-1]) >= KILLS
-    attempts = await _attempts(client, stream)
-    # Every attempt of every message was put into the stream exactly once, whoever died over it.
-    assert attempts == Counter((one, attempt) for one in emitted for attempt in (1, 2, 3))
-    letters = DeadLetters(own, stream)
-    dead = Counter([item.record.id async for item in letters._all(DeadFilter())])
-    assert dead == Counter(doomed)
-    await own.aclose()
+    await _assert_each_step_happened_once(storm)
+    deaths = Counter(diary.read_text().splitlines())
+    assert sum(deaths.values()) >= KILLS
+    if TORTURE:
+        steps = STEPS | {"reschedule", "bury"}
+        assert {f"{when} {step}" for when in ("before", "after") for step in steps} <= deaths.keys(), deaths
+    await storm.own.aclose()
     await client.aclose()
 
 
-async def _pending(client: Any, stream: str) -> int:
-    try:
-        summary, groups = await client.xpending(stream, "processor"), await client.xinfo_groups(stream)
-    except redis.ResponseError:
-        return 0
-    return int(summary["pending"]) + int(groups[0]["lag"] or 0)
+async def _assert_each_step_happened_once(storm: Storm) -> None:
+    found = await storm.entries()
+    turns = {one: count for one, count in found.items() if one[0] in storm.emitted["limited"]}
+    booked = [one for one in turns if one[3]]
+    # A limited message is in the stream once, and once more if it had to wait for its turn.
+    assert Counter(turns) == Counter((one, 1, 0, False) for one in storm.emitted["limited"]) + Counter(booked)
+    others = Counter({one: count for one, count in found.items() if one not in turns})
+    expected = Counter(
+        (one, attempt, 0, False) for one in storm.emitted["flaky"] | storm.emitted["doomed"] for attempt in (1, 2, 3)
+    )
+    expected += Counter((f"{one}-next", 1, 0, False) for one in storm.emitted["flaky"])
+    expected += Counter((one, 1, replays, False) for one in storm.emitted["revived"] for replays in (0, 1))
+    expected += Counter({(one, 1, 0, False): 2 for one in storm.emitted["parked"]})  # emitted, and brought back
+    assert others == expected
 
-
-async def _attempts(client: Any, stream: str) -> Counter[tuple[str, int]]:
-    found: Counter[tuple[str, int]] = Counter()
-    for entry_id, fields in await client.xrange(stream):
-        envelope = from_payload(decode_fields(fields, max_bytes=10**6), entry_id=entry_id.decode())
-        found[envelope.id, envelope.attempt] += 1
-    return found
+    letters = DeadLetters(storm.own, storm.keys.stream)
+    dead = Counter([item.record.id async for item in letters._all(DeadFilter())])
+    assert dead == Counter(storm.emitted["doomed"])

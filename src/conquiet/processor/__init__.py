@@ -4,7 +4,7 @@
     Execution           one message's way                   execution.py, routes.py, middleware.py, context.py
     decide              what becomes of it                  policy.py (pure)
     Envelope            what is around your data            envelope.py (pure), keys.py (pure)
-    Emitter             putting messages in                 emitter.py
+    Emitter             putting messages in                 emitter.py, sync_emitter.py, plans.py (rules of both)
     Settler             retries and dead letters, gathered  settlement.py, records.py (pure)
     Mover               what is due goes to its stream      delays.py
     Pauses, DeadLetters, Jobs                               what operators ask for
@@ -26,14 +26,16 @@ from conquiet.processor.dead_letters import (  # noqa: E402
     DeadPage,
     ReplayReport,
 )
-from conquiet.processor.emitter import Emitted, Emitter, NewMessage  # noqa: E402
+from conquiet.processor.emitter import Emitter  # noqa: E402
 from conquiet.processor.envelope import Envelope  # noqa: E402
 from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
 from conquiet.processor.pauses import Pauses  # noqa: E402
+from conquiet.processor.plans import Emitted, NewMessage  # noqa: E402
 from conquiet.processor.policy import RateLimit, Reason, Reject, Retry, RetryPolicy  # noqa: E402
 from conquiet.processor.processor import Processor  # noqa: E402
 from conquiet.processor.records import DeadRecord  # noqa: E402
 from conquiet.processor.settings import ProcessorSettings  # noqa: E402
+from conquiet.processor.sync_emitter import SyncEmitter  # noqa: E402
 
 __all__ = [
     "DeadFilter",
@@ -60,5 +62,6 @@ __all__ = [
     "ReplayReport",
     "Retry",
     "RetryPolicy",
+    "SyncEmitter",
     "SyncJobContext",
 ]

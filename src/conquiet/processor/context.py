@@ -7,8 +7,9 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from conquiet.kernel.redaction import printable
-from conquiet.processor.emitter import Emitted, Emitter
+from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
+from conquiet.processor.plans import Emitted
 
 logger = logging.getLogger("conquiet.processor.job")
 

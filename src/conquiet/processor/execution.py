@@ -132,7 +132,7 @@ class Execution:
             failure = error
         if failure is None:
             if self._jobs is not None:
-                await self._jobs.note(self._keys[message.stream], envelope, JobState.SUCCEEDED)
+                await self._jobs.note_later(self._keys[message.stream], envelope, JobState.SUCCEEDED)
             route.count(message.stream, "done")
             return
         if message.acknowledged:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import redis
 import redis.asyncio
 
 from conquiet.errors import QueueError
@@ -27,6 +28,7 @@ from conquiet.processor.scripts import Arg, script
 logger = logging.getLogger(__name__)
 
 _BATCH = 250
+_MOST_DUE = 4 * _BATCH
 
 
 class JobState(Enum):
@@ -41,6 +43,9 @@ class JobState(Enum):
 
 
 _NUMBER = {state: number for number, state in enumerate(JobState, start=1)}
+
+NewState = tuple[str, str, int, JobState]
+"""Id, event, attempt and state of one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class JobRecorder:
 
     def __init__(self, client: redis.asyncio.Redis, *, ttl_s: float) -> None:
         self._client = client
-        self._ttl_ms = max(1, round(ttl_s * 1000))
+        self._ttl_ms = _milliseconds(ttl_s)
         self._due: list[_Note] = []
         self._flushing: asyncio.Task[None] | None = None
 
@@ -103,19 +108,37 @@ class JobRecorder:
     async def note_all(
         self,
         keys: Keys,
-        jobs: Sequence[tuple[str, str, int, JobState]],
+        jobs: Sequence[NewState],
         *,
         error_type: str = "",
         only_new: bool = False,
     ) -> None:
         """Write the states of several jobs: id, event, attempt, state. ``only_new`` leaves known jobs alone."""
-        for job_id, event, attempt, state in jobs:
-            args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
-            self._due.append(_Note(keys, args, keys.job(job_id)))
+        self._due += [_noted(keys, job, error_type, only_new=only_new) for job in jobs]
+        await self._written()
+
+    async def note_later(self, keys: Keys, envelope: Envelope, state: JobState) -> None:
+        """Write a state soon, with others: for an end that nobody waits for. Waits only if too many are due."""
+        job = (envelope.id, envelope.event, envelope.attempt, state)
+        self._due.append(_noted(keys, job, "", only_new=False))
+        if len(self._due) > _MOST_DUE:
+            await self._written()
+        else:
+            self._flush_soon()
+
+    async def drain(self) -> None:
+        """Return when nothing is due any more."""
+        if self._due or (self._flushing is not None and not self._flushing.done()):
+            await self._written()
+
+    async def _written(self) -> None:
+        # Shielded: others' states are in the same flush, and a cancelled handler must not take them along.
+        await asyncio.shield(self._flush_soon())
+
+    def _flush_soon(self) -> asyncio.Task[None]:
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self._flush(), name="conquiet-jobs")
-        # Shielded: others' states are in the same flush, and a cancelled handler must not take them along.
-        await asyncio.shield(self._flushing)
+        return self._flushing
 
     async def _flush(self) -> None:
         while self._due:
@@ -128,17 +151,48 @@ class JobRecorder:
                 await self._write(keys, notes)
 
     async def _write(self, keys: Keys, notes: Sequence[_Note]) -> None:
-        names = [*(keys.jobs(state.value) for state in JobState), *(note.job for note in notes)]
-        args: list[Arg] = [self._ttl_ms]
-        for note in notes:
-            args += note.args
+        names, args = _command(keys, notes, self._ttl_ms)
         try:
             await script("jobs").call(self._client, names, args, stream=keys.stream)
         except QueueError as error:
-            logger.warning(
-                "job states not written",
-                extra={"stream": printable(keys.stream), "jobs": len(notes), "error": type(error).__name__},
-            )
+            _complain(keys, len(notes), error)
+
+
+def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s: float) -> None:
+    """Write the states of jobs that are not known yet, without asyncio. Never raises for want of the server."""
+    notes = [_noted(keys, job, "", only_new=True) for job in jobs]
+    for start in range(0, len(notes), _BATCH):
+        batch = notes[start : start + _BATCH]
+        names, args = _command(keys, batch, _milliseconds(ttl_s))
+        try:
+            script("jobs").call_sync(client, names, args, stream=keys.stream)
+        except QueueError as error:
+            _complain(keys, len(batch), error)
+
+
+def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool) -> _Note:
+    job_id, event, attempt, state = job
+    args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
+    return _Note(keys, args, keys.job(job_id))
+
+
+def _command(keys: Keys, notes: Sequence[_Note], ttl_ms: int) -> tuple[list[str], list[Arg]]:
+    names = [*(keys.jobs(state.value) for state in JobState), *(note.job for note in notes)]
+    args: list[Arg] = [ttl_ms]
+    for note in notes:
+        args += note.args
+    return names, args
+
+
+def _complain(keys: Keys, count: int, error: QueueError) -> None:
+    logger.warning(
+        "job states not written",
+        extra={"stream": printable(keys.stream), "jobs": count, "error": type(error).__name__},
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 class Jobs:

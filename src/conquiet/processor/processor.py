@@ -19,12 +19,13 @@ from conquiet.kernel.lifecycle import Status
 from conquiet.kernel.validation import require_positive, require_text
 from conquiet.processor.dead_letters import DeadLetters
 from conquiet.processor.delays import Mover, Tick
-from conquiet.processor.emitter import Emitted, Emitter, NewMessage
+from conquiet.processor.emitter import Emitter
 from conquiet.processor.execution import Execution
 from conquiet.processor.jobs import JobRecorder, Jobs
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.middleware import Middleware
 from conquiet.processor.pauses import Pauses
+from conquiet.processor.plans import Emitted, NewMessage
 from conquiet.processor.policy import RateLimit, RetryPolicy
 from conquiet.processor.routes import Route
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings
@@ -250,6 +251,8 @@ class Processor:
         if self._execution is not None:
             self._execution.flush_counts()
         await asyncio.gather(*self._burials, return_exceptions=True)
+        if self._recorder is not None:
+            await self._recorder.drain()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 

@@ -93,6 +93,7 @@ class Link:
                 await link._connect(address.parameters(attempt))
                 link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
+            link._opened.cancel()  # nobody will ask it: an error put into it now would count as uncaught
             link._abort()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
@@ -113,6 +114,11 @@ class Link:
     def is_open(self) -> bool:
         """True until it is lost or closed."""
         return self._alive
+
+    @property
+    def heartbeat_s(self) -> float:
+        """The interval that was agreed on with the broker; 0 when there are no heartbeats."""
+        return float(self._connection.params.heartbeat or 0)
 
     # -------------------------------------------------------------- questions that are answered
     async def depth(self, queue: str) -> int:

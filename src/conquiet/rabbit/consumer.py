@@ -28,12 +28,13 @@ from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.decrypt import Decryptor, KeyFault
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.events import ConnectionEvent, EventKind, Listeners
+from conquiet.rabbit.loop_watch import LoopWatch
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.session import Session
 from conquiet.rabbit.settle import Settlement, Verdict, decide
 from conquiet.rabbit.supervisor import Supervisor
 from conquiet.rabbit.syncer import DONE, ContractBroken, Syncer, is_async
-from conquiet.rabbit.topology import ask_management, has_dead_letter_exchange
+from conquiet.rabbit.topology import check_dead_letters
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers, Workers
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class RabbitConsumer:
         self._policy = config.policy
         self._tally = Tally(self._queue)
         self._listeners = Listeners()
+        self._watch = LoopWatch(self._on_stall)
         self._life = Lifecycle("RabbitConsumer")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_event: asyncio.Event | None = None
@@ -192,7 +194,7 @@ class RabbitConsumer:
             self._connect, backoff=self._config.reconnect, max_failures=self._config.max_reconnects, stop=stop
         )
         try:
-            await self._check_dead_letters()
+            await check_dead_letters(self._config, self._address.vhost, self._queue)
             session: Session | None = await supervisor.first()
             self._ready.set()
             while session is not None and not await self._stopped_before_loss(session, stop):
@@ -217,6 +219,7 @@ class RabbitConsumer:
             if attempt == 0:
                 self._tally.started(depth)
                 logger.info("messages in the queue", extra={"queue": self._queue, "queued": depth})
+            self._watch.start(link.heartbeat_s)
             await link.consume(
                 self._queue,
                 tag=self._tag,
@@ -254,6 +257,7 @@ class RabbitConsumer:
         """The one way out: intake, handlers, channel, connection, counters. SPEC(004 §6, §7)."""
         assert self._workers is not None  # noqa: S101 - run() made them
         session, workers = self._session, self._workers
+        self._watch.stop()
         self._life.stop()  # also when run() was cancelled or failed: from here on nothing new starts
         self._unstarted += workers.take_unstarted()
         if session is not None:
@@ -336,6 +340,13 @@ class RabbitConsumer:
         logger.warning("connection blocked by the broker" if blocked else "connection unblocked by the broker")
         self._announce(EventKind.BLOCKED if blocked else EventKind.UNBLOCKED)
 
+    def _on_stall(self, stalled_s: float) -> None:
+        logger.warning(
+            "the event loop stood still for longer than a heartbeat, and the broker may have given the connection up: "
+            "something blocks it, most likely the syncer; declare it as a plain function, which runs in a thread",
+            extra={"queue": self._queue, "stalled_s": round(stalled_s, 1), "syncer": _name(self._syncer)},
+        )
+
     def _announce(self, kind: EventKind, attempt: int = 0, reason: str | None = None) -> None:
         self._tally.connection(kind.value)
         self._listeners.tell(ConnectionEvent(kind, self._queue, attempt, reason))
@@ -365,26 +376,6 @@ class RabbitConsumer:
         workers: Workers = kind(self._syncer, self._pipeline, self._config.concurrency, self._on_finished)
         return workers
 
-    async def _check_dead_letters(self) -> None:
-        """Find out whether failed messages would be kept, where that can be known."""
-        known, url = self._config.dead_letter, self._config.management_url
-        if known is None and url is not None:
-            try:
-                answer = await asyncio.to_thread(ask_management, url, self._address.vhost, self._queue)
-                known = has_dead_letter_exchange(answer)
-            except RabbitError:
-                if self._config.require_dead_letter:
-                    raise
-                logger.warning("cannot find out about a dead-letter exchange", extra={"queue": self._queue})
-        if known is not False:
-            return
-        if self._config.require_dead_letter:
-            raise RabbitError(
-                f"queue {self._queue} has no dead-letter exchange and require_dead_letter is set; "
-                "set one with a policy or with the argument x-dead-letter-exchange",
-                queue=self._queue,
-            )
-        logger.warning(
-            "the queue has no dead-letter exchange: a message that fails twice will be discarded",
-            extra={"queue": self._queue},
-        )
+
+def _name(syncer: object) -> str:
+    return str(getattr(syncer, "__qualname__", type(syncer).__qualname__))

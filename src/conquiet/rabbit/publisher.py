@@ -6,6 +6,7 @@ silent second attempt.
 """
 
 import asyncio
+import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from conquiet.kernel.validation import require_positive
 from conquiet.metrics import registry
 from conquiet.rabbit.address import Address, as_urls
 from conquiet.rabbit.connection import Link
+
+logger = logging.getLogger(__name__)
 
 _PERSISTENT: Final = 2
 _Key = tuple[str, str, str]
@@ -51,7 +54,8 @@ class Outgoing:
 class Publisher:
     """Publishes with confirms on a connection of its own, opened at the first message.
 
-    A lost connection is reported to whoever was publishing; the next call opens a new one.
+    A lost connection is reported to whoever was publishing; the next call opens a new one. A broker low on memory or
+    disk blocks those who publish: the calls wait (for ``timeout_s`` at most), the log and :attr:`is_blocked` say so.
 
     Args:
         url: As for ``RabbitConsumer``.
@@ -69,6 +73,11 @@ class Publisher:
         self._channel: _ConfirmChannel | None = None
         self._opening = asyncio.Lock()
         self._attempts = 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker has said that it takes nothing from this connection for now."""
+        return self._channel is not None and self._channel.blocked
 
     async def publish(
         self, routing_key: str, body: Any, *, exchange: str = "", headers: Mapping[str, Any] | None = None
@@ -157,11 +166,14 @@ class Publisher:
             async with asyncio.timeout(self._timeout_s):
                 return await confirmation
         except TimeoutError as error:
+            reason, why = "timeout", ""
+            if self.is_blocked:
+                reason, why = "blocked", "blocks publishers (it is low on memory or disk) and "
             raise PublishError(
-                f"the broker did not confirm a message for {message.routing_key} within {self._timeout_s} s; "
+                f"the broker {why}did not confirm a message for {message.routing_key} within {self._timeout_s} s; "
                 "it may be in the queue all the same",
                 queue=message.routing_key,
-                reason="timeout",
+                reason=reason,
             ) from error
 
 
@@ -170,6 +182,7 @@ class _ConfirmChannel:
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self.blocked = False
         self._loop = asyncio.get_running_loop()
         self._next = 1
         self._lowest = 1
@@ -178,6 +191,7 @@ class _ConfirmChannel:
         self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
         self._returned: set[int] = set()
         link.lost.add_done_callback(lambda _: self._fail_all())
+        link.on_blocked = self._on_blocked
 
     async def start(self) -> None:
         await self.link.confirm_publishes(self._on_confirm, self._on_return)
@@ -192,6 +206,16 @@ class _ConfirmChannel:
         if not self.link.publish(message.exchange, message.routing_key, body, properties, mandatory=True):
             self._resolve(number, "lost")
         return confirmation
+
+    def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it
+        self.blocked = blocked
+        if blocked:
+            logger.warning(
+                "publishing blocked by the broker: it is low on memory or disk",
+                extra={"unconfirmed": len(self._waiting)},
+            )
+        else:
+            logger.info("publishing unblocked by the broker", extra={"unconfirmed": len(self._waiting)})
 
     def _on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
         # The broker returns a message before it confirms it.

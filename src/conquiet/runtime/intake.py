@@ -111,6 +111,11 @@ class Intake:
         """True while a read waits on the server."""
         return self._doing is _Doing.BLOCKED
 
+    @property
+    def is_stopping(self) -> bool:
+        """True once told to read nothing more."""
+        return self._stopping.is_set()
+
     def will_come(self) -> bool:
         """True if the next read, which takes due acknowledgements along, is a matter of microseconds."""
         if self._doing is _Doing.WAITING_FOR_ROOM and self._room_now() > 0:

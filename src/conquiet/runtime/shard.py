@@ -66,6 +66,7 @@ class Shard:
         self._group, self._consumer_id = group, consumer_id = who
         self._table = table
         self._on_error = on_error
+        self._may_move = servers.may_move
         self._unblocking: asyncio.Task[None] | None = None
         self.read_wire = Wire(servers, streams[0], "read")
         self._ack_wire = Wire(servers, streams[0], "ack")
@@ -107,10 +108,17 @@ class Shard:
             WireLostError: A connection could not be had.
             QueueError: The server refuses something that the engine cannot do without.
         """
-        await self.read_wire.open()
-        await self._ack_wire.open()
-        await self._reader.create_groups(self.streams)
-        await self._check_rights()
+        while True:
+            try:
+                await self.read_wire.open()
+                await self._ack_wire.open()
+                await self._reader.create_groups(self.streams)
+                await self._check_rights()
+            except WireLostError as lost:
+                await self._look_again(lost)
+            else:
+                self._reconnects[0].succeeded()
+                return
 
     def stop(self) -> None:
         """Fetch nothing more, and end a read that waits."""
@@ -161,6 +169,16 @@ class Shard:
         await self.read_wire.close()
         await self._ack_wire.close()
         return unacknowledged
+
+    async def _look_again(self, lost: WireLostError) -> None:
+        """Wait a little if a node said that the slot is elsewhere. A server that is not there ends the start."""
+        moved = self._may_move and isinstance(lost.reason, ResponseError) and not self.intake.is_stopping
+        delay_s = self._reconnects[0].delay_s() if moved else None
+        if delay_s is None:
+            raise lost
+        stream = self.streams[0]
+        self._on_error(translate(lost.reason, stream=stream, group=self._group, command="XGROUP CREATE"))
+        await asyncio.sleep(delay_s)
 
     async def _check_rights(self) -> None:
         """Find out at the start, not at the first heartbeat, whether leases can be extended at all."""

@@ -25,6 +25,8 @@ from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 from conquiet.kernel.lifecycle import Lifecycle
 from conquiet.kernel.validation import require_seconds
 from conquiet.processor.envelope import Envelope, to_payload
+from conquiet.processor.jobs import JobRecorder, JobState, NewState
+from conquiet.processor.keys import keys_of
 from conquiet.queue.client import AnyRedis
 from conquiet.queue.codec import encode_payload
 from conquiet.scheduler.catch_up import Plan, plan
@@ -60,6 +62,7 @@ class Scheduler(Schedules):
         group: Name shared by the hosts that run the same code; groups do not see each other.
         poll_s: How often changes by others are looked for, at most a second.
         give_up_after_s: How long Redis may stay away before ``start()`` raises.
+        job_ttl_s: Note each fired message as a waiting job, as the processor does; the value is the processor's own.
         clock: Measures the time between two glances; its date is never asked for.
         now_ms: Stands in for the server's TIME where a test wants its own.
     """
@@ -72,6 +75,7 @@ class Scheduler(Schedules):
         group: str = "conquiet",
         poll_s: float = 0.5,
         give_up_after_s: float = 300.0,
+        job_ttl_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
@@ -90,7 +94,10 @@ class Scheduler(Schedules):
         self._seen_ms, self._seen_at, self._glanced_at = 0, 0.0, -math.inf
         for entry in entries:
             self.declare(entry)
+        if job_ttl_s is not None:
+            require_seconds("job_ttl_s", job_ttl_s)
         super().__init__(redis, group=group, now_ms=now_ms)
+        self._jobs = None if job_ttl_s is None else JobRecorder(self._client, ttl_s=job_ttl_s)
 
     def declare(self, entry: ScheduleEntry) -> None:
         """Say, before the start, that this program wants the entry. Nothing is sent yet.
@@ -288,10 +295,12 @@ class Scheduler(Schedules):
         """Fire the orders, take note of what became of them, and return the server's time."""
         shelf = self._shelves[stream]
         results = await self._ledger.carry_out(stream, orders)
+        fired: list[NewState] = []
         for order, verdict, pointer, server_now in results:
             entry = order.record.entry
             match verdict:
                 case Verdict.DONE:
+                    fired += [(entry.fire_id(due), entry.event, 1, JobState.WAITING) for due in order.plan.fire]
                     shelf.records[entry.name] = moved(order.record, pointer)
                     self._note(shelf, entry.name, order.plan)
                     for due in order.plan.fire:
@@ -309,6 +318,9 @@ class Scheduler(Schedules):
                 case Verdict.PAUSED | Verdict.CHANGED:
                     # Somebody changed it since the last glance; the next one sees that and reloads.
                     del shelf.wake_at[entry.name]
+        if self._jobs is not None and fired:
+            # Afterwards, and only for jobs not yet known: a host may have run one of them by now.
+            await self._jobs.note_all(keys_of(stream), fired, only_new=True)
         return results[-1][-1]
 
 

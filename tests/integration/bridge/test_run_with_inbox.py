@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 
 from conquiet.bridge import Fence, Inbox
@@ -180,3 +181,40 @@ def test_a_fence_rolls_back_what_was_claimed_by_another_and_leaves_it_to_them(
 
     assert counted() == 0
     assert slow.backlog().pending == 1
+
+
+def test_an_engine_that_does_not_reset_on_return_works_alike_and_saves_a_rollback(
+    engine: Engine, db_url: str, make_consumer: Callable[..., QueueConsumer], counted: Callable[[], int]
+) -> None:
+    """A session ends its transaction itself, a failed one too, so nothing is left for the pool to reset."""
+
+    def rollbacks() -> int:
+        with DbSession(engine) as session:
+            row = session.fetch_one("SHOW GLOBAL STATUS LIKE 'Com_rollback'")
+            assert row is not None
+            return int(row["Value"])
+
+    def fail(msg: QueueMessage, session: DbSession) -> None:
+        handle(msg, session)
+        raise ZeroDivisionError
+
+    def cost_of(used: Engine) -> int:
+        consumer.queue.enqueue({})
+        before = rollbacks()
+        consumer._stopping = False
+        consumer.run(handler=last_one(consumer), engine=used, inbox=Inbox())
+        return rollbacks() - before
+
+    consumer, rescuer = make_consumer(name="one"), make_consumer(name="two")
+    lean = create_engine(db_url, pool_reset_on_return=None, pool_size=1, max_overflow=0)
+    consumer.queue.enqueue({})
+    with pytest.raises(ZeroDivisionError):
+        consumer.run(handler=fail, engine=lean, inbox=Inbox())
+    stop_when_idle(rescuer)
+    rescuer.run_claim_stale(handler=handle, engine=lean, inbox=Inbox())
+
+    assert counted() == 1
+    assert cost_of(engine) - cost_of(lean) == 1
+    assert counted() == 3
+    assert consumer.backlog().pending == 0
+    lean.dispose()

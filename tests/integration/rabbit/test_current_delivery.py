@@ -60,6 +60,27 @@ async def test_a_plain_function_sees_headers_flag_and_id_of_its_delivery(rabbit:
     assert seen == [("one", {"tenant": "a"}, False), ("one", {"tenant": "a"}, True)]
 
 
+async def test_bodies_of_several_frames_and_large_headers_arrive_whole_and_in_order(rabbit: Any) -> None:
+    """A frame holds 128 KiB: the first body takes four of them, the headers fill most of another."""
+    queue = rabbit.queue()
+    headers = {"note": "n" * 100_000, "list": [1, True, None, {"deep": [b"raw"]}]}
+    publish(rabbit, queue, BODY[:-1] % 1 + b', "pad": "' + b"p" * 500_000 + b'"}', message_id="large", headers=headers)
+    publish(rabbit, queue, b"")
+    publish(rabbit, queue, BODY % 2, message_id="small")
+    seen: list[tuple[str | None, int, Any]] = []
+
+    async def syncer(message: Any) -> bool:
+        delivery = current_delivery()
+        seen.append((delivery.message_id, len(message.get("pad", "")), delivery.headers))
+        return True
+
+    async with RabbitConsumer(rabbit.url, queue, syncer) as consumer:
+        await wait_until_async(lambda: consumer.count.ack == 2 and consumer.count.dead_lettered == 1)
+
+    assert seen == [("large", 500_000, headers), ("small", 0, None)]
+    assert [body for _, body in rabbit.take("dead")] == [b""]
+
+
 @pytest.mark.parametrize("given", [None, ""])
 async def test_a_missing_or_empty_id_is_none(rabbit: Any, given: str | None) -> None:
     queue = rabbit.queue()

@@ -192,6 +192,30 @@ async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_conne
     assert (consumer.count.reconnects, consumer.count.stale) == (0, 0)
 
 
+async def test_a_coroutine_that_blocks_the_loop_loses_its_connection_and_the_log_says_why(
+    rabbit: Any, action: Any, fast: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker gives up after two to three heartbeats. The message is not lost: it is delivered once more."""
+    queue, runs = rabbit.queue(), 0
+    rabbit.put(queue, action(1))
+
+    async def blocks_once(_: Any) -> bool:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            time.sleep(3.6)  # noqa: ASYNC251 - that is the mistake this test is about
+        return True
+
+    async with RabbitConsumer(rabbit.url, queue, blocks_once, heartbeat_s=1, **fast) as consumer:
+        await wait_until_async(lambda: consumer.count.reconnects == 1, timeout_s=20)
+        await wait_until_async(lambda: runs == 2, timeout_s=20)
+
+    assert rabbit.take(queue) == rabbit.take("dead") == []
+    [told] = [record for record in caplog.records if "stood still" in record.message]
+    assert told.__dict__["stalled_s"] >= 3.0
+    assert told.__dict__["syncer"].endswith("blocks_once")
+
+
 @pytest.mark.parametrize(("quorum", "killed"), [(False, True), (True, False)])
 async def test_a_node_restart_is_survived(
     rabbitmq_server: Any, rabbit: Any, recorder: Any, action: Any, fast: Any, *, quorum: bool, killed: bool

@@ -99,3 +99,32 @@ async def test_tls_is_verified(private_rabbitmq: Any, recorder: Any, action: Any
         message = {"properties": {}, "routing_key": "work", "payload": '{"schema": "proca:event:2"}'}
         server.api("POST", "/api/exchanges/%2F/amq.default/publish", message | {"payload_encoding": "string"})
         await wait_until_async(lambda: consumer.count.ack == 1)
+
+
+async def test_a_retry_circuit_with_parked_dead_letters_is_warned_about_because_it_never_ends(
+    rabbit: Any, recorder: Any, action: Any, management_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What happens: the syncer is spared after 2 x (max_retries + 1) attempts, the message goes round and round."""
+    circuit = {"x-message-ttl": 20, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
+    rabbit.channel.queue_declare("waiting", durable=True, arguments=circuit)
+    queue = rabbit.queue(dead="waiting")
+    rabbit.put(queue, action(1))
+    syncer = recorder(*[False] * 100)
+    options: Any = {"max_retries": 1, "exhausted": "dead_letter", "management_url": management_url}
+
+    async with RabbitConsumer(rabbit.url, queue, syncer, **options) as consumer:
+        await wait_until_async(lambda: consumer.count.dead_lettered >= 8)
+
+    assert len(syncer.seen) == 4
+    assert [message for message in caplog.messages if "goes round for ever" in message]
+
+
+async def test_dead_letters_that_end_somewhere_are_not_warned_about(
+    rabbit: Any, recorder: Any, management_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = rabbit.queue()
+    options: Any = {"max_retries": 1, "exhausted": "dead_letter", "management_url": management_url}
+
+    await start_and_stop(RabbitConsumer(rabbit.url, queue, recorder(), **options))
+
+    assert not [message for message in caplog.messages if "goes round for ever" in message]

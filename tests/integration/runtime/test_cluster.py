@@ -192,16 +192,17 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
 ) -> None:
     raw = redis.RedisCluster.from_url(nodes.url(), protocol=2)
     moving = STREAMS[0]
-    first, second = (nodes.has(moving) + 1) % 3, (nodes.has(moving) + 2) % 3
+    home = nodes.has(moving)
+    first, second = (home + 1) % 3, (home + 2) % 3
     seen: Counter[tuple[str, int]] = Counter()
     counts: set[int] = set()
     idle: list[int] = []
 
     def move_and_watch() -> None:
-        nodes.move(moving, second, since=first)
+        nodes.move(moving, home, since=second)
         until = time.monotonic() + 2.0  # two thresholds: only a heartbeat that looks for the new node itself survives
         while time.monotonic() < until:
-            rows: Any = nodes.masters[second].call("XPENDING", moving, "processor", "-", "+", "1")
+            rows: Any = nodes.masters[home].call("XPENDING", moving, "processor", "-", "+", "1")
             idle.append(rows[0][2])
             time.sleep(0.03)
 
@@ -214,24 +215,33 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
         await asyncio.sleep(0.002)
 
     options = {"redis": raw, "streams": STREAMS, "concurrency": 4, "claim_idle_ms": 900, "reconnect": QUICK}
-    running = run(make_engine(handler, **options))
+    engine: Any = make_engine(handler, **options)
+    # It moves between the question who has it and the first command: the start must not fail for that.
+    engine._servers._ask()
+    fill(raw, moving, 1)
+    nodes.move(moving, first)
+    engine._servers._asked_at = time.monotonic()
+    running = run(engine)
+    await wait_until_async(lambda: (moving, 0) in seen)
+    started_with = list(running.errors)
     for stream in STREAMS:
-        fill(raw, stream, 50, start=1)
-    await asyncio.to_thread(nodes.move, moving, first)
+        await asyncio.to_thread(fill, raw, stream, 50, 1)
+    await asyncio.to_thread(nodes.move, moving, second, since=first)
     for stream in STREAMS:
         await asyncio.to_thread(fill, raw, stream, 50, 51)
-    await wait_until_async(lambda: len(seen) == 600)
+    await wait_until_async(lambda: len(seen) == 601)
     await running.engine.wait_for_active_tasks()
     fill(raw, moving, 1, start=101)
-    await wait_until_async(lambda: len(seen) == 601)
+    await wait_until_async(lambda: len(seen) == 602)
     await asyncio.to_thread(fill, raw, moving, 50, 102)
-    await wait_until_async(lambda: len(seen) == 651)
+    await wait_until_async(lambda: len(seen) == 652)
     await running.engine.wait_for_active_tasks()
     left = pending(raw)
     report = await running.stop()
     raw.close()
 
-    assert nodes.masters[second].call("XLEN", moving) == 151
+    assert started_with
+    assert nodes.masters[home].call("XLEN", moving) == 152
     assert max(idle) < 900
     assert set(seen.values()) == {1}
     assert counts == {1}

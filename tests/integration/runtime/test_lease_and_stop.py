@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import gc
+import os
 import random
 import threading
 import time
@@ -14,11 +15,14 @@ from conquiet.errors import LeaseLostError
 from conquiet.runtime import EngineError, Failed, MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
+TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
+BLOCKED_S, CLAIM_IDLE_MS = (5.0, 1_000) if TORTURE else (2.4, 600)
+
 
 async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
     make_engine: Any, enqueue: Any, redis_url: str, stream: str, pending: Any
 ) -> None:
-    """The second engine lives in a thread with a loop of its own, and would claim after 0.6 s."""
+    """The second engine lives in a thread with a loop of its own, and would claim long before the first is done."""
     enqueue(1)
     runs: list[str] = []
     entered = threading.Event()
@@ -26,7 +30,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
     async def blocking(message: RuntimeMessage, ctx: MessageContext) -> None:
         runs.append("first")
         entered.set()
-        time.sleep(2.4)  # noqa: ASYNC251 - the point of the test
+        time.sleep(BLOCKED_S)  # noqa: ASYNC251 - the point of the test
 
     async def other(message: RuntimeMessage, ctx: MessageContext) -> None:
         runs.append("second")
@@ -40,7 +44,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
             from conquiet.runtime import Consumer
 
             async with redis.asyncio.Redis.from_url(redis_url) as client:
-                engine = Consumer(streams=[stream], redis=client, handler=other, claim_idle_ms=600)
+                engine = Consumer(streams=[stream], redis=client, handler=other, claim_idle_ms=CLAIM_IDLE_MS)
                 stop_other.append(engine)
                 await engine.start()
 
@@ -49,7 +53,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
 
     thread = threading.Thread(target=second_engine)
     thread.start()
-    engine = make_engine(blocking, claim_idle_ms=600)
+    engine = make_engine(blocking, claim_idle_ms=CLAIM_IDLE_MS)
     task = asyncio.create_task(engine.start())
     await wait_until_async(lambda: engine.health().streams[stream].succeeded == 1)
     engine.stop()

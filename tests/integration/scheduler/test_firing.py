@@ -10,7 +10,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from conquiet.config import QueueConfig
+from conquiet.processor import Jobs, JobState
 from conquiet.processor.envelope import from_payload
+from conquiet.processor.jobs import JobRecorder
+from conquiet.processor.keys import keys_of
 from conquiet.queue import RedisStreamsQueue
 from conquiet.scheduler import Cron, Every, Once
 from conquiet.scheduler.catch_up import Plan
@@ -181,6 +184,30 @@ async def test_fires_and_their_lateness_are_measured(stage: Stage) -> None:
     assert REGISTRY.get_sample_value("conquiet_scheduler_fired_total", labels) == 2
     assert REGISTRY.get_sample_value("conquiet_scheduler_lateness_seconds_count", labels) == 2
     assert REGISTRY.get_sample_value("conquiet_scheduler_lateness_seconds_sum", labels) == 0.25
+
+
+async def test_a_fired_message_is_a_waiting_job_where_job_states_are_kept(stage: Stage) -> None:
+    """Noted by the host that fired it, once, and never over what a processor has written since."""
+    entry = stage.entry()
+    hosts = [await stage.started(entry, job_ttl_s=60) for _ in range(2)]
+    jobs = Jobs(hosts[0]._client)
+    await stage.at(10, *hosts)
+    first = await jobs.get(stage.stream, entry.fire_id(START + 10_000))
+    done = (entry.fire_id(START + 20_000), "beat", 1, JobState.SUCCEEDED)
+    # A quick processor is there before the note.
+    await JobRecorder(hosts[0]._client, ttl_s=60).note_all(keys_of(stage.stream), [done])
+    await stage.at(20, *hosts)
+
+    assert first is not None
+    assert (first.state, first.event, first.attempt) == (JobState.WAITING, "beat", 1)
+    counts = await jobs.count(stage.stream)
+    assert {state: count for state, count in counts.items() if count} == {JobState.WAITING: 1, JobState.SUCCEEDED: 1}
+
+
+async def test_nothing_is_kept_about_jobs_unless_it_is_asked_for(stage: Stage) -> None:
+    await stage.at(10, await stage.started(stage.entry()))
+
+    assert await stage.redis.keys(f"*{stage.stream}*job:*") == []
 
 
 async def test_jitter_is_the_same_on_every_host(stage: Stage) -> None:

@@ -57,6 +57,10 @@ FIXED = [
     ("15 2 * * *", LORD_HOWE, "2026-10-02T12:00", ["10-02 15:45", "10-03 15:30", "10-04 15:15"]),
     # Half an hour comes twice: 01:45 on 5 April at 14:45Z (+11) and again at 15:15Z (+10:30). The first one only.
     ("45 1 * * *", LORD_HOWE, "2026-04-03T12:00", ["04-03 14:45", "04-04 14:45", "04-05 15:15"]),
+    # The same two nights with seconds in front, and Berlin's autumn.
+    ("20 15 2 * * *", LORD_HOWE, "2026-10-02T12:00", ["10-02 15:45:20", "10-03 15:30", "10-04 15:15:20"]),
+    ("20 45 1 * * *", LORD_HOWE, "2026-04-03T12:00", ["04-03 14:45:20", "04-04 14:45:20", "04-05 15:15:20"]),
+    ("20 30 2 * * *", BERLIN, "2026-10-23T12:00", ["10-24 00:30:20", "10-25 00:30:20", "10-26 01:30:20"]),
 ]
 
 RECURRING = [
@@ -118,6 +122,32 @@ def test_a_daily_job_runs_on_every_day_of_the_year_exactly_once(expression: str,
 
     first = datetime(2026, 1, 1, tzinfo=UTC).date()
     assert days == [first + timedelta(days=number) for number in range(365)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "start", "alone", "ours"),
+    [
+        # Lord Howe's spring day: 03:00 (+11) is 16:00Z, and is passed over.
+        ("0 */3 * * *", LORD_HOWE, "2026-10-03T14:00", ["10-03 19:00"], ["10-03 16:00"]),
+        # A nightly job with seconds is lost in spring, by an hour and by half an hour …
+        ("0 30 2 * * *", BERLIN, "2026-03-28T12:00", ["03-30 00:30"], ["03-29 01:00"]),
+        ("0 15 2 * * *", LORD_HOWE, "2026-10-03T12:00", ["10-04 15:15"], ["10-03 15:30"]),
+        # … and runs twice in autumn, where a whole hour comes back.
+        ("0 30 2 * * *", BERLIN, "2026-10-24T12:00", ["10-25 00:30", "10-25 01:30"], ["10-25 00:30", "10-26 01:30"]),
+        # Asked during the second turn of a repeated hour, a fixed time of the first turn is the answer: it is past.
+        ("30 2 * * *", BERLIN, "2026-10-25T01:10", ["10-25 00:30"], ["10-26 01:30"]),
+        ("45 1 * * *", LORD_HOWE, "2026-04-04T15:05", ["04-04 14:45"], ["04-05 15:15"]),
+    ],
+)
+def test_what_cronsim_does_alone_and_what_we_do_instead(
+    expression: str, zone: str, start: str, alone: list[str], ours: list[str]
+) -> None:
+    """The reasons for a search of our own. Once cronsim does otherwise, docs/scheduler.md says too much."""
+    walk = CronSim(expression, datetime.fromisoformat(start).replace(tzinfo=UTC).astimezone(ZoneInfo(zone)))
+    found = [next(walk).astimezone(UTC).strftime("%m-%d %H:%M") for _ in alone]
+
+    assert found == alone
+    assert runs(Cron(expression, zone), start, len(ours)) == ours
 
 
 @settings(deadline=None)

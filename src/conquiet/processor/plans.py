@@ -1,0 +1,230 @@
+"""What is to be emitted: checked, encoded and cut into atomic steps. Rules and data, for both emitters; no I/O."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conquiet.errors import ConfigurationError, PayloadError
+from conquiet.kernel.redaction import printable
+from conquiet.kernel.validation import require_seconds, require_text
+from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL, never_raises
+from conquiet.processor.envelope import Envelope, check_new, new_id, to_payload
+from conquiet.processor.jobs import JobState, NewState
+from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.scripts import ADD_ONE, Arg, Script, script
+from conquiet.processor.settings import ProcessorSettings
+from conquiet.queue.codec import TOO_LARGE, CodecError, encode_payload
+
+_DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
+"""How long after its due time a debounced message that nobody moved can still be replaced."""
+
+_MOST_KEYS = 1_000
+
+_text = msgspec.json.Encoder().encode
+
+Delay = float | timedelta
+Moment = float | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """One message for ``emit_many``; the fields are the arguments of ``emit``."""
+
+    event: str
+    data: Mapping[str, Any] | None = None
+    id: str | None = None
+    delay: Delay | None = None
+    at: Moment | None = None
+    max_attempts: int | None = None
+
+
+class Emitted(NamedTuple):
+    """What became of an emitted message.
+
+    Attributes:
+        id: The message's id, through all its attempts.
+        stream: Where it went.
+        entry_id: Its entry in the stream; None if it waits or was a duplicate.
+        due_ms: When it is due, if it waits.
+        duplicate: True if its id had been emitted before, so that nothing was done.
+    """
+
+    id: str
+    stream: str
+    entry_id: str | None = None
+    due_ms: int | None = None
+    duplicate: bool = False
+
+
+class Planned(NamedTuple):
+    """One message, ready to be sent."""
+
+    id: str
+    event: str
+    payload: bytes
+    when: str
+    once: bool
+    is_plain: bool
+
+
+class Step(NamedTuple):
+    """One atomic step: a script, its arguments, and the messages that it emits."""
+
+    script: Script
+    names: Sequence[str]
+    args: Sequence[Arg]
+    keys: Keys
+    messages: Sequence[Planned]
+
+
+class Plans:
+    """Plans for one emitter.
+
+    Args:
+        stream: Where messages go that name no stream.
+        settings: Window of ids, chunk size, payload limit.
+    """
+
+    def __init__(self, stream: str, settings: ProcessorSettings) -> None:
+        self._stream = stream
+        self._settings = settings
+        self._keys = {stream: keys_of(stream)}
+        self._window_ms = max(1, round(settings.dedupe_window_s * 1000))
+
+    def steps(self, messages: Iterable[NewMessage], stream: str | None) -> Iterator[Step]:
+        """Return the steps that emit these messages. All of them are checked before the first step is returned."""
+        keys = self._keys_of(stream)
+        now_ms = int(time.time() * 1000)
+        planned = [self._plan(message, keys, now_ms) for message in messages]
+        size = self._settings.chunk_size
+        return (self._step(planned[start : start + size], keys) for start in range(0, len(planned), size))
+
+    def debounce_step(self, message: NewMessage, name: str, stream: str | None) -> Step:
+        """Return the step that lets a message wait in place of the one that waits under this name."""
+        require_text("debounce", name)
+        if message.delay is None or message.at is not None or message.id is not None:
+            raise ConfigurationError("debounce needs delay, and goes neither with at nor with id")
+        keys = self._keys_of(stream)
+        plan = self._plan(message, keys, int(time.time() * 1000))
+        names = (keys.delayed, keys.wake, keys.debounce(message.event, name))
+        return Step(script("debounce"), names, (plan.payload, plan.when[1:] or 0, _DEBOUNCE_KEPT_MS), keys, (plan,))
+
+    def _step(self, chunk: Sequence[Planned], keys: Keys) -> Step:
+        if all(plan.is_plain for plan in chunk):
+            step = ADD_ONE if len(chunk) == 1 else script("emit_now")
+            return Step(step, (keys.stream,), [plan.payload for plan in chunk], keys, chunk)
+        remembered: list[str] = []
+        args: list[Arg] = []
+        for plan in chunk:
+            if plan.once:
+                remembered.append(keys.emitted(plan.id))
+            args += (plan.payload, plan.when, len(remembered) if plan.once else 0, self._window_ms)
+        return Step(script("emit"), (keys.stream, keys.delayed, keys.wake, *remembered), args, keys, chunk)
+
+    def _keys_of(self, stream: str | None) -> Keys:
+        name = stream or self._stream
+        keys = self._keys.get(name)
+        if keys is None:
+            if len(self._keys) >= _MOST_KEYS:  # somebody makes stream names from data
+                self._keys.clear()
+            keys = self._keys[name] = keys_of(name)
+        return keys
+
+    def _plan(self, message: NewMessage, keys: Keys, now_ms: int) -> Planned:
+        once = message.id is not None
+        message_id = message.id if message.id is not None else new_id()
+        check_new(message.event, message_id, message.max_attempts)
+        data = {} if message.data is None else message.data
+        try:
+            if message.max_attempts is None:
+                # The same bytes as below, without building and checking an object around the caller's.
+                payload = b'{"v":1,"event":%b,"id":%b,"attempt":1,"emitted_ms":%d,"data":%b}' % (
+                    _text(message.event),
+                    _text(message_id),
+                    now_ms,
+                    encode_payload(data, max_bytes=self._settings.max_payload_bytes),
+                )
+                if len(payload) > self._settings.max_payload_bytes:
+                    raise CodecError(TOO_LARGE)
+            else:
+                envelope = Envelope(
+                    message.event, message_id, dict(data), max_attempts=message.max_attempts, emitted_ms=now_ms
+                )
+                payload = encode_payload(to_payload(envelope), max_bytes=self._settings.max_payload_bytes)
+        except CodecError as error:
+            reason = error.reason
+        else:
+            when = _when(message.delay, message.at)
+            return Planned(message_id, message.event, payload, when, once, is_plain=not when and not once)
+        raise PayloadError(
+            f"emit to stream {printable(keys.stream)!r}: data was refused: {reason}",
+            stream=keys.stream,
+            command="emit",
+            reason=reason,
+        )
+
+
+def answered(step: Step, reply: Any) -> list[Emitted]:
+    """Read the answer of a step of ``Plans.steps``, and count what it did."""
+    stream = step.keys.stream
+    if step.script.name == "emit_now":
+        _count(stream, "emitted", len(reply))
+        return [
+            Emitted(plan.id, stream, entry_id.decode()) for plan, entry_id in zip(step.messages, reply, strict=True)
+        ]
+    emitted = [_emitted(plan.id, stream, answer) for plan, answer in zip(step.messages, reply, strict=True)]
+    duplicates = sum(one.duplicate for one in emitted)
+    _count(stream, "emitted", len(emitted) - duplicates)
+    _count(stream, "duplicate", duplicates)
+    return emitted
+
+
+def debounced(step: Step, reply: Any) -> Emitted:
+    """Read the answer of a step of ``Plans.debounce_step``, and count what it did."""
+    due, replaced = reply
+    _count(step.keys.stream, "replacing" if replaced else "emitted", 1)
+    return Emitted(step.messages[0].id, step.keys.stream, None, int(due))
+
+
+def new_states(step: Step, emitted: Sequence[Emitted]) -> list[NewState]:
+    """Return the states of the jobs that a step began."""
+    return [
+        (one.id, plan.event, 1, JobState.WAITING if one.due_ms is None else JobState.DELAYED)
+        for plan, one in zip(step.messages, emitted, strict=True)
+        if not one.duplicate
+    ]
+
+
+def _when(delay: Delay | None, at: Moment | None) -> str:
+    """Return the due time as the scripts read it."""
+    if delay is None and at is None:
+        return ""
+    if delay is not None and at is not None:
+        raise ConfigurationError("give delay or at, not both")
+    if at is not None:
+        if isinstance(at, datetime):
+            if at.tzinfo is None:
+                raise ConfigurationError("at must be a datetime with a time zone, e.g. datetime.now(UTC)")
+            at = at.timestamp()
+        return f"={round(require_seconds('at', at, zero_allowed=True) * 1000)}"
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    milliseconds = round(require_seconds("delay", seconds, zero_allowed=True) * 1000)
+    return f"+{milliseconds}" if milliseconds else ""
+
+
+def _emitted(message_id: str, stream: str, answer: bytes) -> Emitted:
+    if not answer:
+        return Emitted(message_id, stream, duplicate=True)
+    if answer[:1] == b"@":
+        return Emitted(message_id, stream, None, int(answer[1:]))
+    return Emitted(message_id, stream, answer.decode())
+
+
+@never_raises
+def _count(stream: str, outcome: str, count: int) -> None:
+    if count:
+        PROCESSOR_EMITTED_TOTAL.labels(stream, outcome).inc(count)

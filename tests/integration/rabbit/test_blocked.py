@@ -1,0 +1,71 @@
+"""A broker that is low on memory blocks whoever publishes. The alarm is a real one."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conquiet.errors import PublishError
+from conquiet.rabbit import Publisher, RabbitConsumer
+from conquiet.testing import RabbitMQServer, wait_until_async
+
+USUAL = "0.4"
+BLOCKED = "publishing blocked by the broker: it is low on memory or disk"
+
+
+@pytest.fixture
+def alarm(rabbitmq_server: Any) -> Iterator[Any]:
+    """Set the memory limit to nothing, and back."""
+    if not isinstance(rabbitmq_server, RabbitMQServer):
+        pytest.fail("this test has to change the broker's memory limit: run it on a private one")
+
+    now = USUAL
+
+    async def limit(share: str) -> None:
+        nonlocal now
+        now = share
+        await asyncio.to_thread(rabbitmq_server.ctl, "set_vm_memory_high_watermark", share)
+
+    yield limit
+    if now != USUAL:
+        rabbitmq_server.ctl("set_vm_memory_high_watermark", USUAL)
+
+
+async def test_while_the_broker_blocks_publishers_wait_and_say_so_and_consumers_go_on(
+    rabbit: Any, action: Any, alarm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, answers = rabbit.queue(), asyncio.Event()
+    rabbit.queue("other", dead=None)
+    rabbit.put(queue, *[action(number) for number in range(20)])
+
+    async def syncer(message: Any) -> bool:
+        await answers.wait()
+        return bool(message["actionId"] != 7)
+
+    caplog.set_level(logging.INFO, logger="conquiet.rabbit.publisher")
+    async with RabbitConsumer(rabbit.url, queue, syncer) as consumer, Publisher(rabbit.url) as publisher:
+        await publisher.publish("other", {"n": 0})
+        assert not publisher.is_blocked
+        await alarm("0")
+
+        waiting = asyncio.create_task(publisher.publish("other", {"n": 1}))
+        await wait_until_async(lambda: publisher.is_blocked, message="the broker says that it blocks")
+        answers.set()
+        await wait_until_async(lambda: consumer.count.ack == 19, message="everything is settled meanwhile")
+        await wait_until_async(lambda: consumer.count.dead_lettered == 1)
+        async with Publisher(rabbit.url, timeout_s=1.0) as impatient:
+            with pytest.raises(PublishError, match="blocks publishers") as caught:
+                await impatient.publish("other", {"n": 2})
+        assert caught.value.reason == "blocked"
+        assert not waiting.done()
+
+        await alarm(USUAL)
+        await asyncio.wait_for(waiting, 20)
+        await wait_until_async(lambda: not publisher.is_blocked)
+
+    assert consumer.count.reconnects == 0
+    said = [record.message for record in caplog.records if record.name == "conquiet.rabbit.publisher"]
+    assert said[:2] == [BLOCKED, BLOCKED]  # each of the two for itself
+    assert "publishing unblocked by the broker" in said

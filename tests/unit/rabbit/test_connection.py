@@ -1,0 +1,68 @@
+"""A link that cannot be opened says so once, to whoever opened it, and leaves nothing behind."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from conquiet.errors import RabbitConnectionError
+from conquiet.rabbit.address import Address
+from conquiet.rabbit.connection import Link
+from conquiet.testing import free_port
+
+
+async def until_the_end(reader: Any, writer: Any, says: bytes) -> None:
+    writer.write(says)
+    while await reader.read(1000):
+        pass
+    writer.close()
+
+
+async def silence(reader: Any, writer: Any) -> None:
+    await until_the_end(reader, writer, b"")
+
+
+async def talk_nonsense(reader: Any, writer: Any) -> None:
+    await until_the_end(reader, writer, b"\x01\0\0\0\0\0\0no frame ends like this")
+
+
+async def hang_up(_reader: Any, writer: Any) -> None:
+    writer.close()
+
+
+@pytest.fixture
+def uncaught() -> list[Any]:
+    """Everything asyncio reports because nobody fetched it; ``sync_queue`` ends the process for that."""
+    return []
+
+
+async def why_not_opened(port: int, uncaught: list[Any]) -> str | None:
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
+    try:
+        await Link.open(Address((f"amqp://guest:guest@127.0.0.1:{port}/",), timeout_s=0.5))
+    except RabbitConnectionError as error:
+        reason = error.reason
+    await asyncio.sleep(0.01)  # for what the closing has scheduled
+    gc.collect()
+    return reason
+
+
+async def test_nobody_there(uncaught: list[Any]) -> None:
+    reason = await why_not_opened(free_port(), uncaught)
+
+    assert reason == "ConnectionRefusedError"
+    assert uncaught == []
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [(silence, "timeout"), (hang_up, "IncompatibleProtocolError"), (talk_nonsense, "IncompatibleProtocolError")],
+)
+async def test_somebody_there_who_is_no_broker(uncaught: list[Any], server: Any, reason: str) -> None:
+    async with await asyncio.start_server(server, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        found = await why_not_opened(port, uncaught)
+
+    assert found == reason
+    assert uncaught == []
