@@ -3,16 +3,23 @@
     python benchmarks/scheduler.py [--quick]
 
 A private redis-server is started. Only the ratios mean something: they are medians over rounds in which every
-contender had its turn. Peers for the search of due times (croniter, apscheduler) are measured when they can be
-imported; they are not in the lock. To have them: ``python -m venv .cache/bench-venv``, then
-``.cache/bench-venv/bin/pip install -e '.[scheduler]' croniter 'apscheduler<4'`` and run this file with it.
+contender had its turn. Peers are measured when they can be imported: run this file with the interpreter that
+``make bench-peers`` builds (benchmarks/README.md).
+
+Two peers fire: APScheduler 3, whose jobs write the same message by XADD, and taskiq's scheduler, which sends tasks to a
+stream. Both want to be the only process that does so: they claim no tick. Celery beat is of the same kind and was not
+measured; the cron jobs of arq, SAQ, streaq and docket are run by their workers, and cannot be told from the work.
 """
 
 import argparse
 import asyncio
+import logging
+import os
 import statistics
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -124,12 +131,96 @@ async def fire_hosts(url: str, count: int, hosts: int) -> float:
     return count / took
 
 
+class Burst:
+    """Times what a peer sends, from the first to the last of them: it decides by itself when to begin."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.seen = count, 0
+        self.began = self.ended = 0.0
+        self.all_sent = asyncio.Event()
+        self.at = datetime.now(UTC) + timedelta(seconds=1.5)
+
+    def note(self) -> None:
+        self.began = self.began or time.perf_counter()
+        self.seen += 1
+        if self.seen == self.count:
+            self.ended = time.perf_counter()
+            self.all_sent.set()
+
+    async def rate(self) -> float:
+        async with asyncio.timeout(60):
+            await self.all_sent.wait()
+        return (self.count - 1) / (self.ended - self.began)
+
+
+async def fire_apscheduler(url: str, count: int) -> float:
+    scheduler = import_module("apscheduler.schedulers.asyncio").AsyncIOScheduler(timezone=UTC)
+    async with redis.asyncio.Redis.from_url(url) as client:
+        await client.flushall()
+        burst = Burst(count)
+
+        async def fire(number: int) -> None:
+            message = to_payload(Envelope("beat", f"entry-{number}@{START_MS}", {"n": number}, emitted_ms=START_MS))
+            await client.xadd("beats", {"data": encode_payload(message, max_bytes=1_000_000)})
+            burst.note()
+
+        for number in range(count):
+            scheduler.add_job(fire, "date", run_date=burst.at, args=[number], misfire_grace_time=60)
+        scheduler.start()
+        try:
+            return await burst.rate()
+        finally:
+            scheduler.shutdown(wait=False)
+
+
+async def fire_taskiq(url: str, count: int) -> float:
+    library, plugin = import_module("taskiq"), import_module("taskiq_redis")
+    async with redis.asyncio.Redis.from_url(url) as client:
+        await client.flushall()
+    broker = plugin.RedisStreamBroker(url, queue_name="beats")
+    source = plugin.ListRedisScheduleSource(url)
+    burst = Burst(count)
+    kick = broker.kick
+
+    async def kick_and_note(message: Any) -> None:
+        await kick(message)
+        burst.note()
+
+    broker.kick = kick_and_note
+
+    async def beat(number: int) -> None: ...
+
+    task = broker.task(task_name="beat")(beat)
+    await broker.startup()
+    for number in range(count):
+        await task.schedule_by_time(source, burst.at, number)
+    running = asyncio.create_task(
+        import_module("taskiq.api").run_scheduler_task(library.TaskiqScheduler(broker, [source]))
+    )
+    try:
+        return await burst.rate()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await broker.shutdown()
+
+
 async def fires(url: str, rounds: int, count: int) -> None:
     contenders: dict[str, Callable[[], Awaitable[float]]] = {
         "raw pipeline": lambda: fire_raw(url, count),
         "one host": lambda: fire_hosts(url, count, 1),
         "three hosts racing": lambda: fire_hosts(url, count, 3),
     }
+    for module, name, peer in (
+        ("apscheduler", "APScheduler and XADD", fire_apscheduler),
+        ("taskiq_redis", "taskiq scheduler", fire_taskiq),
+    ):
+        try:
+            import_module(module)
+        except ImportError:
+            print(f"  {name}: not installed, left out")
+        else:
+            contenders[name] = partial(peer, url, count // 4)
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
@@ -171,6 +262,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     quick = parser.parse_args().quick
     rounds = 3 if quick else 7
+    logging.disable(logging.CRITICAL)  # peers tell of every tick
+    print(f"load before: {os.getloadavg()[0]:.1f}")
     print("next due time, Europe/Berlin")
     due_times(rounds, 300 if quick else 1_000)
     with RedisServer() as server:

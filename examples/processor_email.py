@@ -6,9 +6,19 @@ Run it with ``python examples/processor_email.py``. It uses REDIS_URL, or redis:
 import asyncio
 import os
 
+import redis
 import redis.asyncio
 
-from conquiet.processor import DeadFilter, JobContext, NewMessage, Processor, Reject, RetryPolicy
+from conquiet.processor import (
+    DeadFilter,
+    Emitted,
+    JobContext,
+    NewMessage,
+    Processor,
+    Reject,
+    RetryPolicy,
+    SyncEmitter,
+)
 
 STREAM, GROUP = "example:email", "example-email"
 
@@ -45,6 +55,13 @@ def build(client: redis.asyncio.Redis, mail: MailServer) -> Processor:
     return processor
 
 
+def from_a_web_view(message_id: str) -> Emitted:
+    """Emit without asyncio: the same message, once per id, from any thread."""
+    url = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
+    with redis.Redis.from_url(url) as client, SyncEmitter(client, STREAM) as emitter:
+        return emitter.emit("email.send", {"to": "jane@example.org"}, id=message_id)
+
+
 async def main() -> None:
     client = redis.asyncio.Redis.from_url(os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"))
     mail = MailServer()
@@ -58,7 +75,7 @@ async def main() -> None:
             NewMessage("email.send", {"to": "jane@example.org"}, id=f"welcome:jane:{run}"),
             NewMessage("email.send", {"to": "joe@example.org"}, id=f"welcome:joe:{run}"),
         ])  # fmt: skip
-        again = await processor.emit("email.send", {"to": "jane@example.org"}, id=f"welcome:jane:{run}")
+        again = await asyncio.to_thread(from_a_web_view, f"welcome:jane:{run}")
         print(f"the same id again: duplicate={again.duplicate}")
 
         while not (mail.sent and await letters.count()):  # noqa: ASYNC110 - an example may poll

@@ -43,7 +43,7 @@ from conquiet.runtime.room import Room
 from conquiet.runtime.runner import Handler, Invoker, Runner, lease_lost
 from conquiet.runtime.settings import RuntimeSettings, require_streams
 from conquiet.runtime.shard import Shard
-from conquiet.runtime.shutdown import FORCED_S, Shutdown
+from conquiet.runtime.shutdown import FORCED_S, Shutdown, outlast
 from conquiet.runtime.wire import WireLostError
 
 logger = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class Consumer:
         engine = asyncio.create_task(self._live(), name=f"conquiet-engine-{self._consumer_id}")
         watcher = None if stop_event is None else asyncio.create_task(self._watch(stop_event))
         try:
-            return await self._outlast(engine)
+            return await outlast(engine, stop=self._request_stop, force=self._forced.set)
         finally:
             if watcher is not None:
                 watcher.cancel()
@@ -337,28 +337,6 @@ class Consumer:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
-
-    async def _outlast(self, engine: asyncio.Task[StopReport]) -> StopReport:
-        """Wait for the engine, whatever happens to the caller's task meanwhile."""
-        cancelled: asyncio.CancelledError | None = None
-        while not engine.done():
-            try:
-                await asyncio.shield(engine)
-            except asyncio.CancelledError as error:
-                if engine.done():
-                    break
-                # A read that is broken off would strand entries: the engine is stopped, not cancelled.
-                if cancelled is not None:
-                    self._forced.set()
-                cancelled = error
-                self._request_stop()
-            except Exception:  # noqa: BLE001 - raised again below, from the task itself
-                break
-        if cancelled is not None:
-            if not engine.cancelled():
-                engine.exception()  # seen: the cancellation is what the caller gets
-            raise cancelled
-        return engine.result()
 
     async def _watch(self, stop_event: asyncio.Event) -> None:
         await stop_event.wait()

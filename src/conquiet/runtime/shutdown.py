@@ -10,7 +10,7 @@ The heartbeat goes on until the last handler is through: what runs in its grace 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from conquiet.runtime.concurrency_pool import ConcurrencyPool
 from conquiet.runtime.context import RuntimeMessage
@@ -110,6 +110,34 @@ class Shutdown:
             async with asyncio.timeout(_ACKS_S):
                 await asyncio.gather(*(shard.acknowledger.flush() for shard in self._shards))
         return [message for shard in self._shards for message in await shard.close()]
+
+
+async def outlast(
+    engine: asyncio.Task[StopReport], *, stop: Callable[[], None], force: Callable[[], None]
+) -> StopReport:
+    """Wait for the engine, whatever happens to the caller's task meanwhile.
+
+    The first cancellation of the caller is a stop, the second one forces; then it goes on as a cancellation.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not engine.done():
+        try:
+            await asyncio.shield(engine)
+        except asyncio.CancelledError as error:
+            if engine.done():
+                break
+            # A read that is broken off would strand entries: the engine is stopped, not cancelled.
+            if cancelled is not None:
+                force()
+            cancelled = error
+            stop()
+        except Exception:  # noqa: BLE001 - raised again below, from the task itself
+            break
+    if cancelled is not None:
+        if not engine.cancelled():
+            engine.exception()  # seen: the cancellation is what the caller gets
+        raise cancelled
+    return engine.result()
 
 
 def _log(report: StopReport, stubborn: int) -> None:

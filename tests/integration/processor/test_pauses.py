@@ -193,7 +193,7 @@ async def test_a_pause_can_be_set_without_a_processor(client: Any, keys: Any) ->
 
 def _reads(host: Any, stream: str) -> bool:
     """True until the engine has heard of the pause and the read that was waiting when it came is over."""
-    return stream in host._consumer._intake._streams
+    return any(stream in shard.intake._streams for shard in host._consumer._shards)
 
 
 async def _is(question: Any, answer: int) -> bool:

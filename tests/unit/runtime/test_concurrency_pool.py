@@ -49,6 +49,28 @@ async def test_items_that_never_wait_are_run_by_one_worker_without_waking_the_ot
     assert len(workers) == 1
 
 
+async def test_whoever_fetches_gets_a_turn_when_the_store_has_run_down_to_the_mark() -> None:
+    """Otherwise handlers that never wait empty the store in one go, and nothing is on its way meanwhile."""
+    left_at_turn: list[int] = []
+
+    async def work(item: int) -> None:
+        pass
+
+    def fetch() -> None:
+        asyncio.get_running_loop().call_soon(lambda: left_at_turn.append(pool.waiting))
+
+    pool = ConcurrencyPool(3, work, on_free=fetch)
+    pool.start()
+    await asyncio.sleep(0)
+    left_at_turn.clear()
+    pool.tell_at(40)
+    pool.put(list(range(100)))
+    await pool.wait_quiet()
+    await pool.close()
+
+    assert left_at_turn[0] == 40
+
+
 async def test_an_item_that_blocks_lets_the_others_have_their_turn() -> None:
     """The worker that got stuck behind a waiting handler must not keep what is queued behind it."""
     leave = asyncio.Event()
