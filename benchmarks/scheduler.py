@@ -155,7 +155,9 @@ class Burst:
 
 async def fire_apscheduler(url: str, count: int) -> float:
     scheduler = import_module("apscheduler.schedulers.asyncio").AsyncIOScheduler(timezone=UTC)
-    async with redis.asyncio.Redis.from_url(url) as client:
+    # All jobs write at once: without a pool that lets them wait they would run out of connections.
+    pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=20)
+    async with redis.asyncio.Redis.from_pool(pool) as client:
         await client.flushall()
         burst = Burst(count)
 
