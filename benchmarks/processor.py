@@ -1,7 +1,7 @@
 """The processor beside the bare engine, raw redis-py and its peers: one process each, one run, interleaved.
 
     make bench-peers                                   # once; see benchmarks/README.md
-    python benchmarks/processor.py [--quick] [--phase work|retry|due|emit|rest] [--only WORDS]
+    python benchmarks/processor.py [--quick] [--phase work|retry|due|emit|rest] [--only NAMES]
 
 A private redis-server is started. The clock runs from the first to the last handled message (or around the emits), so
 that imports and start-up do not count. Rates are medians over rounds in which everybody had a turn.
@@ -98,6 +98,10 @@ def python_of(name: str) -> str:
     return str(ARQ_PYTHON) if name.startswith("arq") and ARQ_PYTHON.exists() else PYTHON
 
 
+def wanted(name: str, only: str) -> bool:
+    return any(word in name for word in only.split("|"))
+
+
 def has(name: str, module: str | None) -> bool:
     if module is None:
         return True
@@ -132,7 +136,7 @@ def table(title: str, rates: Rates, base: str) -> None:
 
 def working(phase: str, client: Any, url: str, n: int, rounds: int, only: str) -> None:
     title, ours_name, contenders = PHASES[phase]
-    names = [name for name, (_, _, _, module) in contenders.items() if only in name and has(name, module)]
+    names = [name for name, (_, _, _, module) in contenders.items() if wanted(name, only) and has(name, module)]
     rates: Rates = {name: [] for name in names}
     enqueued: Rates = {}
     for _ in range(rounds):
@@ -156,7 +160,7 @@ def working(phase: str, client: Any, url: str, n: int, rounds: int, only: str) -
 
 
 def emitting(client: Any, url: str, n: int, rounds: int, only: str) -> None:
-    names = [name for name in EMIT if only in name]
+    names = [name for name in EMIT if wanted(name, only)]
     rates: Rates = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
@@ -181,9 +185,10 @@ def resting(client: Any, url: str, n: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer messages and rounds")
-    parser.add_argument("--only", default="", help="contenders whose name contains this")
+    parser.add_argument("--only", default="", help="contenders whose name contains one of these, divided by |")
     parser.add_argument("--phase", choices=[*PHASES, "emit", "rest"], help="one phase instead of all")
     parser.add_argument("--rounds", type=int, help="turns of each contender")
+    parser.add_argument("--messages", type=int, help="messages of the fastest contenders; slow ones get a share")
     parser.add_argument("--role", choices=["run", "fill", "emit", "rest"], help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     parser.add_argument("--n", type=int, help=argparse.SUPPRESS)
@@ -196,7 +201,8 @@ def main() -> None:
 
     from conquiet.testing import RedisServer
 
-    n, rounds = (20_000, given.rounds or 2) if given.quick else (60_000, given.rounds or 3)
+    n = given.messages or (20_000 if given.quick else 60_000)
+    rounds = given.rounds or (2 if given.quick else 3)
     print(f"load before: {os.getloadavg()[0]:.1f}", flush=True)
     with RedisServer() as server, redis.Redis.from_url(server.url) as client:
         for phase in PHASES:
