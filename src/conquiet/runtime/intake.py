@@ -87,6 +87,7 @@ class Intake:
         self._stranded: list[str] = []
         self._flushed_at = 0.0
         self._read_sent_at = time.monotonic()
+        self.reads_begun = 0
         self.last_progress = time.monotonic()
         self.lag: dict[str, int | None] = dict.fromkeys(streams)
 
@@ -224,6 +225,7 @@ class Intake:
 
     async def _read(self, room: int) -> None:
         takes, wait_ms = self._plan(room)
+        self.reads_begun += 1
         if wait_ms:
             self._room.set_aside(self, sum(len(take.streams) * take.each for take in takes), waiting=True)
             self._doing = _Doing.BLOCKED
@@ -261,7 +263,9 @@ class Intake:
         looks = self._stealing.due(now, room, idle=not self._found_last)
         taken = False
         for stream, count in looks.items():
-            if stream in self._withheld:
+            # As this turn began, not as it is by now: what has just been released has its own pending entries
+            # read first, and an entry claimed before that would be among them.
+            if stream not in self._streams:
                 self._stealing.looked(stream, self._stealing.cursor(stream), now)
                 continue
             messages, cursor = await self._reader.claim(stream, self._stealing.cursor(stream), count)

@@ -201,8 +201,10 @@ class Shard:
 
     async def _unblock(self) -> None:
         # Only to be quick: without it (or without the right to it) the read ends with its slice.
+        # And only the read that waits now: after a pause the next one waits as well, and rightly.
+        read = self.intake.reads_begun
         with contextlib.suppress(WireLostError):
-            while self.intake.is_blocked and self.read_wire.client_id is not None:
+            while self.intake.is_blocked and self.intake.reads_begun == read and self.read_wire.client_id is not None:
                 # Numbers of connections are each server's own: on another one it would hit a stranger.
                 if self.read_wire.peer == self._ack_wire.peer:
                     await self.acknowledger.borrow([pack("CLIENT", "UNBLOCK", self.read_wire.client_id)])

@@ -120,7 +120,8 @@ class StreamReader:
     async def read_own(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str | None]:
         """Return entries pending under our own name, and where to go on (None: that was all).
 
-        For the start, when nothing of it can be in anybody's hands: we hold nothing yet.
+        For the start of a stream. What we hold of it by then (a reconnect brought it back) is left out: it is
+        in a handler's hands.
         """
         sent_at = time.monotonic()
         who = ("XREADGROUP", "GROUP", self._group, self._consumer_id)
@@ -132,7 +133,9 @@ class StreamReader:
             return [], None
         messages: list[RuntimeMessage] = []
         self._deliver(stream, raw, messages, leased_at=sent_at)
-        await self._count_deliveries(stream, messages)
+        held = self._table.of(stream)
+        messages = [message for message in messages if message.id not in held]
+        messages = await self._count_deliveries(stream, messages)
         self._table.add(messages)
         return messages, raw[-1][0].decode()
 
@@ -221,21 +224,29 @@ class StreamReader:
         held = self._table.of(stream)
         # What we hold ourselves went stale because our heartbeat was late. It is ours again; it is running.
         messages = [message for message in messages if message.id not in held]
-        await self._count_deliveries(stream, messages)
+        messages = await self._count_deliveries(stream, messages)
         self._table.add(messages)
         return messages
 
-    async def _count_deliveries(self, stream: str, messages: list[RuntimeMessage]) -> None:
-        """Ask how often these were delivered. Only XPENDING tells; new entries need not ask."""
+    async def _count_deliveries(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
+        """Ask how often these were delivered, and return those that are still ours.
+
+        Only XPENDING tells; new entries need not ask. One that is not ours any more: our own
+        acknowledgement, on the other connection, came between the claim and its reply.
+        """
         if not messages:
-            return
+            return messages
         packed = [
             pack("XPENDING", stream, self._group, message.id, message.id, 1, self._consumer_id) for message in messages
         ]
+        ours = []
         for message, reply in zip(messages, await self._wire.call(packed), strict=True):
             rows = [] if isinstance(reply, ResponseError) else pending_rows(reply)
             if rows:
                 message.delivery_count = rows[0].deliveries
+            if rows or isinstance(reply, ResponseError):
+                ours.append(message)
+        return ours
 
     def _deliver(self, stream: str, raw: Any, into: list[RuntimeMessage], *, leased_at: float) -> None:
         """Turn raw entries into messages; what cannot be one is reported."""
