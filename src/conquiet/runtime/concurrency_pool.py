@@ -154,8 +154,8 @@ class ConcurrencyPool(Generic[T]):
 
     def _plan_wake(self, loop: asyncio.AbstractEventLoop) -> None:
         # Runs at the next turn of the loop, that is when our handler waits or is through. If items are
-        # still waiting then, others can take them.
-        if self._waiting and self._sleepers and not self._wake_planned:
+        # still waiting then, others can take them; if none is, who fetches may have stopped for this last one.
+        if (self._sleepers or not self._waiting) and not self._wake_planned:
             self._wake_planned = True
             loop.call_soon(self._wake_rest)
 
