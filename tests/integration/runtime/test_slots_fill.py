@@ -18,10 +18,14 @@ async def test_messages_that_come_a_few_at_a_time_fill_all_slots_although_no_han
         await go.wait()
 
     engine_run = run(make_engine(handler, concurrency=20))
-    for number in range(1, 6):
+    for wanted in (4, 8, 12, 16, 20):
         enqueue(4)
-        await wait_until_async(lambda number=number: len(begun) == 4 * number, timeout_s=5)
+        await _length(begun, wanted)
 
     go.set()
     await engine_run.stop()
     assert len(set(begun)) == 20
+
+
+async def _length(items: list[str], wanted: int) -> None:
+    await wait_until_async(lambda: len(items) == wanted, timeout_s=5)
