@@ -9,6 +9,7 @@ a hundred megabytes, so whatever needs it runs in one process.
 
 import json
 import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A job in the background of a script starts with SIGINT ignored, and so would every process that the tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     path: Path | None = config.getoption("--spec-report")
     # The workers of xdist run tests and tell the controller, which writes the report.
     if path is not None and not hasattr(config, "workerinput"):
