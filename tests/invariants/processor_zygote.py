@@ -15,7 +15,7 @@ from typing import Any
 
 import redis.asyncio
 
-from conquiet.errors import QueueError
+from conquiet.errors import LifecycleError, QueueError
 from conquiet.processor import DeadFilter, JobContext, Processor, RateLimit, RetryPolicy
 from conquiet.processor.scripts import Script
 from conquiet.runtime import RuntimeSettings
@@ -107,7 +107,8 @@ async def host(url: str, stream: str) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, processor.stop)
     replaying = asyncio.create_task(replay())
-    await processor.start()
+    with contextlib.suppress(LifecycleError):  # told to stop before it had begun
+        await processor.start()
     replaying.cancel()
     await asyncio.gather(replaying, return_exceptions=True)
     await processor.close()

@@ -15,6 +15,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
 
+from conquiet.kernel.cancellation import heeding_cancellation
 from conquiet.queue.faults import translate
 
 Arg = str | bytes | int | float
@@ -50,7 +51,8 @@ class Script:
     ) -> Any:
         """Run it once; what goes wrong is a ``QueueError`` that names the stream and no argument."""
         try:
-            return await self.run(client, keys, args)
+            with heeding_cancellation():
+                return await self.run(client, keys, args)
         except (RedisError, OSError) as error:
             raise translate(error, stream=stream, group=group, command=self.name) from error
 

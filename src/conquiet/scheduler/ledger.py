@@ -21,6 +21,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from conquiet.kernel.cancellation import heeding_cancellation
 from conquiet.processor.keys import keys_of
 from conquiet.processor.scripts import Arg
 from conquiet.queue.faults import translate
@@ -216,7 +217,8 @@ class Ledger:
 
     async def _send(self, pipeline: Any, stream: str = "*") -> list[Any]:
         try:
-            replies: list[Any] = await pipeline.execute()
+            with heeding_cancellation():
+                replies: list[Any] = await pipeline.execute()
         except (RedisError, OSError) as error:
             raise translate(error, stream=stream, group=self._group, command="schedule") from error
         return replies
