@@ -75,7 +75,8 @@ def a_snapshot(elapsed_s: float = 1.0, handled: int = 5) -> Snapshot:
 
 @pytest.mark.parametrize("kind", [PlainView, LiveView])
 @pytest.mark.parametrize("balanced", [True, False])
-def test_both_views_tell_the_same_story(kind: Any, *, balanced: bool) -> None:
+def test_both_views_tell_the_same_story(kind: Any, monkeypatch: pytest.MonkeyPatch, *, balanced: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb terminal rich draws no live picture
     screen = io.StringIO()
     console = Console(file=screen, width=120, force_terminal=kind is LiveView, no_color=True)
     ledger = a_ledger() if balanced else a_ledger(processed=9)
