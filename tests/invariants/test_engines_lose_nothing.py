@@ -1,6 +1,6 @@
 """Many processes, killed and stopped at random: nothing is lost, and every second run has its cause.
 
-The large storms (4 engines, 200 kills, 50,000 messages; 1,000 stops; a million messages for the soak) run with
+The large storms (4 engines, 200 kills, 200,000 messages; 1,000 stops; a million messages for the soak) run with
 ``CONQUIET_TORTURE=1``; ``make test`` runs small versions of the same code.
 """
 
@@ -109,7 +109,7 @@ def runs(raw: Any, key: str = "ran") -> list[dict[str, str]]:
 def test_a_storm_of_kills_loses_nothing(
     raw: Any, spawn: Callable[..., subprocess.Popen[str]], record_property: Callable[[str, object], None]
 ) -> None:
-    messages, kills = (50_000, 200) if TORTURE else (4_000, 12)
+    messages, kills = (200_000, 200) if TORTURE else (4_000, 12)
     rng = random.Random(2)
     ids = enqueue(raw, messages)
     engines = [spawn() for _ in range(4)]
