@@ -214,21 +214,23 @@ class RabbitConsumer:
         link.on_blocked = self._on_blocked
         try:
             depth = await link.depth(self._queue)
-            session = Session(link, self._tally, self._config.window)
-            self._session = session
             if attempt == 0:
                 self._tally.started(depth)
                 logger.info("messages in the queue", extra={"queue": self._queue, "queued": depth})
             self._watch.start(link.heartbeat_s)
+            self._session = session = Session(link, self._tally, self._config.window)
             await link.consume(
                 self._queue,
                 tag=self._tag,
                 prefetch=self._config.window,
                 on_arrivals=lambda arrivals: self._on_deliveries(session.received(arrivals)),
             )
-        except BaseException:
-            self._session = None
-            await link.give_up()
+        except BaseException as error:
+            # Messages may be here before the broker's answer is: when we are cancelled then, the way out is the usual
+            # one (_shut_down), which lets handlers finish and sends what they settled.
+            if self._session is None or not isinstance(error, asyncio.CancelledError):
+                self._session = None
+                await link.give_up()
             raise
         self._announce(EventKind.CONNECTED, attempt)
         return session

@@ -10,6 +10,7 @@ import pytest
 from conquiet.errors import FatalSyncerError, LifecycleError
 from conquiet.kernel.lifecycle import Status
 from conquiet.rabbit import RabbitConsumer
+from conquiet.rabbit.connection import Link
 from conquiet.testing import wait_until_async
 
 ORDER = ["consumer closed", "connection closed", "final counters"]
@@ -187,6 +188,32 @@ async def test_a_cancelled_run_still_closes_in_order(
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
     consumer = RabbitConsumer(rabbit.url, queue, recorder())
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(lambda: consumer.count.ack == 1)
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert messages(caplog)[-3:] == ORDER
+    assert rabbit.depth(queue) == 0
+
+
+async def test_a_run_cancelled_while_it_subscribes_still_closes_in_order(
+    rabbit: Any, recorder: Any, action: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first message may be done before the broker's answer to the subscription was looked at."""
+    caplog.set_level(logging.INFO, "conquiet.rabbit")
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    consumer = RabbitConsumer(rabbit.url, queue, recorder())
+    subscribe = Link.consume
+
+    async def never_looks(link: Link, *arguments: Any, **options: Any) -> None:
+        await subscribe(link, *arguments, **options)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Link, "consume", never_looks)
     running = asyncio.create_task(consumer.run())
     await wait_until_async(lambda: consumer.count.ack == 1)
 
