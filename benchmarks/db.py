@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/db.py [--quick] [--driver pymysql|mysqldb] [--flavour mariadb|mysql] [--growth]
 
-Contenders take turns of 50 ms, so a noisy machine disturbs all of them alike; figures are medians of the
-turns, and only ratios inside one run mean anything. Round trips are counted by the server (Questions).
+Contenders take turns (50 ms; 400 ms with 8 writers, where a turn must hold many calls of each), so a noisy machine
+disturbs all of them alike; figures are medians of the turns, and only ratios inside one run mean anything. Round trips
+are counted by the server (Questions).
 """
 
 import argparse
@@ -25,6 +26,10 @@ from conquiet.testing.mysql import MySQLServer
 
 ROWS = 1_000
 BATCH = 500
+WRITERS = 8
+# A turn lasts until the slowest thread has finished its last call: it must be long against one call.
+TURN_S = {1: 0.05, WRITERS: 0.4}
+TURNS = {1: 30, WRITERS: 15}
 Work = Callable[[], Any]
 Step = tuple[str, Callable[[], tuple[Any, ...]]]
 
@@ -118,9 +123,9 @@ class Team:
 
 
 class Bench:
-    def __init__(self, server: MySQLServer, driver: str, *, seconds: float, rounds: int, only: str) -> None:
+    def __init__(self, server: MySQLServer, driver: str, *, quick: bool, only: str) -> None:
         self.url = make_url(server.url).set(drivername=f"mysql+{driver}")
-        self.seconds, self.rounds, self.only = seconds, rounds, only
+        self.quick, self.only = quick, only
         self.engine = create_engine(self.url, pool_size=24)
         self.admin = create_engine(server.url, isolation_level="AUTOCOMMIT").connect()
         self.ids: Iterator[int] = itertools.count(10_000_000)
@@ -167,9 +172,9 @@ class Bench:
         teams = [Team(self, contender, threads) for contender in contenders]
         for contender in contenders:
             contender.rates.clear()
-        for number in range(self.rounds):
+        for number in range(self.turns(threads)):
             for team in teams if number % 2 else reversed(teams):
-                team.contender.rates.append(team.turn(self.seconds))
+                team.contender.rates.append(team.turn(TURN_S[threads]))
         for team in teams:
             team.dismiss()
         print(f"\n{title} ({threads} writer{'s' if threads > 1 else ''})")
@@ -185,9 +190,12 @@ class Bench:
     def rate_of(self, contender: Contender) -> float:
         """The rate of one alone, with one writer."""
         team = Team(self, contender, 1)
-        rates = [team.turn(self.seconds) for _ in range(self.rounds)]
+        rates = [team.turn(TURN_S[1]) for _ in range(self.turns(1))]
         team.dismiss()
         return statistics.median(rates)
+
+    def turns(self, threads: int) -> int:
+        return 10 if self.quick else TURNS[threads]
 
     def _trips(self, contender: Contender, times: int = 20) -> float:
         self.threads.row = 0
@@ -364,9 +372,9 @@ def main() -> None:
 
     flavour = MySQLFlavour(args.flavour) if args.flavour else None
     with MySQLServer(flavour=flavour) as server:
-        bench = Bench(server, args.driver, seconds=0.05, rounds=10 if args.quick else 30, only=args.only)
+        bench = Bench(server, args.driver, quick=args.quick, only=args.only)
         print(f"{server.name} {server.version}, {args.driver}")
-        for threads in (1,) if args.quick else (1, 8):
+        for threads in (1,) if args.quick else (1, WRITERS):
             bench.race("INSERT", bench.insert, threads=threads)
             bench.race("INSERT, many", bench.many, threads=threads)
             for reading in (False, True):

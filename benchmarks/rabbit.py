@@ -2,12 +2,7 @@
 
     .venv/bin/python benchmarks/rabbit.py [--quick] [--rounds N] [--messages N] [--only NAME,NAME]
 
-Runs on a private broker. Peers are measured when their environments are there:
-
-    python3 -m venv .cache/bench-venv
-    .cache/bench-venv/bin/pip install pika aio-pika uvloop msgspec prometheus-client 'faststream[rabbit]' \
-        taskiq taskiq-aio-pika 'dramatiq[rabbitmq]' celery
-    mkdir -p .cache/bench-node && (cd .cache/bench-node && npm init -y && npm install @proca/queue rabbitmq-client)
+Runs on a private broker. Peers are measured when they are there (``make bench-peers``).
 
 Every contestant is a process of its own with one worker. It gets a durable queue with persistent messages, parses the
 JSON body and acknowledges each message by hand. The clock runs from the first message to the last. Contestants take

@@ -1,14 +1,11 @@
-r"""The engine beside raw redis-py and its peers: one process each, one run, interleaved.
+"""The engine beside raw redis-py and its peers: one process each, one run, interleaved.
 
-    python -m venv .cache/bench-venv
-    .cache/bench-venv/bin/pip install 'redis[hiredis]' msgspec prometheus-client uvloop \
-        faststream taskiq-redis 'dramatiq[redis]'
     python benchmarks/runtime.py [--quick]
 
-Every contender runs in the interpreter of ``.cache/bench-venv`` (without it: in ours, and peers that are not installed
-are left out). A private redis-server is started. Each message is handed to a no-op handler by itself and acknowledged;
-the clock runs from the first to the last handled message, so that imports and start-up do not count. Only ratios mean
-something: they are medians over rounds in which every contender had its turn.
+Every contender runs in the interpreter that ``make bench-peers`` made (without it: in ours, and peers that are not
+installed are left out). A private redis-server is started. Each message is handed to a no-op handler by itself and
+acknowledged; the clock runs from the first to the last handled message, so that imports and start-up do not count. Only
+ratios mean something: they are medians over rounds in which every contender had its turn.
 """
 
 import argparse

@@ -140,7 +140,7 @@ class ConcurrencyPool(Generic[T]):
                     if self._closing:
                         raise
                     task.uncancel()
-                except Exception:
+                except Exception:  # a mistake of ours in `work`: the slot lives, the message stays pending
                     logger.exception("slot failed")
                 finally:
                     del running[task]

@@ -110,7 +110,7 @@ class EventDispatcher:
                 result = callback(event)
                 if inspect.isawaitable(result):  # a plain function that returned a coroutine
                     self._defer(functools.partial(_the_same, result), event)
-            except Exception:
+            except Exception:  # the caller's own mistake: it must not hurt the engine or the message
                 logger.exception("event callback failed", extra={"event": kind.__name__})
         for callback in self._deferred[kind]:
             self._defer(callback, event)
@@ -160,7 +160,7 @@ class EventDispatcher:
                     if _is_being_cancelled():
                         raise
                     logger.warning("event callback was cancelled", extra={"event": type(event).__name__})
-                except Exception:
+                except Exception:  # as above
                     logger.exception("event callback failed", extra={"event": type(event).__name__})
                 self._queue.popleft()
                 if len(self._queue) * 2 <= self._limit:

@@ -17,7 +17,7 @@ from conquiet.management.doctor.mysql import examine_mysql
 from conquiet.management.doctor.rabbit import RabbitApiError, examine_rabbit
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
 from conquiet.testing import RedisServer, wait_until
-from conquiet.testing.discovery import MySQLFlavour
+from conquiet.testing.discovery import MySQLFlavour, available_mysql_flavours
 from conquiet.testing.mysql import MySQLServer
 from conquiet.testing.ports import free_port
 
@@ -184,9 +184,10 @@ def test_who_waits_for_whom_and_forgotten_transactions_are_found(engine: Engine)
 GALERA = Path("/usr/lib/galera/libgalera_smm.so")
 
 
-@pytest.mark.skipif(not GALERA.exists(), reason="Galera's provider is not installed (Debian: galera-4)")
+@pytest.mark.skipif(MySQLFlavour.MARIADB not in available_mysql_flavours(), reason="Galera is a part of MariaDB")
 def test_a_galera_node_is_found() -> None:
     """A cluster of one is a cluster: the locks of a single server are promised no more."""
+    assert GALERA.exists(), "Galera's provider is missing; install galera-4, on which Debian's mariadb-server depends"
     cluster = (
         "--wsrep-on=ON",
         f"--wsrep-provider={GALERA}",

@@ -1,6 +1,7 @@
 """A cancellation of a call is never swallowed, at whatever turn of the event loop it comes."""
 
 import asyncio
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -11,29 +12,20 @@ from conquiet.queue.client import clone_async
 
 @pytest.mark.parametrize("call", ["emit", "replay"])
 async def test_a_cancelled_call_ends_at_whatever_turn_of_the_loop(
-    client: redis.asyncio.Redis, stream: str, call: str
+    client: redis.asyncio.Redis, stream: str, call: str, turns_that_swallow_a_cancellation: Any
 ) -> None:
     """redis-py and Python 3.11 swallow it in one turn out of a few: the task would go on with its next call."""
     own = clone_async(client)
     emitter, letters = Emitter(own, stream), DeadLetters(own, stream)
     await emitter.emit("warm.up")
 
-    async def go_on() -> None:
-        for _ in range(100):
-            if call == "emit":
-                await emitter.emit("some.event", id="again", delay=60)
-            else:
-                await letters.replay(DeadFilter())
+    async def once() -> None:
+        if call == "emit":
+            await emitter.emit("some.event", id="again", delay=60)
+        else:
+            await letters.replay(DeadFilter())
 
-    went_on = []
-    for turns in range(1, 40):
-        task = asyncio.create_task(go_on())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            went_on.append(turns)
+    went_on = await turns_that_swallow_a_cancellation(once)
 
     await own.aclose()
     assert went_on == []

@@ -4,8 +4,10 @@ from inspect import signature
 
 import pytest
 from prometheus_client import REGISTRY
+from sqlalchemy.engine import Engine
 
-from conquiet.db import metrics
+from conquiet.config import DbConfig
+from conquiet.db import DbOperation, DbOperationType, DbWriter, metrics
 from conquiet.metrics import registry
 
 
@@ -38,6 +40,21 @@ def test_a_lock_is_timed_and_counted_when_it_was_not_had() -> None:
     assert sample("conquiet_db_lock_acquire_latency_seconds_count", strategy="m2") >= 2
 
 
-def test_a_broken_metric_breaks_no_write() -> None:
-    metrics.observe_db_write("t", "insert", "success", "not a number")  # type: ignore[arg-type]
-    metrics.observe_duplicate(object())  # type: ignore[arg-type]
+def test_a_broken_metric_breaks_no_write(sqlite: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Broken:
+        def labels(self, *_: str) -> None:
+            asked.append("labels")
+            raise RuntimeError
+
+    for name in ("DB_WRITE_TOTAL", "DB_WRITE_LATENCY_SECONDS", "DB_DUPLICATE_INSERTS_TOTAL"):
+        monkeypatch.setattr(metrics, name, Broken())
+    writer = DbWriter(sqlite, DbConfig("m3"))
+    with sqlite.begin() as conn:
+        conn.exec_driver_sql("CREATE TABLE m3 (id INTEGER PRIMARY KEY)")
+
+    written = [writer.execute(DbOperation("m3", DbOperationType.INSERT, 1, {"id": 1})) for _ in range(2)]
+
+    assert [outcome.rows for outcome in written] == [1, 0]
+    assert len(asked) >= 3, "the metrics were not touched: the test would prove nothing"
