@@ -4,6 +4,8 @@ redis-py packs each command anew on each call. A consumer sends the same XREADGR
 XACK differs only in the id: packing these once is a good part of being faster than redis-py.
 """
 
+from conquiet.errors import ConfigurationError
+
 Word = str | bytes | int
 
 
@@ -15,9 +17,21 @@ def pack(*words: Word) -> bytes:
 def _bulk(*words: Word) -> bytes:
     parts = []
     for word in words:
-        data = word if isinstance(word, bytes) else str(word).encode()
+        data = word if isinstance(word, bytes) else encoded(str(word))
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
+
+
+def encoded(word: str) -> bytes:
+    """Return a word as it goes out.
+
+    Raises:
+        ConfigurationError: It is not text: bytes of a shell that are not UTF-8 come as half a character each.
+    """
+    try:
+        return word.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError("a name or an argument is not valid UTF-8; write it in UTF-8") from None
 
 
 class StreamCommands:

@@ -87,7 +87,7 @@ def _rows(facts: "StreamFacts") -> list[dict[str, Any]]:
         "length": facts.length,
         "delayed": facts.delayed,
         "dead_letters": facts.dead_letters,
-        "paused": ",".join(facts.paused) or None,
+        "paused": ",".join(facts.paused or ()) or None,
     }
     if not facts.groups:
         return [common]

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
-from conquiet.errors import QueueError
+from conquiet.errors import GroupMissingError, QueueError
 from conquiet.kernel.redaction import printable
 from conquiet.management.doctor.findings import Finding, Severity
-from conquiet.management.models import StreamFacts
+from conquiet.management.models import GroupFacts, StreamFacts
 from conquiet.management.overview import ALIVE_MS, list_streams
 from conquiet.management.server import Server
-from conquiet.queue.replies import pending_rows, text
+from conquiet.queue.replies import Pending, pending_rows, text
 
 _NEEDED = (
     "XADD",
@@ -104,14 +104,19 @@ def _missing(server: Server) -> tuple[str, ...]:
 def _exhausted(server: Server, streams: tuple[StreamFacts, ...], cap: int) -> Iterator[tuple[str, str, int]]:
     for stream in streams:
         for group in stream.groups:
-            if not group.pending:
-                continue
-            rows = pending_rows(
-                server.call("XPENDING", stream.key, group.name, "-", "+", _HIGH_ROWS, stream=stream.key)
-            )
-            count = sum(row.deliveries >= cap for row in rows)
+            count = sum(row.deliveries >= cap for row in _pending(server, stream, group))
             if count:
                 yield stream.key, group.name, count
+
+
+def _pending(server: Server, stream: StreamFacts, group: GroupFacts) -> list[Pending]:
+    if not group.pending:
+        return []
+    words = ("XPENDING", stream.raw_key, group.raw_name, "-", "+", _HIGH_ROWS)
+    try:
+        return pending_rows(server.call(*words, stream=stream.key, group=group.name))
+    except GroupMissingError:  # destroyed since it was named
+        return []
 
 
 def _client_version() -> str:
