@@ -256,6 +256,51 @@ def test_queues_that_lose_messages_are_found(channel: Any, amqp_url: str, rabbit
     assert errors(found()) == {"rabbit.durability", "rabbit.missing_queue"}
 
 
+def test_a_queue_beyond_the_first_page_is_there_and_is_examined(
+    channel: Any, amqp_url: str, rabbitmq_server: Any
+) -> None:
+    """The broker tells of 200 queues at a time. One that was named is asked for by its name."""
+    for number in range(205):
+        channel.queue_declare(f"many.{number:03}", durable=True, arguments={"x-dead-letter-exchange": ""})
+    channel.queue_declare("zz/last & least", durable=False, arguments={"x-dead-letter-exchange": ""})
+
+    found = examine_rabbit(
+        rabbitmq_server.management_url, vhost(amqp_url), queues=("zz/last & least", "many.001", "nowhere")
+    )
+
+    said = [(one.check, one.what) for one in found if one.severity is not Severity.NOTE]
+    assert sorted(said) == [
+        ("rabbit.durability", "queue 'zz/last & least' is not durable"),
+        ("rabbit.incomplete", "only 201 of 206 queues were looked at"),
+        ("rabbit.missing_queue", "there is no queue 'nowhere'"),
+    ]
+
+
+def test_an_exclusive_queue_for_replies_is_no_fault(channel: Any, amqp_url: str, rabbitmq_server: Any) -> None:
+    channel.queue_declare("", exclusive=True)
+
+    assert serious(examine_rabbit(rabbitmq_server.management_url, vhost(amqp_url))) == set()
+
+
+def test_the_queue_behind_a_dead_letter_exchange_needs_none_and_no_limit(
+    channel: Any, amqp_url: str, rabbitmq_server: Any
+) -> None:
+    quorum = {"x-queue-type": "quorum"}
+    channel.exchange_declare("orders.dlx", "fanout", durable=True)
+    channel.queue_declare(
+        "orders", durable=True, arguments=quorum | {"x-dead-letter-exchange": "orders.dlx", "x-delivery-limit": 5}
+    )
+    channel.queue_declare("orders.dead", durable=True, arguments=quorum)
+    channel.queue_declare("orders.kept", durable=True, arguments=quorum | {"x-delivery-limit": 3})
+    for name in ("orders.dead", "orders.kept"):
+        channel.queue_bind(name, "orders.dlx", "")
+
+    found = examine_rabbit(rabbitmq_server.management_url, vhost(amqp_url))
+
+    said = [one.what for one in found if one.severity is not Severity.NOTE]
+    assert said == ["dead-letter queue 'orders.kept' has a delivery limit of 3"]
+
+
 def test_a_consumer_timeout_that_is_too_short_is_found(channel: Any, amqp_url: str, rabbitmq_server: Any) -> None:
     for name, timeout_ms in (("hasty", 5_000), ("patient", 3_600_000)):
         arguments = {"x-consumer-timeout": timeout_ms, "x-dead-letter-exchange": "amq.fanout"}
