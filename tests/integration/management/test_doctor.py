@@ -1,5 +1,6 @@
 """The doctor finds each fault that was planted, and says nothing about a healthy set-up."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -179,6 +180,31 @@ def test_who_waits_for_whom_and_forgotten_transactions_are_found(engine: Engine)
 
     # MariaDB shows who waits from a picture that it renews ten times a second.
     wait_until(lambda: beyond_speed(examine_mysql(engine)) == set())
+
+
+@pytest.mark.parametrize("zone", ["+09:00", "-08:00"])
+def test_ages_do_not_depend_on_the_time_zone_of_the_session(db_url: str, engine: Engine, zone: str) -> None:
+    """InnoDB tells times in the machine's zone. Nine hours off, everybody's transaction looks forgotten, or none."""
+    create_tables(engine)
+    do(engine, "CREATE TABLE account (id INT PRIMARY KEY, cents INT)", "INSERT INTO account VALUES (1, 100)")
+    elsewhere = create_engine(db_url, connect_args={"init_command": f"SET time_zone = '{zone}'"})
+
+    def said(check: str, slow_s: int) -> list[str]:
+        return [one.what for one in examine_mysql(elsewhere, slow_s=slow_s) if one.check == check]
+
+    with engine.begin() as holder:
+        holder.execute(text("UPDATE account SET cents = 1 WHERE id = 1"))
+        waiter = threading.Thread(target=lambda: do(engine, "UPDATE account SET cents = 2 WHERE id = 1"))
+        waiter.start()
+        wait_until(lambda: said("mysql.lock_waits", 60), interval_s=0.1)
+        waits = said("mysql.lock_waits", 60)
+        young = said("mysql.long_transactions", 60)
+        wait_until(lambda: said("mysql.long_transactions", 0), interval_s=0.1)
+    waiter.join(20)
+    elsewhere.dispose()
+
+    assert young == []
+    assert re.search(r"waited for \d s ", waits[0]), waits
 
 
 GALERA = Path("/usr/lib/galera/libgalera_smm.so")
