@@ -104,6 +104,43 @@ def test_a_group_that_is_merely_behind_is_found(durable: tuple[Server, Redis]) -
     assert serious(found) == {"redis.lag"}
 
 
+def lag(found: list[Finding]) -> list[tuple[Severity, str]]:
+    return [(one.severity, one.what.split("'orders' ")[1]) for one in found if one.check == "redis.lag"]
+
+
+def test_work_that_the_server_has_lost_count_of_is_found(durable: tuple[Server, Redis]) -> None:
+    """After an XDEL in the middle Redis says no lag at all; the entries wait all the same."""
+    server, client = durable
+    ids = [client.xadd("orders", {"data": "{}"}) for _ in range(600)]
+    client.xgroup_create("orders", "billing", "0")
+    client.xdel("orders", ids[300])
+    reported: Any = client.xinfo_groups("orders")
+    assert reported[0]["lag"] is None
+
+    nobody = examine_redis(server)
+    client.xreadgroup("billing", "alice", {"orders": ">"}, count=1)
+    fine = examine_redis(server, RedisLimits(max_lag=598))
+    behind = examine_redis(server, RedisLimits(max_lag=597))
+    far_behind = examine_redis(server, RedisLimits(max_lag=300))
+
+    assert lag(nobody) == [(Severity.WARNING, "has 599 entries to do and no live consumer")]
+    assert lag(fine) == []
+    assert [what.split(",")[0] for _, what in lag(behind)] == ["is behind: at least 599 entries"]
+    assert [what.split(",")[0] for _, what in lag(far_behind)] == ["is behind: at least 302 entries"]
+
+
+def test_a_server_with_more_streams_than_are_looked_at_is_told_so(durable: tuple[Server, Redis]) -> None:
+    server, client = durable
+    for number in range(101):
+        client.xadd(f"stream-{number}", {"data": "{}"})
+
+    found = examine_redis(server)
+    client.delete("stream-0")
+
+    assert serious(found) == {"redis.incomplete"}
+    assert serious(examine_redis(server)) == set()
+
+
 def test_a_replica_and_a_missing_command_are_found(private_redis: Callable[..., RedisServer]) -> None:
     crippled = private_redis(aof=True, extra_args=("--rename-command", "XAUTOCLAIM", ""))
     with Redis.from_url(crippled.url) as client, Server(client) as server:

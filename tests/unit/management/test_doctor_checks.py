@@ -10,6 +10,7 @@ from conquiet.management.doctor.rabbit import CHECKS as RABBIT_CHECKS
 from conquiet.management.doctor.rabbit import RabbitFacts, examine_rabbit, management_url
 from conquiet.management.doctor.redis import CHECKS as REDIS_CHECKS
 from conquiet.management.doctor.redis import RedisFacts
+from conquiet.management.models import GroupFacts, StreamFacts
 
 HEALTHY = {
     "version": "8.4.0",
@@ -164,3 +165,14 @@ def test_old_versions_and_a_full_redis_are_found(info: dict[str, str], client: s
     found = {finding.check for one in REDIS_CHECKS for finding in one(facts) if finding.severity is not Severity.NOTE}
 
     assert found == {check}
+
+
+def test_a_lag_that_nobody_knows_is_work_to_do() -> None:
+    """Redis 6.2 counts none; what could not be counted either is still no zero."""
+    group = GroupFacts("billing", None, 0, "0-0", 5.0, (), b"billing")
+    stream = StreamFacts("orders", 3, "1-0", "3-0", None, 0, 0, (), (group,), b"orders")
+    facts = RedisFacts({"aof_enabled": "1", "redis_version": "6.2.0"}, {}, (), (stream,), (), "")
+
+    (finding,) = [finding for one in REDIS_CHECKS for finding in one(facts)]
+
+    assert finding.what == "group 'billing' of 'orders' has an unknown number of entries to do and no live consumer"
