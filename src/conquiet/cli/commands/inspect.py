@@ -2,6 +2,7 @@
 
 import sys
 import time
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,12 +52,15 @@ def inspect(
 
         conquiet inspect --pattern 'shop:*' --json
     """
+    from conquiet.kernel.validation import require_seconds
+
+    pause_s = min(require_seconds("--watch", watch, zero_allowed=True), TIMEOUT_MAX)
     with redis_server(redis_url) as server:
         while True:
             _show(server, stream, pattern, limit, as_json=as_json)
-            if not watch:
+            if not pause_s:
                 return
-            time.sleep(watch)
+            time.sleep(pause_s)
             if sys.stdout.isatty() and not as_json:
                 make_console().clear()
 
