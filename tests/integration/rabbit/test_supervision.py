@@ -197,11 +197,11 @@ async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_conne
 
     def blocks(_: Any) -> bool:
         started.set()
-        return all(sent_meanwhile.acquire(timeout=30) for _ in range(7))  # six half intervals lie between seven
+        return all(sent_meanwhile.acquire(timeout=10) for _ in range(7))  # six half intervals lie between seven
 
     # 2 s: with 1 s the broker would be right to close when the whole machine stands still for as long as that.
     async with RabbitConsumer(rabbit.url, queue, blocks, heartbeat_s=2, **fast) as consumer:
-        await wait_until_async(lambda: consumer.count.ack == 1, timeout_s=60)
+        await wait_until_async(lambda: consumer.count.ack == 1, timeout_s=40)
 
     assert (consumer.count.reconnects, consumer.count.stale) == (0, 0)
 

@@ -220,6 +220,7 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
         return int(rows[0][2])
 
     def move_and_watch() -> None:
+        engine._servers._ask()  # it has no doubt left
         nodes.move(moving, home, since=second)
         # Only a heartbeat that looks for the new node itself finds it there.
         wait_until(seen_to_fall(idle_ms), timeout_s=20, message="extended three times")
