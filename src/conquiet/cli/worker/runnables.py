@@ -3,7 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from conquiet.bridge import OutboxRelay
+    from conquiet.processor import Processor
+    from conquiet.rabbit import ConnectionEvent, RabbitConsumer
+    from conquiet.runtime import Consumer
+    from conquiet.scheduler import Scheduler
 
 _PATIENCE_S = 10.0
 
@@ -34,7 +41,7 @@ class Runnable(Protocol):
 class Engine:
     """A ``runtime.Consumer`` or a ``Processor``: it knows its health itself."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: "Consumer | Processor") -> None:
         self.name = type(engine).__name__
         self._engine = engine
 
@@ -59,9 +66,10 @@ class Engine:
 class Beating:
     """Something that works in rounds: it is ready while rounds succeed."""
 
-    def __init__(self, worker: Any, round_name: str) -> None:
+    def __init__(self, worker: Any, round_name: str, *, pause_s: float = 0.0) -> None:
         self.name = type(worker).__name__
         self._worker = worker
+        self._patience_s = _PATIENCE_S + pause_s
         self._last_s = float("-inf")
         self._round = getattr(worker, round_name)
         setattr(worker, round_name, self._watched(self._round))
@@ -72,7 +80,7 @@ class Beating:
 
     def ready(self) -> bool:
         """True if a round has succeeded lately."""
-        return time.monotonic() - self._last_s < _PATIENCE_S
+        return time.monotonic() - self._last_s < self._patience_s
 
     def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError
@@ -84,13 +92,15 @@ class Beating:
 class Ticking(Beating):
     """A ``Scheduler``."""
 
-    def __init__(self, scheduler: Any) -> None:
+    _worker: "Scheduler"
+
+    def __init__(self, scheduler: "Scheduler") -> None:
         super().__init__(scheduler, "tick")
 
     async def run(self) -> None:
         """Fire until stopped."""
         try:
-            await self._worker.run()
+            await self._worker.start()
         finally:
             await self._worker.close()
 
@@ -106,8 +116,14 @@ class Ticking(Beating):
 class Relaying(Beating):
     """An ``OutboxRelay``, which blocks and therefore has a thread of its own."""
 
-    def __init__(self, relay: Any) -> None:
-        super().__init__(relay, "relay_once")
+    _worker: "OutboxRelay"
+
+    def __init__(self, relay: "OutboxRelay") -> None:
+        super().__init__(relay, "relay_once", pause_s=relay.poll_s)
+
+    def ready(self) -> bool:
+        """True if a round has succeeded lately and every target could be reached."""
+        return super().ready() and self._worker.reaches_all_targets
 
     async def run(self) -> None:
         """Publish until stopped."""
@@ -128,7 +144,7 @@ class Relaying(Beating):
 class Rabbit:
     """A ``RabbitConsumer``: ready while the broker sends."""
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: "RabbitConsumer") -> None:
         self.name = type(consumer).__name__
         self._consumer = consumer
         self._connected = False
@@ -148,7 +164,7 @@ class Rabbit:
 
         return self._connected and self._consumer.status is Status.RUNNING
 
-    def _hear(self, event: Any) -> None:
+    def _hear(self, event: "ConnectionEvent") -> None:
         from conquiet.rabbit import EventKind
 
         if event.kind is EventKind.CONNECTED:
