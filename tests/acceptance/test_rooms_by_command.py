@@ -173,16 +173,6 @@ def test_a_schedule_is_listed_looked_ahead_paused_and_removed(
 
 
 # ---------------------------------------------------------------- RabbitMQ
-@pytest.fixture
-def declare(amqp_url: str) -> Callable[..., None]:
-    def make(queue: str, **arguments: Any) -> None:
-        connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
-        connection.channel().queue_declare(queue, durable=True, arguments=arguments)
-        connection.close()
-
-    return make
-
-
 def event(number: int) -> str:
     return json.dumps({"schema": "proca:event:2", "eventType": "campaign.updated", "number": number})
 

@@ -6,25 +6,24 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import create_engine
 
 from conquiet.bridge import OutboxRelay
 from conquiet.cli.failures import CommandError
-from conquiet.cli.worker.child import Child, loop_factory
+from conquiet.cli.worker.child import loop_factory
 from conquiet.cli.worker.logs import FactsFormatter
 from conquiet.cli.worker.notify import notify_systemd
 from conquiet.cli.worker.pulse import Pulse
 from conquiet.cli.worker.reload import SourceWatch
 from conquiet.cli.worker.restarts import CRASHES, Next, RestartPolicy
-from conquiet.cli.worker.runnables import Runnable, adapt
+from conquiet.cli.worker.runnables import adapt
 from conquiet.cli.worker.targets import load_runnables
-from conquiet.errors import LifecycleError
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
 from conquiet.runtime import Consumer
@@ -117,78 +116,31 @@ class Nowhere:
         raise NotImplementedError
 
 
-async def handle(_message: Any, _ctx: Any) -> None: ...
+def test_everything_a_worker_can_run_has_a_face_and_is_not_ready_before_it_runs() -> None:
+    async def handler(_message: Any, _ctx: Any) -> None: ...
 
+    redis = Redis()
+    engine = create_engine("sqlite://")
+    workers = [
+        Consumer(streams=["orders"], redis=redis, handler=handler),
+        Processor(redis, ["orders"]),
+        Scheduler(redis),
+        RabbitConsumer("amqp://127.0.0.1", "orders", lambda _message: True),
+        OutboxRelay(engine, {"orders": Nowhere()}),
+    ]
 
-KINDS: dict[str, Callable[[Redis, Engine], object]] = {
-    "Consumer": lambda redis, _: Consumer(streams=["orders"], redis=redis, handler=handle),
-    "Processor": lambda redis, _: Processor(redis, ["orders"]),
-    "Scheduler": lambda redis, _: Scheduler(redis),
-    "RabbitConsumer": lambda _redis, _: RabbitConsumer("amqp://127.0.0.1", "orders", lambda _message: True),
-    "OutboxRelay": lambda _, engine: OutboxRelay(engine, {"orders": Nowhere()}),
-}
+    faces = [adapt(worker) for worker in workers]
 
-
-@pytest.fixture
-def face(request: pytest.FixtureRequest) -> Iterator[Runnable]:
-    """What a worker runs; nothing answers where it would connect to."""
-    redis, engine = Redis(port=1), create_engine("sqlite://")
-    adapted = adapt(KINDS[request.param](redis, engine))
-    assert adapted is not None
-    yield adapted
+    assert [face.name for face in faces if face] == [
+        "Consumer", "Processor", "Scheduler", "RabbitConsumer", "OutboxRelay",
+    ]  # fmt: skip
+    assert [face.ready() for face in faces if face] == [False] * 5
+    for face in faces:
+        assert face is not None
+        face.stop()
+    assert adapt(object()) is None
     engine.dispose()
     asyncio.run(redis.aclose())
-
-
-@pytest.mark.parametrize("face", KINDS, indirect=True)
-def test_everything_a_worker_can_run_has_a_face_and_is_not_ready_before_it_runs(
-    face: Runnable, request: pytest.FixtureRequest
-) -> None:
-    assert face.name in request.node.name
-    assert not face.ready()
-    face.stop()
-    assert adapt(object()) is None
-
-
-@pytest.mark.parametrize("face", KINDS, indirect=True)
-def test_a_stop_between_the_last_look_and_the_start_is_a_good_end(face: Runnable, tmp_path: Path) -> None:
-    """A signal may come at any moment; a worker that then refuses to start has done what it was asked."""
-
-    class Signalled:
-        name = face.name
-        stop = face.stop
-        ready = face.ready
-
-        async def run(self) -> None:
-            child.stop()
-            await face.run()
-
-    pulse = Pulse.create(tmp_path / "pulse", 1)
-    child = Child(pulse, 0)
-
-    asyncio.run(asyncio.wait_for(child.run([Signalled()]), 60))
-
-    pulse.close()
-
-
-def test_what_refuses_to_start_although_nobody_asked_it_to_stop_is_a_failure(tmp_path: Path) -> None:
-    class Twice:
-        name = "Twice"
-
-        async def run(self) -> None:
-            raise LifecycleError("it was started before")
-
-        def stop(self) -> None: ...
-
-        def ready(self) -> bool:
-            return False
-
-    pulse = Pulse.create(tmp_path / "pulse", 1)
-
-    with pytest.raises(LifecycleError):
-        asyncio.run(Child(pulse, 0).run([Twice()]))
-
-    pulse.close()
 
 
 # ---------------------------------------------------------------- restarts

@@ -32,7 +32,7 @@ class Runnable(Protocol):
 
 
 class Engine:
-    """A ``runtime.Consumer`` or a ``Processor``: it knows its health itself."""
+    """A ``runtime.Consumer``: it knows its health itself."""
 
     def __init__(self, engine: Any) -> None:
         self.name = type(engine).__name__
@@ -48,11 +48,26 @@ class Engine:
 
     def ready(self) -> bool:
         """True while it reads, or is fully busy."""
+        return bool(self._engine.health().ready)
+
+
+class Processing(Engine):
+    """A ``Processor``: an engine that has connections of its own beside it, and no health before its start."""
+
+    async def run(self) -> None:
+        """Process until stopped."""
+        try:
+            await super().run()
+        finally:
+            await self._engine.close()
+
+    def ready(self) -> bool:
+        """True while its engine reads, or is fully busy."""
         from conquiet.errors import LifecycleError
 
         try:
-            return bool(self._engine.health().ready)
-        except LifecycleError:  # a processor before its start
+            return super().ready()
+        except LifecycleError:
             return False
 
 
@@ -90,7 +105,7 @@ class Ticking(Beating):
     async def run(self) -> None:
         """Fire until stopped."""
         try:
-            await self._worker.run()
+            await self._worker.start()
         finally:
             await self._worker.close()
 
@@ -160,7 +175,7 @@ class Rabbit:
 # By home and name, so that a room whose extra is not installed is never imported for the question.
 _ADAPTERS: dict[tuple[str, str], Callable[[Any], Runnable]] = {
     ("conquiet.runtime", "Consumer"): Engine,
-    ("conquiet.processor", "Processor"): Engine,
+    ("conquiet.processor", "Processor"): Processing,
     ("conquiet.scheduler", "Scheduler"): Ticking,
     ("conquiet.rabbit", "RabbitConsumer"): Rabbit,
     ("conquiet.bridge", "OutboxRelay"): Relaying,
