@@ -21,6 +21,8 @@ from conquiet.testing import wait_until
 if TYPE_CHECKING:
     from subprocess import Popen
 
+pytestmark = pytest.mark.timeout(300)
+
 Intervene = Callable[[Snapshot], None]
 PLAN = DemoPlan(orders=300, workers=2)
 
