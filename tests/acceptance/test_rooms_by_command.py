@@ -273,9 +273,10 @@ def test_dead_letters_of_a_queue_are_chosen_by_what_they_died_of_and_shown_one_b
     assert told("replay", "--source", "refunds", "--to", "orders", "--dry-run")["replayed"] == 1
     assert told("replay", "--source", "refunds", "--to", "orders")["replayed"] == 1
     assert sources() == ["orders", "orders"]  # in their places: the one behind them was taken from among them
-    assert told("discard", "--id", "order-0", "--dry-run") == {"discarded": 1, "dry_run": True}
-    assert told("discard", "--id", "order-0") == {"discarded": 1, "dry_run": False}
-    assert [one["message_id"] for one in told("list")] == ["order-1"]
+    # The second one: what stands before it is taken too, and must not go with it.
+    assert told("discard", "--id", "order-1", "--dry-run") == {"discarded": 1, "dry_run": True}
+    assert told("discard", "--id", "order-1") == {"discarded": 1, "dry_run": False}
+    assert [one["message_id"] for one in told("list")] == ["order-0"]
 
 
 def test_rabbit_run_ends_with_0_after_sigterm(

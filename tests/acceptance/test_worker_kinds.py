@@ -1,146 +1,107 @@
-"""Every kind of thing that ``conquiet worker`` runs, in one process of it: it gets ready, and it ends when asked."""
+"""``conquiet worker`` with one of each kind that it can run, in one process, on real servers: each does its work."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+import json
+import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
-from redis.asyncio import Redis
-from sqlalchemy import create_engine
+from redis import Redis
 
-from conquiet.bridge import OutboxRelay, create_tables
-from conquiet.cli.worker.child import Child
-from conquiet.cli.worker.pulse import Pulse
-from conquiet.cli.worker.runnables import Runnable, adapt
-from conquiet.errors import LifecycleError
+from conquiet.testing import wait_until
+
+KINDS = {"Consumer", "Processor", "Scheduler", "RabbitConsumer", "OutboxRelay"}
+MODULE = """
+import os
+import redis, redis.asyncio
+from sqlalchemy import create_engine
+from conquiet.bridge import Outbox, OutboxRelay, ToStream, create_tables
+from conquiet.config import QueueConfig
+from conquiet.db import DbSession
 from conquiet.processor import Processor
-from conquiet.rabbit import RabbitConsumer
+from conquiet.queue import RedisStreamsQueue
+from conquiet.rabbit import RabbitConsumer, SchemaRegistry
 from conquiet.runtime import Consumer
 from conquiet.scheduler import Every, ScheduleEntry, Scheduler
-from conquiet.testing import wait_until_async
 
-KINDS = ["Consumer", "Processor", "Scheduler", "RabbitConsumer", "OutboxRelay"]
+url, prefix = os.environ["CONQUIET_REDIS_URL"], os.environ["PREFIX"]
+done = redis.Redis.from_url(url)
+client = redis.asyncio.Redis.from_url(url)
 
+def note(kind):
+    done.sadd(f"{prefix}done", kind)
 
-async def handle(_message: Any, _ctx: Any) -> None: ...
+async def handle(message, ctx):
+    note(message.data["kind"])
 
+consumer = Consumer(streams=[f"{prefix}plain"], redis=client, handler=handle)
+processor = Processor(client, [f"{prefix}events"])
 
-class Nowhere:
-    """A target of a relay that has nothing to publish."""
+@processor.handler("emitted")
+async def emitted(ctx):
+    note("Processor")
 
-    def publish(self, letters: Any) -> Any:
-        raise NotImplementedError
+@processor.handler("fired")
+async def fired(ctx):
+    note("Scheduler")
 
+scheduler = Scheduler(client, [ScheduleEntry("often", Every(1), "fired", f"{prefix}events")], group=f"{prefix}g")
 
-@pytest.fixture
-def build(request: pytest.FixtureRequest, key_prefix: str, tmp_path: Path) -> Callable[[str], object]:
-    """One of the kinds, on servers of its own kind only."""
-    stream = f"{key_prefix}orders"
+async def sync(message):
+    note("RabbitConsumer")
+    return True
 
-    def redis() -> Redis:
-        return Redis.from_url(request.getfixturevalue("redis_url"))
-
-    def rabbit() -> RabbitConsumer:
-        url = request.getfixturevalue("amqp_url")
-        request.getfixturevalue("declare")("orders")
-        return RabbitConsumer(url, "orders", lambda _message: True)
-
-    def relay() -> OutboxRelay:
-        engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
-        request.addfinalizer(engine.dispose)
-        create_tables(engine)
-        return OutboxRelay(engine, {"orders": Nowhere()})
-
-    makers: dict[str, Callable[[], object]] = {
-        "Consumer": lambda: Consumer(streams=[stream], redis=redis(), handler=handle, block_ms=100),
-        "Processor": lambda: Processor(redis(), [stream]),
-        "Scheduler": lambda: Scheduler(
-            redis(), [ScheduleEntry("report", Every(60), event="report.make", stream=stream)], group=stream
-        ),
-        "RabbitConsumer": rabbit,
-        "OutboxRelay": relay,
-    }
-    return lambda kind: makers[kind]()
+rabbit = RabbitConsumer(os.environ["CONQUIET_RABBIT_URL"], "work", sync,
+                        schemas=SchemaRegistry(built_in=False).register_default())
+engine = create_engine("sqlite:///outbox.db")
+create_tables(engine)
+with DbSession(engine) as session:
+    Outbox().add(session, "plain", {"kind": "OutboxRelay"})
+queue = RedisStreamsQueue(done, QueueConfig(f"{prefix}plain", "relay", "relay"))
+relay = OutboxRelay(engine, {"plain": ToStream(queue)})
+everything = [consumer, processor, scheduler, rabbit, relay]
+"""
 
 
-@pytest.fixture
-def face(request: pytest.FixtureRequest, build: Callable[[str], object]) -> Runnable:
-    adapted = adapt(build(request.param))
-    assert adapted is not None
-    assert (adapted.name, adapted.ready()) == (request.param, False)
-    return adapted
+@pytest.mark.timeout(300)
+def test_one_of_each_kind_does_its_work_is_ready_and_ends_well(
+    command: Path,
+    clean_environment: Callable[..., dict[str, str]],
+    tmp_path: Path,
+    redis_url: str,
+    amqp_url: str,
+    key_prefix: str,
+    client: Redis,
+) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    connection.channel().queue_declare("work", durable=True)
+    connection.channel().basic_publish("", "work", b"{}")
+    client.xadd(f"{key_prefix}plain", {"data": json.dumps({"kind": "Consumer"})})
+    client.xadd(f"{key_prefix}events", {"data": json.dumps({"v": 1, "event": "emitted", "id": "1", "data": {}})})
+    (tmp_path / "shop.py").write_text(MODULE)
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [command, "worker", "shop:everything"],
+            env=clean_environment(CONQUIET_REDIS_URL=redis_url, CONQUIET_RABBIT_URL=amqp_url, PREFIX=key_prefix),
+            cwd=tmp_path,
+            stdout=file,
+            stderr=file,
+        )
 
+    def worked() -> bool:
+        assert process.poll() is None, log.read_text()
+        found: Any = client.smembers(f"{key_prefix}done")
+        return bool(found == KINDS)
 
-@pytest.fixture
-def child(tmp_path: Path) -> Iterator[Child]:
-    pulse = Pulse.create(tmp_path / "pulse", 1)
-    yield Child(pulse, 0)
-    pulse.close()
-
-
-@pytest.mark.parametrize("face", KINDS, indirect=True)
-async def test_it_gets_ready_and_ends_when_asked(face: Runnable, child: Child) -> None:
-    running = asyncio.create_task(child.run([face]))
-
-    await wait_until_async(lambda: face.ready() or running.done(), timeout_s=60)
-    child.stop()
-    await running
-
-    assert not running.cancelled()
-
-
-@pytest.mark.parametrize("face", KINDS, indirect=True)
-async def test_a_stop_between_the_last_look_and_the_start_is_a_good_end(face: Runnable, child: Child) -> None:
-    """A signal may come at any moment; a worker that then refuses to start has done what it was asked."""
-
-    class Signalled:
-        name = face.name
-
-        async def run(self) -> None:
-            child.stop()
-            await face.run()
-
-        def stop(self) -> None:
-            face.stop()
-
-        def ready(self) -> bool:
-            return face.ready()
-
-    await child.run([Signalled()])
-
-
-async def test_what_is_not_begun_when_the_stop_comes_is_not_begun_at_all(child: Child) -> None:
-    begun: list[bool] = []
-
-    class Never:
-        name = "Never"
-
-        async def run(self) -> None:
-            begun.append(True)
-
-        def stop(self) -> None: ...
-
-        def ready(self) -> bool:
-            return False
-
-    child.stop()
-    await child.run([Never()])
-
-    assert begun == []
-
-
-async def test_what_refuses_to_start_although_nobody_asked_it_to_stop_is_a_failure(child: Child) -> None:
-    class Twice:
-        name = "Twice"
-
-        async def run(self) -> None:
-            raise LifecycleError("it was started before")
-
-        def stop(self) -> None: ...
-
-        def ready(self) -> bool:
-            return False
-
-    with pytest.raises(LifecycleError):
-        await child.run([Twice()])
+    try:
+        wait_until(worked, timeout_s=120, message=log.read_text)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        connection.close()

@@ -12,6 +12,7 @@ from datetime import datetime
 from itertools import count
 from typing import Any, Final, TypeVar
 
+from conquiet.errors import RabbitError
 from conquiet.management.models import Facts
 
 T = TypeVar("T")
@@ -156,7 +157,11 @@ class QueueDeadLetters:
                 if taken == limit or (message := await link.fetch(self._queue)) is None:
                     break
                 if where.takes(_described(position, message)):
-                    link.ack(message.tag)
+                    if not link.ack(singles=(message.tag,)):
+                        raise RabbitError(
+                            f"the connection was lost after {taken} were discarded; the others are still there",
+                            queue=self._queue,
+                        )
                     taken += 1
             return taken
 

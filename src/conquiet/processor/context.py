@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from conquiet.kernel.redaction import printable
@@ -36,6 +37,10 @@ class Delivery(Protocol):
 
     async def ack(self) -> None:
         """Acknowledge now."""
+        ...
+
+    def leaving(self) -> AbstractContextManager[None]:
+        """Around a call that acknowledges the entry by other means."""
         ...
 
     def mark_acknowledged(self) -> None:

@@ -155,10 +155,11 @@ class Execution:
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, delay_ms: int, failure: Exception
     ) -> None:
         payload = next_attempt(message.data, envelope, group=self._group, failed_ms=self._now_ms())
-        await self._settler.reschedule(
-            self._keys[message.stream], message.id, f"+{delay_ms}", encode_payload(payload, max_bytes=_NO_LIMIT)
-        )
-        ctx.mark_acknowledged()
+        with ctx.leaving():
+            await self._settler.reschedule(
+                self._keys[message.stream], message.id, f"+{delay_ms}", encode_payload(payload, max_bytes=_NO_LIMIT)
+            )
+            ctx.mark_acknowledged()
         if self._jobs is not None:
             await self._jobs.note(self._keys[message.stream], envelope, JobState.FAILED, failure)
 
@@ -166,10 +167,11 @@ class Execution:
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, when: str, state: JobState
     ) -> None:
         payload = same_attempt(message.data, envelope, group=self._group)
-        await self._settler.reschedule(
-            self._keys[message.stream], message.id, when, encode_payload(payload, max_bytes=_NO_LIMIT)
-        )
-        ctx.mark_acknowledged()
+        with ctx.leaving():
+            await self._settler.reschedule(
+                self._keys[message.stream], message.id, when, encode_payload(payload, max_bytes=_NO_LIMIT)
+            )
+            ctx.mark_acknowledged()
         if self._jobs is not None:
             await self._jobs.note(self._keys[message.stream], envelope, state)
 
@@ -186,8 +188,9 @@ class Execution:
         record.error = record.error or note
         record.payload = message.data
         record.deliveries = message.delivery_count
-        await self._settler.bury(self._keys[message.stream], message.id, encode_record(record))
-        ctx.mark_acknowledged()
+        with ctx.leaving():
+            await self._settler.bury(self._keys[message.stream], message.id, encode_record(record))
+            ctx.mark_acknowledged()
         logger.warning(
             "message is a dead letter",
             extra={
@@ -228,39 +231,35 @@ class Execution:
         """Put a message of a paused event aside. False if it is not paused after all."""
         keys = self._keys[message.stream]
         payload = encode_payload(same_attempt(message.data, envelope, group=self._group), max_bytes=_NO_LIMIT)
-        answer = await script("park").call(
-            self._client,
-            (keys.stream, keys.paused, keys.parked, keys.parked_event(envelope.event)),
-            (self._group, self._consumer_id, envelope.event, message.id, payload),
-            stream=keys.stream,
-            group=self._group,
-        )
-        if answer == _NOT_PAUSED:
-            return False
-        ctx.mark_acknowledged()
+        with ctx.leaving():
+            answer = await script("park").call(
+                self._client,
+                (keys.stream, keys.paused, keys.parked, keys.parked_event(envelope.event)),
+                (self._group, self._consumer_id, envelope.event, message.id, payload),
+                stream=keys.stream,
+                group=self._group,
+            )
+            if answer == _NOT_PAUSED:
+                return False
+            ctx.mark_acknowledged()
         return True
 
     async def _take_turn(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, rate: RateLimit) -> bool:
         """Take a turn under the event's rate limit. False if it is a later one, and the message waits for it."""
         keys = self._keys[message.stream]
         payload = same_attempt(message.data, envelope, group=self._group, reserved=True)
-        wait_ms = await script("turn").call(
-            self._client,
-            (keys.stream, keys.delayed, keys.wake, keys.rate(envelope.event)),
-            (
-                self._group,
-                self._consumer_id,
-                message.id,
-                encode_payload(payload, max_bytes=_NO_LIMIT),
-                rate.turn_us,
-                rate.burst,
-            ),
-            stream=keys.stream,
-            group=self._group,
-        )
-        if wait_ms == 0:
-            return True
-        ctx.mark_acknowledged()
+        stored = encode_payload(payload, max_bytes=_NO_LIMIT)
+        with ctx.leaving():
+            wait_ms = await script("turn").call(
+                self._client,
+                (keys.stream, keys.delayed, keys.wake, keys.rate(envelope.event)),
+                (self._group, self._consumer_id, message.id, stored, rate.turn_us, rate.burst),
+                stream=keys.stream,
+                group=self._group,
+            )
+            if wait_ms == 0:
+                return True
+            ctx.mark_acknowledged()
         if self._jobs is not None and wait_ms > 0:
             await self._jobs.note(keys, envelope, JobState.DELAYED)
         return False

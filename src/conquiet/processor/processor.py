@@ -33,7 +33,7 @@ from conquiet.processor.settlement import Settler
 from conquiet.queue.client import AnyRedis, clone_async
 from conquiet.runtime.consumer import Consumer
 from conquiet.runtime.events import Callback, EngineError
-from conquiet.runtime.health import Health, StopReport
+from conquiet.runtime.health import NOTHING_DONE, Health, StopReport
 from conquiet.runtime.settings import RuntimeSettings, require_streams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -148,10 +148,15 @@ class Processor:
 
     async def start(self, stop_event: asyncio.Event | None = None) -> StopReport:
         """Process until ``stop()``; see ``runtime.Consumer.start``. Due messages are moved meanwhile."""
+        too_late = self._stop_asked
         consumer, mover = self._assemble()
         try:
             await mover.start()
             return await consumer.start(stop_event)
+        except LifecycleError:
+            if too_late or not self._stop_asked:
+                raise
+            return NOTHING_DONE  # told to stop before the engine had begun
         finally:
             await self._end(mover)
 

@@ -174,8 +174,8 @@ class Link:
         await self._ask(lambda done: self._channel.confirm_delivery(on_confirm, callback=done))
 
     # -------------------------------------------------------------- orders nobody answers
-    def ack(self, up_to: int | None, singles: tuple[int, ...] = ()) -> bool:
-        """Acknowledge everything up to a tag, then single tags above it, all in one write.
+    def ack(self, *, up_to: int | None = None, singles: tuple[int, ...] = ()) -> bool:
+        """Acknowledge everything unsettled up to a tag, then single tags above it, all in one write.
 
         False when the link is gone and the broker has taken the messages back.
         """

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from conquiet.errors import ConfigurationError, FatalSyncerError, RabbitError
+from conquiet.kernel.background import until_ready
 from conquiet.kernel.lifecycle import Lifecycle, Status
 from conquiet.kernel.validation import require_text
 from conquiet.rabbit.address import Address, as_urls
@@ -151,22 +152,18 @@ class RabbitConsumer:
 
     async def close(self) -> None:
         """Stop, and wait for the end. Inside the syncer it only asks: the end waits for the syncer itself."""
-        was_new = self._life.status is Status.NEW
         self.stop()
-        if not was_new and not (self._workers is not None and self._workers.owns_current_task()):
+        if self._workers is not None and not self._workers.owns_current_task():  # else it never ran, or waits for us
             await self._ended.wait()
 
     async def ready(self) -> None:
         """Wait until the broker sends messages, or until it is over."""
-        await self._ready.wait()
+        if not (self._life.is_stopping and self._workers is None):  # stopped before the start: over
+            await self._ready.wait()
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self.run())
-        waiting = asyncio.create_task(self.ready())
-        await asyncio.wait((self._task, waiting), return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._task.done():
-            self._task.result()
+        await until_ready(self._task, self._ready)
         return self
 
     async def __aexit__(

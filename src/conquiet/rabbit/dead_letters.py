@@ -136,7 +136,7 @@ class DeadLetters:
                 else:
                     await pace.wait()
                     await publisher.send(_renewed(message, target))
-                    if not link.ack(None, (message.tag,)):
+                    if not link.ack(singles=(message.tag,)):
                         raise RabbitError(
                             "the connection was lost during a replay; the last message may be in both queues",
                             queue=dead_letter_queue,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
 
-from conquiet.errors import ConquietError, UncaughtError
+from conquiet.errors import ConquietError, LifecycleError, UncaughtError
 from conquiet.rabbit.config import RabbitOptions
 from conquiet.rabbit.consumer import RabbitConsumer
 from conquiet.rabbit.counters import Counters
@@ -34,9 +34,12 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
     """
     consumer = RabbitConsumer(url, queue, syncer, **options)
     with install_termination_handlers(consumer.stop) as handlers, _uncaught_in_threads(consumer):
-        if handlers.received is not None:
-            return consumer.count
-        return asyncio.run(_run(consumer))
+        try:
+            return asyncio.run(_run(consumer))
+        except LifecycleError:
+            if handlers.received is None:
+                raise
+            return consumer.count  # told to stop before it had begun
 
 
 def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Unpack[RabbitOptions]) -> int:

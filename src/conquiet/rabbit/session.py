@@ -55,7 +55,7 @@ class Session:
                 self._flush_scheduled = True
                 self._loop.call_soon(self._scheduled_flush)
         elif settlement is Settlement.DROP:
-            self._settle_now(tag, Fate.DROPPED, sent=self.link.ack(None, (tag,)))
+            self._settle_now(tag, Fate.DROPPED, sent=self.link.ack(singles=(tag,)))
         elif settlement is Settlement.REQUEUE:
             self._settle_now(tag, Fate.REQUEUED, sent=self.link.reject(tag, requeue=True))
         elif settlement is Settlement.STOP:
@@ -77,7 +77,7 @@ class Session:
         acks = self._window.take()
         if not acks.count:
             return
-        sent = self.link.ack(acks.up_to, acks.singles)
+        sent = self.link.ack(up_to=acks.up_to, singles=acks.singles)
         self.made_progress = self.made_progress or sent
         # On a link that breaks halfway some acks may have arrived. They are counted as stale all the same: the
         # broker decides by what it got, and a message that comes again is not a success yet.

@@ -222,7 +222,7 @@ class ThreadWorkers:
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`Workers`."""
         unstarted: list[Delivery] = []
-        while True:
+        while not self._closing:  # then only the marks that end the threads are in there
             try:
                 delivery = self._buffer.get_nowait()
             except queue.Empty:

@@ -15,11 +15,12 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from conquiet.errors import QueueError
 from conquiet.metrics.registry import QUEUE_ACK_NOOP_TOTAL, QUEUE_MESSAGES_ACK_TOTAL
 from conquiet.metrics.safety import never_raises
 from conquiet.queue.commands import pack
 from conquiet.queue.faults import translate
-from conquiet.runtime.context import RuntimeMessage
+from conquiet.runtime.context import Leaving, RuntimeMessage
 from conquiet.runtime.lease import LeaseTable
 from conquiet.runtime.metrics import observe_ack_batch
 from conquiet.runtime.reconnect import Reconnect
@@ -50,6 +51,7 @@ class Acknowledger:
         table: Where a confirmed message is let go of.
         reconnect: What to do when ``wire`` breaks.
         on_error: Told about every failed flush.
+        on_given_up: Called with the last error when the connection is not to be had back.
         reader_is_coming: True if the reader will take what is due at the next turn of the loop.
     """
 
@@ -61,6 +63,7 @@ class Acknowledger:
         table: LeaseTable,
         reconnect: Reconnect,
         on_error: Callable[[BaseException], None],
+        on_given_up: Callable[[QueueError], None],
         reader_is_coming: Callable[[], bool],
     ) -> None:
         self._wire = wire
@@ -68,6 +71,7 @@ class Acknowledger:
         self._table = table
         self._reconnect = reconnect
         self._on_error = on_error
+        self._on_given_up = on_given_up
         self._reader_is_coming = reader_is_coming
         self._due: list[RuntimeMessage] = []
         self._unconfirmed = 0
@@ -101,13 +105,14 @@ class Acknowledger:
             QueueError: It could not be sent. It may have taken effect.
         """
         batch = AckBatch([message], self._group)
-        try:
-            replies = await self.borrow(batch.commands)
-        except WireLostError as lost:
-            raise translate(lost.reason, stream=message.stream, group=self._group, command="XACK") from lost
-        if isinstance(replies[0], ResponseError):
-            raise translate(replies[0], stream=message.stream, group=self._group, command="XACK") from replies[0]
-        message.acknowledged = True
+        with Leaving(message):
+            try:
+                replies = await self.borrow(batch.commands)
+            except WireLostError as lost:
+                raise translate(lost.reason, stream=message.stream, group=self._group, command="XACK") from lost
+            if isinstance(replies[0], ResponseError):
+                raise translate(replies[0], stream=message.stream, group=self._group, command="XACK") from replies[0]
+            message.acknowledged = True
         self._settle(batch, replies)
 
     async def borrow(self, commands: list[bytes]) -> list[Any]:
@@ -195,6 +200,7 @@ class Acknowledger:
             self._on_error(error)
             delay_s = self._reconnect.delay_s()
             if delay_s is None:
+                self._on_given_up(error)
                 return False
             await asyncio.sleep(delay_s)
         except BaseException:

@@ -27,6 +27,7 @@ from typing import Any, Self
 from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigurationError, QueueError
+from conquiet.kernel.background import until_ready
 from conquiet.kernel.identity import stable_consumer_id
 from conquiet.kernel.lifecycle import Lifecycle, Status
 from conquiet.kernel.validation import require_positive, require_text
@@ -102,6 +103,7 @@ class Consumer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._background: asyncio.Task[StopReport] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self.report: StopReport | None = None
         self._handlers = (handler, on_exhausted)
         self._assemble(handler, on_exhausted)
@@ -264,11 +266,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         """Start in the background; return once it consumes."""
         self._background = asyncio.create_task(self.start())
-        ready = asyncio.create_task(self._ready.wait())
-        await asyncio.wait({self._background, ready}, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        if self._background.done():
-            await self._background
+        await until_ready(self._background, self._ready)
         return self
 
     async def __aexit__(
@@ -299,8 +297,8 @@ class Consumer:
         failure: BaseException | None = None
         self._dispatcher.start()
         try:
-            for shard in self._shards:
-                await shard.open()
+            self._opening = asyncio.create_task(self._open(), name="conquiet-opening")
+            await self._opening
             self._pool.start()
             for shard in self._shards:
                 shard.acknowledger.start()
@@ -309,6 +307,10 @@ class Consumer:
                 self._begin_stop()
             self._ready.set()
             await self._fetch()
+        except asyncio.CancelledError:
+            if not self._lifecycle.is_stopping:
+                raise
+            # Told to stop before anything was read: the opening was broken off, and this is the end.
         except WireLostError as lost:
             failure = translate(
                 lost.reason, stream=self._streams[0], group=self._group, command="XGROUP CREATE", sent=False
@@ -329,6 +331,10 @@ class Consumer:
             raise failure
         return report
 
+    async def _open(self) -> None:
+        for shard in self._shards:
+            await shard.open()
+
     async def _fetch(self) -> None:
         """Fetch for all shards until stopped. One that fails ends the others, in order."""
         tasks = [asyncio.create_task(shard.intake.run(), name="conquiet-intake") for shard in self._shards]
@@ -347,6 +353,8 @@ class Consumer:
         self._on_loop(self._begin_stop)
 
     def _begin_stop(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
         self._pool.hold()
         for shard in self._shards:
             shard.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import TracebackType
 from typing import Any, Protocol
 
 from conquiet.errors import LeaseLostError
@@ -21,6 +22,7 @@ class RuntimeMessage:
         started_at: The same clock when its handler was called; 0 before that.
         lease_lost: Somebody else holds it now. Written by the heartbeat's thread.
         acknowledged: The handler acknowledged it early, or by means of its own.
+        leaving: The server is being asked to let go of it: that it is not ours any more is no loss then.
         settled: Its handler is through: it holds no slot any more.
     """
 
@@ -31,6 +33,7 @@ class RuntimeMessage:
         "id",
         "lease_lost",
         "leased_at",
+        "leaving",
         "settled",
         "started_at",
         "stream",
@@ -47,10 +50,28 @@ class RuntimeMessage:
         self.started_at = 0.0
         self.lease_lost = False
         self.acknowledged = False
+        self.leaving = False
         self.settled = False
 
     def __repr__(self) -> str:
         return f"RuntimeMessage(stream={self.stream!r}, id={self.id!r}, delivery_count={self.delivery_count})"
+
+
+class Leaving:
+    """The time in which the server is asked to let go of a message. No loss is reported then."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: RuntimeMessage) -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        self._message.leaving = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._message.leaving = False
 
 
 class Custody(Protocol):
@@ -122,6 +143,13 @@ class _Lease:
                 stream=self.message.stream,
                 message_id=self.message.id,
             )
+
+    def leaving(self) -> "Leaving":
+        """Wrap ``with`` around a call that acknowledges the entry by other means, and ``mark_acknowledged()`` in it.
+
+        The heartbeat has a thread of its own and may find the entry gone before you have the answer.
+        """
+        return Leaving(self.message)
 
     def mark_acknowledged(self) -> None:
         """Tell the engine that the entry was acknowledged by other means (say, inside a script of yours)."""

@@ -68,3 +68,6 @@ class StopReport:
     stranded: int
     abandoned: tuple[tuple[str, str], ...]
     unacknowledged: tuple[tuple[str, str], ...]
+
+
+NOTHING_DONE = StopReport(succeeded=0, failed=0, handed_back=0, stranded=0, abandoned=(), unacknowledged=())

@@ -66,6 +66,7 @@ class Intake:
         self._all_streams = tuple(streams)
         self._streams = self._all_streams
         self._withheld: frozenset[str] = frozenset()
+        self._heeded = self._withheld
         self._reader = reader
         self._wire = wire
         self._room = room
@@ -85,8 +86,10 @@ class Intake:
         self._room_waiter: asyncio.Future[None] | None = None
         self._found_last = False
         self._stranded: list[str] = []
+        self._failure: QueueError | None = None
         self._flushed_at = 0.0
-        self._read_sent_at = time.monotonic()
+        # Of the last call that made entries ours, whether its reply has arrived or not.
+        self._sent_at, self._claiming = time.monotonic(), False
         self.reads_begun = 0
         self.last_progress = time.monotonic()
         self.lag: dict[str, int | None] = dict.fromkeys(streams)
@@ -129,6 +132,11 @@ class Intake:
         self._stopping.set()
         self.wake()
 
+    def fail(self, error: QueueError) -> None:
+        """Stop, and let ``run()`` raise this."""
+        self._failure = error
+        self.stop()
+
     def withhold(self, streams: Collection[str]) -> None:
         """Read and claim nothing from these streams, until told otherwise. What was read goes on."""
         self._withheld = frozenset(streams) & frozenset(self._all_streams)
@@ -144,44 +152,49 @@ class Intake:
 
         Raises:
             GroupMissingError: A group is gone and was not to be built again.
-            QueueError: The connection could not be had back.
+            QueueError: A connection could not be had back.
         """
-        own = [(stream, START) for stream in self._all_streams]
         try:
-            while not self._stopping.is_set():
-                self._let_others()
-                room = await self._wait_for_room()
-                if room == 0:
-                    return
-                self._heed_withheld()
-                if not self._streams:
-                    await self._wait_for_release()
-                    continue
-                self._doing = _Doing.BUSY
-                try:
-                    own.sort(key=lambda left: left[0] in self._withheld)
-                    if self._stranded:
-                        await self._recover_stranded(room)
-                    elif own and own[0][0] in self._streams:
-                        own = await self._recover_own(own, room)
-                    elif not await self._steal(room):
-                        await self._read(room)
-                    self._reconnect.succeeded()
-                    # What was fetched begins before anything else happens: what is done at once is acknowledged
-                    # in the same write as the next read, and nobody waits for our bookkeeping.
-                    await asyncio.sleep(0)
-                    self._flush_tallies()
-                except WireLostError as lost:
-                    await self._come_back(self._no_answer(lost))
-                except GroupMissingError as error:
-                    await self._group_lost(error)
-                except QueueError as error:
-                    # The server answers but refuses: loading, read-only after a failover, out of memory.
-                    await self._come_back(error)
+            await self._fetch_until_stopped()
         finally:
             self._doing = _Doing.APART
             self._room.leave(self)
             self._acknowledger.nudge()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _fetch_until_stopped(self) -> None:
+        own = [(stream, START) for stream in self._all_streams]
+        while not self._stopping.is_set():
+            self._let_others()
+            room = await self._wait_for_room()
+            if room == 0:
+                return
+            self._heed_withheld()
+            if not self._streams:
+                await self._wait_for_release()
+                continue
+            self._doing = _Doing.BUSY
+            try:
+                own.sort(key=lambda left: left[0] in self._withheld)
+                if self._stranded:
+                    await self._recover_stranded(room)
+                elif own and own[0][0] in self._streams:
+                    own = await self._recover_own(own, room)
+                elif not await self._steal(room) and self._heeded == self._withheld:  # else to be heeded first
+                    await self._read(room)
+                self._reconnect.succeeded()
+                # What was fetched begins before anything else happens: what is done at once is acknowledged
+                # in the same write as the next read, and nobody waits for our bookkeeping.
+                await asyncio.sleep(0)
+                self._flush_tallies()
+            except WireLostError as lost:
+                await self._come_back(self._no_answer(lost))
+            except GroupMissingError as error:
+                await self._group_lost(error)
+            except QueueError as error:
+                # The server answers but refuses: loading, read-only after a failover, out of memory.
+                await self._come_back(error)
 
     def _let_others(self) -> None:
         """Nothing of ours is on its way: what was set aside for it is free."""
@@ -197,7 +210,8 @@ class Intake:
 
     def _heed_withheld(self) -> None:
         # Between two reads, so that no turn is noted for a stream that is not in the rota any more.
-        if self._withheld != frozenset(self._all_streams) - frozenset(self._streams):
+        if self._heeded != self._withheld:
+            self._heeded = self._withheld
             self._streams = tuple(stream for stream in self._all_streams if stream not in self._withheld)
             self._rota = StreamRota(self._streams, self._settings.priorities)
 
@@ -229,7 +243,7 @@ class Intake:
         if wait_ms:
             self._room.set_aside(self, sum(len(take.streams) * take.each for take in takes), waiting=True)
             self._doing = _Doing.BLOCKED
-        self._read_sent_at = time.monotonic()
+        self._sent_at, self._claiming = time.monotonic(), False
         messages, found = await self._reader.read(
             takes, wait_ms=wait_ms, acks=self._acknowledger.take(), acknowledger=self._acknowledger
         )
@@ -268,6 +282,7 @@ class Intake:
             if stream not in self._streams:
                 self._stealing.looked(stream, self._stealing.cursor(stream), now)
                 continue
+            self._sent_at, self._claiming = time.monotonic(), True
             messages, cursor = await self._reader.claim(stream, self._stealing.cursor(stream), count)
             self._stealing.looked(stream, cursor, time.monotonic())
             if messages:
@@ -288,8 +303,9 @@ class Intake:
 
     async def _recover_stranded(self, room: int) -> None:
         """Deliver what a lost reply has left with us, as far as there is room."""
-        since_ms = int((time.monotonic() - self._read_sent_at) * 1000) + 1
-        messages, more = await self._reader.recover_stranded(self._stranded[0], since_ms, room)
+        messages, more = await self._reader.recover_stranded(
+            self._stranded[0], room, sent_at=self._sent_at, by_claim=self._claiming
+        )
         self._deliver(messages)
         if not more:
             self._stranded.pop(0)

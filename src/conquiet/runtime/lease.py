@@ -199,7 +199,7 @@ class Heartbeat:
                 if message.id in kept:
                     # The moment before the call, not after it: the server's clock started in between.
                     message.leased_at = now
-                elif not (message.settled or message.acknowledged):
+                elif not (message.settled or message.acknowledged or message.leaving):
                     self._lose(message)
 
     def _lose(self, message: RuntimeMessage) -> None:

@@ -93,6 +93,7 @@ class Shard:
             table=table,
             reconnect=self._reconnects[1],
             on_error=on_error,
+            on_given_up=self._give_up,
             reader_is_coming=self.intake.will_come,
         )
 
@@ -169,6 +170,11 @@ class Shard:
         await self.read_wire.close()
         await self._ack_wire.close()
         return unacknowledged
+
+    def _give_up(self, error: QueueError) -> None:
+        """Nothing can be acknowledged any more: an engine that went on would do everything again elsewhere."""
+        self.intake.fail(error)
+        self._unblock_soon()
 
     async def _look_again(self, lost: WireLostError) -> None:
         """Wait a little if a node said that the slot is elsewhere. A server that is not there ends the start."""

@@ -65,6 +65,12 @@ class StealSchedule:
         self._next[stream] = now + self._interval_s * (0.5 + self._rand()) if cursor == START else now
 
 
+def place_of(message_id: str) -> tuple[int, int]:
+    """Return an id as something that sorts as the server does."""
+    milliseconds, _, sequence = message_id.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
 def after(message_id: str) -> str:
     """Return the id right behind this one, for servers that know no exclusive ranges (before 6.2)."""
     milliseconds, _, sequence = message_id.partition("-")

@@ -24,7 +24,7 @@ from conquiet.runtime.context import RuntimeMessage
 from conquiet.runtime.fairness import Take
 from conquiet.runtime.lease import LeaseTable
 from conquiet.runtime.settings import RuntimeSettings
-from conquiet.runtime.stealing import START, after
+from conquiet.runtime.stealing import START, after, place_of
 from conquiet.runtime.wire import Wire
 
 _PAGE = 100
@@ -61,6 +61,8 @@ class StreamReader:
         self._on_error = on_error
         self._names: dict[bytes, str] = {}
         self._reads: dict[tuple[Take, int], bytes] = {}
+        self._newest: dict[str, str] = {}
+        """The last id that a read has brought from each stream."""
         self._has_autoclaim = True
         # Malformed entries come back with every claim. One report each is enough.
         self._reported: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -72,6 +74,7 @@ class StreamReader:
         for stream, reply in zip(streams, await self._wire.call(packed), strict=True):
             if not isinstance(reply, ResponseError):
                 created.append(stream)
+                self._newest.pop(stream, None)  # it begins anew
             elif not is_group_there_already(reply):
                 raise self._translated(reply, stream, "XGROUP CREATE")
             self._names[stream.encode()] = stream
@@ -110,6 +113,7 @@ class StreamReader:
             elif reply:
                 for key, raw in reply:
                     stream, before = self._names[key], len(messages)
+                    self._newest[stream] = raw[-1][0].decode()
                     self._deliver(stream, raw, messages, leased_at=sent_at)
                     found[stream] = len(messages) - before
         self._table.add(messages)
@@ -139,27 +143,40 @@ class StreamReader:
         self._table.add(messages)
         return messages, raw[-1][0].decode()
 
-    async def recover_stranded(self, stream: str, since_ms: int, room: int) -> tuple[list[RuntimeMessage], bool]:
+    async def recover_stranded(
+        self, stream: str, room: int, *, sent_at: float, by_claim: bool
+    ) -> tuple[list[RuntimeMessage], bool]:
         """Return what the server gave us in a reply that never arrived: pending for us, young, and not held.
 
-        It is not charged: nobody has seen it. A failed message is not taken for one, being older than the
-        lost read. XCLAIM asks for the idle time just seen, so that an entry taken by another meanwhile
-        (whose clock then started anew) stays where it is. The second value is True if there was no room for all.
+        It is not charged: nobody has seen it. A message that failed is not taken for one: a group delivers in order,
+        so what a lost read has brought stands behind everything we have seen; what a lost claim has brought is at
+        least not older than the claim. XCLAIM asks for the idle time just seen, so that an entry taken by another
+        meanwhile (whose clock then started anew) stays where it is. The second value is True if there was no room for
+        all.
+
+        Args:
+            stream: Where to look.
+            room: How many may be returned.
+            sent_at: When the call was sent whose reply was lost.
+            by_claim: It was a claim, not a read.
         """
         held = self._table.of(stream)
+        seen = (0, 0) if by_claim else place_of(self._newest.get(stream, START))
         messages: list[RuntimeMessage] = []
         start = "-"
         while True:
-            sent_at = time.monotonic()
+            asked_at = time.monotonic()
             query = pack("XPENDING", stream, self._group, start, "+", _PAGE, self._consumer_id)
             rows = pending_rows(await self._call(stream, "XPENDING", query))
-            lost = [row for row in rows if row.id not in held and row.idle_ms <= since_ms]
+            # Measured after the answer: before it, a slow way there would make what we look for seem too old.
+            young_ms = int((time.monotonic() - sent_at) * 1000) + 1
+            lost = [row for row in rows if row.id not in held and row.idle_ms <= young_ms and place_of(row.id) > seen]
             left = room - len(messages)
             who = (stream, self._group, self._consumer_id)
             claims = [pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", row.deliveries) for row in lost[:left]]
             for row, reply in zip(lost, await self._wire.call(claims) if claims else [], strict=False):
                 found: list[RuntimeMessage] = []
-                self._deliver(stream, [] if isinstance(reply, ResponseError) else reply, found, leased_at=sent_at)
+                self._deliver(stream, [] if isinstance(reply, ResponseError) else reply, found, leased_at=asked_at)
                 for message in found:
                     message.delivery_count = row.deliveries
                 messages += found

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from conquiet.errors import ConfigurationError, QueueError
+from conquiet.kernel.background import until_ready
 from conquiet.kernel.backoff import Backoff
 from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 from conquiet.kernel.lifecycle import Lifecycle
@@ -137,12 +138,11 @@ class Scheduler(Schedules):
     async def __aenter__(self) -> Self:
         """Start in the background; return once everything declared is stored."""
         self._background = asyncio.create_task(self.start())
-        ready = asyncio.create_task(self._ready.wait())
-        await asyncio.wait((self._background, ready), return_when=asyncio.FIRST_COMPLETED)
-        if not self._ready.is_set():
-            ready.cancel()
+        try:
+            await until_ready(self._background, self._ready)
+        except BaseException:
             await self.close()
-            await self._background  # raises what went wrong
+            raise
         return self
 
     async def __aexit__(

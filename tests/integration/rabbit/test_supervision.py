@@ -152,7 +152,7 @@ async def test_a_channel_error_rebuilds_the_link(rabbit: Any, recorder: Any, act
     queue = rabbit.queue()
     async with RabbitConsumer(rabbit.url, queue, recorder(), **fast) as consumer:
         assert consumer._session is not None
-        consumer._session.link.ack(4711)
+        consumer._session.link.ack(up_to=4711)
         await wait_until_async(lambda: consumer.count.reconnects == 1)
         rabbit.put(queue, action(1))
         await wait_until_async(lambda: consumer.count.ack == 1)

@@ -16,6 +16,7 @@ from conquiet.processor.records import decode_record, describe
 from conquiet.processor.routes import Route
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings
 from conquiet.runtime import RuntimeMessage
+from conquiet.runtime.context import Leaving
 
 
 class FakeSettler:
@@ -44,6 +45,9 @@ class FakeDelivery:
 
     async def ack(self) -> None:
         self.message.acknowledged = True
+
+    def leaving(self) -> Leaving:
+        return Leaving(self.message)
 
     def mark_acknowledged(self) -> None:
         self.message.acknowledged = True

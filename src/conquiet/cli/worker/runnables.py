@@ -3,7 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from conquiet.bridge import OutboxRelay
+    from conquiet.processor import Processor
+    from conquiet.rabbit import ConnectionEvent, RabbitConsumer
+    from conquiet.runtime import Consumer
+    from conquiet.scheduler import Scheduler
 
 _PATIENCE_S = 10.0
 
@@ -34,7 +41,9 @@ class Runnable(Protocol):
 class Engine:
     """A ``runtime.Consumer``: it knows its health itself."""
 
-    def __init__(self, engine: Any) -> None:
+    _engine: "Consumer | Processor"
+
+    def __init__(self, engine: "Consumer | Processor") -> None:
         self.name = type(engine).__name__
         self._engine = engine
 
@@ -53,6 +62,8 @@ class Engine:
 
 class Processing(Engine):
     """A ``Processor``: an engine that has connections of its own beside it, and no health before its start."""
+
+    _engine: "Processor"
 
     async def run(self) -> None:
         """Process until stopped."""
@@ -99,7 +110,9 @@ class Beating:
 class Ticking(Beating):
     """A ``Scheduler``."""
 
-    def __init__(self, scheduler: Any) -> None:
+    _worker: "Scheduler"
+
+    def __init__(self, scheduler: "Scheduler") -> None:
         super().__init__(scheduler, "tick")
 
     async def run(self) -> None:
@@ -121,7 +134,9 @@ class Ticking(Beating):
 class Relaying(Beating):
     """An ``OutboxRelay``, which blocks and therefore has a thread of its own."""
 
-    def __init__(self, relay: Any) -> None:
+    _worker: "OutboxRelay"
+
+    def __init__(self, relay: "OutboxRelay") -> None:
         super().__init__(relay, "relay_once")
 
     async def run(self) -> None:
@@ -143,7 +158,7 @@ class Relaying(Beating):
 class Rabbit:
     """A ``RabbitConsumer``: ready while the broker sends."""
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: "RabbitConsumer") -> None:
         self.name = type(consumer).__name__
         self._consumer = consumer
         self._connected = False
@@ -163,7 +178,7 @@ class Rabbit:
 
         return self._connected and self._consumer.status is Status.RUNNING
 
-    def _hear(self, event: Any) -> None:
+    def _hear(self, event: "ConnectionEvent") -> None:
         from conquiet.rabbit import EventKind
 
         if event.kind is EventKind.CONNECTED:

@@ -1,0 +1,72 @@
+"""A stop that comes while a processor starts, and a lease that ends because we settled."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from conquiet.errors import LifecycleError
+from conquiet.processor import JobContext, RetryPolicy
+from conquiet.processor.delays import Mover
+from conquiet.runtime import EngineError, RuntimeSettings
+from conquiet.runtime.health import NOTHING_DONE
+from conquiet.testing import wait_until_async
+
+
+async def test_a_stop_before_the_engine_has_begun_is_a_good_end(
+    make_processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = make_processor()
+    start = Mover.start
+
+    async def interrupted(mover: Mover) -> None:
+        await start(mover)
+        processor.stop()
+
+    monkeypatch.setattr(Mover, "start", interrupted)
+
+    assert await processor.start() == NOTHING_DONE
+
+
+async def test_a_processor_that_was_stopped_cannot_be_started(make_processor: Any) -> None:
+    processor = make_processor()
+    processor.stop()
+
+    with pytest.raises(LifecycleError):
+        await processor.start()
+
+
+@pytest.mark.parametrize("outcome", ["retry", "dead"])
+async def test_a_heartbeat_between_a_settlement_and_its_answer_finds_no_loss(
+    make_processor: Any, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    processor = make_processor(runtime=RuntimeSettings(claim_idle_ms=600_000))
+    errors: list[BaseException] = []
+    settled = asyncio.Event()
+    policy = RetryPolicy.fixed(60, max_attempts=2 if outcome == "retry" else 1)
+
+    async def fail(_: JobContext) -> None:
+        raise LookupError
+
+    def note(event: EngineError) -> None:
+        errors.append(event.error)
+
+    processor.handler("pay", retry=policy)(fail)
+    processor.on("error", note)
+    async with processor:
+        settler = processor._execution._settler
+        exchange = settler._exchange
+
+        async def answered_late(calls: Any) -> Any:
+            replies = await exchange(calls)
+            await asyncio.to_thread(processor._consumer._heartbeat.beat, time.monotonic() + 300)
+            settled.set()
+            return replies
+
+        monkeypatch.setattr(settler, "_exchange", answered_late)
+        await processor.emit("pay")
+        await settled.wait()
+        await wait_until_async(lambda: processor.health().in_hand == 0)
+
+    assert errors == []

@@ -1,0 +1,130 @@
+"""An engine that cannot acknowledge ends; one that is acknowledging has lost nothing."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from conquiet.errors import QueueError
+from conquiet.kernel.backoff import Backoff
+from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.runtime.wire import WireLostError
+from conquiet.testing import wait_until_async
+
+
+async def test_an_engine_that_can_acknowledge_nothing_any_more_ends(
+    make_engine: Any, run: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch, pending: Any
+) -> None:
+    """Going on, it would work for nothing: everything would be done again elsewhere."""
+
+    async def done(_: RuntimeMessage, __: MessageContext) -> None:
+        # By the connection for acknowledgements alone: the other one reads, and has room.
+        await asyncio.sleep(0)
+
+    engine = make_engine(done, max_reconnects=2, reconnect=Backoff(base_s=0.01, cap_s=0.01))
+    (shard,) = engine._shards
+    running = run(engine)
+    await wait_until_async(lambda: shard.intake.is_blocked)
+
+    async def not_to_be_had() -> None:
+        raise WireLostError(RedisConnectionError())
+
+    await shard._ack_wire.close()
+    monkeypatch.setattr(shard._ack_wire, "open", not_to_be_had)
+    monkeypatch.setattr(shard.acknowledger, "_reader_is_coming", lambda: False)
+    monkeypatch.setattr(shard.acknowledger, "take", _from_the_task_only(shard.acknowledger))
+    enqueue(1)
+
+    with pytest.raises(QueueError):
+        await asyncio.wait_for(running.task, 20)
+    assert len(pending()) == 1
+    assert engine.report.unacknowledged
+
+
+def _from_the_task_only(acknowledger: Any) -> Any:
+    take = acknowledger.take
+
+    def guarded() -> Any:
+        task = asyncio.current_task()
+        return take() if task is not None and task.get_name() == "conquiet-acks" else None
+
+    return guarded
+
+
+async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
+    make_engine: Any, run: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    async def acks(_: RuntimeMessage, ctx: MessageContext) -> None:
+        await ctx.ack()
+        told.append(ctx.lease_lost)
+
+    engine = make_engine(acks, claim_idle_ms=600_000)
+    (shard,) = engine._shards
+    borrow = shard.acknowledger.borrow
+
+    async def answered_late(commands: list[bytes]) -> Any:
+        replies = await borrow(commands)
+        await asyncio.to_thread(engine._heartbeat.beat, time.monotonic() + 300)  # as far on as makes it due
+        return replies
+
+    monkeypatch.setattr(shard.acknowledger, "borrow", answered_late)
+    running = run(engine)
+    enqueue(1)
+    await wait_until_async(lambda: told)
+    await running.stop()
+
+    assert told == [False]
+    assert running.errors == []
+
+
+async def test_what_is_withheld_during_a_look_for_stale_work_is_not_read_after_it(
+    make_engine: Any, run: Any, enqueue: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def done(_: RuntimeMessage, __: MessageContext) -> None:
+        return None
+
+    engine = make_engine(done)
+    (shard,) = engine._shards
+    claim = shard._reader.claim
+    reads: list[int] = []
+
+    async def withheld_meanwhile(*arguments: Any) -> Any:
+        found = await claim(*arguments)
+        if not reads:
+            engine.withhold([stream])
+            reads.append(shard.intake.reads_begun)
+        return found
+
+    monkeypatch.setattr(shard._reader, "claim", withheld_meanwhile)
+    shard.intake._stealing._next = {stream: 0.0}
+    running = run(engine)
+    await wait_until_async(lambda: reads and not shard.intake._streams)
+
+    assert shard.intake.reads_begun == reads[0]
+    await running.stop()
+
+
+async def test_a_stop_breaks_off_an_opening_that_takes_for_ever(
+    make_engine: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: RuntimeMessage, __: MessageContext) -> None:
+        raise AssertionError
+
+    engine = make_engine(never)
+    opening = asyncio.Event()
+
+    async def takes_for_ever() -> None:
+        opening.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(engine._shards[0], "open", takes_for_ever)
+    running = run(engine)
+    await opening.wait()
+
+    report = await running.stop()
+
+    assert (report.succeeded, running.errors) == (0, [])

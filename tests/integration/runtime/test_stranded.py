@@ -1,0 +1,161 @@
+"""What a lost reply has left with us: found however slow the way is, and never mixed up with what has failed."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.runtime.stream_reader import StreamReader
+from conquiet.testing import wait_until_async
+
+
+async def idle(_: RuntimeMessage, __: MessageContext) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def reader(make_engine: Any, run: Any, stream: str, raw: Any) -> Any:
+    """The reader of an engine that was opened and fetches nothing, under the name ``me``."""
+    engine = make_engine(idle, consumer_id="me")
+    (shard,) = engine._shards
+    await shard.open()
+    yield shard._reader
+    await shard.close()
+    await engine._servers.close()
+
+
+def lose(raw: Any, stream: str, count: int) -> list[str]:
+    """Let the server deliver to ``me`` what ``me`` will never see."""
+    found = raw.xreadgroup("processor", "me", {stream: ">"}, count=count)
+    return [entry_id.decode() for entry_id, _ in found[0][1]]
+
+
+def release(reader: StreamReader, stream: str) -> None:
+    """As after handlers that failed: pending for us, and not held."""
+    for message in list(reader._table.of(stream).values()):
+        reader._table.release(message)
+
+
+async def test_a_slow_answer_makes_nothing_too_old(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(250)
+    sent_at = time.monotonic()
+    lost = lose(raw, stream, 250)
+    call = reader._wire.call
+
+    async def slow(packed: list[bytes]) -> list[Any]:
+        await asyncio.sleep(0.05)
+        return await call(packed)
+
+    monkeypatch.setattr(reader._wire, "call", slow)
+    found, more = await reader.recover_stranded(stream, 1_000, sent_at=sent_at, by_claim=False)
+
+    assert [message.id for message in found] == lost
+    assert {message.delivery_count for message in found} == {1}
+    assert not more
+
+
+async def test_what_was_seen_and_failed_is_not_taken_for_lost(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, make_engine: Any
+) -> None:
+    """Not even where the clocks leave it open: it stands before the last entry that a read has brought."""
+    sent_at = time.monotonic()
+    enqueue(5)
+    engine = make_engine(idle)
+    take = engine._shards[0].intake._rota.plan(5)
+    seen, _ = await reader.read(take, wait_ms=0, acks=None, acknowledger=engine._shards[0].acknowledger)
+    release(reader, stream)
+    enqueue(3)
+    lost = lose(raw, stream, 3)
+
+    found, _ = await reader.recover_stranded(stream, 100, sent_at=sent_at, by_claim=False)
+
+    assert len(seen) == 5
+    assert [message.id for message in found] == lost
+
+
+async def test_a_claim_whose_reply_is_lost_is_found_wherever_its_entries_stand(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, make_engine: Any
+) -> None:
+    ids = enqueue(5)
+    raw.xreadgroup("processor", "somebody", {stream: ">"}, count=2)
+    engine = make_engine(idle)
+    await reader.read(
+        engine._shards[0].intake._rota.plan(5), wait_ms=0, acks=None, acknowledger=engine._shards[0].acknowledger
+    )
+    sent_at = time.monotonic()
+    raw.xautoclaim(stream, "processor", "me", 0, "0-0", count=2)
+
+    found, _ = await reader.recover_stranded(stream, 100, sent_at=sent_at, by_claim=True)
+
+    assert [(message.id, message.delivery_count) for message in found] == [(ids[0], 2), (ids[1], 2)]
+
+
+async def test_a_failed_message_does_not_run_again_because_a_later_look_was_lost(
+    make_engine: Any, run: Any, enqueue: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look for stale work loses its connection: what an earlier read brought is older than that."""
+    runs: list[str] = []
+
+    async def failing(message: RuntimeMessage, _: MessageContext) -> None:
+        runs.append(message.id)
+        raise LookupError
+
+    engine = make_engine(failing, claim_idle_ms=600_000)
+    (shard,) = engine._shards
+    claim, lost = shard._reader.claim, asyncio.Event()
+
+    async def broken_once(*arguments: Any) -> Any:
+        if runs and not lost.is_set():
+            lost.set()
+            await shard.read_wire.close()
+        return await claim(*arguments)
+
+    monkeypatch.setattr(shard._reader, "claim", broken_once)
+    shard.intake._stealing._next = {stream: 0.0}
+    running = run(engine)
+    enqueue(1)
+    await wait_until_async(lambda: len(runs) == 1)
+    shard.intake._stealing._next = {stream: 0.0}
+    await lost.wait()
+    enqueue(1)
+    await wait_until_async(lambda: len(runs) > 1)
+    await running.stop()
+
+    assert len(set(runs)) == 2
+    assert len(runs) == 2
+
+
+async def test_entries_of_a_claim_whose_reply_is_lost_are_had_at_once(
+    make_engine: Any, run: Any, enqueue: Any, stream: str, raw: Any, redis_url: str, fault_proxy: Any
+) -> None:
+    handled: list[str] = []
+
+    async def note(message: RuntimeMessage, _: MessageContext) -> None:
+        handled.append(message.id)
+
+    proxy = fault_proxy(redis_url)
+    client = redis.asyncio.Redis.from_url(proxy.url_for(redis_url))
+    engine = make_engine(note, redis=client, claim_idle_ms=600_000)
+    stealing = engine._shards[0].intake._stealing
+    stealing._next = {stream: 3_600.0}
+    raw.xgroup_create(stream, "processor", "0", mkstream=True)
+    ids = enqueue(2)
+    raw.xreadgroup("processor", "somebody", {stream: ">"})
+    raw.xclaim(stream, "processor", "somebody", 0, ids, idle=3_600_000, justid=True)
+    running = run(engine)
+    newer = enqueue(1)
+    await wait_until_async(lambda: handled == newer)
+
+    proxy.drop_next_reply(b"XAUTOCLAIM")
+    stealing._next = {stream: 0.0}
+    await wait_until_async(lambda: set(handled) == {*ids, *newer})
+    await running.stop()
+    await client.aclose()
+
+    assert running.errors
+    assert len(handled) == 3

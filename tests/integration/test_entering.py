@@ -1,0 +1,54 @@
+"""``async with`` that is cancelled while it enters: no ``__aexit__`` follows, so nothing may be left to work later."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from conquiet.processor import Processor
+from conquiet.rabbit import RabbitConsumer
+from conquiet.runtime import Consumer
+from conquiet.scheduler import Scheduler
+
+
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[int]:
+    """Takes connections and never says a word."""
+    guests: list[asyncio.StreamWriter] = []
+
+    async def listen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        guests.append(writer)
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    for guest in guests:
+        guest.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def handle(*_: Any) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("room", ["runtime", "processor", "scheduler", "rabbit"])
+async def test_a_timeout_while_entering_leaves_nothing_running(room: str) -> None:
+    async with silent_server() as port:
+        client = redis.asyncio.Redis(host="127.0.0.1", port=port, socket_timeout=2, socket_connect_timeout=2)
+        made: dict[str, Any] = {
+            "runtime": lambda: Consumer(redis=client, streams=["s"], group="g", handler=handle),
+            "processor": lambda: Processor(client, ["s"]),
+            "scheduler": lambda: Scheduler(client),
+            "rabbit": lambda: RabbitConsumer(f"amqp://127.0.0.1:{port}", "q", handle),
+        }
+        before = asyncio.all_tasks()
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), made[room]():
+                raise AssertionError("it cannot have begun")
+
+        assert asyncio.all_tasks() - before == set()
+        await client.aclose()

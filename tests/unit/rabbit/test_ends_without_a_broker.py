@@ -1,0 +1,85 @@
+"""Ends that need no broker: before the start, in the moment of the start, and of the threads."""
+
+import asyncio
+import os
+import signal
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conquiet.errors import LifecycleError
+from conquiet.rabbit import RabbitConsumer, runner, sync_queue
+from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.pipeline import Pipeline
+from conquiet.rabbit.schema import SchemaRegistry
+from conquiet.rabbit.workers import ThreadWorkers
+
+NOWHERE = "amqp://127.0.0.1:1"
+
+
+def never(_: Any) -> bool:
+    raise AssertionError
+
+
+async def test_one_that_was_stopped_before_its_start_is_closed_and_over() -> None:
+    consumer = RabbitConsumer(NOWHERE, "q", never)
+    consumer.stop()
+
+    async with asyncio.timeout(10):
+        await consumer.close()
+        await consumer.close()
+        await consumer.ready()
+
+
+def test_a_signal_in_the_moment_of_the_start_is_a_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runner._run
+
+    async def interrupted(consumer: RabbitConsumer) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await run(consumer)
+
+    monkeypatch.setattr(runner, "_run", interrupted)
+
+    assert sync_queue(NOWHERE, "q", never).ack == 0
+
+
+def test_a_stop_that_nobody_signalled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runner._run
+
+    async def stopped(consumer: RabbitConsumer) -> Any:
+        consumer.stop()
+        return await run(consumer)
+
+    monkeypatch.setattr(runner, "_run", stopped)
+
+    with pytest.raises(LifecycleError):
+        sync_queue(NOWHERE, "q", never)
+
+
+async def test_a_late_stop_leaves_the_threads_their_marks_to_end_by() -> None:
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def busy(_: Any) -> bool:
+        begun.release()
+        go_on.wait()
+        return True
+
+    pipeline = Pipeline(SchemaRegistry(built_in=False).register_default(), None, None, 1_000)
+    workers = ThreadWorkers(busy, pipeline, 2, lambda _delivery, _verdict: None)
+    before = set(threading.enumerate())
+    workers.start()
+    threads = set(threading.enumerate()) - before
+    session: Any = SimpleNamespace(is_open=True)
+    workers.submit([Delivery(session, tag, False, b"", b"{}") for tag in (1, 2)])  # noqa: FBT003
+    for _ in threads:
+        await asyncio.to_thread(begun.acquire)
+
+    await workers.close()
+    assert workers.take_unstarted() == []
+    go_on.set()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 30)
+
+    assert not any(thread.is_alive() for thread in threads)
