@@ -46,7 +46,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ON_LINUX = sys.platform.startswith("linux")
 _OWNER_CHECK_S = 1.0
 _KILL_DEADLINE_S = 20.0
-_REMOVE_DEADLINE_S = 20.0
+_REMOVE_DEADLINE_S = 8.0  # with the one above within the time for which the owner waits for an answer
 _TICK_S = 0.005
 
 
