@@ -106,7 +106,7 @@ class OutboxRelay:
         self._engine = _own_engine(require_supported(engine))
         self._owned = self._engine is not engine
         self._batch = require_positive("batch", batch)
-        self._poll_s = require_seconds("poll_s", poll_s)
+        self.poll_s = require_seconds("poll_s", poll_s)
         self._max_attempts = require_positive("max_attempts", max_attempts)
         self._backoff = backoff
         self._life = Lifecycle("this OutboxRelay")
@@ -132,13 +132,18 @@ class OutboxRelay:
                     logger.warning("outbox not readable, trying again", extra={"error": type(error).__name__})
                     self._sleep(self._backoff.delay_s(failures))
                 if not any(route.more for route in self._routes):
-                    self._sleep(self._poll_s)
+                    self._sleep(self.poll_s)
         finally:
             self._life.finish()
 
     def stop(self) -> None:
         """Ask for the end: the batch in hand is finished. Only assigns, so it may be called from a signal handler."""
         self._life.stop()
+
+    @property
+    def reaches_all_targets(self) -> bool:
+        """False while a target could not be reached when it was last tried."""
+        return not any(route.failures for route in self._routes)
 
     def close(self) -> None:
         """Close the connections we opened. Targets are the caller's."""

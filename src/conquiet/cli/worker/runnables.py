@@ -85,9 +85,10 @@ class Processing(Engine):
 class Beating:
     """Something that works in rounds: it is ready while rounds succeed."""
 
-    def __init__(self, worker: Any, round_name: str) -> None:
+    def __init__(self, worker: Any, round_name: str, *, pause_s: float = 0.0) -> None:
         self.name = type(worker).__name__
         self._worker = worker
+        self._patience_s = _PATIENCE_S + pause_s
         self._last_s = float("-inf")
         self._round = getattr(worker, round_name)
         setattr(worker, round_name, self._watched(self._round))
@@ -98,7 +99,7 @@ class Beating:
 
     def ready(self) -> bool:
         """True if a round has succeeded lately."""
-        return time.monotonic() - self._last_s < _PATIENCE_S
+        return time.monotonic() - self._last_s < self._patience_s
 
     def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError
@@ -137,7 +138,11 @@ class Relaying(Beating):
     _worker: "OutboxRelay"
 
     def __init__(self, relay: "OutboxRelay") -> None:
-        super().__init__(relay, "relay_once")
+        super().__init__(relay, "relay_once", pause_s=relay.poll_s)
+
+    def ready(self) -> bool:
+        """True if a round has succeeded lately and every target could be reached."""
+        return super().ready() and self._worker.reaches_all_targets
 
     async def run(self) -> None:
         """Publish until stopped."""
