@@ -23,6 +23,7 @@ from conquiet.queue import Backlog, RedisStreamsQueue
 
 _LOOK_S = 0.1
 _STUCK_S = 30.0
+_START_S = 300.0  # a Python that has to share its core with ten others needs half a minute for its imports alone
 _ENQUEUE_BATCH = 1_000
 
 
@@ -101,7 +102,8 @@ class Conductor:
             self._view.show(snapshot)
             if all(worker.state is State.WAITING for worker in snapshot.workers):
                 break
-            self._refuse_to_hang(snapshot, crew)
+            # One that has ended will not come; one that still starts only needs time.
+            self._refuse_to_hang(snapshot, crew, 0.0 if crew.fallen() else _START_S)
             time.sleep(_LOOK_S)
         self._view.say(f"{len(crew.members)} worker processes, up to {BATCH} messages in hand each")
         board.call = Call(EVERYBODY)
@@ -156,10 +158,11 @@ class Conductor:
         self._last = snapshot
         return snapshot
 
-    def _refuse_to_hang(self, snapshot: Snapshot, crew: Crew) -> None:
-        if time.monotonic() - self._progressed > _STUCK_S:
+    def _refuse_to_hang(self, snapshot: Snapshot, crew: Crew, patience_s: float = _STUCK_S) -> None:
+        waited_s = time.monotonic() - self._progressed
+        if waited_s > patience_s:
             raise CommandError(
-                f"no worker got anything done for {_STUCK_S:g} s; {snapshot.handled:,} of {snapshot.total:,} orders "
+                f"no worker got anything done for {waited_s:.0f} s; {snapshot.handled:,} of {snapshot.total:,} orders "
                 f"are done. {crew.last_words()}",
                 fix="run it again with fewer --orders, and with --debug",
                 exit_code=FAILED,
