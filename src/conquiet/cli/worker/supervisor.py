@@ -2,9 +2,10 @@
 
 RUNNING ──signal──▶ DRAINING: each process gets SIGTERM and the grace period, then SIGKILL
    │
-   └─ a process ended by itself: restart with backoff, or end the whole (see ``restarts``)
+   └─ a process ended by itself: restart with backoff, or end the whole (see ``restarts``), or wait for a change
 """
 
+import math
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 import typer
 
 from conquiet.cli.failures import FAILED, NOT_DONE
-from conquiet.cli.worker.child import VARIABLE, Orders
+from conquiet.cli.worker.child import SIGNALS, VARIABLE, Orders
 from conquiet.cli.worker.endpoints import Answer, Endpoints, as_json, metrics_of
 from conquiet.cli.worker.notify import notify_systemd
 from conquiet.cli.worker.pulse import Pulse
@@ -135,13 +136,21 @@ class Supervisor:
                 slot.start_at_s = now_s + decision.delay_s
                 _say(f"process {process.pid} {_end_of(exit_code)}; starting again in {decision.delay_s:.1f} s")
             case Next.CANNOT_START:
-                return NOT_DONE
+                return self._give_up(slot, NOT_DONE)
             case Next.GIVE_UP:
                 _say(
                     f"process {process.pid} {_end_of(exit_code)}, {CRASHES} times within {WINDOW_S:g} s: giving up. "
                     "What it had in hand stays pending for others"
                 )
-                return FAILED
+                return self._give_up(slot, FAILED)
+        return None
+
+    def _give_up(self, slot: Slot, code: int) -> int | None:
+        """End the whole; under ``reload`` wait for the next change: the file may have been saved half only."""
+        if not self._settings.reload:
+            return code
+        slot.start_at_s = math.inf
+        _say("waiting for the next change of a .py file")
         return None
 
     def _start(self, row: int) -> "subprocess.Popen[bytes]":
@@ -152,13 +161,18 @@ class Supervisor:
             "PROMETHEUS_MULTIPROC_DIR": str(self._metrics_folder),
         }
         environment.pop("NOTIFY_SOCKET", None)  # the supervisor speaks for all
-        # A process group of its own: Ctrl-C on the terminal reaches the supervisor alone, which ends them in order.
-        return subprocess.Popen(
-            [sys.executable, "-m", "conquiet.cli.worker.child"],
-            stdin=subprocess.PIPE,
-            env=environment,
-            process_group=0,
-        )
+        # A child inherits what is blocked here; it lets the signals through when it can answer them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            # A process group of its own: Ctrl-C on the terminal reaches the supervisor alone, which ends them in order.
+            return subprocess.Popen(
+                [sys.executable, "-m", "conquiet.cli.worker.child"],
+                stdin=subprocess.PIPE,
+                env=environment,
+                process_group=0,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _bury(self, slot: Slot) -> None:
         process, slot.process = slot.process, None
