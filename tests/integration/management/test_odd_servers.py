@@ -115,29 +115,3 @@ def test_the_doctor_examines_names_that_are_not_utf_8(server: Server, client: Re
 
     (finding,) = [one for one in found if one.check == "redis.deliveries" and f"{key_prefix}caf" in one.what]
     assert "1 entries of" in finding.what
-
-
-class Deleting(Server):
-    """Deletes a key between the look that finds it and the first question about it."""
-
-    victim: str | bytes = b""
-
-    def require_stream(self, key: str | bytes) -> None:
-        if self.victim:
-            self.call("DEL", self.victim)
-            self.victim = b""
-        super().require_stream(key)
-
-
-def test_a_stream_that_is_deleted_meanwhile_is_left_out_and_the_others_are_shown(
-    client: Redis, key_prefix: str
-) -> None:
-    gone, stays = f"{key_prefix}a", f"{key_prefix}b"
-    fill(client, gone)
-    fill(client, stays)
-
-    with Deleting(client) as server:
-        server.victim = gone
-        found = list_streams(server, pattern=f"{key_prefix}*")
-
-    assert [one.key for one in found.streams] == [stays]
