@@ -121,15 +121,18 @@ def test_on_a_terminal_it_is_live_and_ends_with_the_ledger(start: Start, home: P
     wait_until_nothing_is_left(home)
 
 
-@pytest.mark.parametrize("moment", ["orders enqueued", "worker processes", "killed with"])
-def test_ctrl_c_at_any_moment_cleans_up(start: Start, home: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    [("orders enqueued", signal.SIGINT), ("worker processes", signal.SIGTERM), ("killed with", signal.SIGINT)],
+)
+def test_a_signal_at_any_moment_cleans_up(start: Start, home: Path, moment: str, signum: signal.Signals) -> None:
     process = start("--orders", "3000", "--workers", "2")
     read_until(process, moment)
 
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)  # impatience does not hurt
+    process.send_signal(signum)
+    process.send_signal(signum)  # impatience does not hurt
 
-    assert process.wait() == 130
+    assert process.wait() == 128 + signum
     assert process.stdout is not None
     assert "Traceback" not in process.stdout.read()
     wait_until_nothing_is_left(home)

@@ -311,3 +311,64 @@ def test_the_processes_end_when_the_supervisor_is_killed(start: Callable[..., Ru
     worker.process.kill()
 
     wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), timeout_s=60)
+
+
+STUBBORN = """
+import os, time
+import redis, redis.asyncio
+from conquiet.runtime import Consumer
+
+url = os.environ["CONQUIET_REDIS_URL"]
+
+def handle(message, ctx):
+    redis.Redis.from_url(url).rpush(os.environ["DONE_KEY"], "begun")
+    time.sleep(600)
+
+client = redis.asyncio.Redis.from_url(url)
+consumer = Consumer(streams=[os.environ["STREAM"]], redis=client, handler=handle, block_ms=200)
+"""
+
+
+def test_a_second_signal_ends_processes_that_hang_and_leaves_nothing_behind(
+    app: Path, start: Callable[..., Running], client: Redis, redis_url: str, key_prefix: str
+) -> None:
+    (app / "stubborn.py").write_text(STUBBORN)
+    folder = app / "tmp"
+    folder.mkdir()
+    worker = start(redis_url, "stubborn:consumer", "--grace", "600", TMPDIR=str(folder))
+    fill(client, key_prefix, range(1))
+    wait_until(lambda: handled(client, key_prefix) == ["begun"], timeout_s=60, message=lambda: worker.log)
+    (pid,) = worker.wait_for_pids(1)
+
+    worker.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: worker.log.count("Received signal") >= 1, timeout_s=60, message=lambda: worker.log)
+    worker.process.send_signal(signal.SIGTERM)
+
+    assert worker.process.wait() == 1, worker.log
+    assert not Path(f"/proc/{pid}").exists()
+    assert list(folder.iterdir()) == []
+    assert still_there(client, f"{key_prefix}orders") == {0}
+
+
+def test_a_process_that_somebody_else_asks_to_end_is_replaced(start: Callable[..., Running], redis_url: str) -> None:
+    worker = start(redis_url, "shop:consumer", "--processes", "2")
+    worker.wait_ready()
+    first, _ = worker.wait_for_pids(2)
+
+    os.kill(first, signal.SIGTERM)
+
+    wait_until(lambda: "asked to end by somebody else; starting again" in worker.log, timeout_s=60)
+    worker.wait_ready()
+    assert first not in worker.pids()
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait() == 0, worker.log
+
+
+def test_a_module_that_ends_the_process_at_its_import_is_one_sentence(
+    app: Path, start: Callable[..., Running], redis_url: str
+) -> None:
+    (app / "quits.py").write_text("raise SystemExit(0)")
+    worker = start(redis_url, "quits:consumer")
+
+    assert worker.process.wait() == 2
+    assert "cannot be imported: SystemExit at its import" in worker.log

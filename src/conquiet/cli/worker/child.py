@@ -4,7 +4,7 @@ Started by the supervisor, which holds the other end of its stdin: when that clo
 supervisor's death, the process stops in good order.
 
 It is born with SIGTERM and SIGINT blocked and lets them through once it has handlers for them: asked to end
-before it has begun, even while Python itself starts, it ends with 0, because it had nothing in hand.
+before it has begun, even while Python itself starts, it ends in good order, because it had nothing in hand.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from conquiet.cli.failures import FAILED, NOT_DONE, CommandError, complain
 from conquiet.cli.worker.pulse import Pulse
+from conquiet.cli.worker.restarts import SIGNALLED
 from conquiet.errors import ConfigurationError, ConquietError, LifecycleError
 from conquiet.kernel.redaction import printable
 
@@ -145,7 +146,10 @@ def loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
 
 
 def main() -> int:
-    """Run one process: 0 after a stop in good order, 1 after a failure, 2 if it could not even start."""
+    """Run one process: 0 when it is through, 1 after a failure, 2 if it could not even start.
+
+    After a stop in good order that a signal asked for it is ``SIGNALLED``: whoever sent it, we had more to do.
+    """
     from conquiet.cli.worker.logs import set_up_logging
     from conquiet.signals import install_termination_handlers
 
@@ -153,13 +157,13 @@ def main() -> int:
     set_up_logging(orders.log_level)
     child = Child(Pulse(Path(orders.pulse)), orders.row)
     try:
-        with install_termination_handlers(child.interrupt):
+        with install_termination_handlers(child.interrupt) as handlers:
             runnables = child.load(orders.target, orders.concurrency)
-            if not runnables:
-                return 0
-            hold_leash(child)
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(child.run(runnables))
+            if runnables:
+                hold_leash(child)
+                with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                    runner.run(child.run(runnables))
+            return 0 if handlers.received is None else SIGNALLED
     except CommandError as error:
         complain(str(error), error.fix)
         return NOT_DONE
@@ -173,7 +177,6 @@ def main() -> int:
         # The text may hold anything of a message: its class is what may be shown.
         complain(f"{orders.target} ended with {printable(type(error).__name__)}", "see the traceback with --debug")
         return FAILED
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Starts worker processes, starts them again when they die, ends them when asked. Imports none of the user's code.
 
-RUNNING ──signal──▶ DRAINING: each process gets SIGTERM and the grace period, then SIGKILL
+RUNNING ──signal──▶ DRAINING: each process gets SIGTERM and the grace period, then (or at a second signal) SIGKILL
    │
    └─ a process ended by itself: restart with backoff, or end the whole (see ``restarts``), or wait for a change
 """
 
+import contextlib
 import math
 import os
 import shutil
@@ -24,7 +25,7 @@ from conquiet.cli.worker.endpoints import Answer, Endpoints, as_json, metrics_of
 from conquiet.cli.worker.notify import notify_systemd
 from conquiet.cli.worker.pulse import Pulse
 from conquiet.cli.worker.reload import SourceWatch
-from conquiet.cli.worker.restarts import CRASHES, WINDOW_S, Next, RestartPolicy
+from conquiet.cli.worker.restarts import CRASHES, GOOD_ENDS, SIGNALLED, WINDOW_S, Next, RestartPolicy
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 _ROUND_S = 0.1
@@ -89,7 +90,7 @@ class Supervisor:
         """Supervise; return the exit code."""
         try:
             self._listen()
-            with install_termination_handlers(self._ask_stop) as handlers:
+            with install_termination_handlers(self._ask_stop, self._force) as handlers:
                 code = self._supervise()
                 return self._drain(code, handlers)
         finally:
@@ -97,6 +98,14 @@ class Supervisor:
 
     def _ask_stop(self) -> None:
         self._stop = True
+
+    def _force(self) -> None:
+        """End the processes without more ado: a second signal. Runs in a signal handler; the rest goes its way."""
+        for slot in self._slots:
+            process = slot.process
+            if process is not None and process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------------ running
     def _supervise(self) -> int:
@@ -207,7 +216,7 @@ class Supervisor:
         self._terminate()
         self._wait(self._settings.grace_s)
         ends = [slot.process.returncode for slot in self._slots if slot.process is not None]
-        if handlers.received is not None and any(ends):
+        if handlers.received is not None and set(ends) - GOOD_ENDS:
             _say("some processes did not end in good order; what they had in hand stays pending for others")
             return FAILED
         return code
@@ -273,6 +282,8 @@ class Supervisor:
 
 
 def _end_of(exit_code: int) -> str:
+    if exit_code == SIGNALLED:
+        return "was asked to end by somebody else"
     if exit_code < 0:
         return f"was killed by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}"
