@@ -43,7 +43,7 @@ def inspect(
 
     A consumer counts as dead when it has asked for nothing for a minute.
 
-    Exit codes: 0 shown, 2 no server or no such stream.
+    Exit codes: 0 shown, 1 the server refused a question, 2 no server or no such stream.
 
     Examples:
         conquiet inspect
