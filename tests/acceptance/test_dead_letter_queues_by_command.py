@@ -128,3 +128,26 @@ def test_queues_that_count_nothing_are_looked_into_as_often_as_one_likes(dead_le
     assert broker.depth("dead") == 2
     assert broker.counts("endless") == [2, 2]
     assert broker.counts("deadly") == [0, 0]
+
+
+def test_what_was_not_replayed_is_told(dead_letters: Run, broker: Broker) -> None:
+    broker.queue("dead", 1)
+    broker.queue("work", 0)
+    broker.channel.basic_publish("", "dead", b"{}")  # nobody rejected it: it says no source
+
+    would = dead_letters("replay", "dead", "--all", "--dry-run").stdout.splitlines()
+    done = dead_letters("replay", "dead", "--all").stdout.splitlines()
+
+    left = "1 skipped: they do not say where they died and stay; give --to QUEUE"
+    assert (would, done) == (["1 would be replayed", left], ["1 replayed", left])
+
+
+def test_what_a_message_says_writes_no_line_of_its_own(dead_letters: Run, broker: Broker) -> None:
+    broker.queue("dead", 0)
+    named = pika.BasicProperties(message_id="m\nforged", headers={"tenant\x1b[2J": 1})
+    broker.channel.basic_publish("", "dead", b"{}", named)
+
+    shown = dead_letters("show", "dead", "1").stdout
+
+    assert "message_id   m\\nforged\n" in shown
+    assert "headers      tenant\\x1b[2J\n" in shown

@@ -13,6 +13,7 @@ from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, REDIS, AsJson, RabbitUrl, RedisUrl, need_url
+from conquiet.kernel.redaction import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,12 @@ CountADelivery = Annotated[
 ]
 ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print payloads too: they may be personal data.")]
 
+_NOT_REPLAYED = {
+    "skipped": "they do not say where they died and stay; give --to QUEUE",
+    "unreplayable": "they were no messages in the first place and stay; discard them",
+    "gone": "somebody else replayed or discarded them meanwhile",
+}
+_WHOLE = 2**30
 _COLUMNS = ["id", "event", "reason", "error", "attempts", "died"]
 
 
@@ -82,8 +89,8 @@ def list_(
         rows = [_of_delivery(one, show_payload=show_payload) for one in found]
         columns = ["position", "message_id", "source", "reason", "count", "size_bytes"]
     else:
-        _refuse_source(source)
-        letters = _stream(redis_url, name).oldest(limit=limit or 10_000, where=_filter("", event, error))
+        _refuse_for_streams(source=source)
+        letters = _stream(redis_url, name).oldest(limit=limit or None, where=_filter("", event, error))
         rows = [_of_message(one, show_payload=show_payload) for one in letters]
         columns = _COLUMNS
     if as_json:
@@ -141,11 +148,11 @@ def show(
     if as_json:
         print_json(facts)
         return
-    for key, value in facts.items():
-        if key != "traceback":
-            typer.echo(f"{key:<12} {'-' if value in (None, '') else value}")
+    _print_facts(facts, apart="traceback")
     if found.record.traceback:
-        typer.echo(f"\n{found.record.traceback.rstrip()}")
+        typer.echo()
+        for line in found.record.traceback.rstrip().split("\n"):
+            typer.echo(printable(line, limit=_WHOLE))
 
 
 @app.command()
@@ -208,7 +215,7 @@ def replay(
     Exit codes: 0 done (also if there was nothing to do), 2 no server, no such queue, or no choice made.
 
     Examples:
-        conquiet dead-letters replay orders --error builtins.TimeoutError --rate 50 --dry-run
+        conquiet dead-letters replay orders --error TimeoutError --rate 50 --dry-run
 
         conquiet dead-letters replay orders.dead --rabbit --source orders --error rejected
     """
@@ -230,7 +237,7 @@ def replay(
                 )
         counts = {"replayed": done, "skipped": skipped, "dry_run": dry_run}
     else:
-        _refuse_source(source)
+        _refuse_for_streams(source=source, to=to)
         with progress("replayed") as advance:
             seen = 0
 
@@ -251,6 +258,9 @@ def replay(
         print_json(counts)
     else:
         typer.echo(f"{counts['replayed']} {'would be replayed' if dry_run else 'replayed'}")
+        for key, what in _NOT_REPLAYED.items():
+            if counts.get(key):
+                typer.echo(f"{counts[key]} {key}: {what}")
 
 
 @app.command()
@@ -263,7 +273,7 @@ def discard(
     error: ErrorType = "",
     source: Source = "",
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    limit: Annotated[int, typer.Option(min=0, help="With --rabbit: at most so many.")] = 0,
+    limit: Limit = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
     rabbit_url: RabbitUrl = "",
@@ -287,8 +297,9 @@ def discard(
             else:
                 count = queue.discard(limit=limit or None, where=where)
     else:
-        _refuse_source(source)
-        count = _stream(redis_url, name).discard(_filter(only, event, error), dry_run=dry_run)
+        _refuse_for_streams(source=source)
+        where_dead = _filter(only, event, error)
+        count = _stream(redis_url, name).discard(where_dead, dry_run=dry_run, limit=limit or None)
     if as_json:
         print_json({"discarded": count, "dry_run": dry_run})
     else:
@@ -330,9 +341,11 @@ def _delivery_filter(only: str, event: str, error: str, source: str) -> "Deliver
     return DeliveryFilter(message_id=only or None, source=source or None, reason=error or None)
 
 
-def _refuse_source(source: str) -> None:
+def _refuse_for_streams(*, source: str, to: str = "") -> None:
     if source:
         raise CommandError("--source is for RabbitMQ", fix="give --rabbit too, or --event for a Redis stream")
+    if to:
+        raise CommandError("--to is for RabbitMQ", fix="give --rabbit too; a Redis stream gets its own messages back")
 
 
 def _require_choice(*filters: str, everything: bool) -> None:
@@ -347,12 +360,18 @@ def _print_delivery(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    for key, value in facts.items():
-        if key != "deaths":
-            shown = ", ".join(value) if isinstance(value, list) else value
-            typer.echo(f"{key:<12} {'-' if shown in (None, '') else shown}")
+    _print_facts(facts, apart="deaths")
     for death in facts["deaths"]:
-        typer.echo(f"died         {death['time'] or '-'} {death['reason']} in {death['queue']}, {death['count']} times")
+        told = f"{death['time'] or '-'} {death['reason']} in {death['queue']}, {death['count']} times"
+        typer.echo(f"died         {printable(told, limit=_WHOLE)}")
+
+
+def _print_facts(facts: dict[str, Any], *, apart: str) -> None:
+    """Print a line for each, escaped: whoever sent a message must not write lines of his own."""
+    for key, value in facts.items():
+        if key != apart:
+            shown = ", ".join(value) if isinstance(value, list) else value
+            typer.echo(f"{key:<12} {'-' if shown in (None, '') else printable(shown, limit=_WHOLE)}")
 
 
 def _of_message(dead: "DeadMessage", *, show_payload: bool) -> dict[str, Any]:

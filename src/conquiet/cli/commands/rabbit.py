@@ -10,6 +10,8 @@ from conquiet.cli.payloads import read_payloads
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, RabbitUrl, need_url
 
+_LEVELS = ("debug", "info", "warning", "error")
+
 app = typer.Typer(help="Consume a RabbitMQ queue.", no_args_is_help=True)
 
 
@@ -29,7 +31,7 @@ def run(
     max_retries: Annotated[int, typer.Option(min=0, help="Skip what died more often than this; 0: no limit.")] = 0,
     keys: Annotated[str, typer.Option(metavar="FILE", help="Key file for personal data, mode 0600.")] = "",
     tag: Annotated[str, typer.Option(help="Second half of the consumer tag.")] = "",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "info",
 ) -> None:
     """Take messages from a queue to a syncer until SIGTERM or Ctrl-C. SPEC(004).
 
@@ -44,6 +46,8 @@ def run(
     from conquiet.cli.worker.targets import load_object
     from conquiet.rabbit import FileKeyStore, RabbitOptions, run_process
 
+    if log_level.lower() not in _LEVELS:
+        raise typer.BadParameter(f"must be one of {', '.join(_LEVELS)}", param_hint="--log-level")
     set_up_logging(log_level)
     handler = load_object(syncer)
     if not callable(handler):
