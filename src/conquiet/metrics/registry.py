@@ -17,10 +17,23 @@ __all__ = ["get_or_create", "never_raises"]
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
+# How the processes of one worker are shown as one: prometheus_client's modes. Of dead processes nothing counts.
+EACH_ITS_OWN = "livesum"
+ALL_THE_SAME = "livemostrecent"  # what each of them reads off the same server
+
+
 def get_or_create(
-    kind: type[M], name: str, documentation: str, labels: Sequence[str], *, buckets: Sequence[float] | None = None
+    kind: type[M],
+    name: str,
+    documentation: str,
+    labels: Sequence[str],
+    *,
+    buckets: Sequence[float] | None = None,
+    together: str | None = None,
 ) -> M:
     """Return the process-wide metric of that name, creating it at the first call.
+
+    ``together`` says for a gauge what several processes make of it; counters and histograms are summed.
 
     prometheus_client refuses a second registration, which would make importing this module
     twice (a reload, a copy under another path) an error.
@@ -29,6 +42,8 @@ def get_or_create(
     existing = REGISTRY._names_to_collectors.get(name)  # noqa: SLF001
     if existing is None:
         options: dict[str, Any] = {} if buckets is None else {"buckets": buckets}
+        if together is not None:
+            options["multiprocess_mode"] = together
         return kind(name, documentation, labels, **options)
     if not isinstance(existing, kind) or tuple(existing._labelnames) != tuple(labels):  # noqa: SLF001
         raise ConfigurationError(f"metric {name} is registered already with another type or other labels")
@@ -106,10 +121,18 @@ PROCESSOR_MOVED_TOTAL = get_or_create(
 PROCESSOR_MOVER_ERRORS_TOTAL = get_or_create(
     Counter, "conquiet_processor_mover_errors_total", "Looks for due messages that failed", ["stream"]
 )
-PROCESSOR_DELAYED = get_or_create(Gauge, "conquiet_processor_delayed", "Messages that wait for their time", ["stream"])
-PROCESSOR_DEAD_LETTERS = get_or_create(Gauge, "conquiet_processor_dead_letters", "Dead letters kept", ["stream"])
+PROCESSOR_DELAYED = get_or_create(
+    Gauge, "conquiet_processor_delayed", "Messages that wait for their time", ["stream"], together=ALL_THE_SAME
+)
+PROCESSOR_DEAD_LETTERS = get_or_create(
+    Gauge, "conquiet_processor_dead_letters", "Dead letters kept", ["stream"], together=ALL_THE_SAME
+)
 PROCESSOR_DEAD_LETTER_AGE_SECONDS = get_or_create(
-    Gauge, "conquiet_processor_dead_letter_age_seconds", "Age of the oldest dead letter", ["stream"]
+    Gauge,
+    "conquiet_processor_dead_letter_age_seconds",
+    "Age of the oldest dead letter",
+    ["stream"],
+    together=ALL_THE_SAME,
 )
 PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL = get_or_create(
     Counter, "conquiet_processor_dead_letters_expired_total", "Dead letters that fell to the retention", ["stream"]
@@ -117,7 +140,11 @@ PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL = get_or_create(
 
 # ---------------------------------------------------------------- runtime room, SPEC(002)
 RUNTIME_IN_HAND = get_or_create(
-    Gauge, "conquiet_runtime_in_hand", "Messages held and not yet acknowledged or given up", ["stream"]
+    Gauge,
+    "conquiet_runtime_in_hand",
+    "Messages held and not yet acknowledged or given up",
+    ["stream"],
+    together=EACH_ITS_OWN,
 )
 RUNTIME_HANDLED_TOTAL = get_or_create(
     Counter, "conquiet_runtime_handled_total", "Messages whose handler succeeded", ["stream"]
@@ -177,7 +204,11 @@ OUTBOX_UNAVAILABLE_TOTAL = get_or_create(
     Counter, "conquiet_outbox_unavailable_total", "Batches put back because the target could not be reached", ["target"]
 )
 OUTBOX_LAG_SECONDS = get_or_create(
-    Gauge, "conquiet_outbox_lag_seconds", "Age of the oldest due row at the relay's last look", ["target"]
+    Gauge,
+    "conquiet_outbox_lag_seconds",
+    "Age of the oldest due row at the relay's last look",
+    ["target"],
+    together=ALL_THE_SAME,
 )
 OUTBOX_DELIVERY_SECONDS = get_or_create(
     Histogram, "conquiet_outbox_delivery_seconds", "Time from writing a row to its publication", ["target"]
@@ -191,7 +222,11 @@ RABBIT_CONNECTION_EVENTS_TOTAL = get_or_create(
     Counter, "conquiet_rabbit_connection_events_total", "Connections made, lost, blocked", ["queue", "event"]
 )
 RABBIT_QUEUED_AT_START = get_or_create(
-    Gauge, "conquiet_rabbit_queued_at_start", "Queue depth when the consumer last started", ["queue"]
+    Gauge,
+    "conquiet_rabbit_queued_at_start",
+    "Queue depth when the consumer last started",
+    ["queue"],
+    together=ALL_THE_SAME,
 )
 RABBIT_PUBLISHED_TOTAL = get_or_create(
     Counter, "conquiet_rabbit_published_total", "Messages published, by the broker's answer", ["outcome"]

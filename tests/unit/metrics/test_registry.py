@@ -1,8 +1,13 @@
 import importlib
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from conquiet.errors import ConfigurationError
 from conquiet.metrics import registry
@@ -70,3 +75,39 @@ def test_observing_never_raises(caplog: pytest.LogCaptureFixture) -> None:
         observe("orders")
 
     assert [record.message for record in caplog.records] == ["metric not recorded"]
+
+
+PROCESS = """
+import sys
+from conquiet.metrics import registry
+registry.RUNTIME_IN_HAND.labels("orders").set(int(sys.argv[1]))
+registry.PROCESSOR_DELAYED.labels("orders").set(7)
+sys.stdout.write(str(__import__("os").getpid()))
+"""
+
+
+def test_the_processes_of_a_worker_are_shown_as_one_and_dead_ones_not_at_all(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    first, _ = [
+        int(subprocess.run([sys.executable, "-c", PROCESS, held], env=environment, stdout=-1, check=True).stdout)
+        for held in ("2", "3")
+    ]
+
+    def shown() -> str:
+        collected = CollectorRegistry()
+        MultiProcessCollector(collected, path=str(tmp_path))  # type: ignore[no-untyped-call]
+        return generate_latest(collected).decode()
+
+    both = shown()
+    mark_process_dead(first, path=str(tmp_path))  # type: ignore[no-untyped-call]
+
+    assert 'conquiet_runtime_in_hand{stream="orders"} 5.0' in both
+    assert 'conquiet_processor_delayed{stream="orders"} 7.0' in both
+    assert 'conquiet_runtime_in_hand{stream="orders"} 3.0' in shown()
+
+
+def test_every_gauge_says_what_several_processes_make_of_it() -> None:
+    gauges = [metric for metric in vars(registry).values() if isinstance(metric, Gauge)]
+
+    assert len(gauges) >= 6
+    assert {gauge._multiprocess_mode for gauge in gauges} == {registry.EACH_ITS_OWN, registry.ALL_THE_SAME}

@@ -39,7 +39,9 @@ class Runnable(Protocol):
 
 
 class Engine:
-    """A ``runtime.Consumer`` or a ``Processor``: it knows its health itself."""
+    """A ``runtime.Consumer``: it knows its health itself."""
+
+    _engine: "Consumer | Processor"
 
     def __init__(self, engine: "Consumer | Processor") -> None:
         self.name = type(engine).__name__
@@ -55,20 +57,38 @@ class Engine:
 
     def ready(self) -> bool:
         """True while it reads, or is fully busy."""
+        return bool(self._engine.health().ready)
+
+
+class Processing(Engine):
+    """A ``Processor``: an engine that has connections of its own beside it, and no health before its start."""
+
+    _engine: "Processor"
+
+    async def run(self) -> None:
+        """Process until stopped."""
+        try:
+            await super().run()
+        finally:
+            await self._engine.close()
+
+    def ready(self) -> bool:
+        """True while its engine reads, or is fully busy."""
         from conquiet.errors import LifecycleError
 
         try:
-            return bool(self._engine.health().ready)
-        except LifecycleError:  # a processor before its start
+            return super().ready()
+        except LifecycleError:
             return False
 
 
 class Beating:
     """Something that works in rounds: it is ready while rounds succeed."""
 
-    def __init__(self, worker: Any, round_name: str) -> None:
+    def __init__(self, worker: Any, round_name: str, *, pause_s: float = 0.0) -> None:
         self.name = type(worker).__name__
         self._worker = worker
+        self._patience_s = _PATIENCE_S + pause_s
         self._last_s = float("-inf")
         self._round = getattr(worker, round_name)
         setattr(worker, round_name, self._watched(self._round))
@@ -79,7 +99,7 @@ class Beating:
 
     def ready(self) -> bool:
         """True if a round has succeeded lately."""
-        return time.monotonic() - self._last_s < _PATIENCE_S
+        return time.monotonic() - self._last_s < self._patience_s
 
     def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError
@@ -118,7 +138,11 @@ class Relaying(Beating):
     _worker: "OutboxRelay"
 
     def __init__(self, relay: "OutboxRelay") -> None:
-        super().__init__(relay, "relay_once")
+        super().__init__(relay, "relay_once", pause_s=relay.poll_s)
+
+    def ready(self) -> bool:
+        """True if a round has succeeded lately and every target could be reached."""
+        return super().ready() and self._worker.reaches_all_targets
 
     async def run(self) -> None:
         """Publish until stopped."""
@@ -171,7 +195,7 @@ class Rabbit:
 # By home and name, so that a room whose extra is not installed is never imported for the question.
 _ADAPTERS: dict[tuple[str, str], Callable[[Any], Runnable]] = {
     ("conquiet.runtime", "Consumer"): Engine,
-    ("conquiet.processor", "Processor"): Engine,
+    ("conquiet.processor", "Processor"): Processing,
     ("conquiet.scheduler", "Scheduler"): Ticking,
     ("conquiet.rabbit", "RabbitConsumer"): Rabbit,
     ("conquiet.bridge", "OutboxRelay"): Relaying,
