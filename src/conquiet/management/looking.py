@@ -7,11 +7,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.redaction import printable
-from conquiet.management.doctor.rabbit import RabbitApiError
-from conquiet.management.doctor.rabbit import _get as ask_api  # the one way in there is
+from conquiet.management.rabbit_api import DEFAULT_LIMIT, RabbitApiError, ask_api, delivery_limit, release_of
 
-_DEFAULT_SINCE: Final = (4, 0)
-_DEFAULT_LIMIT: Final = 20
 _NACKS_ARE_FREE_SINCE: Final = (4, 3)
 
 
@@ -42,7 +39,7 @@ class Cost:
     def check(self, queue: str, deliveries: int | None) -> None:
         """Raise if a message that was handed back so often can be handed back just once more."""
         if self.counted and deliveries is not None:
-            limit = _DEFAULT_LIMIT if self.limit is None else self.limit
+            limit = DEFAULT_LIMIT if self.limit is None else self.limit
             if deliveries >= limit - 1:
                 raise CountedLookError(
                     f"stopped at a message of queue {printable(queue)!r} that was handed back {deliveries} times: "
@@ -75,14 +72,7 @@ async def cost_of_a_look(amqp_url: str, api_url: str, queue: str) -> Cost:
 
 def cost_by_facts(facts: dict[str, Any], version: str) -> Cost:
     """Read it from what the management API says about the queue and the broker."""
-    release = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if facts.get("type") != "quorum" or release >= _NACKS_ARE_FREE_SINCE:
+    if release_of(version) >= _NACKS_ARE_FREE_SINCE:
         return FREE
-    policy = facts.get("effective_policy_definition") or {}
-    arguments = facts.get("arguments") or {}
-    told = (arguments.get("x-delivery-limit"), policy.get("delivery-limit") if isinstance(policy, dict) else None)
-    limits = [limit for limit in told if isinstance(limit, int)]
-    if not limits and release >= _DEFAULT_SINCE:
-        limits = [_DEFAULT_LIMIT]
-    real = [limit for limit in limits if limit >= 0]  # from 4.0 on, -1 is no limit
-    return Cost(counted=True, limit=min(real)) if real else FREE
+    limit = delivery_limit(facts, version)
+    return FREE if limit is None else Cost(counted=True, limit=limit)

@@ -15,9 +15,9 @@ from itertools import count
 from typing import Any, Final
 
 from conquiet.errors import RabbitError
-from conquiet.management.doctor.rabbit import management_url
 from conquiet.management.looking import FREE, Cost, cost_of_a_look
 from conquiet.management.models import Facts
+from conquiet.management.rabbit_api import management_url
 
 
 @dataclass(frozen=True, slots=True)
