@@ -144,6 +144,14 @@ class _Lease:
                 message_id=self.message.id,
             )
 
+    def _refuse_late(self) -> None:
+        if self.message.lease_lost or self.message.settled:
+            raise LeaseLostError(
+                "the message is not ours to acknowledge any more: its lease was lost, or its handler has ended",
+                stream=self.message.stream,
+                message_id=self.message.id,
+            )
+
     def leaving(self) -> "Leaving":
         """Wrap ``with`` around a call that acknowledges the entry by other means, and ``mark_acknowledged()`` in it.
 
@@ -165,8 +173,12 @@ class MessageContext(_Lease):
         """Acknowledge before the handler is through. A second call does nothing.
 
         From here on a crash loses the rest of the handler's work: that is what an early ack means.
+
+        Raises:
+            LeaseLostError: Somebody else holds the message, or the handler is over: it is not ours to acknowledge.
         """
         if not self.message.acknowledged:
+            self._refuse_late()
             await self._custody.acknowledge(self.message)
 
     async def extend(self) -> None:
@@ -194,6 +206,7 @@ class SyncMessageContext(_Lease):
     def ack(self) -> None:
         """See ``MessageContext.ack``."""
         if not self.message.acknowledged:
+            self._refuse_late()
             asyncio.run_coroutine_threadsafe(self._custody.acknowledge(self.message), self._loop).result()
 
     def extend(self) -> None:
