@@ -76,8 +76,9 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
                 group=group,
                 command=command,
             )
+        advice = ". Allow its user the command and the key (ACL SETUSER)" if kind == "NOPERM" else ""
         return QueueError(
-            f"{command} {place} was refused by the server ({kind})",
+            f"{command} {place} was refused by the server ({kind}){advice}",
             stream=stream,
             group=group,
             command=command,
