@@ -19,8 +19,9 @@ from enum import Enum
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
+from conquiet.errors import QueueError
 from conquiet.kernel.cancellation import heeding_cancellation
 from conquiet.processor.keys import keys_of
 from conquiet.processor.scripts import Arg
@@ -83,10 +84,11 @@ NO_MARK = Mark(None, -1)
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """The server's time, and what there is to know about changes."""
+    """The server's time, and what there is to know about changes. ``refused`` are streams it does not tell us about."""
 
     now: int
     marks: dict[str, Mark]
+    refused: dict[str, QueueError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +123,24 @@ class Ledger:
         pipeline.smembers(self._directory)
         for stream in streams:
             pipeline.hmget(self._state(stream), "epoch", "version")
-        time, members, *marks = await self._send(pipeline)
-        found = {stream: _mark(mark) for stream, mark in zip(streams, marks, strict=True)}
-        unknown = sorted({member.decode() for member in members} - found.keys())
+        time, members, *replies = await self._send(pipeline, refusals_too=True)
+        for reply in (time, members):
+            if isinstance(reply, ResponseError):
+                raise self._failure(reply) from reply
+        marks = dict(zip(streams, replies, strict=True))
+        unknown = sorted({member.decode() for member in members} - marks.keys())
         if unknown:
             pipeline = self._client.pipeline(transaction=False)
             for stream in unknown:
                 pipeline.hmget(self._state(stream), "epoch", "version")
-            found |= {stream: _mark(mark) for stream, mark in zip(unknown, await self._send(pipeline), strict=True)}
+            marks |= zip(unknown, await self._send(pipeline, refusals_too=True), strict=True)
         now = time[0] * 1_000 + time[1] // 1_000 if self._now_ms is None else self._now_ms()
-        return Glance(now, found)
+        refused = {stream: mark for stream, mark in marks.items() if isinstance(mark, ResponseError)}
+        return Glance(
+            now,
+            {stream: _mark(mark) for stream, mark in marks.items() if stream not in refused},
+            {stream: self._failure(error, stream) for stream, error in refused.items()},
+        )
 
     async def load(self, stream: str) -> tuple[Mark, list[Record], list[str]]:
         """Return a stream's mark, its entries, and the names of those this release cannot read."""
@@ -215,13 +225,16 @@ class Ledger:
             keys.insert(1, stream)
         return await script(name).call(self._client, keys, arguments, stream=stream, group=self._group)
 
-    async def _send(self, pipeline: Any, stream: str = "*") -> list[Any]:
+    async def _send(self, pipeline: Any, stream: str = "*", *, refusals_too: bool = False) -> list[Any]:
         try:
             with heeding_cancellation():
-                replies: list[Any] = await pipeline.execute()
+                replies: list[Any] = await pipeline.execute(raise_on_error=not refusals_too)
         except (RedisError, OSError) as error:
-            raise translate(error, stream=stream, group=self._group, command="schedule") from error
+            raise self._failure(error, stream) from error
         return replies
+
+    def _failure(self, error: RedisError | OSError, stream: str = "*") -> QueueError:
+        return translate(error, stream=stream, group=self._group, command="schedule")
 
 
 def _mark(reply: list[bytes | None]) -> Mark:

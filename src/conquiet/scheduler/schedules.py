@@ -16,7 +16,7 @@ from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_positive, require_text
 from conquiet.queue.client import AnyRedis, clone_async
 from conquiet.scheduler.entries import Origin, ScheduleEntry, from_ms
-from conquiet.scheduler.ledger import Declared, Ledger, Record
+from conquiet.scheduler.ledger import Declared, Glance, Ledger, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Schedules:
         A definition that cannot be read is removed too.
         """
         removed = False
-        for stream in (await self._ledger.glance()).marks:
+        for stream in (await self._glance()).marks:
             removed = await self._ledger.remove(stream, name) or removed
         return removed
 
@@ -162,8 +162,14 @@ class Schedules:
             raise ConfigurationError(f"there is no entry named {printable(name)!r}; list_entries() shows what there is")
         return found
 
-    async def _records(self, name: str | None = None) -> tuple[int, list[Record]]:
+    async def _glance(self) -> Glance:
         glance = await self._ledger.glance()
+        for error in glance.refused.values():
+            raise error  # an answer about some of the streams would be taken for one about all of them
+        return glance
+
+    async def _records(self, name: str | None = None) -> tuple[int, list[Record]]:
+        glance = await self._glance()
         found: list[Record] = []
         for stream in glance.marks:
             _, records, _ = await self._ledger.load(stream)
