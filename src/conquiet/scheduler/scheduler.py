@@ -15,6 +15,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from types import TracebackType
 from typing import Self
 
@@ -248,7 +249,7 @@ class Scheduler(Schedules):
                 await self._ledger.remove(record.entry.stream, wanted.name)
 
     async def _readable(self) -> list[Record]:
-        """Return all records but those of streams that the server refuses to show: one such keeps nobody from starting."""
+        """Return all records but those the server refuses to show: one such stream keeps nobody from starting."""
         found: list[Record] = []
         glance = await self._ledger.glance()
         for stream in glance.marks:
@@ -322,8 +323,8 @@ class Scheduler(Schedules):
                     fired += [(entry.fire_id(due), entry.event, 1, JobState.WAITING) for due in order.plan.fire]
                     shelf.records[entry.name] = moved(order.record, pointer)
                     shelf.note(entry.name, order.plan)
-                    for due in order.plan.fire:
-                        observe_fire(stream, (server_now - entry.fire_at(due)) / _MS)
+                    for held_until in accumulate(map(entry.fire_at, order.plan.fire), max):
+                        observe_fire(stream, (server_now - held_until) / _MS)
                     if order.plan.missed:
                         observe_missed(stream, order.plan.missed)
                         logger.warning(
