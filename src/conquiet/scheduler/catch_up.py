@@ -59,8 +59,18 @@ def plan(entry: ScheduleEntry, decided: int, now: int) -> Plan:
         # The rest is punctual, as late ones are at most FIRE_LIMIT and come first: the next plan has it.
         fire = fire[:FIRE_LIMIT]
         return Plan(tuple(fire), missed, fire[-1], now)
-    newest_decided = ready[-1] if ready else (newest(entry.when, decided, long_past, 1) or [decided])[-1]
+    newest_decided = [decided, *(ready or newest(entry.when, decided, long_past, 1))][-1]
     return Plan(tuple(fire), missed, newest_decided, None if upcoming is None else entry.fire_at(upcoming))
+
+
+def passed(entry: ScheduleEntry, decided: int, now: int) -> int:
+    """Return the newest due time after ``decided`` whose tick could be fired by ``now``, or ``decided``.
+
+    A tick that is due and held back by its jitter is still to come.
+    """
+    long_past = max(decided, now - entry.jitter_ms - 1)
+    ready, _ = _ready(entry, long_past, now)
+    return [decided, *(ready or newest(entry.when, decided, long_past, 1))][-1]
 
 
 def newest(when: When, after: int, until: int, count: int) -> list[int]:

@@ -184,16 +184,18 @@ class Ledger:
 
     async def remove(self, stream: str, name: str) -> bool:
         """Forget an entry and everything about it. False if it was not there."""
-        return bool(await self._run("control", stream, self._now(), "remove", name, ""))
+        return bool(await self._run("control", stream, self._now(), "remove", name, 0))
 
     async def pause(self, record: Record) -> bool:
         """Hold an entry on all hosts, from this moment on. False if it is paused or gone."""
-        return bool(await self._run("control", record.entry.stream, self._now(), "pause", record.entry.name, ""))
+        return bool(await self._run("control", record.entry.stream, self._now(), "pause", record.entry.name, 0))
 
-    async def resume(self, record: Record) -> bool:
-        """Let an entry go on with the ticks after this moment. False if it is not paused."""
-        once = int(isinstance(record.entry.when, Once))
-        return bool(await self._run("control", record.entry.stream, self._now(), "resume", record.entry.name, once))
+    async def resume(self, record: Record, decided: int) -> bool:
+        """Let an entry go on with the ticks after ``decided``, or after its pointer if that is further.
+
+        False if it is not paused.
+        """
+        return bool(await self._run("control", record.entry.stream, self._now(), "resume", record.entry.name, decided))
 
     async def carry_out(self, stream: str, orders: Sequence[Order]) -> list[tuple[Order, Verdict, int, int]]:
         """Fire the orders of one stream. Returns each with its verdict, the entry's pointer and the server's time."""

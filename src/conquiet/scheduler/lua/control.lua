@@ -1,7 +1,7 @@
 -- Remove, pause or resume an entry.
 --
 -- KEYS  state (hash), definitions (hash)
--- ARGV  now in ms or '' for the server's own time, what to do, name, '1' if the entry is due only once
+-- ARGV  now in ms or '' for the server's own time, what to do, name, for a resumption the newest due time that is past
 -- Answers 1 if it changed anything.
 local now = tonumber(ARGV[1])
 if not now then
@@ -21,9 +21,11 @@ elseif redis.call('HEXISTS', KEYS[1], 'rev:' .. name) == 1 then
     changed = redis.call('HSETNX', KEYS[1], 'paused:' .. name, now)
   elseif action == 'resume' then
     changed = redis.call('HDEL', KEYS[1], 'paused:' .. name)
-    if changed == 1 and ARGV[4] ~= '1' then
-      -- What was due during the pause was not wanted: it is neither caught up on nor missed.
-      redis.call('HSET', KEYS[1], 'last:' .. name, now)
+    -- What was to be fired during the pause was not wanted: it is neither caught up on nor missed. The pointer is
+    -- never lowered: behind it everything is fired or missed, also when the clock was set back since.
+    local last = redis.call('HGET', KEYS[1], 'last:' .. name)
+    if changed == 1 and tonumber(ARGV[4]) > tonumber(last or 0) then
+      redis.call('HSET', KEYS[1], 'last:' .. name, ARGV[4])
     end
   end
 end
