@@ -162,8 +162,17 @@ class Ledger:
         self._parsed[stream] = parsed
         return Mark(state.get("epoch"), int(state.get("version", 0))), found, unreadable
 
-    async def declare(self, entry: ScheduleEntry, origin: Origin, *, replace_existing: bool = False) -> Declared:
-        """Store an entry unless the ledger has it already."""
+    async def declare(
+        self, entry: ScheduleEntry, origin: Origin, *, replace_existing: bool = False, past_is_done: bool = False
+    ) -> Declared:
+        """Store an entry unless the ledger has it already.
+
+        Args:
+            entry: What to store.
+            origin: Who wants it.
+            replace_existing: Take the place of a different entry of that name.
+            past_is_done: Also a single moment that is past was fired or missed: the ledger that knew it is lost.
+        """
         pipeline = self._client.pipeline(transaction=False)
         pipeline.sadd(self._directory, entry.stream)
         await self._send(pipeline, entry.stream)
@@ -176,7 +185,7 @@ class Ledger:
             records.revision(entry),
             records.times_digest(entry),
             origin.value,
-            int(isinstance(entry.when, Once)),
+            int(isinstance(entry.when, Once) and not past_is_done),
             int(replace_existing),
             uuid.uuid4().hex,
         )

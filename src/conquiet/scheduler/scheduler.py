@@ -237,9 +237,10 @@ class Scheduler(Schedules):
         await event.wait()
         self.stop()
 
-    async def _declare_all(self) -> None:
+    async def _declare_all(self, *, ledger_was_lost: bool = False) -> None:
         for entry in self._declared.values():
-            outcome = await self._ledger.declare(entry, Origin.CODE)
+            # A one-off time that is past has most likely been fired: the loss preferred is that of a late one.
+            outcome = await self._ledger.declare(entry, Origin.CODE, past_is_done=ledger_was_lost)
             if outcome is not Declared.SAME:
                 logger.info("schedule entry declared", extra={"entry": entry.name, "outcome": outcome.value})
         # An entry that moved to another stream leaves its old record behind, under a name that is still declared.
@@ -265,7 +266,7 @@ class Scheduler(Schedules):
             # FLUSHALL, or a server that came back without its data. What code declares is declared again; what was
             # added at run time is lost with the server's data, and nobody here can know it.
             logger.warning("schedule ledger was lost; declaring the entries of this program again")
-            await self._declare_all()
+            await self._declare_all(ledger_was_lost=True)
             glance = await self._ledger.glance(glance.marks)
         for stream, error in glance.refused.items():
             self._set_back(stream, error, glance.now)

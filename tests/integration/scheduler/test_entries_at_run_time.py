@@ -285,6 +285,19 @@ async def test_a_lost_ledger_is_written_again_from_code(stage: Stage, caplog: py
     assert any("ledger was lost" in record.message for record in caplog.records)
 
 
+async def test_a_lost_ledger_fires_no_one_off_time_again_and_those_to_come_all_the_same(stage: Stage) -> None:
+    entries = [
+        stage.entry("migrate", Once(from_ms(START + 10_000))),
+        stage.entry("launch", Once(from_ms(START + 30_000))),
+    ]
+    hosts = [await stage.started(*entries), await stage.started(*entries)]
+    assert await stage.at(10, *hosts) == [10]
+    await stage.redis.delete(*[key async for key in stage.redis.scan_iter(f"*{stage.group}*")])
+
+    assert await stage.at(20, *hosts) == [10]
+    assert await stage.at(30, *hosts) == [10, 30]
+
+
 async def test_removing_what_code_declares_lasts_until_the_next_start(stage: Stage) -> None:
     host = await stage.started(stage.entry())
     await stage.at(10, host)

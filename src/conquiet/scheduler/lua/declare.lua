@@ -2,7 +2,7 @@
 --
 -- KEYS  state (hash), definitions (hash)
 -- ARGV  now in ms or '' for the server's own time, name, definition, revision, digest of its times, origin,
---       '1' if it is due only once, '1' to replace an entry of the same name, id for a new ledger
+--       '1' if it is due only once and may be late, '1' to replace an entry of the same name, id for a new ledger
 -- Answers added, changed, same, exists or in-code.
 local now = tonumber(ARGV[1])
 if not now then
