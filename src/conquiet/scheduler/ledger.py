@@ -4,7 +4,7 @@
     {<stream>}:schedule:<group>:entries        hash: name → definition
     {<stream>}:schedule:<group>:state          hash: epoch, version, and per entry rev:<name> when:<name>
                                                origin:<name> last:<name> fire:<name> fired:<name>
-                                               missed:<name> paused:<name>
+                                               missed:<name> paused:<name> moving:<name>
 
 ``last`` is the pointer: every tick up to it is fired or missed. ``version`` rises with each change by a person
 or a deploy (not with fires), so that hosts notice it by one small read. ``epoch`` tells a ledger that was lost
@@ -76,6 +76,15 @@ class Mark:
 
     epoch: str | None
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a frozen entry stood on the stream it moves from. ``times`` is the digest of its times."""
+
+    times: str
+    decided: int
+    paused_since: int | None
 
 
 NO_MARK = Mark(None, -1)
@@ -163,7 +172,13 @@ class Ledger:
         return Mark(state.get("epoch"), int(state.get("version", 0))), found, unreadable
 
     async def declare(
-        self, entry: ScheduleEntry, origin: Origin, *, replace_existing: bool = False, past_is_done: bool = False
+        self,
+        entry: ScheduleEntry,
+        origin: Origin,
+        *,
+        replace_existing: bool = False,
+        past_is_done: bool = False,
+        place: Place | None = None,
     ) -> Declared:
         """Store an entry unless the ledger has it already.
 
@@ -172,7 +187,9 @@ class Ledger:
             origin: Who wants it.
             replace_existing: Take the place of a different entry of that name.
             past_is_done: Also a single moment that is past was fired or missed: the ledger that knew it is lost.
+            place: Where it stood on the stream it comes from: its pause is kept, and its pointer if its times are.
         """
+        times = records.times_digest(entry)
         pipeline = self._client.pipeline(transaction=False)
         pipeline.sadd(self._directory, entry.stream)
         await self._send(pipeline, entry.stream)
@@ -183,17 +200,31 @@ class Ledger:
             entry.name,
             records.dump(entry),
             records.revision(entry),
-            records.times_digest(entry),
+            times,
             origin.value,
             int(isinstance(entry.when, Once) and not past_is_done),
             int(replace_existing),
             uuid.uuid4().hex,
+            int(place is not None),
+            place.decided if place is not None and place.times == times else "",
+            "" if place is None or place.paused_since is None else place.paused_since,
         )
         return Declared(answer.decode())
 
     async def remove(self, stream: str, name: str) -> bool:
         """Forget an entry and everything about it. False if it was not there."""
         return bool(await self._run("control", stream, self._now(), "remove", name, 0))
+
+    async def freeze(self, record: Record) -> Place | None:
+        """Hold an entry that moves to another stream, on all hosts, and say where it stands. None if it is gone.
+
+        It stays frozen until it is removed, or declared in this place again.
+        """
+        answer = await self._run("control", record.entry.stream, self._now(), "freeze", record.entry.name, 0)
+        if not answer:
+            return None
+        times, decided, paused_since = (part.decode() for part in answer)
+        return Place(times, int(decided), _optional(paused_since or None))
 
     async def pause(self, record: Record) -> bool:
         """Hold an entry on all hosts, from this moment on. False if it is paused or gone."""

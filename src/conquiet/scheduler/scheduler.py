@@ -238,16 +238,25 @@ class Scheduler(Schedules):
         self.stop()
 
     async def _declare_all(self, *, ledger_was_lost: bool = False) -> None:
+        records = await self._readable()
         for entry in self._declared.values():
-            # A one-off time that is past has most likely been fired: the loss preferred is that of a late one.
-            outcome = await self._ledger.declare(entry, Origin.CODE, past_is_done=ledger_was_lost)
+            elsewhere = [one for one in records if one.entry.name == entry.name and one.entry.stream != entry.stream]
+            # Frozen, stored anew, removed: a host that dies between two of these leaves an entry that nobody fires or
+            # one that only one stream's hosts fire, and whoever starts next goes on from there.
+            place = None
+            for record in elsewhere:
+                place = await self._ledger.freeze(record) or place
+            outcome = await self._ledger.declare(
+                entry,
+                Origin.CODE,
+                # A one-off time that is past has most likely been fired: the loss preferred is that of a late one.
+                past_is_done=ledger_was_lost,
+                place=place,
+            )
             if outcome is not Declared.SAME:
                 logger.info("schedule entry declared", extra={"entry": entry.name, "outcome": outcome.value})
-        # An entry that moved to another stream leaves its old record behind, under a name that is still declared.
-        for record in await self._readable():
-            wanted = self._declared.get(record.entry.name)
-            if wanted is not None and wanted.stream != record.entry.stream:
-                await self._ledger.remove(record.entry.stream, wanted.name)
+            for record in elsewhere:
+                await self._ledger.remove(record.entry.stream, entry.name)
 
     async def _readable(self) -> list[Record]:
         """Return all records but those the server refuses to show: one such stream keeps nobody from starting."""
