@@ -61,16 +61,16 @@ def test_a_batch_needs_no_right_to_transactions(
     assert [entry_id.decode() for entry_id, _ in raw.xrange(queue.config.stream_key)] == ids
 
 
-@pytest.mark.parametrize(("forbidden", "code"), [("-eval", "NOPERM"), ("-xadd", r"ERR|NOPERM")])
+@pytest.mark.parametrize("forbidden", ["-eval", "-xadd"])
 def test_a_batch_that_its_user_may_not_send_adds_nothing_and_says_why(
-    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue, forbidden: str, code: str
+    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue, forbidden: str
 ) -> None:
     server = private_redis()
     raw = connect(server.url)
     raw.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", forbidden])
     queue = make_queue(client=connect(server.url, username="app", password="-"))
 
-    with pytest.raises(QueueError, match=rf"EVAL .* was refused by the server \(({code})\)") as caught:
+    with pytest.raises(QueueError, match=r"EVAL .* was refused by the server") as caught:
         queue.enqueue_many([{"n": n} for n in range(3)])
 
     assert not caught.value.in_doubt
