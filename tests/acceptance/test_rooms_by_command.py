@@ -320,8 +320,10 @@ def test_rabbit_run_ends_with_1_when_the_syncer_breaks_its_contract_or_the_queue
     broken = run("rabbit", "run", amqp_url, "orders", "sync:bad")
     missing = run("rabbit", "run", amqp_url, "nowhere", "sync:good")
     no_function = run("rabbit", "run", amqp_url, "orders", "sync:number")
+    no_level = invoke("rabbit", "run", amqp_url, "orders", "sync:good", "--log-level", "loud")
 
-    assert (broken.returncode, missing.returncode, no_function.returncode) == (1, 1, 2)
+    assert (broken.returncode, missing.returncode, no_function.returncode, no_level.returncode) == (1, 1, 2, 2)
+    assert "must be one of debug, info, warning, error" in no_level.stderr
     assert "nowhere" in missing.stderr
     assert "sync:number is a int, not a function" in no_function.stderr
     assert "Traceback" not in broken.stderr + missing.stderr

@@ -15,8 +15,9 @@ from conquiet.bridge import create_tables
 from conquiet.management import Server
 from conquiet.management.doctor import Finding, Severity
 from conquiet.management.doctor.mysql import examine_mysql
-from conquiet.management.doctor.rabbit import RabbitApiError, examine_rabbit
+from conquiet.management.doctor.rabbit import examine_rabbit
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
+from conquiet.management.rabbit_api import RabbitApiError
 from conquiet.testing import RedisServer, wait_until
 from conquiet.testing.discovery import MySQLFlavour, available_mysql_flavours
 from conquiet.testing.mysql import MySQLServer

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -44,6 +45,22 @@ async def test_many_are_all_confirmed(rabbit: Any) -> None:
 
     assert count == rabbit.depth(queue) == told[-1] == 500
     assert told == sorted(told)
+
+
+async def test_a_source_that_fails_leaves_those_before_it_confirmed(rabbit: Any) -> None:
+    queue = rabbit.queue()
+    told: list[int] = []
+
+    def source() -> Iterator[Outgoing]:
+        for number in range(3):
+            yield Outgoing(queue, {"number": number})
+        raise LookupError("line 4")
+
+    async with Publisher(rabbit.url) as publisher:
+        with pytest.raises(LookupError, match="line 4"):
+            await publisher.publish_many(source(), progress=told.append)
+
+    assert told == [rabbit.depth(queue)] == [3]
 
 
 async def test_in_a_batch_only_the_one_that_was_returned_fails(rabbit: Any) -> None:

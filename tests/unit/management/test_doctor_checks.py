@@ -7,10 +7,11 @@ from conquiet.management.doctor import Severity
 from conquiet.management.doctor.mysql import CHECKS as MYSQL_CHECKS
 from conquiet.management.doctor.mysql import MySQLFacts
 from conquiet.management.doctor.rabbit import CHECKS as RABBIT_CHECKS
-from conquiet.management.doctor.rabbit import RabbitFacts, examine_rabbit, management_url
+from conquiet.management.doctor.rabbit import RabbitFacts, examine_rabbit
 from conquiet.management.doctor.redis import CHECKS as REDIS_CHECKS
 from conquiet.management.doctor.redis import RedisFacts
 from conquiet.management.models import GroupFacts, StreamFacts
+from conquiet.management.rabbit_api import management_url
 
 HEALTHY = {
     "version": "8.4.0",

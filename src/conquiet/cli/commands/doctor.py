@@ -116,7 +116,8 @@ def _database(flag: str, connections: int) -> "list[Finding]":
 
 
 def _rabbit(flag: str, api_flag: str, queues: tuple[str, ...]) -> "list[Finding]":
-    from conquiet.management.doctor.rabbit import RabbitApiError, examine_rabbit, management_url
+    from conquiet.management.doctor.rabbit import examine_rabbit
+    from conquiet.management.rabbit_api import RabbitApiError, management_url
 
     # What workers use is AMQP: a management API that answers says nothing about the broker's own port and passwords.
     broker(flag)

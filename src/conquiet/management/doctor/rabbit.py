@@ -1,40 +1,20 @@
 """What bites users of RabbitMQ, asked of its management API. AMQP itself tells next to nothing about a queue."""
 
-import base64
-import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.redaction import printable
 from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.management.rabbit_api import RabbitApiError, ask_api, delivery_limit, setting
 
-_TIMEOUT_S = 10.0
 _MAX_QUEUES = 200
 _MAX_EXCHANGES = 50
-_DEFAULT_LIMIT = 20
 _MANY_UNACKED = 10_000
 _OLDEST = (3, 8)
-_OK = 200
-_UNAUTHORIZED = 401
 _NOT_FOUND = 404
-
-
-class RabbitApiError(Exception):
-    """The management API did not answer, or not with what was asked for. The text has no credentials."""
-
-    def __init__(self, message: str, *, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-    @property
-    def refused(self) -> bool:
-        """Whether it was the user name or the password."""
-        return self.status == _UNAUTHORIZED
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +33,6 @@ class RabbitFacts:
     wanted: tuple[str, ...] = ()
     total: int = 0
     bound_to_dlx: frozenset[str] = frozenset()
-
-
-def management_url(amqp_url: str) -> str:
-    """Return where the management API of a broker usually is: the same host and login, port 15672."""
-    parts = urlsplit(amqp_url)
-    scheme, port = ("https", 15671) if parts.scheme == "amqps" else ("http", 15672)
-    login = f"{parts.username}:{parts.password or ''}@" if parts.username else ""
-    return f"{scheme}://{login}{parts.hostname or 'localhost'}:{port}"
 
 
 def examine_rabbit(api_url: str, vhost: str = "/", *, queues: tuple[str, ...] = ()) -> list[Finding]:
@@ -86,9 +58,9 @@ def examine_rabbit(api_url: str, vhost: str = "/", *, queues: tuple[str, ...] = 
 
 def gather(api_url: str, vhost: str, queues: tuple[str, ...]) -> RabbitFacts:
     """Ask the broker. Bounded: the first 200 queues and those named, and where 50 dead-letter exchanges lead."""
-    overview = _get(api_url, "/api/overview")
+    overview = ask_api(api_url, "/api/overview")
     place = f"/api/queues/{quote(vhost, safe='')}"
-    page = _get(api_url, f"{place}?page=1&page_size={_MAX_QUEUES}")
+    page = ask_api(api_url, f"{place}?page=1&page_size={_MAX_QUEUES}")
     items = list(page.get("items", []) if isinstance(page, dict) else page)
     there = {item.get("name") for item in items}
     # A page says nothing about a queue that is not on it.
@@ -106,7 +78,7 @@ def gather(api_url: str, vhost: str, queues: tuple[str, ...]) -> RabbitFacts:
 def _find(api_url: str, path: str) -> Any:
     """Return what is there, or None."""
     try:
-        return _get(api_url, path)
+        return ask_api(api_url, path)
     except RabbitApiError as error:
         if error.status != _NOT_FOUND:
             raise
@@ -124,41 +96,18 @@ def _bound(api_url: str, vhost: str, queues: list[dict[str, Any]]) -> frozenset[
     )
 
 
-def _get(api_url: str, path: str) -> Any:
-    parts = urlsplit(api_url)
-    login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
-    headers = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    try:
-        with closing(kind(parts.hostname or "localhost", parts.port or 15672, timeout=_TIMEOUT_S)) as connection:
-            connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
-            response = connection.getresponse()
-            body = response.read()
-        if response.status == _OK:
-            return json.loads(body)
-    except (OSError, HTTPException, ValueError) as error:
-        raise RabbitApiError(f"no answer ({type(error).__name__})") from error
-    raise RabbitApiError(f"HTTP {response.status}", status=response.status)
-
-
-def _setting(queue: dict[str, Any], argument: str, policy: str) -> Any:
-    arguments = queue.get("arguments") or {}
-    effective = queue.get("effective_policy_definition") or {}
-    return arguments.get(argument, effective.get(policy) if isinstance(effective, dict) else None)
-
-
 def _name(queue: dict[str, Any]) -> str:
     return printable(queue.get("name", ""))
 
 
 def _dead_letter_exchange(queue: dict[str, Any]) -> Any:
-    return _setting(queue, "x-dead-letter-exchange", "dead-letter-exchange")
+    return setting(queue, "x-dead-letter-exchange", "dead-letter-exchange")
 
 
 def _is_dead_letter_queue(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
     """Whether another queue's rejects come here, as far as routing keys and bindings say."""
     return queue.get("name") in facts.bound_to_dlx or any(
-        _setting(other, "x-dead-letter-routing-key", "dead-letter-routing-key") == queue.get("name")
+        setting(other, "x-dead-letter-routing-key", "dead-letter-routing-key") == queue.get("name")
         for other in facts.queues
     )
 
@@ -166,17 +115,6 @@ def _is_dead_letter_queue(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
 def _is_last_stop(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
     """Whether rejects end here for good: a queue for retries passes them on, and a limit there deletes nothing."""
     return _dead_letter_exchange(queue) is None and _is_dead_letter_queue(facts, queue)
-
-
-def _delivery_limit(facts: RabbitFacts, queue: dict[str, Any]) -> int | None:
-    """Return after how many deliveries the broker drops a message or sends it to the DLX; None for never."""
-    if queue.get("type") != "quorum":
-        return None
-    limit = _setting(queue, "x-delivery-limit", "delivery-limit")
-    if limit is None:
-        major = facts.version.split(".")[0]
-        return _DEFAULT_LIMIT if major.isdigit() and int(major) >= 4 else None  # noqa: PLR2004 - came with 4.0
-    return int(limit) if int(limit) >= 0 else None
 
 
 def check_version(facts: RabbitFacts) -> Iterator[Finding]:
@@ -260,7 +198,7 @@ def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
     for queue in facts.queues:
         if queue.get("type") != "quorum":
             continue
-        limit = _delivery_limit(facts, queue)
+        limit = delivery_limit(queue, facts.version)
         if _is_last_stop(facts, queue):
             if limit is not None:
                 yield Finding(
@@ -305,7 +243,7 @@ def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
 def check_timeout(facts: RabbitFacts) -> Iterator[Finding]:
     """A consumer timeout shorter than a slow handler."""
     for queue in facts.queues:
-        timeout = _setting(queue, "x-consumer-timeout", "consumer-timeout")
+        timeout = setting(queue, "x-consumer-timeout", "consumer-timeout")
         if isinstance(timeout, int) and timeout < 60_000:  # noqa: PLR2004 - the broker's default is 30 minutes
             yield Finding(
                 "rabbit.consumer_timeout",
