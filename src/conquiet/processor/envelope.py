@@ -30,6 +30,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.validation import require_positive, require_text
 
@@ -39,6 +41,9 @@ MAX_NAME = 200
 
 _USUAL = frozenset({"v", "event", "id", "attempt", "emitted_ms", "data"})
 """The keys that every message of ours has, and most have no other."""
+
+_read_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_join = msgspec.json.Encoder().encode
 
 NO_ENVELOPE = "it is not an envelope: the key v is missing"
 NEWER_VERSION = "its envelope has a version that this release does not know"
@@ -146,6 +151,17 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
     if payload.keys() != _USUAL:
         _read_rare(payload, envelope)
     return envelope
+
+
+def parts_of(raw: bytes) -> dict[str, Any]:
+    """Return the keys of a stored message, each with its value as it stands: not read, and so nobody's to change."""
+    parts: dict[str, Any] = _read_parts(raw)
+    return parts
+
+
+def joined(payload: Mapping[str, Any]) -> bytes:
+    """Return the bytes to store: of what was read it takes everything back, however deep or large."""
+    return _join(payload)
 
 
 def next_attempt(payload: Mapping[str, Any], envelope: Envelope, *, group: str, failed_ms: int) -> dict[str, Any]:

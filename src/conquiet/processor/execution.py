@@ -5,7 +5,8 @@
          dead letter       nothing         waits     dead letter    parked      waits
 
 Whatever takes a message out of the engine's hands acknowledges it in the same step on the server. What
-returns normally is acknowledged by the engine.
+returns normally is acknowledged by the engine. What is stored anew is made from the bytes that were read:
+``ctx.data`` is the handler's, who may do with it as he likes.
 """
 
 import logging
@@ -18,7 +19,15 @@ from conquiet.kernel.identity import hostname
 from conquiet.kernel.redaction import printable
 from conquiet.processor.context import Delivery
 from conquiet.processor.emitter import Emitter
-from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload, next_attempt, same_attempt
+from conquiet.processor.envelope import (
+    Envelope,
+    EnvelopeError,
+    from_payload,
+    joined,
+    next_attempt,
+    parts_of,
+    same_attempt,
+)
 from conquiet.processor.jobs import JobRecorder, JobState
 from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
@@ -28,13 +37,9 @@ from conquiet.processor.routes import Route
 from conquiet.processor.scripts import script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settlement import Settler
-from conquiet.queue.codec import encode_payload
 from conquiet.runtime.context import RuntimeMessage
 
 logger = logging.getLogger(__name__)
-
-_NO_LIMIT = 2**40
-"""What was read may be written back: it grows by a few bytes, which the reader's limit must not cut off."""
 
 
 class Execution:
@@ -134,6 +139,7 @@ class Execution:
             if self._jobs is not None:
                 await self._jobs.note_later(self._keys[message.stream], envelope, JobState.SUCCEEDED)
             route.count(message.stream, "done")
+            message.raw = b""  # it may wait for its acknowledgement a while; nobody needs it twice
             return
         if message.acknowledged:
             # The handler gave its message away before it failed. There is nothing left to try again.
@@ -154,11 +160,9 @@ class Execution:
     async def _retry(
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, delay_ms: int, failure: Exception
     ) -> None:
-        payload = next_attempt(message.data, envelope, group=self._group, failed_ms=self._now_ms())
+        payload = next_attempt(parts_of(message.raw), envelope, group=self._group, failed_ms=self._now_ms())
         with ctx.leaving():
-            await self._settler.reschedule(
-                self._keys[message.stream], message.id, f"+{delay_ms}", encode_payload(payload, max_bytes=_NO_LIMIT)
-            )
+            await self._settler.reschedule(self._keys[message.stream], message.id, f"+{delay_ms}", joined(payload))
             ctx.mark_acknowledged()
         if self._jobs is not None:
             await self._jobs.note(self._keys[message.stream], envelope, JobState.FAILED, failure)
@@ -166,11 +170,9 @@ class Execution:
     async def _let_wait(
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, when: str, state: JobState
     ) -> None:
-        payload = same_attempt(message.data, envelope, group=self._group)
+        payload = same_attempt(parts_of(message.raw), envelope, group=self._group)
         with ctx.leaving():
-            await self._settler.reschedule(
-                self._keys[message.stream], message.id, when, encode_payload(payload, max_bytes=_NO_LIMIT)
-            )
+            await self._settler.reschedule(self._keys[message.stream], message.id, when, joined(payload))
             ctx.mark_acknowledged()
         if self._jobs is not None:
             await self._jobs.note(self._keys[message.stream], envelope, state)
@@ -186,10 +188,9 @@ class Execution:
     ) -> None:
         record = self._record(message.id, envelope, reason, failure)
         record.error = record.error or note
-        record.payload = message.data
         record.deliveries = message.delivery_count
         with ctx.leaving():
-            await self._settler.bury(self._keys[message.stream], message.id, encode_record(record))
+            await self._settler.bury(self._keys[message.stream], message.id, encode_record(record, message.raw))
             ctx.mark_acknowledged()
         logger.warning(
             "message is a dead letter",
@@ -230,7 +231,7 @@ class Execution:
     async def _park(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope) -> bool:
         """Put a message of a paused event aside. False if it is not paused after all."""
         keys = self._keys[message.stream]
-        payload = encode_payload(same_attempt(message.data, envelope, group=self._group), max_bytes=_NO_LIMIT)
+        payload = joined(same_attempt(parts_of(message.raw), envelope, group=self._group))
         with ctx.leaving():
             answer = await script("park").call(
                 self._client,
@@ -247,8 +248,7 @@ class Execution:
     async def _take_turn(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, rate: RateLimit) -> bool:
         """Take a turn under the event's rate limit. False if it is a later one, and the message waits for it."""
         keys = self._keys[message.stream]
-        payload = same_attempt(message.data, envelope, group=self._group, reserved=True)
-        stored = encode_payload(payload, max_bytes=_NO_LIMIT)
+        stored = joined(same_attempt(parts_of(message.raw), envelope, group=self._group, reserved=True))
         with ctx.leaving():
             wait_ms = await script("turn").call(
                 self._client,

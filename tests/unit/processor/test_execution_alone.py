@@ -15,6 +15,7 @@ from conquiet.processor.policy import Reject, RetryPolicy
 from conquiet.processor.records import decode_record, describe
 from conquiet.processor.routes import Route
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings
+from conquiet.queue.codec import encode_payload
 from conquiet.runtime import RuntimeMessage
 from conquiet.runtime.context import Leaving
 
@@ -73,7 +74,7 @@ async def run(payload: dict[str, Any], function: Any, retry: RetryPolicy | None 
         jobs=None,
         settings=ProcessorSettings(),
     )
-    message = RuntimeMessage("s", "1-1", payload)
+    message = RuntimeMessage("s", "1-1", payload, raw=encode_payload(payload, max_bytes=10**6))
     error: BaseException | None = None
     try:
         await execution(message, FakeDelivery(message))
