@@ -22,6 +22,9 @@ from conquiet.queue.codec import TOO_LARGE, CodecError, encode_payload
 _DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
 """How long after its due time a debounced message that nobody moved can still be replaced."""
 
+_FOR_EVER_MS = 2**52
+"""Longest window of ids: the server refuses a time that its clock cannot reach."""
+
 _MOST_KEYS = 1_000
 
 _text = msgspec.json.Encoder().encode
@@ -93,7 +96,7 @@ class Plans:
         self._stream = stream
         self._settings = settings
         self._keys = {stream: keys_of(stream)}
-        self._window_ms = max(1, round(settings.dedupe_window_s * 1000))
+        self._window_ms = min(_FOR_EVER_MS, max(1, round(settings.dedupe_window_s * 1000)))
 
     def steps(self, messages: Iterable[NewMessage], stream: str | None) -> Iterator[Step]:
         """Return the steps that emit these messages. All of them are checked before the first step is returned."""

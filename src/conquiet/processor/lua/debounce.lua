@@ -1,13 +1,22 @@
 -- Let a message wait, in place of the one that waits under the same name.
 -- KEYS: delayed, wake, debounce; ARGV: payload, delay in ms, how long the name is remembered beyond that in ms
 -- Answers {due time, 1 if another message was replaced}.
+-- What can be refused is refused before the first write: an error ends a script where it stands, and what waited would be
+-- gone, or the new message there and nobody told.
+for i, kind in ipairs({'zset', 'stream', 'string'}) do
+  local found = redis.call('TYPE', KEYS[i]).ok
+  if found ~= 'none' and found ~= kind then
+    return redis.error_reply('WRONGTYPE a key beside the stream is of another type')
+  end
+end
 local t = redis.call('TIME')
 local due = t[1] * 1000 + math.floor(t[2] / 1000) + tonumber(ARGV[2])
+local kept = string.format('%.0f', math.min(tonumber(ARGV[2]) + tonumber(ARGV[3]), 2 ^ 52))
 local waiting = redis.call('GET', KEYS[3])
 local replaced = 0
 if waiting then replaced = redis.call('ZREM', KEYS[1], waiting) end
 redis.call('ZADD', KEYS[1], due, ARGV[1])
-redis.call('SET', KEYS[3], ARGV[1], 'PX', tonumber(ARGV[2]) + tonumber(ARGV[3]))
+redis.call('SET', KEYS[3], ARGV[1], 'PX', kept)
 local first = redis.call('ZRANGE', KEYS[1], 0, 0)
 if first[1] == ARGV[1] then redis.call('XADD', KEYS[2], 'MAXLEN', 1, '*', 'w', '1') end
 return {string.format('%.0f', due), replaced}
