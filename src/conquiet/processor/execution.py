@@ -37,6 +37,7 @@ from conquiet.processor.routes import Route
 from conquiet.processor.scripts import script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settlement import Settler
+from conquiet.queue.codec import TOO_LARGE
 from conquiet.runtime.context import RuntimeMessage
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,9 @@ class Execution:
         fields = await script("entry").call(self._client, (stream,), (entry_id,), stream=stream, group=self._group)
         if not fields:
             return
-        raw = {_shown(name): _shown(value) for name, value in zip(fields[::2], fields[1::2], strict=True)}
+        # What is only too large is kept whole: there is nothing else wrong with it, and it is nowhere else.
+        most = None if reason == TOO_LARGE else _SHOWN
+        raw = {_shown(name, most): _shown(value, most) for name, value in zip(fields[::2], fields[1::2], strict=True)}
         record = self._record(entry_id, None, Reason.MALFORMED, None)
         record.error, record.raw = reason, raw
         await self._settler.bury(keys, entry_id, encode_record(record))
@@ -278,10 +281,11 @@ class Execution:
 
 
 _NOT_PAUSED = 2
+_SHOWN = 65_536
 _UNKNOWN = "no handler is registered for its event"
 _EXHAUSTED = "it was delivered too often without ever being settled: whoever worked on it was killed or hung"
 
 
-def _shown(raw: bytes) -> str:
+def _shown(raw: bytes, most: int | None) -> str:
     """Bytes of an entry that could not be decoded, as text that JSON can hold."""
-    return raw[:65_536].decode(errors="backslashreplace")
+    return raw[:most].decode(errors="backslashreplace")

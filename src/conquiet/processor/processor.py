@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -35,6 +36,9 @@ from conquiet.runtime.consumer import Consumer
 from conquiet.runtime.events import Callback, EngineError
 from conquiet.runtime.health import NOTHING_DONE, Health, StopReport
 from conquiet.runtime.settings import RuntimeSettings, require_streams
+
+_OUR_ADDITIONS = 4_096
+"""Most bytes by which a message grows on its way: group, times, ids."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -287,7 +291,7 @@ class Processor:
             group=self._group,
             consumer_id=self._consumer_id,
             on_exhausted=self._execution.exhausted,
-            settings=self._runtime,
+            settings=replace(self._runtime, max_payload_bytes=self._largest_read()),
         )
         self._consumer.on("error", self._hear_error)
         for event, callback in self._callbacks:
@@ -322,6 +326,10 @@ class Processor:
             task = asyncio.create_task(call, name="conquiet-malformed")
             self._burials.add(task)
             task.add_done_callback(self._burials.discard)
+
+    def _largest_read(self) -> int:
+        """What may be emitted may be read, and tried again: a retry is larger by what we write into it."""
+        return max(self._runtime.max_payload_bytes, self._settings.max_payload_bytes) + _OUR_ADDITIONS
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._executor is None:

@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from conquiet.errors import PayloadError
 from conquiet.processor import JobContext, Processor, RetryPolicy
+from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
 
 TWICE = RetryPolicy.fixed(0.01, max_attempts=2)
@@ -30,6 +34,53 @@ async def test_a_handler_that_changes_its_data_changes_neither_its_retry_nor_its
     assert seen == [{"to": "jane", "n": [1, 2.5, "ü"]}] * 2
     assert dead.record.payload is not None
     assert dead.record.payload["data"] == {"to": "jane", "n": [1, 2.5, "ü"]}
+
+
+@pytest.mark.parametrize("limit", [1_000, 2_000_000])
+async def test_a_message_of_the_largest_size_is_tried_again(
+    make_processor: Callable[..., Processor], place: Any, limit: int
+) -> None:
+    """With a limit of the processor's below and above the engine's own."""
+    processor = make_processor(max_payload_bytes=limit, runtime=RuntimeSettings(max_payload_bytes=1_000))
+    runs: list[int] = []
+
+    @processor.handler("pay", retry=TWICE)
+    async def pay(ctx: JobContext) -> None:
+        runs.append(ctx.attempt)
+        raise LookupError
+
+    async with processor:
+        empty = len((await _emitted(processor, place))["data"])
+        await processor.emit("pay", {"x": "y" * (limit - empty)}, id="0" * 24)
+        with pytest.raises(PayloadError):
+            await processor.emit("pay", {"x": "y" * (limit - empty + 1)}, id="1" * 24)
+        await wait_until_async(lambda: _is(place.dead, 2))
+        page = await processor.dead_letters().list()
+
+    assert sorted(runs) == [1, 1, 2, 2]
+    assert {item.record.reason for item in page.items} == {"attempts_exhausted"}
+
+
+async def test_an_entry_that_is_only_too_large_is_kept_whole(
+    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+) -> None:
+    processor = make_processor(max_payload_bytes=100_000, runtime=RuntimeSettings(max_payload_bytes=100_000))
+    large = '{"v":1,"event":"pay","data":{"x":"' + "y" * 200_000 + '"}}'
+
+    async with processor:
+        await client.xadd(stream, {"data": large})
+        await wait_until_async(lambda: _is(place.dead, 1))
+        (dead,) = (await processor.dead_letters().list()).items
+
+    assert dead.record.reason == "malformed"
+    assert dead.record.raw == {"data": large}
+
+
+async def _emitted(processor: Processor, place: Any) -> dict[str, bytes]:
+    """The fields of an entry as the processor writes it."""
+    sent = await processor.emit("pay", {"x": ""})
+    ((_, fields),) = await place.client.xrange(place.keys.stream, sent.entry_id, sent.entry_id)
+    return {name.decode(): value for name, value in fields.items()}
 
 
 async def _is(found: Callable[[], Any], wanted: int) -> bool:
