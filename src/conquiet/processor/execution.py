@@ -9,6 +9,7 @@ returns normally is acknowledged by the engine. What is stored anew is made from
 ``ctx.data`` is the handler's, who may do with it as he likes.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -31,7 +32,16 @@ from conquiet.processor.envelope import (
 from conquiet.processor.jobs import JobRecorder, JobState
 from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
-from conquiet.processor.policy import DeadLetter, Done, RateLimit, Reason, Reject, RetryAt, decide
+from conquiet.processor.policy import (
+    DeadLetter,
+    Done,
+    HandlerCancelledError,
+    RateLimit,
+    Reason,
+    Reject,
+    RetryAt,
+    decide,
+)
 from conquiet.processor.records import DeadRecord, describe, encode_record
 from conquiet.processor.routes import Route
 from conquiet.processor.scripts import script
@@ -136,6 +146,11 @@ class Execution:
         failure: Exception | None = None
         try:
             await route.invoke(envelope, ctx, self._emitter, message.stream)
+        except asyncio.CancelledError as error:
+            if _is_being_cancelled():
+                raise  # by us: a forced stop. It is not done, and whoever claims it begins anew
+            failure = HandlerCancelledError()
+            failure.__cause__ = error
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             failure = error
         if failure is None:
@@ -144,10 +159,17 @@ class Execution:
             route.count(message.stream, "done")
             message.raw = b""  # it may wait for its acknowledgement a while; nobody needs it twice
             return
+        await self._settle_failure(message, ctx, envelope, route, failure)
+        # Raised although it is settled: the engine then tells its listeners that the attempt failed.
+        raise failure
+
+    async def _settle_failure(
+        self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, route: Route, failure: Exception
+    ) -> None:
         if message.acknowledged:
             # The handler gave its message away before it failed. There is nothing left to try again.
             route.count(message.stream, "failed_after_ack")
-            raise failure
+            return
         match decide(failure, attempt=envelope.attempt, policy=route.retry, max_attempts=envelope.max_attempts):
             case RetryAt(delay_ms):
                 await self._retry(message, ctx, envelope, delay_ms, failure)
@@ -157,8 +179,6 @@ class Execution:
                 route.count(message.stream, "dead")
             case Done():  # pragma: no cover - there was a failure
                 return
-        # Raised although it is settled: the engine then tells its listeners that the attempt failed.
-        raise failure
 
     async def _retry(
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, delay_ms: int, failure: Exception
@@ -284,6 +304,11 @@ _NOT_PAUSED = 2
 _SHOWN = 65_536
 _UNKNOWN = "no handler is registered for its event"
 _EXHAUSTED = "it was delivered too often without ever being settled: whoever worked on it was killed or hung"
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _shown(raw: bytes, most: int | None) -> str:
