@@ -76,6 +76,24 @@ async def test_an_entry_that_is_only_too_large_is_kept_whole(
     assert dead.record.raw == {"data": large}
 
 
+async def test_a_malformed_entry_whose_burial_is_refused_is_buried_once_it_can_be(
+    make_processor: Callable[..., Processor],
+    place: Any,
+    client: Any,
+    keys: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    processor = make_processor(refresh_s=0.1)
+
+    async with processor:
+        await client.set(keys.dead, "another type")
+        await client.xadd(keys.stream, {"other": "x"})
+        await wait_until_async(lambda: "malformed entry not buried: it is tried again" in caplog.messages)
+        await client.delete(keys.dead)
+        await wait_until_async(lambda: _is(place.dead, 1))
+        assert await place.pending() == 0
+
+
 async def _emitted(processor: Processor, place: Any) -> dict[str, bytes]:
     """The fields of an entry as the processor writes it."""
     sent = await processor.emit("pay", {"x": ""})
