@@ -24,7 +24,6 @@ new optional keys need no new version. ``v`` grows only when an old reader would
 thing; it refuses what it cannot understand, and never guesses.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,6 +37,9 @@ from conquiet.kernel.validation import require_positive, require_text
 VERSION = 1
 MAX_NAME = 200
 """Longest event name and longest id, in characters."""
+
+_LARGEST = 2**53
+"""Largest number in an envelope: a script's numbers are floats, and beyond it they would be others."""
 
 _USUAL = frozenset({"v", "event", "id", "attempt", "emitted_ms", "data"})
 """The keys that every message of ours has, and most have no other."""
@@ -94,8 +96,8 @@ def check_new(event: object, message_id: object, max_attempts: object = None) ->
     for name, value in (("event", event), ("id", message_id)):
         if len(require_text(name, value)) > MAX_NAME:
             raise ConfigurationError(f"{name} must have at most {MAX_NAME} characters, got {len(str(value))}")
-    if max_attempts is not None:
-        require_positive("max_attempts", max_attempts)
+    if max_attempts is not None and require_positive("max_attempts", max_attempts) > _LARGEST:
+        raise ConfigurationError("max_attempts must be below 2**53")
 
 
 def to_payload(envelope: Envelope) -> dict[str, Any]:
@@ -145,7 +147,9 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
         raise EnvelopeError(BAD_DATA)
     attempt = get("attempt", 1)
     emitted_ms = get("emitted_ms", 0)
-    if type(attempt) is not int or attempt < 1 or type(emitted_ms) is not int or emitted_ms < 0:
+    if type(attempt) is not int or type(emitted_ms) is not int:
+        raise EnvelopeError(BAD_NUMBER)
+    if not (0 < attempt <= _LARGEST and 0 <= emitted_ms <= _LARGEST):
         raise EnvelopeError(BAD_NUMBER)
     envelope = Envelope(event, message_id, data, attempt, None, emitted_ms)
     if payload.keys() != _USUAL:
@@ -210,12 +214,12 @@ def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
         value = get(key)
         if value is None:
             continue
-        if type(value) is not int or value < (1 if key == "max_attempts" else 0):
+        if type(value) is not int or not (1 if key == "max_attempts" else 0) <= value <= _LARGEST:
             raise EnvelopeError(BAD_NUMBER)
         setattr(envelope, key, value)
     until = get("delay_until_ms")
     if until is not None:
-        if type(until) not in {int, float} or not math.isfinite(until):
+        if type(until) not in {int, float} or not -_LARGEST <= until <= _LARGEST:  # true for no NaN either
             raise EnvelopeError(BAD_NUMBER)
         envelope.delay_until_ms = int(until)
     group = get("group")

@@ -123,7 +123,7 @@ class Execution:
         """Bury what was delivered too often: it kills whoever works on it."""
         try:
             envelope = from_payload(message.data, entry_id=message.id)
-        except EnvelopeError:
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
             envelope = None
         await self._bury(message, ctx, envelope, Reason.DELIVERIES_EXHAUSTED, note=_EXHAUSTED)
 

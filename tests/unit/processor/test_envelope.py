@@ -70,6 +70,11 @@ def test_whatever_stands_there_is_an_envelope_or_refused_with_a_constant_reason(
         ({"v": 1, "event": "a", "attempt": 0}, env.BAD_NUMBER),
         ({"v": 1, "event": "a", "attempt": True}, env.BAD_NUMBER),
         ({"v": 1, "event": "a", "emitted_ms": "soon"}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "delay_until_ms": 10**400}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "delay_until_ms": float("nan")}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "emitted_ms": 10**400}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "attempt": 10**30}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "replays": 10**30}, env.BAD_NUMBER),
     ],
 )
 def test_a_payload_that_is_not_an_envelope_is_refused_by_name(payload: dict[str, Any], reason: str) -> None:
@@ -168,7 +173,15 @@ def test_a_replayed_message_starts_over_and_remembers_that_it_does() -> None:
 
 @pytest.mark.parametrize(
     ("event", "message_id", "attempts"),
-    [("", "1", None), ("a", "", None), ("a\nb", "1", None), ("a" * 201, "1", None), ("a", "1", 0), ("a", 5, None)],
+    [
+        ("", "1", None),
+        ("a", "", None),
+        ("a\nb", "1", None),
+        ("a" * 201, "1", None),
+        ("a", "1", 0),
+        ("a", "1", 2**60),
+        ("a", 5, None),
+    ],
 )
 def test_a_caller_cannot_make_an_envelope_that_readers_refuse(
     event: str, message_id: object, attempts: int | None
