@@ -12,7 +12,7 @@ from conquiet.errors import ConfigurationError, PayloadError
 from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_seconds, require_text
 from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL, never_raises
-from conquiet.processor.envelope import Envelope, check_new, new_id, to_payload
+from conquiet.processor.envelope import check_new, new_id
 from conquiet.processor.jobs import JobState, NewState
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.scripts import ADD_ONE, Arg, Script, script
@@ -143,21 +143,16 @@ class Plans:
         check_new(message.event, message_id, message.max_attempts)
         data = {} if message.data is None else message.data
         try:
-            if message.max_attempts is None:
-                # The same bytes as below, without building and checking an object around the caller's.
-                payload = b'{"v":1,"event":%b,"id":%b,"attempt":1,"emitted_ms":%d,"data":%b}' % (
-                    _text(message.event),
-                    _text(message_id),
-                    now_ms,
-                    encode_payload(data, max_bytes=self._settings.max_payload_bytes),
-                )
-                if len(payload) > self._settings.max_payload_bytes:
-                    raise CodecError(TOO_LARGE)
-            else:
-                envelope = Envelope(
-                    message.event, message_id, dict(data), max_attempts=message.max_attempts, emitted_ms=now_ms
-                )
-                payload = encode_payload(to_payload(envelope), max_bytes=self._settings.max_payload_bytes)
+            # The bytes of ``to_payload``, without building and checking an object around the caller's.
+            payload = b'{"v":1,"event":%b,"id":%b,"attempt":1,"emitted_ms":%d,"data":%b%b}' % (
+                _text(message.event),
+                _text(message_id),
+                now_ms,
+                encode_payload(data, max_bytes=self._settings.max_payload_bytes),
+                b"" if message.max_attempts is None else b',"max_attempts":%d' % message.max_attempts,
+            )
+            if len(payload) > self._settings.max_payload_bytes:
+                raise CodecError(TOO_LARGE)
         except CodecError as error:
             reason = error.reason
         else:

@@ -1,12 +1,13 @@
 """A message is stored as it came, whatever its handler did to it and however large or deep it is."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from conquiet.errors import PayloadError
-from conquiet.processor import JobContext, Processor, RetryPolicy
+from conquiet.processor import DeadFilter, JobContext, Processor, RetryPolicy
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
 
@@ -76,6 +77,32 @@ async def test_an_entry_that_is_only_too_large_is_kept_whole(
     assert dead.record.raw == {"data": large}
 
 
+@pytest.mark.parametrize("own_attempts", [None, 2])
+async def test_what_is_nested_as_deep_as_may_be_is_tried_again_buried_and_replayed(
+    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str, own_attempts: int | None
+) -> None:
+    """And what another writer nested deeper: it could be read, so it can be written."""
+    processor = make_processor()
+    runs: list[tuple[str, int]] = []
+
+    @processor.handler("pay", retry=TWICE)
+    async def pay(ctx: JobContext) -> None:
+        runs.append((ctx.id, ctx.attempt))
+        raise LookupError
+
+    async with processor:
+        await processor.emit("pay", _nested(100), id="ours", max_attempts=own_attempts)
+        with pytest.raises(PayloadError):
+            await processor.emit("pay", _nested(101), max_attempts=own_attempts)
+        deep = json.dumps({"v": 1, "event": "pay", "id": "theirs", "data": _nested(300)})
+        await client.xadd(stream, {"data": deep})
+        await wait_until_async(lambda: _is(place.dead, 2))
+        assert (await processor.dead_letters().replay(DeadFilter())).replayed == 2
+        await wait_until_async(lambda: len(runs) == 8)
+
+    assert sorted(runs) == sorted([("ours", 1), ("ours", 2), ("theirs", 1), ("theirs", 2)] * 2)
+
+
 async def test_a_malformed_entry_whose_burial_is_refused_is_buried_once_it_can_be(
     make_processor: Callable[..., Processor],
     place: Any,
@@ -92,6 +119,13 @@ async def test_a_malformed_entry_whose_burial_is_refused_is_buried_once_it_can_b
         await client.delete(keys.dead)
         await wait_until_async(lambda: _is(place.dead, 1))
         assert await place.pending() == 0
+
+
+def _nested(levels: int) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        data = {"a": data}
+    return data
 
 
 async def _emitted(processor: Processor, place: Any) -> dict[str, bytes]:
