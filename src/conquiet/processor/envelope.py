@@ -16,6 +16,8 @@ The envelope is the JSON object in the entry's single field ``data``, so any rea
     group            text     the only consumer group that it is meant for (a retry)        every group
     replays          int      how often it came back from the dead letters                  0
     reserved         true     its turn under a rate limit is booked already                 false
+    reserved_ms      int      when that turn is                                             for ever
+    from_entry       text     the entry it follows: two messages of one id stay two         it is the first
 
 The shortest one a foreign writer can make is ``{"v": 1, "event": "email.send", "data": {…}}``.
 
@@ -80,6 +82,7 @@ class Envelope:
     group: str | None = None
     replays: int = 0
     reserved: bool = False
+    reserved_ms: int | None = None
 
 
 def new_id() -> str:
@@ -110,7 +113,7 @@ def to_payload(envelope: Envelope) -> dict[str, Any]:
         "emitted_ms": envelope.emitted_ms,
         "data": envelope.data,
     }
-    for key in ("max_attempts", "delay_until_ms", "first_failed_ms", "group"):
+    for key in ("max_attempts", "delay_until_ms", "first_failed_ms", "group", "reserved_ms"):
         value = getattr(envelope, key)
         if value is not None:
             payload[key] = value
@@ -168,26 +171,30 @@ def joined(payload: Mapping[str, Any]) -> bytes:
     return _join(payload)
 
 
-def next_attempt(payload: Mapping[str, Any], envelope: Envelope, *, group: str, failed_ms: int) -> dict[str, Any]:
+def next_attempt(
+    payload: Mapping[str, Any], envelope: Envelope, *, group: str, entry_id: str, failed_ms: int
+) -> dict[str, Any]:
     """Return the payload of the attempt after this one. Keys of others are kept, the wait is over by then."""
-    following = dict(payload)
-    following.pop("delay_until_ms", None)
+    following = same_attempt(payload, envelope, group=group, entry_id=entry_id)
     following.pop("reserved", None)
-    following["id"] = envelope.id
     following["attempt"] = envelope.attempt + 1
-    following["group"] = group
     following["first_failed_ms"] = failed_ms if envelope.first_failed_ms is None else envelope.first_failed_ms
     return following
 
 
 def same_attempt(
-    payload: Mapping[str, Any], envelope: Envelope, *, group: str, reserved: bool = False
+    payload: Mapping[str, Any], envelope: Envelope, *, group: str, entry_id: str, reserved: bool = False
 ) -> dict[str, Any]:
-    """Return the payload of this very attempt, to be stored elsewhere and come back later for this group."""
+    """Return the payload of this very attempt, to be stored elsewhere and come back later for this group.
+
+    It names the entry that is acknowledged for it. Equal messages are one in a set, and two entries are never equal.
+    """
     later = dict(payload)
     later.pop("delay_until_ms", None)
+    later.pop("reserved_ms", None)
     later["id"] = envelope.id
     later["group"] = group
+    later["from_entry"] = entry_id
     if reserved:
         later["reserved"] = True
     return later
@@ -198,7 +205,7 @@ def replayed(payload: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     again = {
         key: value
         for key, value in payload.items()
-        if key not in {"attempt", "first_failed_ms", "delay_until_ms", "reserved"}
+        if key not in {"attempt", "first_failed_ms", "delay_until_ms", "reserved", "reserved_ms", "from_entry"}
     }
     again["attempt"] = 1
     again["group"] = group
@@ -210,7 +217,7 @@ def replayed(payload: Mapping[str, Any], *, group: str) -> dict[str, Any]:
 def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
     """Read the keys that only few messages have."""
     get = payload.get
-    for key in ("max_attempts", "first_failed_ms", "replays"):
+    for key in ("max_attempts", "first_failed_ms", "replays", "reserved_ms"):
         value = get(key)
         if value is None:
             continue

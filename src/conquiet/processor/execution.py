@@ -114,8 +114,8 @@ class Execution:
             raise Reject(_UNKNOWN)
         if self._pauses.is_event_paused(message.stream, envelope.event) and await self._park(message, ctx, envelope):
             return
-        rate = None if envelope.reserved else route.rate
-        if rate is not None and not await self._take_turn(message, ctx, envelope, rate):
+        rate = route.rate
+        if rate is not None and not await self._has_turn(message, ctx, envelope, rate):
             return
         await self._run(message, ctx, envelope, route)
 
@@ -183,7 +183,9 @@ class Execution:
     async def _retry(
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, delay_ms: int, failure: Exception
     ) -> None:
-        payload = next_attempt(parts_of(message.raw), envelope, group=self._group, failed_ms=self._now_ms())
+        payload = next_attempt(
+            parts_of(message.raw), envelope, group=self._group, entry_id=message.id, failed_ms=self._now_ms()
+        )
         with ctx.leaving():
             await self._settler.reschedule(self._keys[message.stream], message.id, f"+{delay_ms}", joined(payload))
             ctx.mark_acknowledged()
@@ -193,7 +195,7 @@ class Execution:
     async def _let_wait(
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, when: str, state: JobState
     ) -> None:
-        payload = same_attempt(parts_of(message.raw), envelope, group=self._group)
+        payload = same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id)
         with ctx.leaving():
             await self._settler.reschedule(self._keys[message.stream], message.id, when, joined(payload))
             ctx.mark_acknowledged()
@@ -254,7 +256,7 @@ class Execution:
     async def _park(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope) -> bool:
         """Put a message of a paused event aside. False if it is not paused after all."""
         keys = self._keys[message.stream]
-        payload = joined(same_attempt(parts_of(message.raw), envelope, group=self._group))
+        payload = joined(same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id))
         with ctx.leaving():
             answer = await script("park").call(
                 self._client,
@@ -268,10 +270,18 @@ class Execution:
             ctx.mark_acknowledged()
         return True
 
+    async def _has_turn(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, rate: RateLimit) -> bool:
+        """True if the message's turn is now. One that was missed (a pause, all hosts down) is void."""
+        if envelope.reserved and not rate.has_lapsed(envelope.reserved_ms, now_ms=self._now_ms()):
+            return True
+        return await self._take_turn(message, ctx, envelope, rate)
+
     async def _take_turn(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, rate: RateLimit) -> bool:
         """Take a turn under the event's rate limit. False if it is a later one, and the message waits for it."""
         keys = self._keys[message.stream]
-        stored = joined(same_attempt(parts_of(message.raw), envelope, group=self._group, reserved=True))
+        stored = joined(
+            same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id, reserved=True)
+        )
         with ctx.leaving():
             wait_ms = await script("turn").call(
                 self._client,

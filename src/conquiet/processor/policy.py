@@ -187,6 +187,14 @@ class RateLimit:
         """Microseconds from one turn to the next."""
         return max(1, round(self.per_s * 1_000_000 / self.count))
 
+    def has_lapsed(self, turn_ms: int | None, *, now_ms: int) -> bool:
+        """True if a turn is over by more than a second, or by more than one turn where they are further apart.
+
+        Without that, all that was missed would start at once. A turn of an unknown time, as older releases
+        booked them, holds.
+        """
+        return turn_ms is not None and now_ms > turn_ms + max(1_000, self.turn_us // 1_000)
+
 
 def require_event(event: object) -> str:
     """Return ``event`` if it can be the name of one; ``*`` means a whole stream elsewhere."""

@@ -1,6 +1,7 @@
 """A message is stored as it came, whatever its handler did to it and however large or deep it is."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,30 @@ async def test_what_is_nested_as_deep_as_may_be_is_tried_again_buried_and_replay
         await wait_until_async(lambda: len(runs) == 8)
 
     assert sorted(runs) == sorted([("ours", 1), ("ours", 2), ("theirs", 1), ("theirs", 2)] * 2)
+
+
+async def test_two_messages_of_one_id_stay_two_while_they_wait(
+    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+) -> None:
+    """Another writer may give an id twice; here it is even the same message. Each is its own work."""
+    processor = make_processor()
+    soon = int(time.time() * 1000) + 500
+    twin = json.dumps({"v": 1, "event": "remind", "id": "order-7", "delay_until_ms": soon, "data": {}})
+    seen: list[str] = []
+
+    @processor.handler("remind", retry=RetryPolicy.fixed(0.2, max_attempts=2))
+    async def remind(ctx: JobContext) -> None:
+        seen.append(ctx.id)
+        if ctx.attempt == 1:
+            raise LookupError
+
+    for _ in range(2):
+        await client.xadd(stream, {"data": twin})
+    async with processor:
+        await wait_until_async(lambda: _is(place.waiting, 2))
+        await wait_until_async(lambda: len(seen) == 4)
+
+    assert seen == ["order-7"] * 4
 
 
 async def test_a_malformed_entry_whose_burial_is_refused_is_buried_once_it_can_be(

@@ -31,6 +31,7 @@ envelopes = st.builds(
     group=st.none() | names,
     replays=st.integers(0, 100),
     reserved=st.booleans(),
+    reserved_ms=st.none() | st.integers(0, 2**48),
 )
 
 
@@ -138,7 +139,7 @@ def test_an_envelope_of_the_first_release_stays_readable() -> None:
 def test_the_next_attempt_keeps_identity_data_and_foreign_keys(envelope: Envelope, group: str) -> None:
     payload = {**to_payload(envelope), "of_a_later_release": [1]}
 
-    following = next_attempt(payload, envelope, group=group, failed_ms=77)
+    following = next_attempt(payload, envelope, group=group, entry_id="8-8", failed_ms=77)
 
     assert following["of_a_later_release"] == [1]
     read = from_payload(following, entry_id="9-9")
@@ -151,23 +152,30 @@ def test_the_next_attempt_keeps_identity_data_and_foreign_keys(envelope: Envelop
     assert read.group == group
     assert read.delay_until_ms is None
     assert not read.reserved
+    assert read.reserved_ms is None
+    assert following["from_entry"] == "8-8"
     assert read.first_failed_ms == (77 if envelope.first_failed_ms is None else envelope.first_failed_ms)
 
 
 def test_a_message_that_comes_back_later_is_the_same_attempt() -> None:
-    envelope = Envelope("a", "1", {"k": 1}, attempt=4, delay_until_ms=9)
+    envelope = Envelope("a", "1", {"k": 1}, attempt=4, delay_until_ms=9, reserved=True, reserved_ms=3)
 
-    later = env.same_attempt(to_payload(envelope), envelope, group="g", reserved=True)
+    later = env.same_attempt(to_payload(envelope), envelope, group="g", entry_id="8-8", reserved=True)
 
     assert from_payload(later, entry_id="2-2") == Envelope("a", "1", {"k": 1}, attempt=4, group="g", reserved=True)
 
 
 def test_a_replayed_message_starts_over_and_remembers_that_it_does() -> None:
-    dead = {**to_payload(Envelope("a", "1", attempt=5, first_failed_ms=3, replays=1)), "foreign": 1}
+    dead = {
+        **to_payload(Envelope("a", "1", attempt=5, first_failed_ms=3, replays=1)),
+        "foreign": 1,
+        "from_entry": "8-8",
+    }
 
     again = replayed(dead, group="g")
 
     assert again["foreign"] == 1
+    assert "from_entry" not in again
     assert from_payload(again, entry_id="2-2") == Envelope("a", "1", group="g", replays=2)
 
 
