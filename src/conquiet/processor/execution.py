@@ -169,6 +169,8 @@ class Execution:
         if message.acknowledged:
             # The handler gave its message away before it failed. There is nothing left to try again.
             route.count(message.stream, "failed_after_ack")
+            if self._jobs is not None:
+                await self._jobs.note(self._keys[message.stream], envelope, JobState.DEAD, failure)
             return
         match decide(failure, attempt=envelope.attempt, policy=route.retry, max_attempts=envelope.max_attempts):
             case RetryAt(delay_ms):

@@ -183,9 +183,17 @@ def answered(step: Step, reply: Any) -> list[Emitted]:
 
 def debounced(step: Step, reply: Any) -> Emitted:
     """Read the answer of a step of ``Plans.debounce_step``, and count what it did."""
-    due, replaced = reply
+    due, replaced, _ = reply
     _count(step.keys.stream, "replacing" if replaced else "emitted", 1)
     return Emitted(step.messages[0].id, step.keys.stream, None, int(due))
+
+
+def debounced_states(step: Step, reply: Any) -> list[NewState]:
+    """Return the states that a step of ``Plans.debounce_step`` changed: one job waits, in place of another, maybe."""
+    (plan,) = step.messages
+    replaced = reply[2].decode()
+    begun: list[NewState] = [(plan.id, plan.event, 1, JobState.DELAYED)]
+    return [*begun, (replaced, plan.event, 1, None)] if replaced else begun
 
 
 def new_states(step: Step, emitted: Sequence[Emitted]) -> list[NewState]:

@@ -1,6 +1,6 @@
 -- Let a message wait, in place of the one that waits under the same name.
 -- KEYS: delayed, wake, debounce; ARGV: payload, delay in ms, how long the name is remembered beyond that in ms
--- Answers {due time, 1 if another message was replaced}.
+-- Answers {due time, 1 if another message was replaced, its id}.
 -- What can be refused is refused before the first write: an error ends a script where it stands, and what waited would be
 -- gone, or the new message there and nobody told.
 for i, kind in ipairs({'zset', 'stream', 'string'}) do
@@ -19,4 +19,6 @@ redis.call('ZADD', KEYS[1], due, ARGV[1])
 redis.call('SET', KEYS[3], ARGV[1], 'PX', kept)
 local first = redis.call('ZRANGE', KEYS[1], 0, 0)
 if first[1] == ARGV[1] then redis.call('XADD', KEYS[2], 'MAXLEN', 1, '*', 'w', '1') end
-return {string.format('%.0f', due), replaced}
+-- Within a JSON text quotes are escaped, so the first place that looks like this is the one.
+local id = replaced == 1 and string.match(waiting, ',"id":"(%x+)","attempt":1,')
+return {string.format('%.0f', due), replaced, id or ''}
