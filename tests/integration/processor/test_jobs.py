@@ -158,19 +158,15 @@ async def test_of_a_burst_only_the_job_that_waits_is_known(
         ids = []
         for number in range(3):
             options: dict[str, Any] = {"delay": 60, "debounce": "x", "max_attempts": number + 1}
-            data = {"trap": ',"id":"abc","attempt":1,'}
-            sent = (
-                emitter.emit("pay", data, **options) if kind == "sync" else await processor.emit("pay", data, **options)
-            )
+            event = ',"id":"abc","attempt":1,'  # a name of ill will
+            sent = emitter.emit(event, **options) if kind == "sync" else await processor.emit(event, **options)
             ids.append(sent.id)
 
     states = [await processor.jobs.get(keys.stream, job_id) for job_id in ids]
     assert states[:2] == [None, None]
     assert states[2] is not None
     assert states[2].state is JobState.DELAYED
-    assert {state: count for state, count in (await processor.jobs.count(keys.stream)).items() if count} == {
-        JobState.DELAYED: 1
-    }
+    assert sum((await processor.jobs.count(keys.stream)).values()) == 1
 
 
 async def _nothing(ctx: JobContext) -> None:
