@@ -7,10 +7,11 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from conquiet.bridge import Outbox, OutboxRelay, create_tables
-from conquiet.bridge.targets import Outcome
+from conquiet.bridge.policy import Outcome
 from conquiet.cli.worker.runnables import adapt
 from conquiet.db import DbSession
 from conquiet.kernel.backoff import Backoff
+from conquiet.testing import wait_until
 
 
 class Target:
@@ -37,7 +38,7 @@ def test_a_relay_is_ready_only_while_its_targets_can_be_reached(tmp_path: Path) 
     relay.relay_once()
     down = face.ready()
     target.is_up = True
-    relay.drain()
+    wait_until(lambda: relay.relay_once().published, message="the target's next attempt")
 
     assert (nothing_to_do, down, face.ready()) == (True, False, True)
     relay.close()
