@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from conquiet.errors import QueueError
 from conquiet.processor import DeadFilter, DeadLetters, JobContext, NewMessage, Processor, ReplayReport
 from conquiet.testing import wait_until_async
 
@@ -34,6 +37,20 @@ async def test_a_dead_letter_whose_group_is_gone_stays_until_it_is_given_another
     async with processor:
         await wait_until_async(lambda: len(seen) == 3)
     assert set(seen) < {"m0", "m1", "m2", "m3"}
+
+
+async def test_a_letter_whose_stream_is_gone_stays(
+    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+) -> None:
+    letters = await _dead(make_processor, place, 1)
+    await client.delete(stream)
+
+    assert await letters.replay(DeadFilter()) == ReplayReport(matched=1, unreplayable=1)
+
+    await client.set(stream, "another type")
+    with pytest.raises(QueueError):
+        await letters.replay(DeadFilter())
+    assert await letters.count() == 1
 
 
 async def test_a_limit_is_filled_with_those_that_can_be_replayed(

@@ -3,12 +3,8 @@
 -- Answers {due time, 1 if another message was replaced, its id}.
 -- What can be refused is refused before the first write: an error ends a script where it stands, and what waited would be
 -- gone, or the new message there and nobody told.
-for i, kind in ipairs({'zset', 'stream', 'string'}) do
-  local found = redis.call('TYPE', KEYS[i]).ok
-  if found ~= 'none' and found ~= kind then
-    return redis.error_reply('WRONGTYPE a key beside the stream is of another type')
-  end
-end
+redis.call('ZCARD', KEYS[1])
+redis.call('XLEN', KEYS[2])
 local t = redis.call('TIME')
 local due = t[1] * 1000 + math.floor(t[2] / 1000) + tonumber(ARGV[2])
 local kept = string.format('%.0f', math.min(tonumber(ARGV[2]) + tonumber(ARGV[3]), 2 ^ 52))

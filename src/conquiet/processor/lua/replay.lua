@@ -4,7 +4,9 @@
 -- Answers per dead letter 1; 0 if it is gone; 2 if it stays for want of its group.
 local groups = {}
 local found = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-if not found.err then
+if found.err then
+  if not string.find(found.err, 'no such key', 1, true) then return found end
+else
   for i = 1, #found do
     for j = 1, #found[i], 2 do
       if found[i][j] == 'name' then groups[found[i][j + 1]] = true end
