@@ -17,6 +17,7 @@ class RuntimeMessage:
         stream: Key of the stream.
         id: Entry id, ``milliseconds-sequence``.
         data: The decoded JSON object. Not part of ``repr()``: it may be personal data.
+        raw: The bytes it was decoded from, for whoever stores it elsewhere: a handler may change ``data``.
         delivery_count: How often the server has delivered the entry, this time and killed processes included.
         leased_at: On the monotonic clock, a moment at which the entry was certainly ours.
         started_at: The same clock when its handler was called; 0 before that.
@@ -34,17 +35,26 @@ class RuntimeMessage:
         "lease_lost",
         "leased_at",
         "leaving",
+        "raw",
         "settled",
         "started_at",
         "stream",
     )
 
     def __init__(
-        self, stream: str, message_id: str, data: dict[str, Any], *, delivery_count: int = 1, leased_at: float = 0.0
+        self,
+        stream: str,
+        message_id: str,
+        data: dict[str, Any],
+        *,
+        raw: bytes = b"",
+        delivery_count: int = 1,
+        leased_at: float = 0.0,
     ) -> None:
         self.stream = stream
         self.id = message_id
         self.data = data
+        self.raw = raw
         self.delivery_count = delivery_count
         self.leased_at = leased_at
         self.started_at = 0.0
