@@ -12,7 +12,7 @@ from conquiet.db.dialects import require_mysql_locks
 from conquiet.db.faults import About, as_write_error
 from conquiet.db.locking.advisory_mysql import get_lock, release_lock
 from conquiet.db.locking.naming import lock_name
-from conquiet.db.locking.row_mysql import lock_rows
+from conquiet.db.locking.reading import lock_rows
 from conquiet.db.locking.strategy import LockStrategy
 from conquiet.db.metrics import observe_lock_acquisition
 from conquiet.db.session import DbSession
