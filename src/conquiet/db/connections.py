@@ -30,8 +30,9 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool.base import ResetStyle
 
 from conquiet.db.dialects import is_mysql
-from conquiet.db.faults import Fault, fault_of
+from conquiet.db.faults import Fault, fault_of, reply_missing
 from conquiet.db.running import WriterConnection
+from conquiet.errors import DbWriteError
 
 _OPEN: Final = "conquiet_transaction_open"
 
@@ -80,13 +81,20 @@ class Checkout:
         conn = self.conn
         if conn.invalidated or conn.closed:
             return
-        # After an interrupt (Ctrl-C, a timeout by signal) a reply may still be on its way, and the next
+        # After an interrupt (Ctrl-C, a time limit by signal) a reply may still be on its way, and the next
         # user of the connection would take it for theirs.
         if not isinstance(error, Exception):
             conn.invalidate()
-        elif fault_of(error.__cause__ or error) is Fault.GONE:
+            return
+        # What was raised in the driver is the cause of an error of ours by now; anything else was raised elsewhere.
+        cause = error.__cause__ if isinstance(error, DbWriteError) else None
+        if cause is None or not isinstance(conn, WriterConnection):
+            self._roll_back()
+        elif fault_of(cause) is Fault.GONE:
             conn.invalidate()
             _renew_pool(conn)
+        elif reply_missing(cause):
+            conn.invalidate()
         else:
             self._roll_back()
 
@@ -106,12 +114,11 @@ class Checkout:
             self._info[_OPEN] = False
 
 
-def _renew_pool(conn: Connection) -> None:
+def _renew_pool(conn: WriterConnection) -> None:
     """Let go of the idle connections too: most likely they died with this one, and each would cost a write."""
-    if isinstance(conn, WriterConnection):
-        old = conn.engine.pool
-        conn.engine.pool = old.recreate()
-        old.dispose()
+    old = conn.engine.pool
+    conn.engine.pool = old.recreate()
+    old.dispose()
 
 
 class WriterConnections:

@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conquiet.db import sql
 from conquiet.db.dialects import require_mysql_locks
-from conquiet.db.faults import About, as_write_error
+from conquiet.db.faults import About
 from conquiet.db.locking.advisory_mysql import get_lock, release_lock
 from conquiet.db.locking.naming import lock_name
 from conquiet.db.locking.reading import lock_rows
@@ -50,7 +50,10 @@ class AdvisoryLock:
             get_lock(conn, self._name, self._timeout_s, what=f"the advisory lock {printable(self._key)!r}")
             had = True
         except SQLAlchemyError as error:
-            raise as_write_error(error, About("taking an advisory lock")) from error
+            raise self._session.met(error, About("taking an advisory lock")) from error
+        except Exception as error:
+            self._session.broken_off(error)  # the lock may be ours by now
+            raise
         finally:
             observe_lock_acquisition(LockStrategy.ADVISORY.value, time.monotonic() - started, had)
         self._session.after_end(lambda connection: release_lock(connection, self._name))
@@ -119,9 +122,12 @@ class RowLock:
             self._session.doom(ConflictError(f"a row of {self._table} was locked for too long", table=self._table))
             raise
         except SQLAlchemyError as error:
-            translated = as_write_error(error, About("locking rows", self._table))
+            translated = self._session.met(error, About("locking rows", self._table))
             self._session.doom(translated)
             raise translated from error
+        except Exception as error:
+            self._session.broken_off(error)
+            raise
         finally:
             observe_lock_acquisition(LockStrategy.ROW.value, time.monotonic() - started, had)
         if not rows and not self._skip_locked:

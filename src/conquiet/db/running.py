@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection, Dialect
 
 from conquiet.db import sql
 from conquiet.db.batch import Rows
+from conquiet.db.faults import mark_never_sent, reply_missing
 
 _NO_PARAMS: Final[Mapping[str, Any]] = {}
 _POSITIONAL_BY_PERCENT: Final = frozenset({"format", "pyformat"})
@@ -92,7 +93,11 @@ def _run_usually(conn: Connection, statement: TextClause, params: Mapping[str, A
 
 def _send(raw: Any, string: str, params: Any) -> Answer:
     cursor = raw.cursor()
-    cursor.execute(string, params or None)
+    try:
+        cursor.execute(string, params or None)
+    except Exception as error:
+        _say_if_unsendable(error, cursor, string, params)
+        raise
     described = cursor.description
     if described is None:
         answer = Answer(cursor.rowcount)
@@ -100,6 +105,18 @@ def _send(raw: Any, string: str, params: Any) -> Answer:
         answer = Answer(cursor.rowcount, [column[0] for column in described], cursor.fetchall())
     cursor.close()
     return answer
+
+
+def _say_if_unsendable(error: Exception, cursor: Any, string: str, params: Any) -> None:
+    """Note on the error of a value that the driver cannot spell that nothing was sent.
+
+    It looks like any exception that strikes during a statement. But spelling the statement once more fails again.
+    """
+    if reply_missing(error):
+        try:
+            cursor.mogrify(string, params or None)
+        except Exception:  # noqa: BLE001 - whatever it is
+            mark_never_sent(error)
 
 
 @lru_cache(1_024)

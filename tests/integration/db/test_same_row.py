@@ -1,7 +1,7 @@
 """One row under several names, and transactions older than the lock: ``modify`` loses nothing to either."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -52,13 +52,13 @@ def test_modify_loses_nothing_where_one_row_has_two_lock_names(engine: Engine, a
     writer = DbWriter(engine, DbConfig("streets"), LockStrategy.ADVISORY)
     asked = threading.Event()
 
-    def more(row: dict[str, Any]) -> dict[str, Any]:
+    def more(row: Mapping[str, Any]) -> dict[str, Any]:
         asked.set()
         return {"n": row["n"] + 1}
 
     second = threading.Thread(target=writer.modify, args=(other, more))
 
-    def slowly(row: dict[str, Any]) -> dict[str, Any]:
+    def slowly(row: Mapping[str, Any]) -> dict[str, Any]:
         second.start()
         waiting = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
         # The view is refreshed only when nobody has looked for a tenth of a second.
