@@ -83,6 +83,17 @@ def insert_rows(conn: Connection, rows: Rows) -> Answer:
     return _send(raw, head + many, bound)
 
 
+def select_ids(conn: Connection, table: str, id_column: str, ids: Sequence[Any]) -> Answer:
+    """Those of the ids that exist."""
+    mark = "%s" if conn.dialect.paramstyle in _POSITIONAL_BY_PERCENT else "?"
+    string = sql.select_ids(table, id_column, len(ids), mark)
+    raw = conn.raw if isinstance(conn, WriterConnection) else None
+    if raw is not None:
+        return _send(raw, string, tuple(ids))
+    result = conn.exec_driver_sql(string, tuple(ids))
+    return Answer(result.rowcount, (id_column,), result.all())
+
+
 def _run_usually(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> Answer:
     result = conn.execute(statement, params)
     if not result.returns_rows:

@@ -79,11 +79,13 @@ def lock_table(table: str) -> TextClause:
     return text(f"LOCK TABLES {quoted(table)} WRITE")
 
 
-def select_ids(table: str, id_column: str, count: int) -> TextClause:
-    """Those of the ids ``w0`` … that exist. Not kept: the count varies freely."""
+def select_ids(table: str, id_column: str, count: int, mark: str) -> str:
+    """Those of ``count`` ids that exist, for the driver: ``mark`` is its placeholder.
+
+    Not a clause to be compiled: the count varies freely, and SQLAlchemy and ``running`` keep what they compile.
+    """
     column = quoted(id_column)
-    binds = ", ".join(f":w{i}" for i in range(count))
-    return text(f"SELECT {column} FROM {quoted(table)} WHERE {column} IN ({binds})")  # noqa: S608 - as above
+    return f"SELECT {column} FROM {quoted(table)} WHERE {column} IN ({', '.join([mark] * count)})"  # noqa: S608 - as above
 
 
 def values(payload: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
