@@ -25,8 +25,9 @@ DUPLICATE_KEY: Final = 1062
 _DUPLICATE: Final = frozenset({DUPLICATE_KEY})
 # 1205 lock wait timeout, 3572 NOWAIT on MySQL (MariaDB says 1205 there too).
 _LOCK_TIMEOUT: Final = frozenset({1205, 3572})
-# 1213 deadlock, 1020 record changed since last read (MariaDB 11.6 and newer).
-_CONFLICT: Final = frozenset({1213, 1020})
+# 1213 deadlock, 1020 record changed since last read (MariaDB 11.6 and newer), 3058 deadlock of MySQL's advisory locks,
+# 3101 rolled back by group replication at commit, 1206 no room for more locks: InnoDB rolls back the transaction.
+_CONFLICT: Final = frozenset({1213, 1020, 3058, 3101, 1206})
 # 1317 KILL QUERY, 1969 MariaDB's max_statement_time, 3024 MySQL's max_execution_time.
 _INTERRUPTED: Final = frozenset({1317, 1969, 3024})
 # 0 is what both drivers say when asked to use a closed connection. 1053 server shutting down, 1927 MariaDB's KILL

@@ -32,7 +32,7 @@ class AdvisoryLock:
     Args:
         session: An open session.
         key: What is locked, any text. Only who uses the same key is shut out.
-        timeout: Seconds to wait; 0 does not wait.
+        timeout: Seconds to wait; 0 does not wait. MySQL knows whole seconds only, so a fraction is rounded up there.
     """
 
     def __init__(self, session: DbSession, key: str, timeout: float = 10) -> None:
@@ -43,7 +43,10 @@ class AdvisoryLock:
         self._name = lock_name(_PREFIX, printable(key, limit=len(key)))
 
     def acquire(self) -> None:
-        """Wait for the lock; ``LockTimeoutError`` if it is not had in time."""
+        """Wait for the lock; ``LockTimeoutError`` if it is not had in time.
+
+        The session may go on without it. Not so after a deadlock of such locks, which is a ``ConflictError``.
+        """
         conn = self._session.connection
         started, had = time.monotonic(), False
         try:
@@ -74,7 +77,7 @@ class RowLock:
     Args:
         session: An open session.
         table: ``table`` or ``schema.table``.
-        where: Column to value; all must be equal. Columns without an index lock far more rows.
+        where: Column to value; all must be equal, and None means NULL. Columns without an index lock far more rows.
         nowait: Do not wait for a locked row: ``LockTimeoutError`` at once.
         skip_locked: Leave locked rows out.
     """
@@ -99,7 +102,8 @@ class RowLock:
             raise ConfigurationError("nowait and skip_locked exclude each other")
         columns = tuple(require_identifier("a column of where", column) for column in where)
         suffix = sql.FOR_UPDATE + (" NOWAIT" if nowait else " SKIP LOCKED" if skip_locked else "")
-        self._statement = sql.select_where(table, columns, suffix)
+        nulls = frozenset(column for column in columns if where[column] is None)
+        self._statement = sql.select_where(table, columns, nulls, suffix)
         self._params = sql.conditions(list(where.values()))
         self._skip_locked = skip_locked
 

@@ -67,9 +67,17 @@ def select_id(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
 
 
 @lru_cache(_SHAPES)
-def select_where(table: str, columns: tuple[str, ...], suffix: str = PLAIN) -> TextClause:
-    """The whole rows in which each of ``columns`` equals its bind ``w0``, ``w1`` and so on."""
-    where = " AND ".join(f"{quoted(column)} = :w{i}" for i, column in enumerate(columns))
+def select_where(
+    table: str, columns: tuple[str, ...], nulls: frozenset[str] = frozenset(), suffix: str = PLAIN
+) -> TextClause:
+    """The whole rows in which each of ``columns`` is its bind ``w0``, ``w1`` and so on.
+
+    Those of ``nulls`` are bound to NULL, which nothing equals; MySQL's ``<=>`` takes it for a value. Not for all
+    columns: how the others are looked up, and so what is locked, stays as it is for ``=``.
+    """
+    where = " AND ".join(
+        f"{quoted(column)} {'<=>' if column in nulls else '='} :w{i}" for i, column in enumerate(columns)
+    )
     return text(f"SELECT * FROM {quoted(table)} WHERE {where}{suffix}")  # noqa: S608 - as above
 
 

@@ -31,6 +31,9 @@ def driver_error(number: int, *, kind: type[Exception] = pymysql.err.Operational
         (1452, Fault.OTHER),  # foreign key, the same
         (1213, Fault.CONFLICT),
         (1020, Fault.CONFLICT),
+        (1206, Fault.CONFLICT),
+        (3058, Fault.CONFLICT),
+        (3101, Fault.CONFLICT),
         (1205, Fault.LOCK_TIMEOUT),
         (3572, Fault.LOCK_TIMEOUT),
         (1317, Fault.INTERRUPTED),
