@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Dialect
 
 from conquiet.db import sql
 from conquiet.db.batch import Rows
-from conquiet.db.faults import mark_never_sent, reply_missing
+from conquiet.db.faults import mark_never_sent, number_of, reply_missing
 
 _NO_PARAMS: Final[Mapping[str, Any]] = {}
 _POSITIONAL_BY_PERCENT: Final = frozenset({"format", "pyformat"})
@@ -121,13 +121,15 @@ def _send(raw: Any, string: str, params: Any) -> Answer:
 def _say_if_unsendable(error: Exception, cursor: Any, string: str, params: Any) -> None:
     """Note on the error of a value that the driver cannot spell that nothing was sent.
 
-    It looks like any exception that strikes during a statement. But spelling the statement once more fails again.
+    It looks like any exception that strikes during a statement. But spelling the statement once more fails again, and
+    alike. An error with a number is never of this kind.
     """
-    if reply_missing(error):
+    if reply_missing(error) and number_of(error) is None and hasattr(cursor, "mogrify"):
         try:
             cursor.mogrify(string, params or None)
-        except Exception:  # noqa: BLE001 - whatever it is
-            mark_never_sent(error)
+        except Exception as again:  # noqa: BLE001 - whatever it is
+            if type(again) is type(error):
+                mark_never_sent(error)
 
 
 @lru_cache(1_024)

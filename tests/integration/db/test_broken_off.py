@@ -1,5 +1,6 @@
 """An exception that a signal handler raises in the middle of a statement: what is said, and who gets the connection."""
 
+import logging
 import os
 import signal
 import threading
@@ -9,11 +10,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, TextClause, event, text
 from sqlalchemy.engine import Connection
 
 from conquiet.config import DbConfig
-from conquiet.db import AdvisoryLock, DbOperation, DbOperationType, DbSession, DbWriter, WriteOutcome
+from conquiet.db import AdvisoryLock, DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy, WriteOutcome
 from conquiet.errors import CommitUnknownError, DbWriteError, LifecycleError
 from conquiet.testing import wait_until
 
@@ -30,13 +31,17 @@ def ids(admin: Connection) -> set[int]:
     return set(admin.execute(text("SELECT id FROM orders")).scalars())
 
 
+_SLEEP = text("SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User sleep'")
+# This view is refreshed only when nobody has looked for a tenth of a second.
+_ROW_WAIT = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+
+
 @contextmanager
-def time_limit(admin: Connection) -> Iterator[None]:
-    """Raise ``TimeLimitError`` in the block as soon as the server sleeps in a statement of it."""
-    sleeping = text("SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User sleep'")
+def time_limit(admin: Connection, when: TextClause = _SLEEP, *, interval_s: float = 0.02) -> Iterator[None]:
+    """Raise ``TimeLimitError`` in the block as soon as the server sleeps, or waits, in a statement of it."""
 
     def strike() -> None:
-        wait_until(lambda: admin.execute(sleeping).scalar())
+        wait_until(lambda: admin.execute(when).scalar(), interval_s=interval_s)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     def limit(_number: int, _frame: FrameType | None) -> None:
@@ -109,6 +114,28 @@ def test_a_value_that_cannot_be_sent_is_failed_and_not_unknown(engine: Engine, a
     writer.execute(insert(3))
     assert admin.execute(text("SHOW STATUS LIKE 'Connections'")).one()[1] == connected  # the same connection
     assert ids(admin) == {2, 3}
+
+
+@pytest.mark.parametrize("strategy", [LockStrategy.ROW, LockStrategy.ADVISORY, LockStrategy.ADVISORY_AND_ROW])
+def test_a_time_limit_while_waiting_for_a_row_is_not_kept_waiting_for_it(
+    engine: Engine, admin: Connection, strategy: LockStrategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Giving the advisory lock back on a connection whose reply is still to come would wait for the row first."""
+    caplog.set_level(logging.WARNING, logger="conquiet")
+    writer = DbWriter(engine, DbConfig("orders"), strategy)
+    writer.execute(insert(1))
+    holds = engine.connect()
+    holds.execute(text("SELECT id FROM orders FOR UPDATE"))
+
+    with pytest.raises(DbWriteError) as caught, time_limit(admin, _ROW_WAIT, interval_s=0.2):
+        writer.modify(1, lambda _: pytest.fail("the row is locked"))
+
+    assert isinstance(caught.value.__cause__, TimeLimitError)
+    assert not isinstance(caught.value, CommitUnknownError)
+    assert admin.execute(_ROW_WAIT).scalar() == 1  # to the server it still waits; we do not
+    assert caplog.records == []  # nor was it tried and given up: "advisory lock not given back"
+    holds.close()
+    assert writer.modify(1, lambda _: {"amount": 1}) == WriteOutcome(rows=1)
 
 
 def test_a_time_limit_inside_a_session_ends_it_and_its_connection(engine: Engine, admin: Connection) -> None:

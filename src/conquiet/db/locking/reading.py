@@ -8,17 +8,23 @@ from sqlalchemy import TextClause
 from sqlalchemy.engine import Connection
 
 from conquiet.db import diagnosis
-from conquiet.db.faults import Fault, fault_of
+from conquiet.db.faults import Fault, fault_of, reply_missing
 from conquiet.db.running import Answer, run
 from conquiet.errors import LockTimeoutError
 
 
 def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any], table: str) -> Answer:
-    """Run a locking read; a wait that ran out becomes ``LockTimeoutError``."""
+    """Run a locking read; a wait that ran out becomes ``LockTimeoutError``.
+
+    If something strikes during the wait (Ctrl-C, a time limit by signal), the connection is closed. Giving another
+    lock back on it would mean to wait for this one first.
+    """
     started = time.monotonic()
     try:
         return run(conn, statement, params)
-    except Exception as error:
+    except BaseException as error:
+        if reply_missing(error):
+            conn.invalidate()
         if fault_of(error) is not Fault.LOCK_TIMEOUT:
             raise
         waited = time.monotonic() - started
