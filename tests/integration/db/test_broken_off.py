@@ -124,17 +124,17 @@ def test_a_time_limit_while_waiting_for_a_row_is_not_kept_waiting_for_it(
     caplog.set_level(logging.WARNING, logger="conquiet")
     writer = DbWriter(engine, DbConfig("orders"), strategy)
     writer.execute(insert(1))
-    holds = engine.connect()
-    holds.execute(text("SELECT id FROM orders FOR UPDATE"))
+    with engine.connect() as holds:
+        holds.execute(text("SELECT id FROM orders FOR UPDATE"))
 
-    with pytest.raises(DbWriteError) as caught, time_limit(admin, _ROW_WAIT, interval_s=0.2):
-        writer.modify(1, lambda _: pytest.fail("the row is locked"))
+        with pytest.raises(DbWriteError) as caught, time_limit(admin, _ROW_WAIT, interval_s=0.2):
+            writer.modify(1, lambda _: pytest.fail("the row is locked"))
+        still = admin.execute(_ROW_WAIT).scalar()
 
+    assert still == 1  # to the server it still waits; we do not
     assert isinstance(caught.value.__cause__, TimeLimitError)
     assert not isinstance(caught.value, CommitUnknownError)
-    assert admin.execute(_ROW_WAIT).scalar() == 1  # to the server it still waits; we do not
     assert caplog.records == []  # nor was it tried and given up: "advisory lock not given back"
-    holds.close()
     assert writer.modify(1, lambda _: {"amount": 1}) == WriteOutcome(rows=1)
 
 
