@@ -38,8 +38,10 @@ async def main(url: str, queue: str, dead: str) -> None:
         while consumer.count.dead_lettered < 3:  # noqa: ASYNC110 - an example may poll
             await asyncio.sleep(0.05)
         shop_is_open = True
-        replayed = await DeadLetters(url).replay(dead, per_second=100)
-        print("replayed", replayed.replayed)
+        replayed = 0
+        while replayed < 3:  # the broker moves what was refused in its own time; a replay takes what is there
+            replayed += (await DeadLetters(url).replay(dead, per_second=100)).replayed
+        print("replayed", replayed)
         await asyncio.wait_for(stocked.wait(), 10)
 
 

@@ -36,7 +36,7 @@ async def main() -> int:
             handler=handle,
             concurrency=5,
             group="example",
-            claim_idle_ms=300,
+            claim_idle_ms=3_000,
         )
         done: set[tuple[str, str]] = set()
 

@@ -26,8 +26,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class TerminationHandlers:
     """Installed handlers; ``restore()`` (or leaving it as a context manager) puts back what was there."""
 
-    def __init__(self, stop_callback: Callable[[], None]) -> None:
+    def __init__(self, stop_callback: Callable[[], None], force_callback: Callable[[], None] | None = None) -> None:
         self._stop_callback = stop_callback
+        self._force_callback = force_callback
         self._received: signal.Signals | None = None
         self._previous = {signum: signal.signal(signum, self) for signum in _SIGNALS}
 
@@ -40,6 +41,10 @@ class TerminationHandlers:
         """Run as the signal handler: no lock, no logging, no allocation worth naming."""
         if self._received is not None:
             # Somebody is losing patience, or the stop hangs. What is unfinished stays pending.
+            force, self._force_callback = self._force_callback, None
+            if force is not None:
+                force()
+                return
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
@@ -72,11 +77,14 @@ class TerminationHandlers:
         self.restore()
 
 
-def install_termination_handlers(stop_callback: Callable[[], None]) -> TerminationHandlers:
+def install_termination_handlers(
+    stop_callback: Callable[[], None], force_callback: Callable[[], None] | None = None
+) -> TerminationHandlers:
     """Call ``stop_callback`` exactly once when SIGTERM or SIGINT arrives. SPEC(003 §4.1).
 
     The callback runs inside the signal handler: it must take no lock and do no I/O. A second
-    signal ends the process at once, as if no handler were there.
+    signal ends the process at once, as if no handler were there; with a ``force_callback`` it calls that, for who
+    has others to end first, and the third one does.
 
     Returns:
         A handle whose ``restore()`` puts the previous handlers back.
@@ -89,7 +97,7 @@ def install_termination_handlers(stop_callback: Callable[[], None]) -> Terminati
             "install_termination_handlers() works in the main thread only; "
             "install the handlers there and let them call stop() of what runs in this thread"
         )
-    return TerminationHandlers(stop_callback)
+    return TerminationHandlers(stop_callback, force_callback)
 
 
 def _log_received(signum: int) -> None:

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pika
 import pytest
 from redis import Redis
 
@@ -83,3 +85,13 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def client(redis_url: str) -> Iterator[Redis]:
     with Redis.from_url(redis_url, decode_responses=True) as client:
         yield client
+
+
+@pytest.fixture
+def declare(amqp_url: str) -> Callable[..., None]:
+    def make(queue: str, **arguments: Any) -> None:
+        connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+        connection.channel().queue_declare(queue, durable=True, arguments=arguments)
+        connection.close()
+
+    return make

@@ -3,8 +3,11 @@
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
-from conquiet.testing import RedisServer
+from redis import Redis
+
+from conquiet.testing import FaultProxy, RedisServer
 
 Run = Callable[..., Any]
 
@@ -44,6 +47,63 @@ def test_one_server_that_is_down_does_not_hide_what_is_wrong_with_the_others(
     assert done.returncode == 2
     assert answer["unreachable"] == ["database", "rabbitmq"]
     assert [one["check"] for one in answer["findings"] if one["severity"] == "error"] == ["redis.persistence"]
+
+
+def test_a_broker_that_workers_cannot_use_is_not_passed_over_because_its_management_api_answers(
+    invoke: Run, amqp_url: str, rabbitmq_server: Any
+) -> None:
+    api = ("--rabbit-api", rabbitmq_server.management_url)
+    host = urlsplit(amqp_url)
+    wrong = urlunsplit(host._replace(netloc=f"{host.username}:falsch@{host.hostname}:{host.port}"))
+
+    fine = invoke("doctor", "--json", "--rabbit-url", amqp_url, *api)
+    down = invoke("doctor", "--json", "--rabbit-url", "amqp://127.0.0.1:1", *api)
+    refused = invoke("doctor", "--json", "--rabbit-url", wrong, *api)
+    nowhere = invoke("doctor", "--json", "--rabbit-url", amqp_url, "--rabbit-api", "127.0.0.1:15672")
+
+    assert (fine.returncode, json.loads(fine.stdout)["examined"]) == (0, ["rabbitmq"])
+    for done in (down, refused, nowhere):
+        assert (done.returncode, json.loads(done.stdout)["unreachable"]) == (2, ["rabbitmq"])
+    assert "does not answer" in down.stderr
+    assert "refused the user name or the password" in refused.stderr
+    assert "falsch" not in refused.stderr
+    assert "write it as http://" in nowhere.stderr
+
+
+def test_one_server_that_refuses_a_question_does_not_end_the_examination(
+    invoke: Run, private_redis: Callable[..., RedisServer], db_url: str
+) -> None:
+    redis = private_redis(aof=True)
+    with Redis.from_url(redis.url) as client:
+        client.acl_setuser("few", enabled=True, passwords="+geheim", keys="*", commands=["+@all", "-info"])
+
+    done = invoke(
+        "doctor", "--json",
+        "--redis-url", redis.url.replace("redis://", "redis://few:geheim@"),
+        "--db-url", db_url,
+    )  # fmt: skip
+
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["unreachable"], answer["examined"]) == (2, ["redis"], ["database"])
+    assert "INFO" in done.stderr
+    assert "NOPERM" in done.stderr
+    assert "mysql.tables" in {one["check"] for one in answer["findings"]}
+
+
+def test_a_database_that_goes_away_meanwhile_is_one_sentence(
+    invoke: Run, db_url: str, fault_proxy: Callable[[str], FaultProxy], private_redis: Callable[..., RedisServer]
+) -> None:
+    proxy = fault_proxy(db_url)
+    proxy.drop_next_request(b"SHOW VARIABLES")
+
+    # In plain text, so that the proxy can tell the question.
+    through = f"{proxy.url_for(db_url)}&ssl_disabled=true"
+
+    done = invoke("doctor", "--json", "--db-url", through, "--redis-url", private_redis(aof=True).url)
+
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["unreachable"], answer["examined"]) == (2, ["database"], ["redis"])
+    assert "Traceback" not in done.stderr
 
 
 def test_sqlite_is_named_for_what_it_is(invoke: Run) -> None:

@@ -61,6 +61,7 @@ def start(amqp_url: str) -> Iterator[Start]:
     def run(body: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(HEAD) + textwrap.dedent(body), amqp_url],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -70,10 +71,11 @@ def start(amqp_url: str) -> Iterator[Start]:
 
     yield run
     for process in started:
-        if process.poll() is None:
-            process.kill()
-        if process.stdout is not None and not process.stdout.closed:
-            process.communicate()
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def read_until(process: "subprocess.Popen[str]", text: str) -> str:
@@ -86,6 +88,21 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
     raise AssertionError(f"{text!r} never came: {read}")
 
 
+def let_go_on(process: "subprocess.Popen[str]") -> None:
+    """Give a syncer the line that it waits for."""
+    assert process.stdin is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+
+
+def read_the_rest(process: "subprocess.Popen[str]") -> str:
+    """Read to the end and wait for it. Not communicate(): it would miss what reading line by line has buffered."""
+    assert process.stdout is not None
+    rest = process.stdout.read()
+    process.wait()
+    return rest
+
+
 @pytest.mark.spec("MW-001.2", "MW-007.1", "MW-007.2", "MW-007.3", "MW-007.4")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("kind", ["async def", "def"])
@@ -93,7 +110,7 @@ def test_a_signal_ends_it_gracefully_with_exit_code_0(
     broker: Broker, start: Start, signum: signal.Signals, kind: str
 ) -> None:
     broker.put(3)
-    wait = "await asyncio.sleep(0.5)" if kind == "async def" else "time.sleep(0.5)"
+    wait = "await asyncio.to_thread(sys.stdin.readline)" if kind == "async def" else "sys.stdin.readline()"
     process = start(f"""
     {kind} syncer(message):
         say("started", message["actionId"])
@@ -104,8 +121,10 @@ def test_a_signal_ends_it_gracefully_with_exit_code_0(
     """)
     read_until(process, "started 0")
     process.send_signal(signum)
+    seen = read_until(process, "Received signal")  # so the syncer cannot be through before
+    let_go_on(process)
 
-    out, _ = process.communicate(timeout=30)
+    out = seen + read_the_rest(process)
 
     assert process.returncode == 0, out
     assert "finished 0" in out
@@ -126,7 +145,7 @@ def test_a_fatal_error_is_logged_first_and_ends_it_with_exit_code_1(broker: Brok
     sys.exit(run_process(url, "work", syncer))
     """)
 
-    out, _ = process.communicate(timeout=30)
+    out = read_the_rest(process)
 
     assert process.returncode == 1, out
     order = [
@@ -156,7 +175,7 @@ def test_an_error_nobody_catches_is_logged_and_ends_the_process(broker: Broker, 
     sys.exit(run_process(url, "work", syncer))
     """)
 
-    out, _ = process.communicate(timeout=30)
+    out = read_the_rest(process)
 
     assert process.returncode == 1, out
     order = [out.index(text) for text in ("uncaught error", "connection closed", "ZeroDivisionError")]
@@ -178,7 +197,7 @@ def test_a_second_signal_forces_the_end(broker: Broker, start: Start) -> None:
     read_until(process, "Received signal")
     process.send_signal(signal.SIGTERM)
 
-    process.communicate(timeout=10)
+    read_the_rest(process)
 
     assert process.returncode == -signal.SIGTERM
     wait_until(lambda: broker.depth() == 1)
@@ -189,7 +208,7 @@ def test_a_missing_queue_is_one_line_and_exit_code_1(broker: Broker, start: Star
     sys.exit(run_process(url, "nowhere", lambda message: True))
     """)
 
-    out, _ = process.communicate(timeout=30)
+    out = read_the_rest(process)
 
     assert process.returncode == 1
     assert "queue nowhere does not exist; create it first" in out
@@ -208,8 +227,7 @@ def test_counters_start_anew_with_the_process(broker: Broker, start: Start) -> N
     """
     for _ in range(2):
         broker.put(1)
-        out, _ = start(body).communicate(timeout=30)
-        assert "returned 1" in out
+        assert "returned 1" in read_the_rest(start(body))
 
 
 def test_kill_9_loses_nothing(broker: Broker, start: Start, amqp_url: Any) -> None:
@@ -223,6 +241,6 @@ def test_kill_9_loses_nothing(broker: Broker, start: Start, amqp_url: Any) -> No
     """)
     read_until(process, "started")
     process.kill()
-    process.communicate()
+    process.wait()
 
     wait_until(lambda: broker.depth() == 4)

@@ -202,6 +202,56 @@ def test_a_missing_stream_is_one_sentence(quick: Run, key_prefix: str, words: tu
     assert done.stdout == ""
 
 
+def test_a_missing_group_is_one_sentence_and_no_loss(quick: Run, orders: str) -> None:
+    done = quick("retire", orders, "mailing", "alice", "--min-idle", "0")
+
+    assert done.returncode == 2
+    assert done.stderr == f"conquiet: stream '{orders}' has no consumer group 'mailing'; there is: billing\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "\udcff"),
+        ("inspect", "--pattern", "\udcff"),
+        ("pending", "\udcff", "g"),
+        ("pending", "{key}", "\udcff"),
+        ("reclaim", "{key}", "billing", "--consumer", "\udcff"),
+        ("retire", "{key}", "billing", "\udcff"),
+        ("trim", "\udcff"),
+        ("enqueue", "a\udcff", "{{}}"),
+    ],
+)
+def test_a_word_that_is_not_utf_8_is_one_sentence(quick: Run, orders: str, words: tuple[str, ...]) -> None:
+    """A byte of the shell that is no UTF-8 comes to Python as half a character."""
+    done = quick(*(word.format(key=orders) for word in words))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "conquiet: a name or an argument is not valid UTF-8; write it in UTF-8\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pending", "{key}", "billing", "--min-idle"),
+        ("reclaim", "{key}", "billing", "--min-idle"),
+        ("retire", "{key}", "billing", "alice", "--min-idle"),
+        ("trim", "{key}", "--older-than"),
+        ("inspect", "{key}", "--watch"),
+    ],
+)
+def test_a_time_that_never_ends_is_one_sentence(quick: Run, orders: str, words: tuple[str, ...]) -> None:
+    done = quick(*(word.format(key=orders) for word in words), "inf")
+
+    assert done.returncode == 2
+    assert "must be a number of seconds, zero or more, got inf" in done.stderr
+
+
+def test_a_time_that_the_server_cannot_count_is_simply_long(quick: Run, orders: str) -> None:
+    assert quick("pending", orders, "billing", "--min-idle", "1e300").stdout == "nothing is pending\n"
+    assert quick("trim", orders, "--older-than", "1.7e308").stdout.startswith("0 entries removed")
+
+
 @pytest.mark.parametrize("words", [("inspect", "{key}"), ("enqueue", "{key}", "{{}}"), ("trim", "{key}")])
 def test_a_key_of_another_type_is_one_sentence(
     quick: Run, client: Redis, key_prefix: str, words: tuple[str, ...]
@@ -255,8 +305,11 @@ def test_no_url_at_all_says_how_to_give_one(invoke: Run) -> None:
     assert "conquiet.toml" in done.stderr
 
 
-def test_a_url_that_is_none(invoke: Run) -> None:
-    done = invoke("inspect", "--redis-url", "localhost:6379")
+@pytest.mark.parametrize(
+    "url", ["localhost:6379", "redis://127.0.0.1:1?foo=abc", "redis://127.0.0.1:1?db=x", "redis://127.0.0.1:x"]
+)
+def test_a_url_that_is_none(invoke: Run, url: str) -> None:
+    done = invoke("inspect", "--redis-url", url)
 
     assert done.returncode == 2
     assert "the Redis URL cannot be read" in done.stderr

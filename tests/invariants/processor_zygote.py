@@ -120,6 +120,7 @@ def spawn(url: str, stream: str, diary: str, *, deadly: bool) -> int:
     if pid:
         return pid
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     code = 1
     try:
         random.seed()
@@ -131,28 +132,43 @@ def spawn(url: str, stream: str, diary: str, *, deadly: bool) -> int:
         os._exit(code)
 
 
-def main() -> None:
-    url, stream, diary, hosts, kills = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
-    stopping = False
+class Hosts:
+    """The hosts that live now, and the stop that reaches every one of them."""
 
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
-        for pid in alive:
+    def __init__(self, *place: str) -> None:
+        self._place = place
+        self.alive: set[int] = set()
+        self.stopping = False
+
+    def add(self, *, deadly: bool) -> None:
+        """Start one more unless we are stopping. A stop in between waits until the host is known."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        if not self.stopping:
+            self.alive.add(spawn(*self._place, deadly=deadly))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def stop(self, *_: object) -> None:
+        self.stopping = True
+        for pid in self.alive:
             os.kill(pid, signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, stop)
-    alive = {spawn(url, stream, diary, deadly=True) for _ in range(hosts)}
+
+def main() -> None:
+    wanted, kills = int(sys.argv[4]), int(sys.argv[5])
+    hosts = Hosts(*sys.argv[1:4])
+    signal.signal(signal.SIGTERM, hosts.stop)
+    for _ in range(wanted):
+        hosts.add(deadly=True)
     killed = 0
-    while alive:
+    while hosts.alive:
         pid, status = os.wait()
-        alive.discard(pid)
+        hosts.alive.discard(pid)
         if os.WIFSIGNALED(status):
             killed += 1
-        elif status and not stopping:
+        elif status and not hosts.stopping:
             raise SystemExit(f"a host failed with {status}")
-        if not stopping:
-            alive.add(spawn(url, stream, diary, deadly=killed < kills))
+        if not hosts.stopping:
+            hosts.add(deadly=killed < kills)
             if killed == kills:
                 # The rest are replaced by hosts that live on.
                 kills = -1

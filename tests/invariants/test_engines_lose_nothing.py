@@ -25,7 +25,7 @@ TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 CONCURRENCY, PREFETCH = 8, 16
 
 ENGINE = """
-import asyncio, os, sys, time
+import asyncio, os, sys
 import redis.asyncio
 from conquiet.runtime import Consumer
 from conquiet.signals import install_termination_handlers
@@ -39,8 +39,7 @@ async def main():
             key = message.id
             if mode == "slow":
                 await client.xadd("began", {"id": key, "pid": os.getpid(), "count": message.delivery_count})
-                until = time.monotonic() + 6
-                while time.monotonic() < until and not ctx.lease_lost and ctx.lease_remaining_s > 0:
+                while not (await client.exists("leave") or ctx.lease_lost or ctx.lease_remaining_s <= 0):
                     await asyncio.sleep(0.02)
                 try:
                     ctx.check_lease()
@@ -132,8 +131,10 @@ def test_a_storm_of_kills_loses_nothing(
     assert set(ran) == set(ids)
     # A kill between a run and its acknowledgement repeats at most what that engine had in hand.
     assert sum(count - 1 for count in doubles.values()) <= killed * (CONCURRENCY + PREFETCH)
-    last_count = {row["id"]: int(row["count"]) for row in runs(raw)}
-    assert all(last_count[message_id] > 1 for message_id in doubles)
+    highest: dict[str, int] = {}  # of two at once, the first may be the last to write
+    for row in runs(raw):
+        highest[row["id"]] = max(highest.get(row["id"], 0), int(row["count"]))
+    assert all(highest[message_id] > 1 for message_id in doubles)
 
 
 @pytest.mark.timeout(900)
@@ -164,13 +165,14 @@ def test_an_engine_that_was_stopped_past_the_threshold_is_told_and_takes_nothing
 ) -> None:
     """SIGSTOP is a machine that hangs. The other engine takes over; the first wakes up and must not commit."""
     (message_id,) = enqueue(raw, 1)
-    first = spawn(claim_idle_ms=1_000, mode="slow")
+    first = spawn(claim_idle_ms=5_000, mode="slow")
     wait_until(lambda: raw.exists("began"), timeout_s=20)
     first.send_signal(signal.SIGSTOP)
-    second = spawn(claim_idle_ms=1_000, mode="slow")
-    wait_until(lambda: raw.xlen("began") == 2, timeout_s=20)
+    second = spawn(claim_idle_ms=5_000, mode="slow")
+    wait_until(lambda: raw.xlen("began") == 2, timeout_s=30)
     first.send_signal(signal.SIGCONT)
     wait_until(lambda: raw.exists("told"), timeout_s=20)
+    raw.set("leave", "1")
     wait_until(lambda: raw.exists("ran"), timeout_s=20)
     wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=20)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from conquiet.bridge.metrics import observe_lease_lost
 from conquiet.errors import LeaseLostError
+from conquiet.kernel.functions import refuse_awaitable, require_plain_function
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -41,6 +42,7 @@ class Fence:
     """
 
     def __init__(self, still_ours: Callable[[Any], bool], inbox: Once | None = None) -> None:
+        require_plain_function("still_ours", still_ours)
         self._still_ours = still_ours
         self._inbox = inbox
 
@@ -57,7 +59,9 @@ class Fence:
             yield first_time
 
     def _check(self, msg: Any) -> None:
-        if self._still_ours(msg):
+        answer = self._still_ours(msg)
+        refuse_awaitable("still_ours", answer)
+        if answer:
             return
         source, message_id = str(getattr(msg, "stream", "")), str(getattr(msg, "id", ""))
         observe_lease_lost(source)

@@ -22,6 +22,7 @@ from conquiet.bridge.keys import InboxKey, KeyFunction
 from conquiet.bridge.schema import INBOX_TABLE
 from conquiet.db.session import DbSession
 from conquiet.errors import CommitUnknownError, ConflictError, MessageKeyError
+from conquiet.kernel.functions import refuse_awaitable, require_plain_function
 from conquiet.kernel.validation import require_text
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def effect_once(engine: Engine, inbox: Once, msg: Any, work: Callable[[DbSession
     """
     with DbSession(engine) as session, inbox.once(session, msg) as first_time:
         if first_time:
-            work(session)
+            refuse_awaitable("the handler", work(session))  # before COMMIT: its row would say that it was done
     return first_time
 
 
@@ -71,13 +72,14 @@ def for_runtime(
         inbox: Table of the inbox.
         key: See ``Inbox``; asked with something that has ``payload`` and ``id``.
     """
+    require_plain_function("handler", handler)
     require_text("group", group)
     once = Inbox(inbox, key=key)
 
     def handle(message: "RuntimeMessage", ctx: "SyncMessageContext") -> None:
-        def work(session: DbSession) -> None:
+        def work(session: DbSession) -> object:
             session.before_commit(lambda _: ctx.check_lease())
-            handler(message, session)
+            return handler(message, session)
 
         effect_once(engine, once, _Known(message.stream, group, message.id, message.data), work)
 
@@ -90,14 +92,26 @@ def for_processor(
     engine: Engine,
     group: str,
     inbox: str = INBOX_TABLE,
+    key: KeyFunction | None = None,
 ) -> "Callable[[SyncJobContext], None]":
     """Return a handler for ``Processor`` that runs ``handler(ctx, session)`` once per message.
 
     The key is the message's id, not the entry's: a retry is a new entry. So an attempt that committed and was
     taken for failed (a timeout, a lost reply to COMMIT) is recognised by the next one.
+
+    An id that you give to ``emit`` yourself must not be used for another message while the inbox remembers the first,
+    which is longer than ``emit`` does (``dedupe_window_s``): the second one would count as done.
+
+    Args:
+        handler: Does the work with the session it is given.
+        engine: Where sessions come from.
+        group: The processor's group.
+        inbox: Table of the inbox.
+        key: See ``Inbox``; asked with something that has ``payload`` (the job's data) and ``id``.
     """
+    require_plain_function("handler", handler)
     require_text("group", group)
-    once = Inbox(inbox)
+    once = Inbox(inbox, key=key)
 
     def handle(ctx: "SyncJobContext") -> None:
         known = _Known(ctx.delivery.stream, group, ctx.id, ctx.data)
@@ -129,6 +143,7 @@ def for_rabbit(
             ``MessageKeyError``: AMQP numbers deliveries, not messages, so there is nothing to guess from.
         inbox: Table of the inbox.
     """
+    require_plain_function("handler", handler)
     require_text("queue", queue)
     chosen = key or _by_message_id()
     once = Inbox(inbox, key=lambda known: InboxKey(queue, "", chosen(known.payload)))
@@ -136,9 +151,11 @@ def for_rabbit(
     class _RefusedError(Exception):
         pass
 
-    def work_on(message: Any, session: DbSession) -> None:
-        if handler(message, session) is False:
+    def work_on(message: Any, session: DbSession) -> object:
+        answer = handler(message, session)
+        if answer is False:
             raise _RefusedError
+        return answer
 
     def syncer(message: Any) -> bool:
         try:

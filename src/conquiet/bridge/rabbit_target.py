@@ -13,7 +13,7 @@ from conquiet.bridge.keys import OUTBOX_ID
 from conquiet.bridge.payload import decode
 from conquiet.bridge.policy import Letter, Outcome, blocked_keys, waves
 from conquiet.bridge.targets import HELD, PUBLISHED, Verdicts
-from conquiet.errors import LifecycleError
+from conquiet.errors import LifecycleError, RabbitError
 from conquiet.kernel.validation import require_text
 from conquiet.rabbit.publisher import Outgoing, Publisher
 
@@ -54,16 +54,15 @@ class ToRabbit:
     async def _publish(self, letters: Sequence[Letter]) -> Verdicts:
         verdicts: dict[int, tuple[Outcome, str]] = {}
         blocked: set[bytes] = set()
-        failure: BaseException | None = None
+        failure: Any = None
         for wave in waves(letters):
             sent = [letter for letter in wave if letter.key is None or letter.key not in blocked]
             answers = await asyncio.gather(*map(self._send, sent), return_exceptions=True)
-            failure = next((answer for answer in answers if isinstance(answer, BaseException)), failure)
-            # Not confirmed is not the letter's fault: it is held, and published again with the same id.
-            outcomes = [HELD if isinstance(answer, BaseException) else PUBLISHED for answer in answers]
+            outcomes = [_outcome(answer) for answer in answers]
+            failure = next((one for one, said in zip(answers, outcomes, strict=True) if said is HELD), failure)
             verdicts.update(zip((letter.seq for letter in sent), outcomes, strict=True))
             blocked |= blocked_keys(sent, [outcome for outcome, _ in outcomes])
-        if failure is not None and PUBLISHED not in verdicts.values():
+        if failure is not None and set(verdicts.values()) == {HELD}:
             raise failure
         return [verdicts.get(letter.seq, HELD) for letter in letters]
 
@@ -98,3 +97,11 @@ class ToRabbit:
             self._thread = threading.Thread(target=self._loop.run_forever, name="conquiet-to-rabbit", daemon=True)
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _outcome(answer: object) -> tuple[Outcome, str]:
+    if isinstance(answer, RabbitError | OSError | asyncio.CancelledError):
+        return HELD  # not confirmed is not the letter's fault: it is published again, with the same id
+    if isinstance(answer, BaseException):
+        return Outcome.REFUSED, type(answer).__name__
+    return PUBLISHED

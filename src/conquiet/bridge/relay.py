@@ -22,7 +22,7 @@ from conquiet.bridge.desk import Desk, Position
 from conquiet.bridge.metrics import observe_lag, observe_published, observe_refused, observe_unavailable
 from conquiet.bridge.outbox import Outbox
 from conquiet.bridge.policy import Letter, Outcome, Park, after_refusal, in_order, plan
-from conquiet.bridge.targets import Target, Verdicts
+from conquiet.bridge.targets import HELD, PUBLISHED, Target, Verdicts
 from conquiet.db.dialects import is_mysql, require_supported
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConquietError, DbWriteError
@@ -65,6 +65,7 @@ class _Route:
     name: str
     target: Target
     desk: Desk
+    batch: int
     position: Position | None = None
     failures: int = 0
     not_before: float = 0.0
@@ -113,7 +114,7 @@ class OutboxRelay:
         table = (outbox or Outbox()).table
         mysql = is_mysql(engine)
         self._routes = [
-            _Route(require_text("a target's name", name), target, Desk(table, name, mysql=mysql))
+            _Route(require_text("a target's name", name), target, Desk(table, name, mysql=mysql), self._batch)
             for name, target in targets.items()
         ]
 
@@ -168,7 +169,7 @@ class OutboxRelay:
             if time.monotonic() < route.not_before:
                 route.more = False
                 continue
-            # Its own transaction for each target: one that cannot be reached delays no other.
+            # Its own transaction for each target: what one refuses or cannot take stays out of the others' way.
             with DbSession(self._engine) as session:
                 done += self._one_batch(session, route)
         return done
@@ -186,7 +187,9 @@ class OutboxRelay:
         letters = self._claim(session, route)
         if not letters:
             return Relayed()
+        began = time.monotonic()
         verdicts = self._publish(route, letters)
+        self._fit_batch(route, len(letters), time.monotonic() - began)
         outcomes = [outcome for outcome, _ in verdicts]
         published = [one for one, outcome in zip(letters, outcomes, strict=True) if outcome is Outcome.PUBLISHED]
         refused = [
@@ -204,7 +207,7 @@ class OutboxRelay:
     def _claim(self, session: DbSession, route: _Route) -> list[Letter]:
         """Lock a batch and return what of it may go out now, the oldest first."""
         route.desk.begin(session)
-        free = route.desk.take(session, count=self._batch)
+        free = route.desk.take(session, count=route.batch)
         keyed, waits_s, more = self._claim_keyed(session, route)
         observe_lag(route.name, max([waits_s, *(letter.age_s for letter in free[:1])]))
         route.more = more or bool(free) or bool(keyed)
@@ -212,12 +215,12 @@ class OutboxRelay:
 
     def _claim_keyed(self, session: DbSession, route: _Route) -> tuple[list[Letter], float, bool]:
         """Return letters with a key, the age of the oldest one that is due, and whether there is more to look at."""
-        desk, count = route.desk, self._batch * (1 if route.position is None else _SCAN_FACTOR)
+        desk, count = route.desk, route.batch * (1 if route.position is None else _SCAN_FACTOR)
         seen, age_s = desk.scan(session, after=route.position, count=count)
         if not seen:
             route.position = None
             return [], 0.0, False
-        wanted = plan(seen, batch=self._batch)
+        wanted = plan(seen, batch=route.batch)
         locked = desk.lock(session, wanted.lock)
         chosen: list[Letter] = []
         if locked:
@@ -225,7 +228,7 @@ class OutboxRelay:
             last = max([*locked, *(seq for key in keys for seq in wanted.followers.get(key, ()))])
             # Read again from the beginning of each key: what is older than the row we locked, and was committed
             # only now, makes the key somebody else's.
-            chosen = in_order(desk.oldest(session, keys, last=last, count=self._batch), locked.keys())
+            chosen = in_order(desk.oldest(session, keys, last=last, count=route.batch), locked.keys())
         at_the_end = wanted.examined == len(seen) < count
         if at_the_end:
             route.position = None
@@ -240,30 +243,51 @@ class OutboxRelay:
             verdicts = route.target.publish(letters)
         except (ConquietError, OSError) as error:
             self._put_off(route, error)
-            return [(Outcome.HELD, "")] * len(letters)
+            return [HELD] * len(letters)
         except Exception as error:  # noqa: BLE001 - a target of the user's may raise anything, because of one letter
             logger.warning(
                 "target failed, trying letter by letter", extra={"target": route.name, "error": type(error).__name__}
             )
-            verdicts = self._isolate(route, letters)
+            return self._isolate(route, letters)
         route.failures = 0
         return verdicts
+
+    def _fit_batch(self, route: _Route, letters: int, took_s: float) -> None:
+        """Ask for less at a time where publishing takes so long that the database would give our transaction up."""
+        if took_s > _IDLE_LIMIT_S / 3:
+            route.batch = max(1, int(letters * _IDLE_LIMIT_S / 6 / took_s))
+            logger.warning(
+                "target is slow, smaller batches for it",
+                extra={"target": route.name, "letters": letters, "took_s": round(took_s, 1), "batch": route.batch},
+            )
+        else:
+            route.batch = min(self._batch, route.batch * 2)
 
     def _isolate(self, route: _Route, letters: list[Letter]) -> Verdicts:
         """Find the letter that breaks the target. What went out before is published again, which is allowed."""
         verdicts: Verdicts = []
         blocked: set[bytes] = set()
+        failures: list[Exception] = []
         for letter in letters:
             if letter.key is not None and letter.key in blocked:
-                verdicts.append((Outcome.HELD, ""))
+                verdicts.append(HELD)
                 continue
             try:
                 (verdict,) = route.target.publish([letter])
+            except (ConquietError, OSError) as error:
+                self._put_off(route, error)
+                return [*verdicts, *[HELD] * (len(letters) - len(verdicts))]
             except Exception as error:  # noqa: BLE001 - as above; its text may quote the payload
                 verdict = (Outcome.REFUSED, type(error).__name__)
+                failures.append(error)
             verdicts.append(verdict)
             if letter.key is not None and verdict[0] is not Outcome.PUBLISHED:
                 blocked.add(letter.key)
+        if len(failures) > 1 and PUBLISHED not in verdicts:
+            # Not one of several was taken: it is the target, whatever it raises when it is away.
+            self._put_off(route, failures[0])
+            return [HELD] * len(letters)
+        route.failures = 0
         return verdicts
 
     def _put_off(self, route: _Route, error: Exception) -> None:

@@ -31,7 +31,11 @@ class Target(Protocol):
 
     Promises: letters of one key go out in the order given, and none goes out after one of its key that did
     not. ``PUBLISHED`` is said only of what the target has confirmed. An exception means that nothing is known of
-    any of them; all will be published again.
+    any of them; all will be published again. ``OSError`` (or one of conquiet's errors) says that the target is away:
+    nothing counts against a letter then. After any other exception they are tried one by one, to find the letter it is
+    about; if several are tried and none is taken, it is the target after all.
+
+    A call, even with one letter, must be over within two minutes: a transaction of the outbox is open meanwhile.
     """
 
     def publish(self, letters: Sequence[Letter]) -> Verdicts:

@@ -12,7 +12,7 @@ from conquiet.cli.failures import FAILED, CommandError
 @contextmanager
 def _opened(source: str) -> Iterator[IO[bytes]]:
     if source == "-":
-        yield sys.stdin.buffer
+        yield _stdin()
         return
     path = Path(source[1:])
     try:
@@ -21,6 +21,14 @@ def _opened(source: str) -> Iterator[IO[bytes]]:
         raise CommandError(f"{path} cannot be read ({error.strerror})", fix="check the name after @") from error
     with file:
         yield file
+
+
+def _stdin() -> IO[bytes]:
+    """Return stdin as a file of its own: with ``sys.stdin`` the interpreter aborts if a thread still reads it."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except OSError:  # it is no real file
+        return sys.stdin.buffer
 
 
 def read_payloads(source: str) -> Iterator[dict[str, Any]]:

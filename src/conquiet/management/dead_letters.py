@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PAGE = 200
+
 
 class StreamDeadLetters:
     """The dead letters of one stream.
@@ -28,14 +30,15 @@ class StreamDeadLetters:
         self._url = url
         self._stream = stream
 
-    def oldest(self, *, limit: int, where: "DeadFilter") -> "Sequence[DeadMessage]":
-        """Return the oldest ``limit`` that are meant."""
+    def oldest(self, *, limit: int | None, where: "DeadFilter") -> "Sequence[DeadMessage]":
+        """Return the oldest ``limit`` that are meant, None is all of them."""
 
         async def work(letters: Any) -> "Sequence[DeadMessage]":
             found: list[DeadMessage] = []
             cursor: str | None = None
-            while len(found) < limit:
-                page = await letters.list(cursor=cursor, limit=min(200, max(limit, 20)), where=where)
+            page_size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
+            while limit is None or len(found) < limit:
+                page = await letters.list(cursor=cursor, limit=page_size, where=where)
                 found += page.items
                 cursor = page.cursor
                 if cursor is None:
@@ -90,11 +93,11 @@ class StreamDeadLetters:
 
         return self._with(work)
 
-    def discard(self, where: "DeadFilter", *, dry_run: bool) -> int:
-        """Delete them for good."""
+    def discard(self, where: "DeadFilter", *, dry_run: bool, limit: int | None) -> int:
+        """Delete the oldest ``limit`` of them for good, None is all."""
 
         async def work(letters: Any) -> int:
-            return int(await letters.discard(where, dry_run=dry_run))
+            return int(await letters.discard(where, dry_run=dry_run, limit=limit))
 
         return self._with(work)
 

@@ -1,6 +1,6 @@
 """Putting payloads into a stream from outside: in batches, all or none of each, without touching any group."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,23 +23,44 @@ def enqueue_all(
 ) -> Iterator[list[str]]:
     """Add payloads in their order and yield the ids, batch by batch. Each batch is one transaction.
 
-    The payloads are consumed as they are sent: a bad one ends it, and the batches before are there.
+    The payloads are consumed as they are sent: a bad one ends it, and everything before it is there.
     """
+    return enqueue_batches(server, stream, _batches(payloads), max_payload_bytes=max_payload_bytes)
+
+
+def enqueue_batches(
+    server: Server, stream: str, batches: Iterable[Sequence[Any]], *, max_payload_bytes: int = 1_048_576
+) -> Iterator[list[str]]:
+    """Do the same with batches that somebody else has made; see :func:`enqueue_all`."""
     require_text("stream", stream)
     kind = text(server.call("TYPE", stream, stream=stream))
     if kind not in {"none", "stream"}:
         raise WrongKeyTypeError(f"the key {printable(stream)!r} holds a {kind}, not a stream", stream=stream)
     commands = StreamCommands(stream, "-", "-")
+    for batch in batches:
+        encoded: list[bytes] = []
+        problem: PayloadError | None = None
+        try:
+            encoded.extend(_encoded(payload, stream, max_payload_bytes) for payload in batch)
+        except PayloadError as error:
+            problem = error
+        if encoded:
+            yield _send(server, stream, commands, encoded)
+        if problem is not None:
+            raise problem
+
+
+def _batches(payloads: Iterable[Any]) -> Iterator[list[Any]]:
     source = iter(payloads)
     problem: Exception | None = None
     while problem is None:
-        batch: list[bytes] = []
+        batch: list[Any] = []
         try:
-            batch.extend(_encoded(payload, stream, max_payload_bytes) for payload in islice(source, BATCH))
+            batch.extend(islice(source, BATCH))
         except Exception as error:  # noqa: BLE001 - the source may raise anything; what came before it is sent first
             problem = error
         if batch:
-            yield _send(server, stream, commands, batch)
+            yield batch
         elif problem is None:
             return
     raise problem

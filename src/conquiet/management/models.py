@@ -1,4 +1,8 @@
-"""What an operator is told. Plain facts, frozen; ``as_dict`` is what ``--json`` prints."""
+"""What an operator is told. Plain facts, frozen; ``as_dict`` is what ``--json`` prints.
+
+Names are text, fit to be shown. What Redis calls them is kept as ``raw_…`` where a command may have to
+name them again: not every name is UTF-8.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +15,11 @@ class Facts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts as plain dicts and lists."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        return asdict(self, dict_factory=_without_raw)  # type: ignore[call-overload, no-any-return]
+
+
+def _without_raw(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if not name.startswith("raw_")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,7 @@ class GroupFacts(Facts):
     last_delivered_id: str
     oldest_age_s: float | None
     consumers: tuple[ConsumerFacts, ...]
+    raw_name: bytes
 
     @property
     def dead_with_work(self) -> tuple[ConsumerFacts, ...]:
@@ -58,7 +67,9 @@ class StreamFacts(Facts):
 
     Attributes:
         length: Entries, handled ones included.
-        delayed: Messages of the processor that wait for their time.
+        memory_bytes: None if this user may not ask for it.
+        delayed: Messages of the processor that wait for their time; None if the key beside the stream is not the
+            processor's, or may not be asked. So with ``dead_letters`` and ``paused``.
         dead_letters: Messages of the processor that were given up.
     """
 
@@ -67,10 +78,11 @@ class StreamFacts(Facts):
     first_id: str | None
     last_id: str
     memory_bytes: int | None
-    delayed: int
-    dead_letters: int
-    paused: tuple[str, ...]
+    delayed: int | None
+    dead_letters: int | None
+    paused: tuple[str, ...] | None
     groups: tuple[GroupFacts, ...]
+    raw_key: bytes
 
 
 @dataclass(frozen=True, slots=True)

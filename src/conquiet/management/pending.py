@@ -7,7 +7,8 @@ from conquiet.errors import ConfigurationError
 from conquiet.kernel.validation import require_positive, require_text
 from conquiet.management.models import PendingFacts, Reclaimed
 from conquiet.management.overview import ALIVE_MS, describe_stream, require_group
-from conquiet.management.server import Server
+from conquiet.management.scripts import RECLAIM
+from conquiet.management.server import Server, shown
 from conquiet.queue.replies import Pending, entries, pending_rows, text
 
 if TYPE_CHECKING:
@@ -53,7 +54,24 @@ def list_pending(
     Raises:
         NoSuchStreamError: There is no such stream or group.
     """
-    wanted = wanted or PendingFilter()
+    rows, dead = _look(server, stream, group, wanted or PendingFilter(), alive_ms)
+    return [
+        PendingFacts(
+            id=row.id,
+            consumer=shown(row.consumer),
+            idle_ms=row.idle_ms,
+            deliveries=row.deliveries,
+            ghost=shown(row.consumer) in dead,
+            trimmed=trimmed,
+        )
+        for row, trimmed in rows
+    ]
+
+
+def _look(
+    server: Server, stream: str, group: str, wanted: PendingFilter, alive_ms: int
+) -> tuple[list[tuple[Pending, bool]], set[str]]:
+    """Return the rows, each with whether its entry is gone, and who is dead."""
     facts = require_group(describe_stream(server, stream, alive_ms=alive_ms), group)
     dead = {consumer.name for consumer in facts.consumers if not consumer.alive}
     rows: list[Pending] = []
@@ -68,17 +86,7 @@ def list_pending(
     found = server.pipeline(
         [("XRANGE", stream, row.id, row.id, "COUNT", 1) for row in rows], stream=stream, group=group
     )
-    return [
-        PendingFacts(
-            id=row.id,
-            consumer=_name(row),
-            idle_ms=row.idle_ms,
-            deliveries=row.deliveries,
-            ghost=_name(row) in dead,
-            trimmed=not entries(reply),
-        )
-        for row, reply in zip(rows, found, strict=True)
-    ]
+    return [(row, not entries(reply)) for row, reply in zip(rows, found, strict=True)], dead
 
 
 def _page(server: Server, stream: str, group: str, wanted: PendingFilter, start: str) -> list[Pending]:
@@ -90,11 +98,7 @@ def _page(server: Server, stream: str, group: str, wanted: PendingFilter, start:
 
 
 def _meets(row: Pending, wanted: PendingFilter, dead: set[str]) -> bool:
-    return row.deliveries >= wanted.min_deliveries and (not wanted.ghosts_only or _name(row) in dead)
-
-
-def _name(row: Pending) -> str:
-    return row.consumer.decode("utf-8", "backslashreplace")
+    return row.deliveries >= wanted.min_deliveries and (not wanted.ghosts_only or shown(row.consumer) in dead)
 
 
 def reclaim(
@@ -105,7 +109,8 @@ def reclaim(
     With ``owner`` they become that consumer's own: it finds them when it starts. Without, they count
     as untouched for a week, so that the next worker that looks for stale work takes them at once.
 
-    XCLAIM checks the idle time again on the server: what was touched meanwhile is left alone.
+    Owner, idle time and delivery count are looked at once more in the step that takes over: what somebody
+    touched meanwhile is left alone.
     """
     if not (wanted.consumer or wanted.min_idle_ms or wanted.min_deliveries or wanted.ghosts_only):
         raise ConfigurationError(
@@ -113,14 +118,16 @@ def reclaim(
             "a number of deliveries, or ghosts only"
         )
     heir = require_text("owner", owner) if owner else RECLAIMED
-    ids = [row.id for row in list_pending(server, stream, group, wanted) if not row.trimmed]
-    if dry_run or not ids:
-        return Reclaimed(tuple(ids), heir, dry_run=dry_run)
-    age: tuple[Word, ...] = () if owner else ("IDLE", _LONG_AGO_MS)
-    # Somebody may have touched an entry since we looked. With ghosts the wish is "whoever is dead": an
-    # entry that was touched within the last second is not a ghost's any more.
-    least_idle_ms = wanted.min_idle_ms or (1_000 if wanted.ghosts_only else 0)
-    claimed = server.call(
-        "XCLAIM", stream, group, heir, least_idle_ms, *ids, *age, "JUSTID", stream=stream, group=group
-    )
-    return Reclaimed(tuple(text(one) for one in claimed if one is not None), heir, dry_run=False)
+    found, _ = _look(server, stream, group, wanted, ALIVE_MS)
+    rows = [row for row, trimmed in found if not trimmed]
+    if dry_run:
+        return Reclaimed(tuple(row.id for row in rows), heir, dry_run=True)
+    age = "" if owner else str(_LONG_AGO_MS)
+    claimed: list[str] = []
+    for start in range(0, len(rows), _PAGE):
+        seen: list[Word] = []
+        for row in rows[start : start + _PAGE]:
+            seen += [row.id, row.consumer, row.idle_ms, row.deliveries]
+        reply = server.call("EVAL", RECLAIM, 1, stream, group, heir, age, *seen, stream=stream, group=group)
+        claimed += map(text, reply)
+    return Reclaimed(tuple(claimed), heir, dry_run=False)

@@ -1,21 +1,23 @@
 """RabbitMQ's dead-letter queues, for operators: look, put back, throw away.
 
-AMQP cannot look without taking: a look takes messages, leaves them unsettled and closes, and the broker
-puts them back where they were, marked as redelivered.
+AMQP cannot look without taking: a look takes messages and hands them back, and the broker puts them where they
+were, marked as redelivered. A quorum queue counts that, and deletes what was handed back more often than its delivery
+limit: such a queue is looked into only on demand, see ``conquiet.management.looking``. (It also puts what was handed
+back behind what was handed back before, so the order may change there.)
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from conquiet.errors import RabbitError
+from conquiet.management.looking import FREE, Cost, cost_of_a_look
 from conquiet.management.models import Facts
-
-T = TypeVar("T")
+from conquiet.management.rabbit_api import management_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,40 +79,58 @@ EVERYTHING: Final = DeliveryFilter()
 class QueueDeadLetters:
     """One dead-letter queue.
 
+    A look into it, and a filter (AMQP has none: all are taken, and the others handed back), raise
+    :class:`CountedLookError` before anything is taken if the queue would count it, unless that is allowed.
+
     Args:
         url: The broker.
         queue: The queue that rejected messages end in.
+        api_url: The broker's management API, which knows the queue's delivery limit; empty is where it usually is.
+        count_a_delivery: Allow it. What the next look would delete ends this one with the same error.
     """
 
-    def __init__(self, url: str, queue: str) -> None:
+    def __init__(self, url: str, queue: str, *, api_url: str = "", count_a_delivery: bool = False) -> None:
         self._url = url
         self._queue = queue
+        self._api_url = api_url or management_url(url)
+        self._count_a_delivery = count_a_delivery
 
-    def peek(self, *, limit: int, where: DeliveryFilter = EVERYTHING) -> list[DeadDelivery]:
-        """Return the first ``limit`` messages that are meant; all stay where they are."""
+    def peek(self, *, limit: int | None, where: DeliveryFilter = EVERYTHING) -> list[DeadDelivery]:
+        """Return the first ``limit`` messages that are meant, None is all of them; all stay where they are."""
+        found: list[DeadDelivery] = []
 
-        async def look(link: Any, depth: int) -> list[DeadDelivery]:
-            found: list[DeadDelivery] = []
-            for position in range(1, depth + 1):
-                if len(found) >= limit or (message := await link.fetch(self._queue)) is None:
-                    break
-                one = _described(position, message)
-                if where.takes(one):
-                    found.append(one)
-            return found
+        def visit(one: DeadDelivery) -> bool:
+            if where.takes(one):
+                found.append(one)
+            return False
 
-        return self._with(look)
+        self._walk(visit, done=lambda: len(found) == limit)
+        return found
 
     def show(self, letter: str) -> DeadDelivery | None:
         """Return the first message with this message id or, if none has it, the one at this position; None without."""
-        found = self.peek(limit=1, where=DeliveryFilter(message_id=letter))
-        if found or not letter.isdecimal():
-            return found[0] if found else None
-        return next((one for one in self.peek(limit=int(letter)) if one.position == int(letter)), None)
+        named: list[DeadDelivery] = []
+        there: list[DeadDelivery] = []
 
-    def groups(self, *, limit: int = 10_000) -> list[dict[str, Any]]:
-        """Return what the first ``limit`` died of and where, most frequent first."""
-        counts = Counter((one.source, one.reason) for one in self.peek(limit=limit))
+        def visit(one: DeadDelivery) -> bool:
+            if one.message_id == letter:
+                named.append(one)
+            elif str(one.position) == letter:
+                there.append(one)
+            return False
+
+        self._walk(visit, done=lambda: bool(named))  # once for both: each way through may be counted
+        return next(iter(named + there), None)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return what they died of and where, most frequent first."""
+        counts: Counter[tuple[str, str]] = Counter()
+
+        def visit(one: DeadDelivery) -> bool:
+            counts[one.source, one.reason] += 1
+            return False
+
+        self._walk(visit, done=lambda: False)
         return [
             {"source": source, "reason": reason, "count": count} for (source, reason), count in counts.most_common()
         ]
@@ -126,60 +146,88 @@ class QueueDeadLetters:
     ) -> tuple[int, int]:
         """Put messages back to where they died, or to ``to``. Returns how many, and how many say no source."""
         from conquiet.rabbit import DeadLetters
+        from conquiet.rabbit.dead_letters import source_queue
+        from conquiet.rabbit.intake import delivery_count
 
         positions = count(1)
-        done = asyncio.run(
-            DeadLetters(self._url).replay(
-                self._queue,
-                to=to,
-                limit=limit,
-                per_second=per_second,
-                progress=on_progress,
-                chosen=lambda message: where.takes(_described(next(positions), message)),
+
+        async def run() -> tuple[int, int]:
+            # Without a filter nothing is handed back but what says no source.
+            cost = FREE if to and where == EVERYTHING else await self._cost(refuse=where != EVERYTHING)
+
+            def chosen(message: Any) -> bool:
+                takes = where.takes(_described(next(positions), message))
+                if not takes or not (to or source_queue(message.headers)):
+                    cost.check(self._queue, delivery_count(message.headers))
+                return takes
+
+            done = await DeadLetters(self._url).replay(
+                self._queue, to=to, limit=limit, per_second=per_second, progress=on_progress, chosen=chosen
             )
-        )
-        return done.replayed, done.skipped
+            return done.replayed, done.skipped
 
-    def depth(self) -> int:
-        """Return how many there are."""
-
-        async def ask(_link: Any, depth: int) -> int:
-            return depth
-
-        return self._with(ask)
+        return asyncio.run(run())
 
     def discard(self, *, limit: int | None, where: DeliveryFilter = EVERYTHING) -> int:
         """Delete the first ``limit`` messages that are meant, or all of them that were there at the start, for good."""
+        taken = 0
 
-        async def take(link: Any, depth: int) -> int:
-            taken = 0
-            for position in range(1, depth + 1):
-                if taken == limit or (message := await link.fetch(self._queue)) is None:
-                    break
-                if where.takes(_described(position, message)):
-                    if not link.ack(singles=(message.tag,)):
+        def visit(one: DeadDelivery) -> bool:
+            nonlocal taken
+            taken += where.takes(one)
+            return where.takes(one)
+
+        self._walk(visit, done=lambda: taken == limit, keeps_none=where == EVERYTHING)
+        return taken
+
+    def _walk(
+        self, visit: Callable[[DeadDelivery], bool], *, done: Callable[[], bool], keeps_none: bool = False
+    ) -> None:
+        """Show those there are now to ``visit``, from the front, until it is done. It says True of what is deleted."""
+        from conquiet.rabbit.intake import delivery_count
+
+        async def run() -> None:
+            cost = FREE if keeps_none else await self._cost(refuse=True)
+            link = await self._link()
+            kept: list[int] = []
+            try:
+                depth = await link.depth(self._queue)
+                for position in range(1, depth + 1):
+                    if done() or (message := await link.fetch(self._queue)) is None:
+                        break
+                    if not visit(_described(position, message)):
+                        kept.append(message.tag)
+                        cost.check(self._queue, delivery_count(message.headers))
+                    elif not link.ack(singles=(message.tag,)):
+                        gone = position - 1 - len(kept)
                         raise RabbitError(
-                            f"the connection was lost after {taken} were discarded; the others are still there",
+                            f"the connection was lost after {gone} were discarded; the others are still there",
                             queue=self._queue,
                         )
-                    taken += 1
-            return taken
-
-        return self._with(take)
-
-    def _with(self, work: Callable[[Any, int], Awaitable[T]]) -> T:
-        from conquiet.rabbit.address import Address
-        from conquiet.rabbit.connection import Link
-
-        async def run() -> T:
-            link = await Link.open(Address((self._url,), name="conquiet.operator"))
-            try:
-                return await work(link, await link.depth(self._queue))
             finally:
+                for tag in kept:
+                    link.hand_back(tag)  # the end of the channel would do it too, and is counted by newer brokers
                 await link.close_channel()
                 await link.close()
 
-        return asyncio.run(run())
+        asyncio.run(run())
+
+    async def _cost(self, *, refuse: bool) -> Cost:
+        link = await self._link()
+        try:
+            depth = await link.depth(self._queue)  # a queue that is missing is said before anything else
+        finally:
+            await link.close()
+        cost = await cost_of_a_look(self._url, self._api_url, self._queue) if depth else FREE
+        if refuse and (cost.limit == 0 or not self._count_a_delivery):
+            cost.refuse(self._queue)  # a limit of 0 leaves no delivery to count: a look would delete everything
+        return cost
+
+    async def _link(self) -> Any:
+        from conquiet.rabbit.address import Address
+        from conquiet.rabbit.connection import Link
+
+        return await Link.open(Address((self._url,), name="conquiet.operator"))
 
 
 def _described(position: int, message: Any) -> DeadDelivery:

@@ -16,8 +16,7 @@ if pending > 0 then
   if ARGV[3] == '' then return {'pending', pending} end
   local rows = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[5], ARGV[2])
   for _, row in ipairs(rows) do
-    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, row[1], 'IDLE', row[3], 'JUSTID')
-    moved = moved + 1
+    moved = moved + #redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, row[1], 'IDLE', row[3], 'JUSTID')
   end
   if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return {'more', moved} end
 end
@@ -29,7 +28,32 @@ empty, least idle ms, most entries per step.
 
 DELCONSUMER drops whatever is pending for the consumer, for ever. So looking, handing over and deleting
 are one step, and the deletion comes only when nothing is left. JUSTID keeps delivery counts, IDLE the idle
-time: to everyone who looks for stale work nothing has changed but the owner's name.
+time: to everyone who looks for stale work nothing has changed but the owner's name. Counted is what XCLAIM
+says it moved: of an entry that was deleted from the stream it only takes the record away (from 7.0 on).
+"""
+
+RECLAIM = """
+local claimed = {}
+for i = 4, #ARGV, 4 do
+  local row = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
+  local same = row and row[2] == ARGV[i + 1] and row[4] == tonumber(ARGV[i + 3])
+  if same and row[3] >= tonumber(ARGV[i + 2]) then
+    local moved
+    if ARGV[3] == '' then
+      moved = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'JUSTID')
+    else
+      moved = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'JUSTID')
+    end
+    if #moved > 0 then claimed[#claimed + 1] = ARGV[i] end
+  end
+end
+return claimed
+"""
+"""Take over entries that are as they were when we looked. KEYS: stream; ARGV: group, heir, idle ms to give them or
+empty, then for each its id, and the owner, idle ms and deliveries that were seen.
+
+XCLAIM by itself checks no more than an idle time. Somebody who claimed an entry since we looked works on it by
+now: another owner, another delivery or a shorter idle time says so, and it stays with him.
 """
 
 TRIM = """

@@ -9,7 +9,7 @@ from redis.exceptions import RedisError, ResponseError
 from conquiet.errors import ConfigurationError, NoSuchStreamError, WrongKeyTypeError
 from conquiet.kernel.redaction import printable
 from conquiet.queue.client import AnyRedis, clone_sync
-from conquiet.queue.commands import Word, pack
+from conquiet.queue.commands import Word, encoded, pack
 from conquiet.queue.faults import translate
 from conquiet.queue.replies import as_mapping, text
 from conquiet.queue.wire import NotSentError, Wire
@@ -31,7 +31,9 @@ class Server:
         """Open by URL. Nothing is sent before the first command."""
         try:
             client = Redis.from_url(url, socket_connect_timeout=min(timeout_s, 5.0))
-        except ValueError:
+            # Makes a connection and does not open it: a word of the query that none knows is found out only here.
+            client.connection_pool.make_connection()
+        except (TypeError, ValueError):
             raise ConfigurationError("the Redis URL cannot be read; write it as redis://host:6379/0") from None
         with client:
             return cls(client, timeout_s=timeout_s)
@@ -101,10 +103,21 @@ class Server:
         """Return a reply of names and values as a dict with text keys."""
         return {text(key): value for key, value in as_mapping(self.call(*words, stream=stream, group=group)).items()}
 
-    def require_stream(self, key: str) -> None:
+    def require_stream(self, key: str | bytes) -> None:
         """Raise unless there is a stream at ``key``; the error says what is there instead."""
-        kind = text(self.call("TYPE", key, stream=key))
+        name = shown(key)
+        kind = text(self.call("TYPE", key, stream=name))
         if kind == "none":
-            raise NoSuchStreamError(f"there is no stream at key {printable(key)!r}", stream=key)
+            raise NoSuchStreamError(f"there is no stream at key {printable(name)!r}", stream=name)
         if kind != "stream":
-            raise WrongKeyTypeError(f"the key {printable(key)!r} holds a {kind}, not a stream", stream=key)
+            raise WrongKeyTypeError(f"the key {printable(name)!r} holds a {kind}, not a stream", stream=name)
+
+
+def shown(name: str | bytes) -> str:
+    """Return a name of Redis as text for people. What is not UTF-8 is escaped: no command finds it by this."""
+    return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
+
+
+def as_bytes(name: str | bytes) -> bytes:
+    """Return a name as Redis has it."""
+    return name if isinstance(name, bytes) else encoded(name)

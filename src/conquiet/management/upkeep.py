@@ -2,9 +2,9 @@
 
 from conquiet.errors import NoSuchStreamError, OperatorError
 from conquiet.kernel.redaction import printable
-from conquiet.kernel.validation import require_text
+from conquiet.kernel.validation import require_seconds, require_text
 from conquiet.management.models import Retired, Trimmed
-from conquiet.management.overview import ALIVE_MS
+from conquiet.management.overview import ALIVE_MS, describe_stream, require_group
 from conquiet.management.scripts import RETIRE, TRIM
 from conquiet.management.server import Server
 from conquiet.queue.replies import text
@@ -26,7 +26,7 @@ def retire(
         NoSuchStreamError: There is no such stream, group or consumer.
     """
     require_text("consumer", consumer)
-    server.require_stream(stream)
+    require_group(describe_stream(server, stream), group)
     if heir == consumer:
         raise OperatorError("a consumer cannot be its own heir", stream=stream)
     moved = 0
@@ -71,10 +71,12 @@ def trim(server: Server, stream: str, *, older_than_s: float | None = None, dry_
         dry_run: Only say from which id on entries are needed.
 
     Raises:
+        ConfigurationError: ``older_than_s`` is no number of seconds.
         OperatorError: The stream has no group, so nobody says what is needed.
     """
+    keep_s = None if older_than_s is None else require_seconds("older_than_s", older_than_s, zero_allowed=True)
     server.require_stream(stream)
-    bound = "" if older_than_s is None else f"{max(0, server.now_ms() - round(older_than_s * 1000))}-0"
+    bound = "" if keep_s is None else f"{round(max(0.0, server.now_ms() - keep_s * 1000))}-0"
     below, removed = _step(server, stream, bound, "look")
     if not dry_run:
         while step := _step(server, stream, bound, "approximate")[1]:

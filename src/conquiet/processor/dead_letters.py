@@ -68,7 +68,7 @@ class DeadFilter:
     Attributes:
         id: The dead letter's own id.
         event: Event of the message.
-        error_type: Qualified class name, as ``groups()`` tells it.
+        error_type: Qualified class name, as ``groups()`` tells it; ``builtins.`` may stand before a built-in one.
         reason: A value of ``Reason``.
         before_ms: Died before this time.
         since_ms: Died at this time or after it.
@@ -87,7 +87,7 @@ class DeadFilter:
         return (
             (self.id is None or self.id == dead.id)
             and (self.event is None or self.event == record.event)
-            and (self.error_type is None or self.error_type == _cause(record))
+            and (self.error_type is None or self.error_type.removeprefix("builtins.") == _cause(record))
             and (self.reason is None or self.reason == record.reason)
             and (self.before_ms is None or dead.died_ms < self.before_ms)
             and (self.since_ms is None or dead.died_ms >= self.since_ms)
@@ -202,11 +202,15 @@ class DeadLetters:
         await run.step(chunk)
         return run.report()
 
-    async def discard(self, where: DeadFilter, *, dry_run: bool = False) -> int:
-        """Delete dead letters for good. Returns how many (in a dry run: how many it would be)."""
+    async def discard(self, where: DeadFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
+        """Delete dead letters for good, the oldest ``limit`` of them. Returns how many (in a dry run: would be)."""
+        if limit is not None:
+            require_positive("limit", limit)
         deleted = 0
         ids: list[str] = []
         async for dead in self._all(where):
+            if limit is not None and deleted + len(ids) >= limit:
+                break
             ids.append(dead.id)
             if len(ids) == _CHUNK:
                 deleted += await self._delete(ids, dry_run=dry_run)

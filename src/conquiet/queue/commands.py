@@ -4,20 +4,44 @@ redis-py packs each command anew on each call. A consumer sends the same XREADGR
 XACK differs only in the id: packing these once is a good part of being faster than redis-py.
 """
 
+from conquiet.errors import ConfigurationError
+
 Word = str | bytes | int
+
+# What a shell was given in bytes that are not UTF-8 comes to Python as half characters.
+_NOT_UTF_8 = "a name or an argument is not valid UTF-8; write it in UTF-8"
 
 
 def pack(*words: Word) -> bytes:
-    """Return a command in the wire format that every Redis and Valkey reads."""
+    """Return a command in the wire format that every Redis and Valkey reads.
+
+    Raises:
+        ConfigurationError: A word is not text that could be sent.
+    """
     return b"*%d\r\n%b" % (len(words), _bulk(*words))
 
 
 def _bulk(*words: Word) -> bytes:
     parts = []
-    for word in words:
-        data = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    try:
+        for word in words:
+            data = word if isinstance(word, bytes) else str(word).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    except UnicodeEncodeError:
+        raise ConfigurationError(_NOT_UTF_8) from None
     return b"".join(parts)
+
+
+def encoded(word: str) -> bytes:
+    """Return one word as it goes out.
+
+    Raises:
+        ConfigurationError: It is not text that could be sent.
+    """
+    try:
+        return word.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(_NOT_UTF_8) from None
 
 
 class StreamCommands:

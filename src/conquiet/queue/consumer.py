@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, MalformedMessageError
+from conquiet.kernel.functions import refuse_awaitable, require_plain_function
 from conquiet.kernel.validation import require_seconds
 from conquiet.queue.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 _SLICE_S = LONGEST_SLICE_MS / 1000
 
-Handler = Callable[[QueueMessage, "DbSession"], None]
+Handler = Callable[[QueueMessage, "DbSession"], object]
+"""Must be a plain function. What it returns is not looked at."""
+
 OnMalformed = Callable[[MalformedMessageError], None]
 
 
@@ -190,6 +193,7 @@ class QueueConsumer:
             inbox: Makes the effect of a message happen once: what an inbox has seen is acknowledged without
                 running its handler.
         """
+        require_plain_function("handler", handler)
         open_session = _sessions_of(engine)
         while not self._stopping:
             try:
@@ -217,6 +221,7 @@ class QueueConsumer:
         sleeps for ``interval_s``. Errors leave it as they leave ``run``.
         """
         require_seconds("interval_s", interval_s)
+        require_plain_function("handler", handler)
         open_session = _sessions_of(engine)
         while not self._stopping:
             try:
@@ -235,12 +240,13 @@ class QueueConsumer:
         # Commit first, ack second. A crash in between delivers the message again, which an inbox or an idempotent
         # handler survives; the other order would lose it. An error leaves here with the message pending.
         with open_session() as session:
+            # A coroutine is refused before the commit: acknowledged, its message would be lost.
             if inbox is None:
-                handler(msg, session)
+                refuse_awaitable("the handler", handler(msg, session))
             else:
                 with inbox.once(session, msg) as first_time:
                     if first_time:
-                        handler(msg, session)
+                        refuse_awaitable("the handler", handler(msg, session))
         self.ack(msg)
 
     def _sleep(self, duration_s: float) -> None:

@@ -99,6 +99,9 @@ class DeadLetters:
 
         Only as many as were there at the start: what fails again and comes back is left for another time.
 
+        What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that,
+        up to RabbitMQ 4.2 at least, and drops what was handed back more often than its delivery limit.
+
         Args:
             dead_letter_queue: Where they are.
             to: Where they go; None reads it from each message's ``x-death``.
@@ -118,6 +121,7 @@ class DeadLetters:
         link = await Link.open(self._address)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
         taken = replayed = skipped = 0
+        kept: list[int] = []
         try:
             depth = await link.depth(dead_letter_queue)
             expected = depth if limit is None else min(depth, limit)
@@ -127,11 +131,11 @@ class DeadLetters:
                 and (message := await link.fetch(dead_letter_queue)) is not None
             ):
                 taken += 1
+                kept.append(message.tag)  # not handed back until the end: it would be the next one we get
                 if chosen is not None and not chosen(message):
-                    continue  # as below: handed back at the end
+                    continue
                 target = to or source_queue(message.headers)
                 if target is None:
-                    # Not handed back until the end: it would be the next one we get.
                     skipped += 1
                 else:
                     await pace.wait()
@@ -141,12 +145,15 @@ class DeadLetters:
                             "the connection was lost during a replay; the last message may be in both queues",
                             queue=dead_letter_queue,
                         )
+                    kept.pop()
                     replayed += 1
                 if progress is not None:
                     progress(replayed + skipped, expected)
         finally:
             await publisher.close()
-            await link.close()  # what is unacknowledged goes back to the dead-letter queue
+            for tag in kept:
+                link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
+            await link.close()
         return Replayed(replayed, skipped)
 
 

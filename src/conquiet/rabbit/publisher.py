@@ -106,6 +106,7 @@ class Publisher:
         Raises:
             ReturnedMessageError: No queue is bound for one of them; those before it are confirmed.
             PublishError: One was not confirmed. Later ones that were sent already may be in their queues.
+            Exception: What ``messages`` itself raised. Those before it are confirmed, and ``progress`` was told so.
         """
         channel = await self._open()
         waiting: deque[tuple[asyncio.Future[str], Outgoing]] = deque()
@@ -119,6 +120,13 @@ class Publisher:
                     if progress is not None:
                         progress(confirmed)
             confirmed += await self._confirm_down_to(0, waiting)
+        except PublishError:
+            raise
+        except Exception:
+            confirmed += await self._confirm_down_to(0, waiting)
+            if progress is not None:
+                progress(confirmed)
+            raise
         finally:
             for confirmation, _ in waiting:
                 confirmation.cancel()

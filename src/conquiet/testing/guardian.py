@@ -46,6 +46,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ON_LINUX = sys.platform.startswith("linux")
 _OWNER_CHECK_S = 1.0
 _KILL_DEADLINE_S = 20.0
+_REMOVE_DEADLINE_S = 8.0  # with the one above within the time for which the owner waits for an answer
 _TICK_S = 0.005
 
 
@@ -80,6 +81,20 @@ def descendants(root: int) -> dict[int, str]:
     return {pid: parents[pid][1] for pid in below - {root} if pid in parents and parents[pid][1] not in "ZX"}
 
 
+def remove(folder: Path) -> None:
+    """Remove a folder, again and again until it is gone.
+
+    Processes that are not ours to kill may work in it, as an owner's children do that notice its death a moment
+    after us: a file they make between our look and the removal keeps the folder.
+    """
+    deadline = time.monotonic() + _REMOVE_DEADLINE_S
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists() or time.monotonic() > deadline:
+            return
+        time.sleep(_TICK_S)
+
+
 class Guardian:
     """Serves one owner until it ends or dies."""
 
@@ -107,7 +122,7 @@ class Guardian:
                 self._answer(self._perform(request))
         finally:
             self._kill()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove(self._folder)
             with contextlib.suppress(OSError):
                 self._answer({"ended": True})
 

@@ -109,8 +109,8 @@ class MySQLServer(PrivateServer):
     def _probe(self) -> str:
         # The Unix socket lies in our own folder, so whoever greets there is this server. The greeting comes after
         # recovery and the init file; the TCP port is bound by then or the server has given up.
-        version = wire.mysql_version(wire.connect_unix(self.unix_socket))
-        wire.mysql_version(wire.connect_tcp(self.host, self.port))
+        version = wire.mysql_version(wire.connect_unix(self.unix_socket, timeout_s=wire.PROBE_TIMEOUT_S))
+        wire.mysql_version(wire.connect_tcp(self.host, self.port, timeout_s=wire.PROBE_TIMEOUT_S))
         return version
 
     @property

@@ -141,7 +141,7 @@ class RabbitMQServer(PrivateServer):
         }
 
     def _probe(self) -> str:
-        version = wire.amqp_version(wire.connect_tcp(self.host, self.port))
+        version = wire.amqp_version(wire.connect_tcp(self.host, self.port, timeout_s=wire.PROBE_TIMEOUT_S))
         # The port alone does not prove that it is ours who answers; the node's name does.
         overview = self.api("GET", "/api/overview")
         if overview["node"] != self._node:

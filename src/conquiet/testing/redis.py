@@ -94,10 +94,10 @@ class RedisServer(PrivateServer):
             argv += ["--requirepass", self._password]
         return Command((*argv, *self._extra_args), {})
 
-    def _connect(self) -> wire.Resp:
+    def _connect(self, timeout_s: float = wire.ANSWER_TIMEOUT_S) -> wire.Resp:
         # The Unix socket lies in our own folder, so whoever answers is this server. Redis binds its TCP port
         # before it and exits when that fails.
-        connection = wire.Resp(wire.connect_unix(self.unix_socket))
+        connection = wire.Resp(wire.connect_unix(self.unix_socket, timeout_s=timeout_s))
         if self._password:
             try:
                 connection.call("AUTH", self._password)
@@ -107,7 +107,7 @@ class RedisServer(PrivateServer):
         return connection
 
     def _probe(self) -> str:
-        with self._connect() as connection:
+        with self._connect(wire.PROBE_TIMEOUT_S) as connection:
             self._name, version = wire.redis_identity(connection)
-        wire.connect_tcp(self.host, self.port).close()
+        wire.connect_tcp(self.host, self.port, timeout_s=wire.PROBE_TIMEOUT_S).close()
         return version

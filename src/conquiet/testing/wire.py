@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-_TIMEOUT_S = 2.0
+PROBE_TIMEOUT_S = 2.0  # of one look at a server that is starting: the next look may find it ready
+ANSWER_TIMEOUT_S = 30.0  # of one step with a server that is up: on a busy machine it may stand still for seconds
 _AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 _AMQP_VERSION = re.compile(rb"\x07versionS(.{4})", re.DOTALL)
 _MYSQL_PROTOCOL_10 = 10
@@ -28,11 +29,11 @@ class NotReadyError(OSError):
     """The server answered, but not yet as one that is ready."""
 
 
-def connect_unix(path: Path) -> socket.socket:
+def connect_unix(path: Path, *, timeout_s: float = ANSWER_TIMEOUT_S) -> socket.socket:
     """A connection to a Unix socket, with a timeout on every step."""
     channel = socket.socket(socket.AF_UNIX)
     try:
-        channel.settimeout(_TIMEOUT_S)
+        channel.settimeout(timeout_s)
         channel.connect(str(path))
     except BaseException:
         channel.close()
@@ -40,9 +41,9 @@ def connect_unix(path: Path) -> socket.socket:
     return channel
 
 
-def connect_tcp(host: str, port: int) -> socket.socket:
+def connect_tcp(host: str, port: int, *, timeout_s: float = ANSWER_TIMEOUT_S) -> socket.socket:
     """A TCP connection, with a timeout on every step."""
-    return socket.create_connection((host, port), timeout=_TIMEOUT_S)
+    return socket.create_connection((host, port), timeout=timeout_s)
 
 
 class Resp:

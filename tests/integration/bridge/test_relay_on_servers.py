@@ -238,7 +238,7 @@ def test_the_relay_changes_settings_on_connections_of_its_own_only(engine: Engin
     with OutboxRelay(engine, {"ledger": ToStream(queue)}) as relay:
         relay.relay_once()
 
-        assert setting(relay._engine) == (120, "5"), "the caller's own settings are kept"
+        assert setting(relay._engine) == (120, "60"), "the caller's own settings are kept"
         assert setting(engine)[0] > 1_000
 
 
@@ -250,4 +250,4 @@ def test_a_stop_ends_a_relay_that_has_nothing_to_do(
         running = pool.submit(relay.run)
         wait_until(lambda: relay._life.status is Status.RUNNING)
         relay.stop()
-        running.result(5)
+        running.result(30)

@@ -128,7 +128,7 @@ def nothing_left(admin: Connection, engine: Engine, *names: str) -> None:
         ),
         message="a transaction is still open",
     )
-    admin.execute(text("SET SESSION lock_wait_timeout = 5"))
+    admin.execute(text("SET SESSION lock_wait_timeout = 60"))
     admin.execute(text("UPDATE orders SET status = 'seen' WHERE id = 1"))
     assert "Current Checked out connections: 0" in engine.pool.status()
     status = connections_of(engine).pool_status

@@ -1,5 +1,6 @@
 """The doctor finds each fault that was planted, and says nothing about a healthy set-up."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from conquiet.bridge import create_tables
 from conquiet.management import Server
 from conquiet.management.doctor import Finding, Severity
 from conquiet.management.doctor.mysql import examine_mysql
-from conquiet.management.doctor.rabbit import RabbitApiError, examine_rabbit
+from conquiet.management.doctor.rabbit import examine_rabbit
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
+from conquiet.management.rabbit_api import RabbitApiError
 from conquiet.testing import RedisServer, wait_until
 from conquiet.testing.discovery import MySQLFlavour, available_mysql_flavours
 from conquiet.testing.mysql import MySQLServer
@@ -103,6 +105,43 @@ def test_a_group_that_is_merely_behind_is_found(durable: tuple[Server, Redis]) -
     assert serious(found) == {"redis.lag"}
 
 
+def lag(found: list[Finding]) -> list[tuple[Severity, str]]:
+    return [(one.severity, one.what.split("'orders' ")[1]) for one in found if one.check == "redis.lag"]
+
+
+def test_work_that_the_server_has_lost_count_of_is_found(durable: tuple[Server, Redis]) -> None:
+    """After an XDEL in the middle Redis says no lag at all; the entries wait all the same."""
+    server, client = durable
+    ids = [client.xadd("orders", {"data": "{}"}) for _ in range(600)]
+    client.xgroup_create("orders", "billing", "0")
+    client.xdel("orders", ids[300])
+    reported: Any = client.xinfo_groups("orders")
+    assert reported[0]["lag"] is None
+
+    nobody = examine_redis(server)
+    client.xreadgroup("billing", "alice", {"orders": ">"}, count=1)
+    fine = examine_redis(server, RedisLimits(max_lag=598))
+    behind = examine_redis(server, RedisLimits(max_lag=597))
+    far_behind = examine_redis(server, RedisLimits(max_lag=300))
+
+    assert lag(nobody) == [(Severity.WARNING, "has 599 entries to do and no live consumer")]
+    assert lag(fine) == []
+    assert [what.split(",")[0] for _, what in lag(behind)] == ["is behind: at least 599 entries"]
+    assert [what.split(",")[0] for _, what in lag(far_behind)] == ["is behind: at least 302 entries"]
+
+
+def test_a_server_with_more_streams_than_are_looked_at_is_told_so(durable: tuple[Server, Redis]) -> None:
+    server, client = durable
+    for number in range(101):
+        client.xadd(f"stream-{number}", {"data": "{}"})
+
+    found = examine_redis(server)
+    client.delete("stream-0")
+
+    assert serious(found) == {"redis.incomplete"}
+    assert serious(examine_redis(server)) == set()
+
+
 def test_a_replica_and_a_missing_command_are_found(private_redis: Callable[..., RedisServer]) -> None:
     crippled = private_redis(aof=True, extra_args=("--rename-command", "XAUTOCLAIM", ""))
     with Redis.from_url(crippled.url) as client, Server(client) as server:
@@ -173,32 +212,64 @@ def test_who_waits_for_whom_and_forgotten_transactions_are_found(engine: Engine)
         holder.execute(text("UPDATE account SET cents = 1 WHERE id = 1"))
         waiter = threading.Thread(target=wait_in_line)
         waiter.start()
-        wait_until(lambda: "mysql.lock_waits" in serious(examine_mysql(engine, slow_s=0)), interval_s=0.1)
-        wait_until(lambda: "mysql.long_transactions" in serious(examine_mysql(engine, slow_s=0)), interval_s=0.1)
+        # Who waits is shown from a picture that InnoDB renews only if nobody has looked at it for 100 ms.
+        wait_until(lambda: "mysql.lock_waits" in serious(examine_mysql(engine, slow_s=0)), interval_s=0.15)
+        wait_until(lambda: "mysql.long_transactions" in serious(examine_mysql(engine, slow_s=0)), interval_s=0.15)
     waiter.join(20)
 
-    # MariaDB shows who waits from a picture that it renews ten times a second.
-    wait_until(lambda: beyond_speed(examine_mysql(engine)) == set())
+    wait_until(lambda: beyond_speed(examine_mysql(engine)) == set(), interval_s=0.15)
+
+
+@pytest.mark.parametrize("zone", ["+09:00", "-08:00"])
+def test_ages_do_not_depend_on_the_time_zone_of_the_session(db_url: str, engine: Engine, zone: str) -> None:
+    """InnoDB tells times in the machine's zone. Nine hours off, everybody's transaction looks forgotten, or none."""
+    create_tables(engine)
+    do(engine, "CREATE TABLE account (id INT PRIMARY KEY, cents INT)", "INSERT INTO account VALUES (1, 100)")
+    elsewhere = create_engine(db_url, connect_args={"init_command": f"SET time_zone = '{zone}'"})
+
+    def said(check: str, slow_s: int) -> list[str]:
+        return [one.what for one in examine_mysql(elsewhere, slow_s=slow_s) if one.check == check]
+
+    with engine.begin() as holder:
+        holder.execute(text("UPDATE account SET cents = 1 WHERE id = 1"))
+        waiter = threading.Thread(target=lambda: do(engine, "UPDATE account SET cents = 2 WHERE id = 1"))
+        waiter.start()
+        wait_until(lambda: said("mysql.lock_waits", 60), interval_s=0.1)
+        waits = said("mysql.lock_waits", 60)
+        young = said("mysql.long_transactions", 60)
+        wait_until(lambda: said("mysql.long_transactions", 0), interval_s=0.1)
+    waiter.join(20)
+    elsewhere.dispose()
+
+    assert young == []
+    assert re.search(r"waited for \d s ", waits[0]), waits
 
 
 GALERA = Path("/usr/lib/galera/libgalera_smm.so")
+
+
+class GaleraNode(MySQLServer):
+    """Chooses the port of its cluster together with its own: when one was taken meanwhile, it starts on new ones."""
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self._extra_args = (
+            "--wsrep-on=ON",
+            f"--wsrep-provider={GALERA}",
+            f"--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{free_port()};gcache.size=1M",
+            "--wsrep-cluster-address=gcomm://",
+            "--wsrep-node-address=127.0.0.1",
+            "--wsrep-sst-method=rsync",
+            "--binlog-format=ROW",
+            "--innodb-autoinc-lock-mode=2",
+        )
 
 
 @pytest.mark.skipif(MySQLFlavour.MARIADB not in available_mysql_flavours(), reason="Galera is a part of MariaDB")
 def test_a_galera_node_is_found() -> None:
     """A cluster of one is a cluster: the locks of a single server are promised no more."""
     assert GALERA.exists(), "Galera's provider is missing; install galera-4, on which Debian's mariadb-server depends"
-    cluster = (
-        "--wsrep-on=ON",
-        f"--wsrep-provider={GALERA}",
-        f"--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{free_port()};gcache.size=1M",
-        "--wsrep-cluster-address=gcomm://",
-        "--wsrep-node-address=127.0.0.1",
-        "--wsrep-sst-method=rsync",
-        "--binlog-format=ROW",
-        "--innodb-autoinc-lock-mode=2",
-    )
-    with MySQLServer(flavour=MySQLFlavour.MARIADB, extra_args=cluster) as server:
+    with GaleraNode(flavour=MySQLFlavour.MARIADB) as server:
         node = create_engine(server.url)
         found = examine_mysql(node)
         node.dispose()
@@ -254,6 +325,51 @@ def test_queues_that_lose_messages_are_found(channel: Any, amqp_url: str, rabbit
         "rabbit.missing_queue",
     }
     assert errors(found()) == {"rabbit.durability", "rabbit.missing_queue"}
+
+
+def test_a_queue_beyond_the_first_page_is_there_and_is_examined(
+    channel: Any, amqp_url: str, rabbitmq_server: Any
+) -> None:
+    """The broker tells of 200 queues at a time. One that was named is asked for by its name."""
+    for number in range(205):
+        channel.queue_declare(f"many.{number:03}", durable=True, arguments={"x-dead-letter-exchange": ""})
+    channel.queue_declare("zz/last & least", durable=False, arguments={"x-dead-letter-exchange": ""})
+
+    found = examine_rabbit(
+        rabbitmq_server.management_url, vhost(amqp_url), queues=("zz/last & least", "many.001", "nowhere")
+    )
+
+    said = [(one.check, one.what) for one in found if one.severity is not Severity.NOTE]
+    assert sorted(said) == [
+        ("rabbit.durability", "queue 'zz/last & least' is not durable"),
+        ("rabbit.incomplete", "only 201 of 206 queues were looked at"),
+        ("rabbit.missing_queue", "there is no queue 'nowhere'"),
+    ]
+
+
+def test_an_exclusive_queue_for_replies_is_no_fault(channel: Any, amqp_url: str, rabbitmq_server: Any) -> None:
+    channel.queue_declare("", exclusive=True)
+
+    assert serious(examine_rabbit(rabbitmq_server.management_url, vhost(amqp_url))) == set()
+
+
+def test_the_queue_behind_a_dead_letter_exchange_needs_none_and_no_limit(
+    channel: Any, amqp_url: str, rabbitmq_server: Any
+) -> None:
+    quorum = {"x-queue-type": "quorum"}
+    channel.exchange_declare("orders.dlx", "fanout", durable=True)
+    channel.queue_declare(
+        "orders", durable=True, arguments=quorum | {"x-dead-letter-exchange": "orders.dlx", "x-delivery-limit": 5}
+    )
+    channel.queue_declare("orders.dead", durable=True, arguments=quorum)
+    channel.queue_declare("orders.kept", durable=True, arguments=quorum | {"x-delivery-limit": 3})
+    for name in ("orders.dead", "orders.kept"):
+        channel.queue_bind(name, "orders.dlx", "")
+
+    found = examine_rabbit(rabbitmq_server.management_url, vhost(amqp_url))
+
+    said = [one.what for one in found if one.severity is not Severity.NOTE]
+    assert said == ["dead-letter queue 'orders.kept' has a delivery limit of 3"]
 
 
 def test_a_consumer_timeout_that_is_too_short_is_found(channel: Any, amqp_url: str, rabbitmq_server: Any) -> None:

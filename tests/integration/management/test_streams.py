@@ -25,6 +25,7 @@ from conquiet.management import (
     retire,
     trim,
 )
+from conquiet.management.pending import RECLAIMED
 from conquiet.queue import RedisStreamsQueue
 from conquiet.testing import FaultProxy, wait_until
 
@@ -196,6 +197,15 @@ def test_reclaim_leaves_alone_what_was_touched_meanwhile(server: Server, make_qu
     assert counts(server, queue) == {"alice": 4}
 
 
+def test_a_reclaim_of_many_takes_all_of_them(server: Server, make_queue: MakeQueue) -> None:
+    queue = filled(make_queue, count=2_200, taken=2_100)
+
+    done = reclaim(server, queue.config.stream_key, "billing", PendingFilter(consumer="alice", limit=5_000))
+
+    assert len(set(done.ids)) == 2_100
+    assert counts(server, queue) == {"alice": 0, RECLAIMED: 2_100}
+
+
 # ---------------------------------------------------------------- retire
 def test_a_live_consumer_is_not_retired(server: Server, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
@@ -232,8 +242,21 @@ def test_retiring_nobody_says_so(server: Server, make_queue: MakeQueue) -> None:
 
     with pytest.raises(NoSuchStreamError, match="has no consumer 'carol'"):
         retire(server, queue.config.stream_key, "billing", "carol", min_idle_ms=0)
+    with pytest.raises(NoSuchStreamError, match="has no consumer group 'mailing'; there is: billing"):
+        retire(server, queue.config.stream_key, "mailing", "alice", min_idle_ms=0)
     with pytest.raises(OperatorError, match="own heir"):
         retire(server, queue.config.stream_key, "billing", "alice", heir="alice", min_idle_ms=0)
+
+
+def test_retiring_counts_what_the_heir_really_got(server: Server, client: Redis, make_queue: MakeQueue) -> None:
+    """Of an entry that was deleted from the stream nothing can be handed over."""
+    queue = filled(make_queue)
+    rows: Any = client.xpending_range(queue.config.stream_key, "billing", "-", "+", 10)
+    client.xdel(queue.config.stream_key, rows[0]["message_id"])
+
+    done = retire(server, queue.config.stream_key, "billing", "alice", heir="bob", min_idle_ms=0)
+
+    assert done.handed_over == counts(server, queue)["bob"]
 
 
 def test_a_consumer_without_work_is_simply_deleted(server: Server, make_queue: MakeQueue) -> None:
@@ -273,6 +296,14 @@ def test_trim_keeps_what_is_young(server: Server, make_queue: MakeQueue) -> None
 
     assert trim(server, queue.config.stream_key, older_than_s=3_600).removed == 0
     assert trim(server, queue.config.stream_key).removed == 49  # the last one delivered stays
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0])
+def test_trim_refuses_what_is_no_number_of_seconds(server: Server, make_queue: MakeQueue, seconds: float) -> None:
+    queue = filled(make_queue)
+
+    with pytest.raises(ConfigurationError, match="older_than_s must be a number of seconds"):
+        trim(server, queue.config.stream_key, older_than_s=seconds)
 
 
 def test_trim_refuses_a_stream_without_a_group(server: Server, client: Redis, key_prefix: str) -> None:

@@ -35,8 +35,8 @@ async def test_a_delayed_message_is_not_handled_before_its_time(ran: Any, place:
     ways: dict[str, dict[str, Any]] = {
         "delay": {"delay": 0.3},
         "timedelta": {"delay": timedelta(milliseconds=300)},
-        "at": {"at": time.time() + 1.0},
-        "datetime": {"at": datetime.now(UTC) + timedelta(seconds=1)},
+        "at": {"at": time.time() + 3.0},  # long against any stall on the way to emit
+        "datetime": {"at": datetime.now(UTC) + timedelta(seconds=3)},
     }
 
     emitted = await ran.emit("remind", id="m", **ways[how])
@@ -56,7 +56,7 @@ async def test_a_message_whose_time_has_not_come_is_put_back_and_not_handled(
 ) -> None:
     """Somebody else may write delayed messages straight into the stream."""
     async with ran:
-        due_ms = int(time.time() * 1000) + 1_500  # long against any stall on the message's way
+        due_ms = int(time.time() * 1000) + 4_000  # long against any stall on the message's way
         entry = await client.xadd(
             stream, {"data": f'{{"v":1,"event":"remind","id":"m","delay_until_ms":{due_ms},"theirs":1}}'}
         )

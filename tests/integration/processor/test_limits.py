@@ -81,6 +81,7 @@ async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
         await processor.emit("pay", id="m")
         counter = PROCESSOR_TIMEOUTS_TOTAL.labels(stream, "pay", "running_on")
         await wait_until_async(lambda: counter._value.get() == 1)
+        await wait_until_async(lambda: running, message="the thread has begun")
         await asyncio.sleep(0.1)
         assert running == [1]
         release.set()

@@ -34,7 +34,7 @@ def alarm(rabbitmq_server: Any) -> Iterator[Any]:
 
 
 async def test_while_the_broker_blocks_publishers_wait_and_say_so_and_consumers_go_on(
-    rabbit: Any, action: Any, alarm: Any, caplog: pytest.LogCaptureFixture
+    rabbit: Any, action: Any, alarm: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, answers = rabbit.queue(), asyncio.Event()
     rabbit.queue("other", dead=None)
@@ -45,24 +45,31 @@ async def test_while_the_broker_blocks_publishers_wait_and_say_so_and_consumers_
         return bool(message["actionId"] != 7)
 
     caplog.set_level(logging.INFO, logger="conquiet.rabbit.publisher")
-    async with RabbitConsumer(rabbit.url, queue, syncer) as consumer, Publisher(rabbit.url) as publisher:
+    async with (
+        RabbitConsumer(rabbit.url, queue, syncer) as consumer,
+        Publisher(rabbit.url, timeout_s=300) as publisher,
+        Publisher(rabbit.url, timeout_s=300) as impatient,
+    ):
         await publisher.publish("other", {"n": 0})
         assert not publisher.is_blocked
         await alarm("0")
-
-        waiting = asyncio.create_task(publisher.publish("other", {"n": 1}))
-        await wait_until_async(lambda: publisher.is_blocked, message="the broker says that it blocks")
-        answers.set()
-        await wait_until_async(lambda: consumer.count.ack == 19, message="everything is settled meanwhile")
-        await wait_until_async(lambda: consumer.count.dead_lettered == 1)
-        async with Publisher(rabbit.url, timeout_s=1.0) as impatient:
+        try:
+            waiting = asyncio.create_task(publisher.publish("other", {"n": 1}))
+            await wait_until_async(lambda: publisher.is_blocked, message="the broker says that it blocks")
+            answers.set()
+            await wait_until_async(lambda: consumer.count.ack == 19, message="everything is settled meanwhile")
+            await wait_until_async(lambda: consumer.count.dead_lettered == 1)
+            late = asyncio.create_task(impatient.publish("other", {"n": 2}))
+            await wait_until_async(lambda: impatient.is_blocked, message="the broker tells the other one too")
+            monkeypatch.setattr(impatient, "_timeout_s", 0.1)
             with pytest.raises(PublishError, match="blocks publishers") as caught:
-                await impatient.publish("other", {"n": 2})
-        assert caught.value.reason == "blocked"
-        assert not waiting.done()
-
-        await alarm(USUAL)
-        await asyncio.wait_for(waiting, 20)
+                await impatient.publish("other", {"n": 3})
+            assert caught.value.reason == "blocked"
+            assert not waiting.done()
+            assert not late.done()
+        finally:
+            await alarm(USUAL)  # a blocked connection cannot be closed in order
+        await asyncio.wait_for(asyncio.gather(waiting, late), 60)
         await wait_until_async(lambda: not publisher.is_blocked)
 
     assert consumer.count.reconnects == 0

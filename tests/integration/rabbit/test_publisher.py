@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,6 +47,22 @@ async def test_many_are_all_confirmed(rabbit: Any) -> None:
     assert told == sorted(told)
 
 
+async def test_a_source_that_fails_leaves_those_before_it_confirmed(rabbit: Any) -> None:
+    queue = rabbit.queue()
+    told: list[int] = []
+
+    def source() -> Iterator[Outgoing]:
+        for number in range(3):
+            yield Outgoing(queue, {"number": number})
+        raise LookupError("line 4")
+
+    async with Publisher(rabbit.url) as publisher:
+        with pytest.raises(LookupError, match="line 4"):
+            await publisher.publish_many(source(), progress=told.append)
+
+    assert told == [rabbit.depth(queue)] == [3]
+
+
 async def test_in_a_batch_only_the_one_that_was_returned_fails(rabbit: Any) -> None:
     queue = rabbit.queue()
     async with Publisher(rabbit.url) as publisher:
@@ -80,12 +97,15 @@ async def test_a_lost_connection_is_told_to_whoever_waits_and_the_next_call_conn
     assert [body for _, body in rabbit.take(queue)] == [b"1", b"the second", b"3"]
 
 
-async def test_a_broker_that_never_confirms_is_a_timeout(rabbit: Any, fault_proxy: Any) -> None:
+async def test_a_broker_that_never_confirms_is_a_timeout(
+    rabbit: Any, fault_proxy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = rabbit.queue()
     proxy = fault_proxy(rabbit.url)
-    publisher = Publisher(proxy.url_for(rabbit.url), timeout_s=0.5)
+    publisher = Publisher(proxy.url_for(rabbit.url), timeout_s=30)
     await publisher.publish(queue, b"1")
     proxy.stall()
+    monkeypatch.setattr(publisher, "_timeout_s", 0.5)  # now, and not for the connection
     with pytest.raises(PublishError, match="did not confirm"):
         await publisher.publish(queue, b"2")
     proxy.resume()
@@ -117,6 +137,7 @@ async def test_dead_letters_go_back_to_where_they_died_and_get_a_fresh_start(
     rabbit.put(queue, *[action(number) for number in range(3)], headers={"mine": 1})
     async with RabbitConsumer(rabbit.url, queue, recorder(*[False] * 6)) as consumer:
         await wait_until_async(lambda: consumer.count.dead_lettered == 3)
+    rabbit.wait_for_depth("dead", 3)  # the broker moves what was rejected in its own time
     told: list[tuple[int, int]] = []
 
     done = await DeadLetters(rabbit.url).replay("dead", progress=lambda *step: told.append(step))

@@ -1,14 +1,15 @@
 """Does the queue keep what fails? Found out from the management API."""
 
 import ssl
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from conquiet.errors import RabbitConnectionError, RabbitError
 from conquiet.rabbit import RabbitConsumer
-from conquiet.testing import free_port, wait_until_async
-from conquiet.testing.certificates import make_certificate
+from conquiet.testing import RabbitMQServer, free_port, wait_until_async
+from conquiet.testing.certificates import Certificate, make_certificate
 
 WARNING = "the queue has no dead-letter exchange: a message that fails twice will be discarded"
 
@@ -57,7 +58,7 @@ async def test_who_requires_one_does_not_start_without(
     with pytest.raises(RabbitError, match="has no dead-letter exchange"):
         await RabbitConsumer(rabbit.url, queue, recorder(), require_dead_letter=True, **options).run()
 
-    assert rabbit.consumers() == []
+    assert rabbit.channel.queue_declare(queue, passive=True).method.consumer_count == 0
 
 
 async def test_a_question_without_an_answer_is_an_error_only_for_who_requires_it(
@@ -74,27 +75,44 @@ async def test_a_question_without_an_answer_is_an_error_only_for_who_requires_it
     assert "s3cret" not in caplog.text
 
 
-async def test_tls_is_verified(private_rabbitmq: Any, recorder: Any, action: Any, tmp_path: Any) -> None:
+class TlsBroker(RabbitMQServer):
+    """Chooses its port for TLS together with the others: when one was taken meanwhile, it starts on new ones."""
+
+    def __init__(self, made: Certificate) -> None:
+        super().__init__()
+        self._made = made
+        self.tls_port = 0
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self.tls_port = free_port()
+        self._extra_config = (
+            f"listeners.ssl.default = 127.0.0.1:{self.tls_port}",
+            f"ssl_options.certfile = {self._made.certificate}",
+            f"ssl_options.keyfile = {self._made.key}",
+            f"ssl_options.cacertfile = {self._made.certificate}",
+            "ssl_options.verify = verify_none",
+        )
+
+
+@pytest.fixture
+def tls_broker(private_rabbitmq: Any, tmp_path: Any) -> Iterator[TlsBroker]:  # asked for: who uses it starts a broker
     made = make_certificate(tmp_path)
     for path in (made.key, made.certificate):
         path.chmod(0o644)  # the broker may run as another user
-    port = free_port()
-    server = private_rabbitmq(
-        extra_config=(
-            f"listeners.ssl.default = 127.0.0.1:{port}",
-            f"ssl_options.certfile = {made.certificate}",
-            f"ssl_options.keyfile = {made.key}",
-            f"ssl_options.cacertfile = {made.certificate}",
-            "ssl_options.verify = verify_none",
-        )
-    )
+    with TlsBroker(made) as server:
+        yield server
+
+
+async def test_tls_is_verified(tls_broker: TlsBroker, recorder: Any, action: Any) -> None:
+    server, certificate = tls_broker, tls_broker._made.certificate
     server.api("PUT", "/api/queues/%2F/work", {"durable": True})
-    url = f"amqps://guest:guest@127.0.0.1:{port}/%2F"
+    url = f"amqps://guest:guest@127.0.0.1:{server.tls_port}/%2F"
 
     with pytest.raises(RabbitConnectionError):
         await RabbitConsumer(url, "work", recorder(), connect_timeout_s=5.0).run()
 
-    trusted = ssl.create_default_context(cafile=str(made.certificate))
+    trusted = ssl.create_default_context(cafile=str(certificate))
     async with RabbitConsumer(url, "work", recorder(), ssl_context=trusted) as consumer:
         message = {"properties": {}, "routing_key": "work", "payload": '{"schema": "proca:event:2"}'}
         server.api("POST", "/api/exchanges/%2F/amq.default/publish", message | {"payload_encoding": "string"})

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import pairwise
 from typing import Any, Protocol
 
 import pytest
@@ -88,6 +90,37 @@ class Running:
 @pytest.fixture
 def run() -> Callable[[Consumer], Running]:
     return Running
+
+
+@pytest.fixture
+def beat_quickly() -> Callable[[Consumer], Consumer]:
+    """Gives an engine the heartbeat of a short claim time, and leaves its messages out of everybody's reach.
+
+    With a claim time of milliseconds a busy machine is enough to turn a held message stale.
+    """
+
+    def hasten(engine: Consumer) -> Consumer:
+        heartbeat = engine._heartbeat
+        heartbeat._settings = dataclasses.replace(heartbeat._settings, claim_idle_ms=300)
+        return engine
+
+    return hasten
+
+
+@pytest.fixture
+def seen_to_fall() -> Callable[[Callable[[], int]], Callable[[], bool]]:
+    """A predicate: has this idle time been seen to fall three times? It rises by itself; an extension sets it back."""
+
+    def watch(idle_ms: Callable[[], int]) -> Callable[[], bool]:
+        seen: list[int] = []
+
+        def fell() -> bool:
+            seen.append(idle_ms())
+            return sum(later < earlier for earlier, later in pairwise(seen)) >= 3
+
+        return fell
+
+    return watch
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import redis.cluster
 from conquiet.errors import ConfigurationError, LifecycleError, MalformedMessageError
 from conquiet.kernel.lifecycle import Status
 from conquiet.runtime import Consumer, EngineError, Failed, MessageContext, RuntimeMessage, Started, Succeeded
+from conquiet.runtime.settings import RuntimeSettings
 from conquiet.testing import wait_until_async
 
 
@@ -412,15 +413,21 @@ async def test_after_stop_active_tasks_can_be_waited_for_and_nothing_new_is_begu
     assert (await running.task).succeeded == 3
 
 
-async def test_an_idle_engine_stops_at_once(make_engine: Any, run: Any) -> None:
+async def test_an_idle_engine_stops_at_once(
+    make_engine: Any, run: Any, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CLIENT UNBLOCK ends the waiting read; without it a stop would take the rest of the slice."""
+    monkeypatch.setattr(RuntimeSettings, "slice_ms", 4_000)
     running = run(make_engine(print))
-    await wait_until_async(lambda: running.engine._shards[0].intake.is_blocked)
+    intake = running.engine._shards[0].intake
+    await wait_until_async(lambda: intake.is_blocked)
+    begun = intake.reads_begun
+    raw.config_resetstat()
 
-    began = time.monotonic()
     await running.stop()
 
-    assert time.monotonic() - began < 0.9
+    assert raw.info("commandstats")["cmdstat_client|unblock"]["calls"] >= 1
+    assert intake.reads_begun == begun
 
 
 async def test_as_a_context_manager_it_runs_in_the_background_and_lives_once(make_engine: Any, enqueue: Any) -> None:

@@ -17,7 +17,7 @@ def test_an_example_runs_to_its_end(example: Path, redis_url: str) -> None:
         env={**os.environ, "REDIS_URL": redis_url},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
 

@@ -33,10 +33,13 @@ async def test_entries_of_a_dead_consumer_are_claimed_once_they_are_stale(
 ) -> None:
     enqueue(30)
     lost = strand(raw, stream, 20)
+    raw.xclaim(stream, "processor", "dead", 0, lost, idle=3_600_000, justid=True)
     seen, handler = collector()
     raw.config_resetstat()
 
-    running = run(make_engine(handler, claim_idle_ms=200, concurrency=4))
+    # So long a claim time that no message is held until its lease is extended, which would be an XCLAIM as well.
+    running = run(make_engine(handler, claim_idle_ms=60_000, concurrency=4))
+    running.engine._shards[0].intake._stealing._next = {stream: 0.0}
     await wait_until_async(lambda: len(seen) == 30)
     await running.stop()
 

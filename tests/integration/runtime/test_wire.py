@@ -14,6 +14,7 @@ from redis.exceptions import TimeoutError as ReplyTimeoutError
 
 from conquiet.queue.commands import pack
 from conquiet.runtime import Consumer
+from conquiet.runtime.line import _LOOKS
 from conquiet.runtime.servers import OneServer
 from conquiet.runtime.wire import Wire, WireLostError
 
@@ -35,9 +36,8 @@ def on_loop(request: pytest.FixtureRequest) -> Run:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, *, timeout_s: float = 5.0) -> AsyncIterator[Wire]:
+async def opened(url: str) -> AsyncIterator[Wire]:
     servers = OneServer(redis.asyncio.Redis.from_url(url))
-    servers._asynchronous.connection_pool.connection_kwargs["socket_timeout"] = timeout_s
     wire = Wire(servers, "-", "test")
     await wire.open()
     try:
@@ -45,6 +45,16 @@ async def opened(url: str, *, timeout_s: float = 5.0) -> AsyncIterator[Wire]:
     finally:
         await wire.close()
         await servers.close()
+
+
+def hurry(wire: Wire, timeout_s: float) -> None:
+    """Shorten the patience of a wire that is open: opening it may take a busy machine longer."""
+    line = wire._line
+    assert line is not None
+    line._look_every_s = timeout_s / (_LOOKS - 1)
+    if line._timer is not None:
+        line._timer.cancel()
+        line._timer = None
 
 
 def test_replies_come_in_order_and_refusals_among_them(on_loop: Run, redis_url: str, key_prefix: str) -> None:
@@ -75,7 +85,8 @@ def test_a_server_that_says_nothing_is_given_up(on_loop: Run, redis_url: str, fa
     proxy = fault_proxy(redis_url)
 
     async def body() -> None:
-        async with opened(proxy.url_for(redis_url), timeout_s=0.3) as wire:
+        async with opened(proxy.url_for(redis_url)) as wire:
+            hurry(wire, 0.3)
             await asyncio.to_thread(proxy.stall)
             began = time.monotonic()
             with pytest.raises(WireLostError) as caught:
@@ -92,7 +103,8 @@ def test_a_reply_that_came_while_the_loop_was_blocked_is_not_taken_for_silence(o
     """On uvloop timers run before the bytes that have arrived are read."""
 
     async def body() -> None:
-        async with opened(redis_url, timeout_s=0.2) as wire:
+        async with opened(redis_url) as wire:
+            hurry(wire, 0.2)
             call = asyncio.create_task(wire.call([pack("PING")]))
             await asyncio.sleep(0)
             time.sleep(0.8)  # noqa: ASYNC251 - the point of the test
@@ -216,13 +228,12 @@ def test_what_is_done_at_once_is_acknowledged_with_the_next_read(
             async def handler(message: Any, ctx: Any) -> None:
                 done.set()
 
-            async with Consumer(streams=[stream], redis=client, handler=handler, concurrency=10) as engine:
+            async with Consumer(streams=[stream], redis=client, handler=handler, concurrency=10):
                 with raw.monitor() as monitor:
                     for _ in range(5):
                         done.clear()
                         enqueue(1)
                         await done.wait()
-                    await engine.wait_for_active_tasks()
                     commands: list[tuple[str, str]] = []
                     while sum(name == "XACK" for name, _ in commands) < 5:
                         told = await asyncio.to_thread(monitor.next_command)

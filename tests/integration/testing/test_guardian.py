@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conquiet.testing import wait_until
-from conquiet.testing.guardian import descendants
+from conquiet.testing.guardian import descendants, remove
 
 # Two generations, and the younger one leaves session and group of the elder, as a daemon does.
 FAMILY = "setsid sleep 61 & exec sleep 60"
@@ -27,7 +27,6 @@ class Line:
         command = [sys.executable, "-m", "conquiet.testing.guardian", str(os.getpid()), "guarded-", str(parent_folder)]
         with theirs:
             self.process = subprocess.Popen(command, stdin=theirs.fileno())
-        self._mine.settimeout(10)
         self._reader = self._mine.makefile("rb")
         self.folder = Path(self.read()["folder"])
 
@@ -48,7 +47,7 @@ class Line:
     def close(self) -> None:
         self._reader.close()
         self._mine.close()
-        self.process.wait(10)
+        self.process.wait()
 
 
 @pytest.fixture
@@ -110,7 +109,29 @@ def test_the_end_is_answered_when_all_is_gone(line: Line) -> None:
     assert line.ask("end") == {"ended": True}
 
     assert not line.folder.exists()
-    assert line.process.wait(10) == 0
+    assert line.process.wait() == 0
+
+
+def test_a_folder_is_removed_although_somebody_makes_a_file_in_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of a dead owner writes for a moment longer than the guardian takes to notice."""
+    folder = tmp_path / "guarded"
+    folder.mkdir()
+    late = [folder / "demo.sqlite-wal", folder / "demo.sqlite"]
+    rmdir = os.rmdir
+
+    def make_one_more(*words: Any, **more: Any) -> None:
+        if late:
+            late.pop().touch()
+        rmdir(*words, **more)
+
+    monkeypatch.setattr(os, "rmdir", make_one_more)
+
+    remove(folder)
+
+    assert not folder.exists()
+    assert not late
 
 
 def test_a_closed_line_ends_everything_without_a_word(line: Line) -> None:

@@ -12,7 +12,7 @@ StartMySQL = Callable[..., MySQLServer]
 
 
 def run(url: str, *statements: str) -> list[object]:
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"read_timeout": 5})
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"read_timeout": 60})
     with engine.begin() as connection:
         rows: list[object] = []
         for statement in statements:

@@ -65,6 +65,7 @@ def assert_all_gone(facts: dict[str, Any]) -> None:
     wait_until(lambda: not leftovers(), timeout_s=20, message=lambda: f"all gone, but {leftovers()}")
 
 
+@pytest.mark.timeout(300)  # RabbitMQ's start is part of it
 def test_sigkill_of_the_owner_leaves_nothing_of_any_server_behind() -> None:
     """RabbitMQ is the hard one: its epmd makes itself a daemon, out of reach of any process group."""
     owner, facts = start_owner("plain", "redis", "mysql", "rabbitmq")

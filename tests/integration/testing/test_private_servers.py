@@ -89,7 +89,14 @@ def test_a_start_that_fails_shows_the_servers_own_words_and_leaves_nothing() -> 
 def test_a_server_that_never_answers_is_given_up_at_the_deadline(
     script: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RedisServer, "start_timeout_s", 0.2)
+    probe = RedisServer._probe
+
+    def probe_and_lose_patience(server: RedisServer) -> str:
+        if "I am slow" in server.log_tail():
+            monkeypatch.setattr(RedisServer, "start_timeout_s", 0.0)
+        return probe(server)
+
+    monkeypatch.setattr(RedisServer, "_probe", probe_and_lose_patience)
 
     with pytest.raises(ServerStartError, match=r"gave no answer within .*\n.*\nI am slow"):
         RedisServer(binary=script("echo I am slow; exec sleep 60")).start()
@@ -151,6 +158,20 @@ def test_ensure_running_resumes_a_paused_server_and_leaves_a_running_one_alone(p
 
     assert server.is_running
     assert server.pid == pid
+
+
+def test_a_call_outlasts_a_server_that_stands_still_for_seconds(private_redis: StartRedis) -> None:
+    """The shared server is flushed before each test, and must not fail it for a moment of a busy machine."""
+    server = private_redis()
+    server.call("SET", "left", "over")
+    server.pause()
+    waker = threading.Timer(3.0, server.resume)
+    waker.start()
+
+    server.flush()
+
+    waker.join()
+    assert server.call("EXISTS", "left") == 0
 
 
 def test_a_paused_server_can_be_killed_restarted_and_stopped(private_redis: StartRedis) -> None:

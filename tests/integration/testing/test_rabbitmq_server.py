@@ -28,7 +28,8 @@ def broker(module_broker: RabbitMQServer) -> RabbitMQServer:
 
 def connect(url: str) -> pika.BlockingConnection:
     parameters = pika.URLParameters(url)
-    parameters.socket_timeout = parameters.blocked_connection_timeout = 5
+    parameters.socket_timeout = parameters.blocked_connection_timeout = 30
+    parameters.stack_timeout = 60
     return pika.BlockingConnection(parameters)
 
 
@@ -75,7 +76,7 @@ def test_a_vhost_is_its_own_world_and_can_be_deleted_under_its_connections(broke
         broker.delete_vhost("a/b c")
 
         with pytest.raises(pika.exceptions.AMQPError):
-            connection.process_data_events(time_limit=5)
+            connection.process_data_events(time_limit=60)
     assert "a/b c" not in [vhost["name"] for vhost in broker.api("GET", "/api/vhosts")]
 
 

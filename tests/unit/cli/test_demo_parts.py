@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from conquiet.cli import main
-from conquiet.cli.demo.board import Board, Row, State
+from conquiet.cli.demo.board import EVERYBODY, NOBODY, Board, Call, Row, State
 from conquiet.cli.demo.ledger import Ledger
 from conquiet.cli.demo.plan import OPENING_CENTS, DemoPlan
 from conquiet.cli.demo.view import LiveView, PlainView, Snapshot, WorkerLine
@@ -65,6 +65,22 @@ def test_a_board_survives_its_writer(tmp_path: Path) -> None:
     assert board.read(1) == Row(7, State.WORKING, 5, 0, 0, 2)
     assert board.read(0) == Row()
     board.close()
+
+
+def test_nobody_reads_before_the_conductor_calls_and_a_call_may_be_for_one_alone(tmp_path: Path) -> None:
+    board = Board.create(tmp_path / "board", 2)
+    other = Board(tmp_path / "board")
+
+    seen = [other.call]
+    for call in (Call(EVERYBODY), Call(1, freeze=1)):
+        board.call = call
+        seen.append(other.call)
+
+    assert [[call.admits(row) for row in (0, 1)] for call in seen] == [[False, False], [True, True], [False, True]]
+    assert [call.freeze for call in seen] == [NOBODY, NOBODY, 1]
+    assert board.read(0) == board.read(1) == Row()
+    board.close()
+    other.close()
 
 
 def a_snapshot(elapsed_s: float = 1.0, handled: int = 5) -> Snapshot:

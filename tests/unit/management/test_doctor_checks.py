@@ -2,13 +2,16 @@
 
 import pytest
 
+from conquiet.errors import ConfigurationError
 from conquiet.management.doctor import Severity
 from conquiet.management.doctor.mysql import CHECKS as MYSQL_CHECKS
 from conquiet.management.doctor.mysql import MySQLFacts
 from conquiet.management.doctor.rabbit import CHECKS as RABBIT_CHECKS
-from conquiet.management.doctor.rabbit import RabbitFacts, management_url
+from conquiet.management.doctor.rabbit import RabbitFacts, examine_rabbit
 from conquiet.management.doctor.redis import CHECKS as REDIS_CHECKS
 from conquiet.management.doctor.redis import RedisFacts
+from conquiet.management.models import GroupFacts, StreamFacts
+from conquiet.management.rabbit_api import management_url
 
 HEALTHY = {
     "version": "8.4.0",
@@ -89,6 +92,55 @@ def test_from_4_0_on_quorum_queues_have_a_limit_by_default() -> None:
     assert rabbit(version="3.7.0") == {"rabbit.version"}
 
 
+def dead_letters(arguments: dict[str, object], *, version: str = "3.13.0", bound: bool = False) -> list[str]:
+    """What is said about the queue that the rejects of ``orders`` end in."""
+    to = {"x-dead-letter-exchange": "orders.dlx"} if bound else {"x-dead-letter-routing-key": "orders.dead"}
+    orders = {
+        "name": "orders",
+        "type": "quorum",
+        "arguments": {"x-dead-letter-exchange": "", "x-delivery-limit": 5} | to,
+    }
+    dead = {"name": "orders.dead", "type": "quorum", "arguments": arguments}
+    facts = RabbitFacts(version, (orders, dead), bound_to_dlx=frozenset({"orders.dead"} if bound else ()))
+    return [finding.what for check in RABBIT_CHECKS for finding in check(facts)]
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_dead_letter_queue_is_not_told_to_have_a_limit_but_warned_of_one(*, bound: bool) -> None:
+    """Each look at it is a delivery: with a limit, looking deletes dead letters."""
+    assert dead_letters({}, bound=bound) == []
+    assert dead_letters({"x-delivery-limit": 5}, bound=bound) == [
+        "dead-letter queue 'orders.dead' has a delivery limit of 5"
+    ]
+    assert dead_letters({}, bound=bound, version="4.1.0") == [
+        "dead-letter queue 'orders.dead' has a delivery limit of 20"
+    ]
+    assert dead_letters({"x-delivery-limit": -1}, bound=bound, version="4.1.0") == []
+
+
+def test_a_queue_that_passes_rejects_on_may_have_a_limit() -> None:
+    """A queue for retries gets rejects, and what is given up there is not lost."""
+    assert dead_letters({"x-dead-letter-exchange": "", "x-delivery-limit": 5}) == []
+
+
+def test_a_limit_that_was_switched_off_is_none() -> None:
+    arguments = {"x-dead-letter-exchange": "", "x-delivery-limit": -1}
+    assert rabbit({"arguments": arguments}, version="4.1.0") == {"rabbit.delivery_limit"}
+
+
+def test_an_exclusive_queue_is_meant_to_go_with_its_connection() -> None:
+    fleeting = {"durable": False, "type": "classic", "arguments": {}}
+
+    assert rabbit(fleeting) == {"rabbit.durability", "rabbit.dead_letters"}
+    assert rabbit(fleeting | {"exclusive": True}) == set()
+
+
+@pytest.mark.parametrize("url", ["host:15672", "amqp://host", "localhost", "http://", ""])
+def test_a_management_url_without_a_scheme_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="http://user:password@host:15672"):
+        examine_rabbit(url)
+
+
 @pytest.mark.parametrize(
     ("amqp", "http"),
     [
@@ -114,3 +166,14 @@ def test_old_versions_and_a_full_redis_are_found(info: dict[str, str], client: s
     found = {finding.check for one in REDIS_CHECKS for finding in one(facts) if finding.severity is not Severity.NOTE}
 
     assert found == {check}
+
+
+def test_a_lag_that_nobody_knows_is_work_to_do() -> None:
+    """Redis 6.2 counts none; what could not be counted either is still no zero."""
+    group = GroupFacts("billing", None, 0, "0-0", 5.0, (), b"billing")
+    stream = StreamFacts("orders", 3, "1-0", "3-0", None, 0, 0, (), (group,), b"orders")
+    facts = RedisFacts({"aof_enabled": "1", "redis_version": "6.2.0"}, {}, (), (stream,), (), "")
+
+    (finding,) = [finding for one in REDIS_CHECKS for finding in one(facts)]
+
+    assert finding.what == "group 'billing' of 'orders' has an unknown number of entries to do and no live consumer"

@@ -37,10 +37,10 @@ def uncaught() -> list[Any]:
     return []
 
 
-async def why_not_opened(port: int, uncaught: list[Any]) -> str | None:
+async def why_not_opened(port: int, uncaught: list[Any], *, timeout_s: float = 30.0) -> str | None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
     try:
-        await Link.open(Address((f"amqp://guest:guest@127.0.0.1:{port}/",), timeout_s=0.5))
+        await Link.open(Address((f"amqp://guest:guest@127.0.0.1:{port}/",), timeout_s=timeout_s))
     except RabbitConnectionError as error:
         reason = error.reason
     await asyncio.sleep(0.01)  # for what the closing has scheduled
@@ -62,7 +62,7 @@ async def test_nobody_there(uncaught: list[Any]) -> None:
 async def test_somebody_there_who_is_no_broker(uncaught: list[Any], server: Any, reason: str) -> None:
     async with await asyncio.start_server(server, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        found = await why_not_opened(port, uncaught)
+        found = await why_not_opened(port, uncaught, timeout_s=0.5 if server is silence else 30.0)
 
     assert found == reason
     assert uncaught == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import math
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -34,6 +35,13 @@ async def test_the_limit_is_reached_and_never_exceeded() -> None:
     assert (highest, done) == (7, 200)
 
 
+@pytest.fixture
+def endless_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn ends after milliseconds, and a busy machine may take the processor away for as long as that."""
+    monkeypatch.setattr("conquiet.runtime.concurrency_pool._TURN_S", math.inf)
+
+
+@pytest.mark.usefixtures("endless_turns")
 async def test_items_that_never_wait_are_run_by_one_worker_without_waking_the_others() -> None:
     workers = set()
 
@@ -49,6 +57,7 @@ async def test_items_that_never_wait_are_run_by_one_worker_without_waking_the_ot
     assert len(workers) == 1
 
 
+@pytest.mark.usefixtures("endless_turns")
 async def test_whoever_fetches_gets_a_turn_when_the_store_has_run_down_to_the_mark() -> None:
     """Otherwise handlers that never wait empty the store in one go, and nothing is on its way meanwhile."""
     left_at_turn: list[int] = []

@@ -1,6 +1,8 @@
 """``conquiet dead-letters``: what was given up, in Redis and in RabbitMQ."""
 
+import contextlib
 import dataclasses
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +13,18 @@ from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, REDIS, AsJson, RabbitUrl, RedisUrl, need_url
+from conquiet.kernel.redaction import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from conquiet.management.dead_letters import StreamDeadLetters
     from conquiet.management.rabbit_queues import DeliveryFilter, QueueDeadLetters
     from conquiet.processor import DeadFilter, DeadMessage, ReplayReport
 
 app = typer.Typer(help="List, show, replay and discard what was given up.", no_args_is_help=True)
+
+_API = "CONQUIET_RABBIT_API_URL"
 
 Name = Annotated[str, typer.Argument(help="The stream the messages were in; with --rabbit the dead-letter queue.")]
 Rabbit = Annotated[bool, typer.Option("--rabbit", help="A RabbitMQ queue instead of a Redis stream.")]
@@ -29,8 +36,21 @@ Source = Annotated[str, typer.Option(help="With --rabbit: only those that died i
 Only = Annotated[str, typer.Option("--id", help="Only this one; with --rabbit a message id.")]
 Limit = Annotated[int, typer.Option(min=0, help="At most so many; 0 is no limit.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Api = Annotated[
+    str, typer.Option("--rabbit-api", metavar="URL", help=f"RabbitMQ's management API. Else ${_API}, else port 15672.")
+]
+CountADelivery = Annotated[
+    bool,
+    typer.Option("--count-a-delivery", help="With --rabbit: look even if that counts toward the delivery limit."),
+]
 ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print payloads too: they may be personal data.")]
 
+_NOT_REPLAYED = {
+    "skipped": "they do not say where they died and stay; give --to QUEUE",
+    "unreplayable": "they were no messages in the first place and stay; discard them",
+    "gone": "somebody else replayed or discarded them meanwhile",
+}
+_WHOLE = 2**30
 _COLUMNS = ["id", "event", "reason", "error", "attempts", "died"]
 
 
@@ -46,13 +66,16 @@ def list_(
     show_payload: ShowPayload = False,
     redis_url: RedisUrl = "",
     rabbit_url: RabbitUrl = "",
+    rabbit_api: Api = "",
+    count_a_delivery: CountADelivery = False,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, the oldest first.
 
-    With --rabbit the messages are taken and put back, and are marked as redelivered afterwards.
+    With --rabbit the messages are taken and put back, and are marked as redelivered afterwards. A quorum queue counts
+    that toward its delivery limit; one that has a limit is looked into only with --count-a-delivery.
 
-    Exit codes: 0 listed, 2 no server or no such queue.
+    Exit codes: 0 listed, 2 no server, no such queue, or looking would count.
 
     Examples:
         conquiet dead-letters list orders
@@ -61,12 +84,13 @@ def list_(
     """
     if rabbit:
         where = _delivery_filter("", event, error, source)
-        found = _queue(rabbit_url, name).peek(limit=limit or 10_000, where=where)
+        with _queue(rabbit_url, name, rabbit_api, count_a_delivery) as queue:
+            found = queue.peek(limit=limit or None, where=where)
         rows = [_of_delivery(one, show_payload=show_payload) for one in found]
         columns = ["position", "message_id", "source", "reason", "count", "size_bytes"]
     else:
-        _refuse_source(source)
-        letters = _stream(redis_url, name).oldest(limit=limit or 10_000, where=_filter("", event, error))
+        _refuse_for_streams(source=source)
+        letters = _stream(redis_url, name).oldest(limit=limit or None, where=_filter("", event, error))
         rows = [_of_message(one, show_payload=show_payload) for one in letters]
         columns = _COLUMNS
     if as_json:
@@ -87,6 +111,8 @@ def show(
     show_payload: ShowPayload = False,
     redis_url: RedisUrl = "",
     rabbit_url: RabbitUrl = "",
+    rabbit_api: Api = "",
+    count_a_delivery: CountADelivery = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter with its story: error, traceback, attempts, times.
@@ -99,7 +125,14 @@ def show(
         conquiet dead-letters show orders.dead 1 --rabbit --show-payload
     """
     if rabbit:
-        _show_delivery(rabbit_url, name, letter, show_payload=show_payload, as_json=as_json)
+        with _queue(rabbit_url, name, rabbit_api, count_a_delivery) as queue:
+            delivery = queue.show(letter)
+        if delivery is None:
+            raise CommandError(
+                f"queue {name} has no dead letter {letter}",
+                fix="see them with: conquiet dead-letters list --rabbit",
+            )
+        _print_delivery(_of_delivery(delivery, show_payload=show_payload), as_json=as_json)
         return
     found = _stream(redis_url, name).show(letter)
     facts = _of_message(found, show_payload=show_payload) | {
@@ -115,17 +148,23 @@ def show(
     if as_json:
         print_json(facts)
         return
-    for key, value in facts.items():
-        if key != "traceback":
-            typer.echo(f"{key:<12} {'-' if value in (None, '') else value}")
+    _print_facts(facts, apart="traceback")
     if found.record.traceback:
-        typer.echo(f"\n{found.record.traceback.rstrip()}")
+        typer.echo()
+        for line in found.record.traceback.rstrip().split("\n"):
+            typer.echo(printable(line, limit=_WHOLE))
 
 
 @app.command()
 @reported
 def groups(
-    name: Name, rabbit: Rabbit = False, redis_url: RedisUrl = "", rabbit_url: RabbitUrl = "", as_json: AsJson = False
+    name: Name,
+    rabbit: Rabbit = False,
+    redis_url: RedisUrl = "",
+    rabbit_url: RabbitUrl = "",
+    rabbit_api: Api = "",
+    count_a_delivery: CountADelivery = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what they died of, most frequent first.
 
@@ -135,7 +174,8 @@ def groups(
         conquiet dead-letters groups orders
     """
     if rabbit:
-        rows = _queue(rabbit_url, name).groups()
+        with _queue(rabbit_url, name, rabbit_api, count_a_delivery) as queue:
+            rows = queue.groups()
         columns = ["source", "reason", "count"]
     else:
         rows = [
@@ -166,6 +206,8 @@ def replay(
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
     rabbit_url: RabbitUrl = "",
+    rabbit_api: Api = "",
+    count_a_delivery: CountADelivery = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring dead letters back to where they came from, with all their attempts anew.
@@ -173,19 +215,19 @@ def replay(
     Exit codes: 0 done (also if there was nothing to do), 2 no server, no such queue, or no choice made.
 
     Examples:
-        conquiet dead-letters replay orders --error builtins.TimeoutError --rate 50 --dry-run
+        conquiet dead-letters replay orders --error TimeoutError --rate 50 --dry-run
 
         conquiet dead-letters replay orders.dead --rabbit --source orders --error rejected
     """
     _require_choice(only, event, error, source, everything=everything)
     if rabbit:
-        where, queue = _delivery_filter(only, event, error, source), _queue(rabbit_url, name)
-        if dry_run:
-            meant = queue.peek(limit=limit or queue.depth(), where=where)
-            sent = sum(bool(to or one.source) for one in meant)
-            counts = {"replayed": sent, "skipped": len(meant) - sent, "dry_run": True}
-        else:
-            with progress("replayed") as advance:
+        where = _delivery_filter(only, event, error, source)
+        with _queue(rabbit_url, name, rabbit_api, count_a_delivery) as queue, progress("replayed") as advance:
+            if dry_run:
+                meant = queue.peek(limit=limit or None, where=where)
+                done = sum(bool(to or one.source) for one in meant)
+                skipped = len(meant) - done
+            else:
                 done, skipped = queue.replay(
                     to=to or None,
                     limit=limit or None,
@@ -193,9 +235,9 @@ def replay(
                     where=where,
                     on_progress=lambda _done, _all: advance(1),
                 )
-            counts = {"replayed": done, "skipped": skipped, "dry_run": False}
+        counts = {"replayed": done, "skipped": skipped, "dry_run": dry_run}
     else:
-        _refuse_source(source)
+        _refuse_for_streams(source=source, to=to)
         with progress("replayed") as advance:
             seen = 0
 
@@ -216,6 +258,9 @@ def replay(
         print_json(counts)
     else:
         typer.echo(f"{counts['replayed']} {'would be replayed' if dry_run else 'replayed'}")
+        for key, what in _NOT_REPLAYED.items():
+            if counts.get(key):
+                typer.echo(f"{counts[key]} {key}: {what}")
 
 
 @app.command()
@@ -228,10 +273,12 @@ def discard(
     error: ErrorType = "",
     source: Source = "",
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    limit: Annotated[int, typer.Option(min=0, help="With --rabbit: at most so many.")] = 0,
+    limit: Limit = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
     rabbit_url: RabbitUrl = "",
+    rabbit_api: Api = "",
+    count_a_delivery: CountADelivery = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete dead letters for good.
@@ -243,14 +290,16 @@ def discard(
     """
     _require_choice(only, event, error, source, everything=everything)
     if rabbit:
-        where, queue = _delivery_filter(only, event, error, source), _queue(rabbit_url, name)
-        if dry_run:
-            count = len(queue.peek(limit=limit or queue.depth(), where=where))
-        else:
-            count = queue.discard(limit=limit or None, where=where)
+        where = _delivery_filter(only, event, error, source)
+        with _queue(rabbit_url, name, rabbit_api, count_a_delivery) as queue:
+            if dry_run:
+                count = len(queue.peek(limit=limit or None, where=where))
+            else:
+                count = queue.discard(limit=limit or None, where=where)
     else:
-        _refuse_source(source)
-        count = _stream(redis_url, name).discard(_filter(only, event, error), dry_run=dry_run)
+        _refuse_for_streams(source=source)
+        where_dead = _filter(only, event, error)
+        count = _stream(redis_url, name).discard(where_dead, dry_run=dry_run, limit=limit or None)
     if as_json:
         print_json({"discarded": count, "dry_run": dry_run})
     else:
@@ -264,11 +313,18 @@ def _stream(flag: str, name: str) -> "StreamDeadLetters":
         return StreamDeadLetters(need_url(flag, REDIS), name)
 
 
-def _queue(flag: str, name: str) -> "QueueDeadLetters":
+@contextlib.contextmanager
+def _queue(flag: str, name: str, api: str, count_a_delivery: bool) -> "Iterator[QueueDeadLetters]":
+    from conquiet.management.looking import CountedLookError
     from conquiet.management.rabbit_queues import QueueDeadLetters
 
     broker(flag)
-    return QueueDeadLetters(need_url(flag, RABBIT), name)
+    api_url = api or os.environ.get(_API, "")
+    try:
+        yield QueueDeadLetters(need_url(flag, RABBIT), name, api_url=api_url, count_a_delivery=count_a_delivery)
+    except CountedLookError as error:
+        fix = f"give --count-a-delivery to look all the same, or --rabbit-api (or ${_API}) if the limit is not known"
+        raise CommandError(str(error), fix="" if count_a_delivery else fix) from error
 
 
 def _filter(only: str, event: str, error: str) -> "DeadFilter":
@@ -285,9 +341,11 @@ def _delivery_filter(only: str, event: str, error: str, source: str) -> "Deliver
     return DeliveryFilter(message_id=only or None, source=source or None, reason=error or None)
 
 
-def _refuse_source(source: str) -> None:
+def _refuse_for_streams(*, source: str, to: str = "") -> None:
     if source:
         raise CommandError("--source is for RabbitMQ", fix="give --rabbit too, or --event for a Redis stream")
+    if to:
+        raise CommandError("--to is for RabbitMQ", fix="give --rabbit too; a Redis stream gets its own messages back")
 
 
 def _require_choice(*filters: str, everything: bool) -> None:
@@ -298,23 +356,22 @@ def _require_choice(*filters: str, everything: bool) -> None:
         )
 
 
-def _show_delivery(flag: str, name: str, letter: str, *, show_payload: bool, as_json: bool) -> None:
-    found = _queue(flag, name).show(letter)
-    if found is None:
-        raise CommandError(
-            f"queue {name} has no dead letter {letter}",
-            fix="see them with: conquiet dead-letters list --rabbit",
-        )
-    facts = _of_delivery(found, show_payload=show_payload)
+def _print_delivery(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    for key, value in facts.items():
-        if key != "deaths":
-            shown = ", ".join(value) if isinstance(value, list) else value
-            typer.echo(f"{key:<12} {'-' if shown in (None, '') else shown}")
+    _print_facts(facts, apart="deaths")
     for death in facts["deaths"]:
-        typer.echo(f"died         {death['time'] or '-'} {death['reason']} in {death['queue']}, {death['count']} times")
+        told = f"{death['time'] or '-'} {death['reason']} in {death['queue']}, {death['count']} times"
+        typer.echo(f"died         {printable(told, limit=_WHOLE)}")
+
+
+def _print_facts(facts: dict[str, Any], *, apart: str) -> None:
+    """Print a line for each, escaped: whoever sent a message must not write lines of his own."""
+    for key, value in facts.items():
+        if key != apart:
+            shown = ", ".join(value) if isinstance(value, list) else value
+            typer.echo(f"{key:<12} {'-' if shown in (None, '') else printable(shown, limit=_WHOLE)}")
 
 
 def _of_message(dead: "DeadMessage", *, show_payload: bool) -> dict[str, Any]:

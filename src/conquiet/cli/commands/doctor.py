@@ -7,10 +7,11 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from conquiet.cli.connecting import database, redis_server
+from conquiet.cli.connecting import broker, database, redis_server
 from conquiet.cli.failures import FAILED, NOT_DONE, CannotConnectError, CommandError, complain, reported
 from conquiet.cli.output import make_console, print_json
 from conquiet.cli.settings import DB, RABBIT, REDIS, AsJson, DbUrl, RabbitUrl, RedisUrl, find_url
+from conquiet.errors import ConquietError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,8 @@ def doctor(
 ) -> None:
     """Check what is configured for what bites users: why it matters, and the fix. Changes nothing.
 
-    Exit codes: 0 no error found (warnings are none), 1 an error was found, 2 a server could not be reached.
+    Exit codes: 0 no error found (warnings are none), 1 an error was found, 2 a server could not be reached,
+    or refused to be examined.
 
     Examples:
         conquiet doctor --redis-url redis://localhost
@@ -66,9 +68,10 @@ def doctor(
     for what, examine in examinations.items():
         try:
             found += examine()
-        except CommandError as error:
-            # The others are examined all the same: one server that is down should not hide what is wrong with the rest.
-            complain(str(error), error.fix)
+        except (CommandError, ConquietError) as error:
+            # The others are examined all the same: one server that is down, or refuses a question, should not hide
+            # what is wrong with the rest.
+            complain(str(error), error.fix if isinstance(error, CommandError) else "")
             unreachable.append(what)
     examined = [what for what in examinations if what not in unreachable]
     if as_json:
@@ -90,12 +93,17 @@ def _redis(flag: str, limits: object) -> "list[Finding]":
 
 
 def _database(flag: str, connections: int) -> "list[Finding]":
+    from sqlalchemy.exc import SQLAlchemyError
+
     from conquiet.management.doctor.findings import Finding, Severity
     from conquiet.management.doctor.mysql import examine_mysql
 
     with database(flag) as engine:
         if engine.dialect.name in {"mysql", "mariadb"}:
-            return examine_mysql(engine, wanted_connections=connections)
+            try:
+                return examine_mysql(engine, wanted_connections=connections)
+            except SQLAlchemyError as error:
+                raise CannotConnectError("the database", find_url(flag, DB), error) from error
     return [
         Finding(
             "database.dialect",
@@ -108,8 +116,11 @@ def _database(flag: str, connections: int) -> "list[Finding]":
 
 
 def _rabbit(flag: str, api_flag: str, queues: tuple[str, ...]) -> "list[Finding]":
-    from conquiet.management.doctor.rabbit import RabbitApiError, examine_rabbit, management_url
+    from conquiet.management.doctor.rabbit import examine_rabbit
+    from conquiet.management.rabbit_api import RabbitApiError, management_url
 
+    # What workers use is AMQP: a management API that answers says nothing about the broker's own port and passwords.
+    broker(flag)
     url = find_url(flag, RABBIT)
     api_url = api_flag or os.environ.get(_API) or management_url(url)
     vhost = unquote(urlsplit(url).path[1:]) or "/"

@@ -6,6 +6,7 @@ import typer
 
 from conquiet.cli.connecting import redis_server
 from conquiet.cli.failures import FAILED, CommandError, reported
+from conquiet.cli.feeding import Feed
 from conquiet.cli.output import print_json
 from conquiet.cli.payloads import read_payloads
 from conquiet.cli.progress import progress
@@ -21,9 +22,10 @@ def enqueue(
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Add JSON objects to a stream, 500 at a time, each batch all or none.
+    """Add JSON objects to a stream, up to 500 at a time, each batch all or none.
 
-    A bad line ends it: everything before that line is enqueued, and the line is named.
+    A batch that does not fill up is sent after 0.2 s. A bad line ends it: everything before that line is enqueued, and
+    the line is named. However it ends, it says how many are enqueued.
 
     Exit codes: 0 all enqueued, 1 a payload was refused, 2 no server or wrong key.
 
@@ -34,13 +36,13 @@ def enqueue(
 
         generate-orders | conquiet enqueue orders -
     """
-    from conquiet.errors import PayloadError
-    from conquiet.management import enqueue_all
+    from conquiet.errors import PayloadError, QueueError
+    from conquiet.management.enqueueing import BATCH, enqueue_batches
 
     ids: list[str] = []
     with redis_server(redis_url) as server, progress("enqueued") as advance:
         try:
-            for batch in enqueue_all(server, stream, read_payloads(payload)):
+            for batch in enqueue_batches(server, stream, Feed(read_payloads(payload), size=BATCH).batches()):
                 ids += batch
                 advance(len(batch))
         except (PayloadError, CommandError) as error:
@@ -49,6 +51,10 @@ def enqueue(
                 fix="correct it, then send it and what follows it",
                 exit_code=error.exit_code if isinstance(error, CommandError) else FAILED,
             ) from error
+        except (QueueError, KeyboardInterrupt, SystemExit) as error:
+            if ids or not isinstance(error, QueueError):
+                typer.echo(f"conquiet: at least {len(ids)} payloads are enqueued", err=True)
+            raise
     if as_json:
         print_json({"stream": stream, "enqueued": len(ids), "ids": ids})
     elif len(ids) == 1:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,7 +43,7 @@ def inspect(
 
     A consumer counts as dead when it has asked for nothing for a minute.
 
-    Exit codes: 0 shown, 2 no server or no such stream.
+    Exit codes: 0 shown, 1 the server refused a question, 2 no server or no such stream.
 
     Examples:
         conquiet inspect
@@ -51,12 +52,15 @@ def inspect(
 
         conquiet inspect --pattern 'shop:*' --json
     """
+    from conquiet.kernel.validation import require_seconds
+
+    pause_s = min(require_seconds("--watch", watch, zero_allowed=True), TIMEOUT_MAX)
     with redis_server(redis_url) as server:
         while True:
             _show(server, stream, pattern, limit, as_json=as_json)
-            if not watch:
+            if not pause_s:
                 return
-            time.sleep(watch)
+            time.sleep(pause_s)
             if sys.stdout.isatty() and not as_json:
                 make_console().clear()
 
@@ -87,7 +91,7 @@ def _rows(facts: "StreamFacts") -> list[dict[str, Any]]:
         "length": facts.length,
         "delayed": facts.delayed,
         "dead_letters": facts.dead_letters,
-        "paused": ",".join(facts.paused) or None,
+        "paused": ",".join(facts.paused or ()) or None,
     }
     if not facts.groups:
         return [common]

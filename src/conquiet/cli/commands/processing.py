@@ -1,19 +1,16 @@
 """``conquiet emit``, ``pause`` and ``resume``: the processor's side of a stream."""
 
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from conquiet.cli.connecting import redis_server
 from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.feeding import Feed
 from conquiet.cli.output import print_json
 from conquiet.cli.payloads import read_payloads
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import REDIS, AsJson, RedisUrl, need_url
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _BATCH = 500
 
@@ -30,7 +27,9 @@ def emit(
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Emit messages for a Processor.
+    """Emit messages for a Processor, up to 500 at a time; a batch that does not fill up is sent after 0.2 s.
+
+    A bad line ends it: everything before that line is emitted, and the line is named.
 
     Exit codes: 0 emitted (or a duplicate of that id), 1 the data was refused, 2 no server.
 
@@ -39,37 +38,43 @@ def emit(
 
         conquiet emit order.created @orders.jsonl --stream orders
     """
+    from conquiet.errors import QueueError
     from conquiet.management.asynchronous import with_redis
     from conquiet.processor import Emitted, Emitter, NewMessage
 
     if not stream:
         raise CommandError("say which stream", fix="give --stream NAME")
-    payloads = read_payloads(data)
     if message_id and (data == "-" or data.startswith("@")):
         raise CommandError("one --id cannot be the identity of many messages", fix="leave it out, or give one object")
 
-    async def work(client: Any) -> list[Emitted]:
+    emitted: list[Emitted] = []
+
+    async def work(client: Any) -> None:
         emitter = Emitter(client, stream)
-        done: list[Emitted] = []
-        for batch in _batches(payloads):
+        async for batch in Feed(read_payloads(data), size=_BATCH).batches_async():
             messages = [NewMessage(event, one, id=message_id or None, delay=delay or None) for one in batch]
-            done += await emitter.emit_many(messages)
+            emitted.extend(await emitter.emit_many(messages))
             advance(len(batch))
-        return done
 
     with redis_server(redis_url), progress("emitted") as advance:
-        emitted = with_redis(need_url(redis_url, REDIS), work)
+        try:
+            with_redis(need_url(redis_url, REDIS), work)
+        except CommandError as error:
+            raise CommandError(
+                f"{error}; {len(emitted)} before it are emitted",
+                fix="correct it, then send it and what follows it",
+                exit_code=error.exit_code,
+            ) from error
+        except (QueueError, KeyboardInterrupt, SystemExit) as error:
+            if emitted or not isinstance(error, QueueError):
+                typer.echo(f"conquiet: at least {len(emitted)} are emitted", err=True)
+            raise
     if as_json:
         print_json([one._asdict() for one in emitted])
     elif len(emitted) == 1:
         typer.echo(f"{emitted[0].id}{' (a duplicate: nothing was emitted)' if emitted[0].duplicate else ''}")
     else:
         typer.echo(f"{len(emitted)} emitted to {stream}")
-
-
-def _batches(payloads: "Iterator[dict[str, Any]]") -> "Iterator[list[dict[str, Any]]]":
-    while batch := list(islice(payloads, _BATCH)):
-        yield batch
 
 
 @reported

@@ -1,14 +1,21 @@
 """``conquiet rabbit run`` and ``conquiet publish``."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conquiet.cli.connecting import broker
 from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.feeding import Feed
 from conquiet.cli.payloads import read_payloads
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, RabbitUrl, need_url
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_BATCH = 500
+_LEVELS = ("debug", "info", "warning", "error")
 
 app = typer.Typer(help="Consume a RabbitMQ queue.", no_args_is_help=True)
 
@@ -29,7 +36,7 @@ def run(
     max_retries: Annotated[int, typer.Option(min=0, help="Skip what died more often than this; 0: no limit.")] = 0,
     keys: Annotated[str, typer.Option(metavar="FILE", help="Key file for personal data, mode 0600.")] = "",
     tag: Annotated[str, typer.Option(help="Second half of the consumer tag.")] = "",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "info",
 ) -> None:
     """Take messages from a queue to a syncer until SIGTERM or Ctrl-C. SPEC(004).
 
@@ -44,6 +51,8 @@ def run(
     from conquiet.cli.worker.targets import load_object
     from conquiet.rabbit import FileKeyStore, RabbitOptions, run_process
 
+    if log_level.lower() not in _LEVELS:
+        raise typer.BadParameter(f"must be one of {', '.join(_LEVELS)}", param_hint="--log-level")
     set_up_logging(log_level)
     handler = load_object(syncer)
     if not callable(handler):
@@ -73,6 +82,8 @@ def publish(
 ) -> None:
     """Publish JSON objects to RabbitMQ, confirmed by the broker. A queue that is missing is an error.
 
+    A bad line ends it: everything before that line is published and confirmed, and the line is named.
+
     Exit codes: 0 all confirmed, 1 one was refused or returned, 2 no broker.
 
     Examples:
@@ -82,6 +93,7 @@ def publish(
     """
     import asyncio
 
+    from conquiet.errors import PublishError
     from conquiet.rabbit import Outgoing, Publisher
 
     broker(rabbit_url)
@@ -95,10 +107,24 @@ def publish(
             advance(confirmed - counted)
             counted = confirmed
 
+        async def messages() -> "AsyncIterator[Outgoing]":
+            async for batch in Feed(read_payloads(payload), size=_BATCH).batches_async():
+                for one in batch:
+                    yield Outgoing(queue, one, exchange=exchange)
+
         async with Publisher(need_url(rabbit_url, RABBIT)) as publisher:
-            messages = (Outgoing(queue, one, exchange=exchange) for one in read_payloads(payload))
-            return await publisher.publish_many(messages, progress=note)
+            return await publisher.publish_many(messages(), progress=note)
 
     with progress("published") as advance:
-        published = asyncio.run(work(advance))
+        try:
+            published = asyncio.run(work(advance))
+        except CommandError as error:
+            raise CommandError(
+                f"{error}; {counted} before it are confirmed",
+                fix="correct it, then send it and what follows it",
+                exit_code=error.exit_code,
+            ) from error
+        except (PublishError, KeyboardInterrupt, SystemExit):
+            typer.echo(f"conquiet: at least {counted} are confirmed", err=True)
+            raise
     typer.echo(f"{published} published to {queue}")

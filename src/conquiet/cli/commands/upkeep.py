@@ -18,6 +18,16 @@ Ghosts = Annotated[bool, typer.Option("--ghosts", help="Only entries whose owner
 Limit = Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 
+_FOR_EVER_S = 2.0**40
+"""Thirty thousand years: what is longer means the same, and the server's counters cannot hold it."""
+
+
+def _milliseconds(option: str, seconds: float) -> int:
+    """Return what the server counts in. ``inf`` is a float to the parser of the command line."""
+    from conquiet.kernel.validation import require_seconds
+
+    return round(min(require_seconds(option, seconds, zero_allowed=True), _FOR_EVER_S) * 1000)
+
 
 @reported
 def pending(
@@ -46,7 +56,7 @@ def pending(
 
     wanted = PendingFilter(
         consumer=consumer,
-        min_idle_ms=round(min_idle * 1000),
+        min_idle_ms=_milliseconds("--min-idle", min_idle),
         min_deliveries=min_deliveries,
         ghosts_only=ghosts,
         limit=limit,
@@ -90,7 +100,7 @@ def reclaim(
 
     wanted = PendingFilter(
         consumer=consumer,
-        min_idle_ms=round(min_idle * 1000),
+        min_idle_ms=_milliseconds("--min-idle", min_idle),
         min_deliveries=min_deliveries,
         ghosts_only=ghosts,
         limit=limit,
@@ -124,7 +134,7 @@ def retire(
     from conquiet.management import retire as carry_out
 
     with redis_server(redis_url) as server:
-        done = carry_out(server, stream, group, consumer, heir=heir, min_idle_ms=round(min_idle * 1000))
+        done = carry_out(server, stream, group, consumer, heir=heir, min_idle_ms=_milliseconds("--min-idle", min_idle))
     if as_json:
         print_json(done.as_dict())
         return

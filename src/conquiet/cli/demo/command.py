@@ -62,14 +62,19 @@ def demo(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into one KeyboardInterrupt; later ones do not disturb the clean-up."""
+    """Turn the first SIGINT, SIGTERM or SIGHUP into one exception; later ones do not disturb the clean-up.
+
+    SIGINT is a KeyboardInterrupt; the others end the process with 128 and their number, as if nobody had caught them.
+    """
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signum: signal.getsignal(signum) for signum in wanted}
 
-    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+    def interrupt(received: int, _frame: FrameType | None) -> None:
         for signum in wanted:
             signal.signal(signum, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        if received == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + received)
 
     for signum in wanted:
         signal.signal(signum, interrupt)

@@ -44,12 +44,6 @@ class Crew:
     ) -> None:
         self.end()
 
-    def freeze(self, member: Member) -> None:
-        """Ask a worker to stand still between COMMIT and acknowledgement."""
-        assert member.process.stdin is not None  # noqa: S101 - a pipe, see _start
-        member.process.stdin.write(b"freeze\n")
-        member.process.stdin.flush()
-
     def kill(self, member: Member) -> None:
         """SIGKILL."""
         member.process.kill()

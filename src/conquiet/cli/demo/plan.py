@@ -10,6 +10,7 @@ from conquiet.kernel.validation import require_positive
 ACCOUNTS = 8
 OPENING_CENTS = 1_000_000
 _MOST_CENTS = 9_999
+_HELD_BACK = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,14 @@ class DemoPlan:
     def __post_init__(self) -> None:
         require_positive("orders", self.orders)
         require_positive("workers", self.workers)
+
+    @property
+    def held_back(self) -> int:
+        """How many orders wait until everything that goes wrong on purpose has: one in a hundred, at least one.
+
+        So the work cannot end before the kill, however late the conductor is.
+        """
+        return max(1, self.orders // _HELD_BACK)
 
     def payloads(self) -> Iterator[dict[str, Any]]:
         """Yield the orders, one by one."""

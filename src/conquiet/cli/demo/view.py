@@ -43,6 +43,7 @@ class Snapshot:
     handled: int = 0
     pending: int = 0
     waiting: int | None = None
+    held_back: int = 0
     duplicates: int = 0
     recovered: int = 0
     workers: tuple[WorkerLine, ...] = ()
@@ -50,7 +51,17 @@ class Snapshot:
     @property
     def settled(self) -> bool:
         """Every order was delivered and acknowledged."""
+        return self.drained and self.held_back == 0
+
+    @property
+    def drained(self) -> bool:
+        """Every order that was enqueued so far was."""
         return self.waiting == 0 and self.pending == 0
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """What changes as long as anything goes on."""
+        return self.handled, *(worker.state for worker in self.workers)
 
     @property
     def in_hand(self) -> int:

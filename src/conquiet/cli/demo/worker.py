@@ -1,8 +1,8 @@
 """One worker process of the demo: process it, commit it, then acknowledge it.
 
 Its job comes as the first line on stdin (not as arguments, which every user of the machine can
-read: there may be a password in it). After that stdin is the leash: a line ``freeze`` asks for the
-worst moment, and its end, also by the conductor's death, asks for the end.
+read: there may be a password in it). After that stdin is the leash: its end, also by the conductor's
+death, asks for the end. When to read, and when to stand still at the worst moment, is on the board.
 """
 
 import json
@@ -33,6 +33,7 @@ BATCH = 20
 STALE_MS = 1_500
 _LOOK_FOR_STALE_S = 0.5
 _BLOCK_MS = 100
+_NAP_S = 0.02
 _STDIN = 0
 
 
@@ -60,7 +61,7 @@ class Job:
 
 
 class Leash:
-    """What the conductor says, looked at between two messages."""
+    """What the conductor holds the other end of, looked at between two batches."""
 
     def __init__(self) -> None:
         self._unread = b""
@@ -79,11 +80,6 @@ class Leash:
         while not self._ended and select.select([_STDIN], [], [], 0)[0]:
             self._pull()
         return self._ended
-
-    @property
-    def freeze(self) -> bool:
-        """True once it asked for the worst moment. Looks at nothing new: ``ended`` is asked before each batch."""
-        return b"freeze" in self._unread
 
     def _pull(self) -> None:
         received = os.read(_STDIN, 65_536)
@@ -104,21 +100,40 @@ class Worker:
         self._leash = leash
         # A worker that comes back under its name goes on counting where it was killed.
         before = board.read(job.row)
-        self._row = before._replace(pid=os.getpid(), state=State.WORKING, in_hand=0)
+        self._row = before._replace(pid=os.getpid(), state=State.STARTING, in_hand=0)
         self._next_look_s = 0.0
 
     def run(self) -> None:
         """Work until the leash ends."""
-        self._note(self._row)
-        own = self._queue.recover_own()
-        self._take(own, recovered=len(own))
-        while not self._leash.ended:
+        if self._admitted():
+            own = self._queue.recover_own()
+            self._take(own, recovered=len(own))
+        while self._admitted():
             stale = self._stale()
             if stale:
                 self._take(stale, recovered=len(stale))
             else:
                 self._take(self._queue.read(_BLOCK_MS, BATCH), recovered=0)
         self._note(self._row._replace(state=State.DONE))
+
+    def _admitted(self) -> bool:
+        """Wait until the conductor lets us read; False when it let go."""
+        while not self._leash.ended:
+            if self._may_read():
+                self._become(State.WORKING)
+                # Asked again now that our row says so: it must not close the door, see us wait, and then be read past.
+                if self._may_read():
+                    return True
+            self._become(State.WAITING)
+            signal.sigtimedwait([], _NAP_S)
+        return False
+
+    def _may_read(self) -> bool:
+        return self._board.call.admits(self._job.row)
+
+    def _become(self, state: State) -> None:
+        if self._row.state != state:
+            self._note(self._row._replace(state=state))
 
     def _stale(self) -> MessageBatch:
         now = time.monotonic()
@@ -138,7 +153,7 @@ class Worker:
                 self._store.carry_out(session, message.payload)
         row = self._row
         self._note(row._replace(handled=row.handled + 1, duplicates=row.duplicates + (not first)))
-        if self._leash.freeze:
+        if first and self._board.call.freeze == self._job.row:
             self._freeze()
         # Commit first, ack second. Killed in between, the message is delivered again and its inbox row in
         # the same transaction turns that into a no-op. The other order would lose it.
@@ -148,7 +163,7 @@ class Worker:
     def _freeze(self) -> None:
         self._note(self._row._replace(state=State.FROZEN))
         while not self._leash.ended:  # SIGKILL ends it; the conductor's death does too
-            signal.sigtimedwait([], 0.05)
+            signal.sigtimedwait([], _NAP_S)
 
     def _note(self, row: Row) -> None:
         self._row = row

@@ -8,6 +8,10 @@ from conquiet.cli.failures import NOT_DONE
 from conquiet.kernel.backoff import Backoff
 
 _BACKOFF = Backoff(base_s=0.2, factor=2.0, cap_s=10.0, jitter=0.3)
+SIGNALLED = 143
+"""A process ends so when a signal asked it to: in good order, but not because it had nothing more to do."""
+
+GOOD_ENDS = frozenset({0, SIGNALLED})
 CRASHES = 5
 WINDOW_S = 60.0
 
@@ -45,6 +49,8 @@ class RestartPolicy:
             return Decision(Next.FINISHED)
         if exit_code == NOT_DONE:
             return Decision(Next.CANNOT_START)
+        if exit_code == SIGNALLED:  # by a watchdog, say: no crash, and no reason to go on with one process less
+            return Decision(Next.RESTART, _BACKOFF.delay_s(1))
         self._crashes.append(now_s)
         if len(self._crashes) == CRASHES and now_s - self._crashes[0] < WINDOW_S:
             return Decision(Next.GIVE_UP)

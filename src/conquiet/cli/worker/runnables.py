@@ -39,7 +39,9 @@ class Runnable(Protocol):
 
 
 class Engine:
-    """A ``runtime.Consumer`` or a ``Processor``: it knows its health itself."""
+    """A ``runtime.Consumer``: it knows its health itself."""
+
+    _engine: "Consumer | Processor"
 
     def __init__(self, engine: "Consumer | Processor") -> None:
         self.name = type(engine).__name__
@@ -55,11 +57,28 @@ class Engine:
 
     def ready(self) -> bool:
         """True while it reads, or is fully busy."""
+        return bool(self._engine.health().ready)
+
+
+class Processing(Engine):
+    """A ``Processor``: an engine that has connections of its own beside it, and no health before its start."""
+
+    _engine: "Processor"
+
+    async def run(self) -> None:
+        """Process until stopped."""
+        try:
+            await super().run()
+        finally:
+            await self._engine.close()
+
+    def ready(self) -> bool:
+        """True while its engine reads, or is fully busy."""
         from conquiet.errors import LifecycleError
 
         try:
-            return bool(self._engine.health().ready)
-        except LifecycleError:  # a processor before its start
+            return super().ready()
+        except LifecycleError:
             return False
 
 
@@ -176,7 +195,7 @@ class Rabbit:
 # By home and name, so that a room whose extra is not installed is never imported for the question.
 _ADAPTERS: dict[tuple[str, str], Callable[[Any], Runnable]] = {
     ("conquiet.runtime", "Consumer"): Engine,
-    ("conquiet.processor", "Processor"): Engine,
+    ("conquiet.processor", "Processor"): Processing,
     ("conquiet.scheduler", "Scheduler"): Ticking,
     ("conquiet.rabbit", "RabbitConsumer"): Rabbit,
     ("conquiet.bridge", "OutboxRelay"): Relaying,

@@ -1,10 +1,12 @@
 """Starts worker processes, starts them again when they die, ends them when asked. Imports none of the user's code.
 
-RUNNING ──signal──▶ DRAINING: each process gets SIGTERM and the grace period, then SIGKILL
+RUNNING ──signal──▶ DRAINING: each process gets SIGTERM and the grace period, then (or at a second signal) SIGKILL
    │
-   └─ a process ended by itself: restart with backoff, or end the whole (see ``restarts``)
+   └─ a process ended by itself: restart with backoff, or end the whole (see ``restarts``), or wait for a change
 """
 
+import contextlib
+import math
 import os
 import shutil
 import signal
@@ -18,12 +20,12 @@ from pathlib import Path
 import typer
 
 from conquiet.cli.failures import FAILED, NOT_DONE
-from conquiet.cli.worker.child import VARIABLE, Orders
+from conquiet.cli.worker.child import SIGNALS, VARIABLE, Orders
 from conquiet.cli.worker.endpoints import Answer, Endpoints, as_json, metrics_of
 from conquiet.cli.worker.notify import notify_systemd
 from conquiet.cli.worker.pulse import Pulse
 from conquiet.cli.worker.reload import SourceWatch
-from conquiet.cli.worker.restarts import CRASHES, WINDOW_S, Next, RestartPolicy
+from conquiet.cli.worker.restarts import CRASHES, GOOD_ENDS, SIGNALLED, WINDOW_S, Next, RestartPolicy
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 _ROUND_S = 0.1
@@ -88,7 +90,7 @@ class Supervisor:
         """Supervise; return the exit code."""
         try:
             self._listen()
-            with install_termination_handlers(self._ask_stop) as handlers:
+            with install_termination_handlers(self._ask_stop, self._force) as handlers:
                 code = self._supervise()
                 return self._drain(code, handlers)
         finally:
@@ -96,6 +98,14 @@ class Supervisor:
 
     def _ask_stop(self) -> None:
         self._stop = True
+
+    def _force(self) -> None:
+        """End the processes without more ado: a second signal. Runs in a signal handler; the rest goes its way."""
+        for slot in self._slots:
+            process = slot.process
+            if process is not None and process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------------ running
     def _supervise(self) -> int:
@@ -135,13 +145,21 @@ class Supervisor:
                 slot.start_at_s = now_s + decision.delay_s
                 _say(f"process {process.pid} {_end_of(exit_code)}; starting again in {decision.delay_s:.1f} s")
             case Next.CANNOT_START:
-                return NOT_DONE
+                return self._give_up(slot, NOT_DONE)
             case Next.GIVE_UP:
                 _say(
                     f"process {process.pid} {_end_of(exit_code)}, {CRASHES} times within {WINDOW_S:g} s: giving up. "
                     "What it had in hand stays pending for others"
                 )
-                return FAILED
+                return self._give_up(slot, FAILED)
+        return None
+
+    def _give_up(self, slot: Slot, code: int) -> int | None:
+        """End the whole; under ``reload`` wait for the next change: the file may have been saved half only."""
+        if not self._settings.reload:
+            return code
+        slot.start_at_s = math.inf
+        _say("waiting for the next change of a .py file")
         return None
 
     def _start(self, row: int) -> "subprocess.Popen[bytes]":
@@ -152,13 +170,18 @@ class Supervisor:
             "PROMETHEUS_MULTIPROC_DIR": str(self._metrics_folder),
         }
         environment.pop("NOTIFY_SOCKET", None)  # the supervisor speaks for all
-        # A process group of its own: Ctrl-C on the terminal reaches the supervisor alone, which ends them in order.
-        return subprocess.Popen(
-            [sys.executable, "-m", "conquiet.cli.worker.child"],
-            stdin=subprocess.PIPE,
-            env=environment,
-            process_group=0,
-        )
+        # A child inherits what is blocked here; it lets the signals through when it can answer them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            # A process group of its own: Ctrl-C on the terminal reaches the supervisor alone, which ends them in order.
+            return subprocess.Popen(
+                [sys.executable, "-m", "conquiet.cli.worker.child"],
+                stdin=subprocess.PIPE,
+                env=environment,
+                process_group=0,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _bury(self, slot: Slot) -> None:
         process, slot.process = slot.process, None
@@ -193,7 +216,7 @@ class Supervisor:
         self._terminate()
         self._wait(self._settings.grace_s)
         ends = [slot.process.returncode for slot in self._slots if slot.process is not None]
-        if handlers.received is not None and any(ends):
+        if handlers.received is not None and set(ends) - GOOD_ENDS:
             _say("some processes did not end in good order; what they had in hand stays pending for others")
             return FAILED
         return code
@@ -259,6 +282,8 @@ class Supervisor:
 
 
 def _end_of(exit_code: int) -> str:
+    if exit_code == SIGNALLED:
+        return "was asked to end by somebody else"
     if exit_code < 0:
         return f"was killed by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}"

@@ -34,7 +34,7 @@ def load_object(target: str) -> Any:
         raise CommandError(
             f"module {module_name!r} cannot be imported: it needs {error.name!r}", fix=f"install {error.name}"
         ) from error
-    except Exception as error:  # importing runs the user's code
+    except (Exception, SystemExit) as error:  # importing runs the user's code
         raise CommandError(
             f"module {module_name!r} cannot be imported: {type(error).__name__} at its import",
             fix="see the traceback with --debug",

@@ -21,6 +21,8 @@ _SHORT_WAIT_S = 3
 _MARIADB_OLDEST = (10, 6)
 _MYSQL_OLDEST = (8, 0)
 _CROWDED = 0.8
+# InnoDB tells its times in the zone of the server's machine, and NOW() is in the session's, which may be hours away.
+_SYSTEM_NOW = "CONVERT_TZ(UTC_TIMESTAMP(), '+00:00', 'SYSTEM')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,9 @@ def _long_transactions(connection: "Connection", slow_s: int) -> tuple[tuple[int
         (int(thread), int(age))
         for thread, age in _optional(
             connection,
-            "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, NOW()) FROM information_schema.innodb_trx "  # noqa: S608
-            f"WHERE trx_started < NOW() - INTERVAL {int(slow_s)} SECOND ORDER BY trx_started LIMIT 20",
+            f"SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, {_SYSTEM_NOW}) "  # noqa: S608 - constants
+            "FROM information_schema.innodb_trx "
+            f"WHERE trx_started < {_SYSTEM_NOW} - INTERVAL {int(slow_s)} SECOND ORDER BY trx_started LIMIT 20",
         )
     )
 
@@ -131,7 +134,7 @@ def _lock_waits(connection: "Connection", *, mariadb: bool) -> tuple[tuple[int, 
         for waiter, holder, age in _optional(
             connection,
             "SELECT DISTINCT r.trx_mysql_thread_id, b.trx_mysql_thread_id, "  # noqa: S608 - constants
-            f"TIMESTAMPDIFF(SECOND, r.trx_wait_started, NOW()) FROM {waits} LIMIT 20",
+            f"TIMESTAMPDIFF(SECOND, r.trx_wait_started, {_SYSTEM_NOW}) FROM {waits} LIMIT 20",
         )
     )
 

@@ -1,48 +1,38 @@
 """What bites users of RabbitMQ, asked of its management API. AMQP itself tells next to nothing about a queue."""
 
-import base64
-import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
+from conquiet.errors import ConfigurationError
 from conquiet.kernel.redaction import printable
 from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.management.rabbit_api import RabbitApiError, ask_api, delivery_limit, setting
 
-_TIMEOUT_S = 10.0
 _MAX_QUEUES = 200
+_MAX_EXCHANGES = 50
 _MANY_UNACKED = 10_000
 _OLDEST = (3, 8)
-_OK = 200
-_UNAUTHORIZED = 401
-
-
-class RabbitApiError(Exception):
-    """The management API did not answer, or not with what was asked for. The text has no credentials."""
-
-    def __init__(self, message: str, *, refused: bool = False) -> None:
-        super().__init__(message)
-        self.refused = refused
+_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
 class RabbitFacts:
-    """What the broker said."""
+    """What the broker said.
+
+    Attributes:
+        queues: The first ones of the vhost, and all that were asked for by name and are there.
+        wanted: Names of queues that have to be there.
+        total: How many queues the vhost has; 0 if it does not say.
+        bound_to_dlx: Names of queues that are bound to an exchange some queue sends its rejects to.
+    """
 
     version: str
     queues: tuple[dict[str, Any], ...]
     wanted: tuple[str, ...] = ()
-
-
-def management_url(amqp_url: str) -> str:
-    """Return where the management API of a broker usually is: the same host and login, port 15672."""
-    parts = urlsplit(amqp_url)
-    scheme, port = ("https", 15671) if parts.scheme == "amqps" else ("http", 15672)
-    login = f"{parts.username}:{parts.password or ''}@" if parts.username else ""
-    return f"{scheme}://{login}{parts.hostname or 'localhost'}:{port}"
+    total: int = 0
+    bound_to_dlx: frozenset[str] = frozenset()
 
 
 def examine_rabbit(api_url: str, vhost: str = "/", *, queues: tuple[str, ...] = ()) -> list[Finding]:
@@ -54,54 +44,77 @@ def examine_rabbit(api_url: str, vhost: str = "/", *, queues: tuple[str, ...] = 
         queues: Those that have to be there; the others in the vhost are looked at too.
 
     Raises:
+        ConfigurationError: ``api_url`` is not one.
         RabbitApiError: The API is not there.
     """
+    if urlsplit(api_url).scheme not in {"http", "https"} or not urlsplit(api_url).hostname:
+        raise ConfigurationError(
+            "the URL of RabbitMQ's management API cannot be read; write it as http://user:password@host:15672"
+        )
     facts = gather(api_url, vhost, queues)
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: -list(Severity).index(finding.severity))
 
 
 def gather(api_url: str, vhost: str, queues: tuple[str, ...]) -> RabbitFacts:
-    """Ask the broker: two requests, at most 200 queues."""
-    overview = _get(api_url, "/api/overview")
-    page = _get(api_url, f"/api/queues/{quote(vhost, safe='')}?page=1&page_size={_MAX_QUEUES}")
-    items = page.get("items", []) if isinstance(page, dict) else page
-    return RabbitFacts(str(overview.get("rabbitmq_version", "0")), tuple(items), queues)
+    """Ask the broker. Bounded: the first 200 queues and those named, and where 50 dead-letter exchanges lead."""
+    overview = ask_api(api_url, "/api/overview")
+    place = f"/api/queues/{quote(vhost, safe='')}"
+    page = ask_api(api_url, f"{place}?page=1&page_size={_MAX_QUEUES}")
+    items = list(page.get("items", []) if isinstance(page, dict) else page)
+    there = {item.get("name") for item in items}
+    # A page says nothing about a queue that is not on it.
+    named = (_find(api_url, f"{place}/{quote(name, safe='')}") for name in dict.fromkeys(queues) if name not in there)
+    items += [queue for queue in named if queue is not None]
+    return RabbitFacts(
+        str(overview.get("rabbitmq_version", "0")),
+        tuple(items),
+        queues,
+        total=int(page.get("total_count") or 0) if isinstance(page, dict) else len(items),
+        bound_to_dlx=_bound(api_url, vhost, items),
+    )
 
 
-def _get(api_url: str, path: str) -> Any:
-    parts = urlsplit(api_url)
-    login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
-    headers = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+def _find(api_url: str, path: str) -> Any:
+    """Return what is there, or None."""
     try:
-        with closing(kind(parts.hostname or "localhost", parts.port or 15672, timeout=_TIMEOUT_S)) as connection:
-            connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
-            response = connection.getresponse()
-            body = response.read()
-        if response.status == _OK:
-            return json.loads(body)
-    except (OSError, HTTPException, ValueError) as error:
-        raise RabbitApiError(f"no answer ({type(error).__name__})") from error
-    raise RabbitApiError(f"HTTP {response.status}", refused=response.status == _UNAUTHORIZED)
+        return ask_api(api_url, path)
+    except RabbitApiError as error:
+        if error.status != _NOT_FOUND:
+            raise
+        return None
 
 
-def _setting(queue: dict[str, Any], argument: str, policy: str) -> Any:
-    arguments = queue.get("arguments") or {}
-    effective = queue.get("effective_policy_definition") or {}
-    return arguments.get(argument, effective.get(policy) if isinstance(effective, dict) else None)
+def _bound(api_url: str, vhost: str, queues: list[dict[str, Any]]) -> frozenset[str]:
+    exchanges = {_dead_letter_exchange(queue) for queue in queues} - {None, ""}
+    bindings = (
+        _find(api_url, f"/api/exchanges/{quote(vhost, safe='')}/{quote(str(name), safe='')}/bindings/source") or ()
+        for name in sorted(exchanges, key=str)[:_MAX_EXCHANGES]
+    )
+    return frozenset(
+        str(one.get("destination")) for found in bindings for one in found if one.get("destination_type") == "queue"
+    )
 
 
 def _name(queue: dict[str, Any]) -> str:
     return printable(queue.get("name", ""))
 
 
+def _dead_letter_exchange(queue: dict[str, Any]) -> Any:
+    return setting(queue, "x-dead-letter-exchange", "dead-letter-exchange")
+
+
 def _is_dead_letter_queue(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
-    """Whether another queue's rejects end here, as far as routing keys say: such a queue needs no DLX itself."""
-    return any(
-        _setting(other, "x-dead-letter-routing-key", "dead-letter-routing-key") == queue.get("name")
+    """Whether another queue's rejects come here, as far as routing keys and bindings say."""
+    return queue.get("name") in facts.bound_to_dlx or any(
+        setting(other, "x-dead-letter-routing-key", "dead-letter-routing-key") == queue.get("name")
         for other in facts.queues
     )
+
+
+def _is_last_stop(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
+    """Whether rejects end here for good: a queue for retries passes them on, and a limit there deletes nothing."""
+    return _dead_letter_exchange(queue) is None and _is_dead_letter_queue(facts, queue)
 
 
 def check_version(facts: RabbitFacts) -> Iterator[Finding]:
@@ -131,9 +144,23 @@ def check_missing(facts: RabbitFacts) -> Iterator[Finding]:
             )
 
 
+def check_complete(facts: RabbitFacts) -> Iterator[Finding]:
+    """Queues that nobody looked at."""
+    if facts.total > len(facts.queues):
+        yield Finding(
+            "rabbit.incomplete",
+            Severity.WARNING,
+            f"only {len(facts.queues):,} of {facts.total:,} queues were looked at",
+            "what is wrong with the others is not said here",
+            "name those that matter: --queue, repeatable",
+        )
+
+
 def check_type(facts: RabbitFacts) -> Iterator[Finding]:
     """Queues that do not survive."""
     for queue in facts.queues:
+        if queue.get("exclusive"):
+            continue  # for replies: it is meant to go with its connection
         if not queue.get("durable", True):
             yield Finding(
                 "rabbit.durability",
@@ -155,8 +182,8 @@ def check_type(facts: RabbitFacts) -> Iterator[Finding]:
 def check_dead_letters(facts: RabbitFacts) -> Iterator[Finding]:
     """Rejects that vanish."""
     for queue in facts.queues:
-        exchange = _setting(queue, "x-dead-letter-exchange", "dead-letter-exchange")
-        if exchange is None and not _is_dead_letter_queue(facts, queue):
+        ends_here = _dead_letter_exchange(queue) is None and not queue.get("exclusive")
+        if ends_here and not _is_dead_letter_queue(facts, queue):
             yield Finding(
                 "rabbit.dead_letters",
                 Severity.WARNING,
@@ -167,11 +194,21 @@ def check_dead_letters(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
-    """Quorum queues that deliver for ever."""
-    new_default = tuple(int(part) for part in facts.version.split(".")[:1] if part.isdigit()) >= (4,)
+    """Quorum queues that deliver for ever, and dead letters that do not last."""
     for queue in facts.queues:
-        limit = _setting(queue, "x-delivery-limit", "delivery-limit")
-        if queue.get("type") == "quorum" and limit is None and not new_default:
+        if queue.get("type") != "quorum":
+            continue
+        limit = delivery_limit(queue, facts.version)
+        if _is_last_stop(facts, queue):
+            if limit is not None:
+                yield Finding(
+                    "rabbit.delivery_limit",
+                    Severity.WARNING,
+                    f"dead-letter queue {_name(queue)!r} has a delivery limit of {limit}",
+                    "each look at a dead letter is a delivery, and the broker deletes what was looked at too often",
+                    "take the limit from it: delivery-limit -1 from RabbitMQ 4.0 on, none before",
+                )
+        elif limit is None:
             yield Finding(
                 "rabbit.delivery_limit",
                 Severity.WARNING,
@@ -206,7 +243,7 @@ def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
 def check_timeout(facts: RabbitFacts) -> Iterator[Finding]:
     """A consumer timeout shorter than a slow handler."""
     for queue in facts.queues:
-        timeout = _setting(queue, "x-consumer-timeout", "consumer-timeout")
+        timeout = setting(queue, "x-consumer-timeout", "consumer-timeout")
         if isinstance(timeout, int) and timeout < 60_000:  # noqa: PLR2004 - the broker's default is 30 minutes
             yield Finding(
                 "rabbit.consumer_timeout",
@@ -220,6 +257,7 @@ def check_timeout(facts: RabbitFacts) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[RabbitFacts], Iterator[Finding]], ...] = (
     check_version,
     check_missing,
+    check_complete,
     check_type,
     check_dead_letters,
     check_delivery_limit,

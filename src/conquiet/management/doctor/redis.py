@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
-from conquiet.errors import QueueError
+from conquiet.errors import GroupMissingError, QueueError
 from conquiet.kernel.redaction import printable
 from conquiet.management.doctor.findings import Finding, Severity
-from conquiet.management.models import StreamFacts
+from conquiet.management.models import GroupFacts, StreamFacts
 from conquiet.management.overview import ALIVE_MS, list_streams
 from conquiet.management.server import Server
-from conquiet.queue.replies import pending_rows, text
+from conquiet.queue.replies import Pending, pending_rows, text
 
 _NEEDED = (
     "XADD",
@@ -28,6 +28,7 @@ _NEEDED = (
 _OLDEST = (6, 2)
 _CROWDED = 0.9
 _HIGH_ROWS = 1_000
+_COUNT_STEP = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,13 @@ class RedisLimits:
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """What the server said."""
+    """What the server said.
+
+    Attributes:
+        counted: Undelivered entries of the groups whose lag the server does not know, by stream and group; at most
+            one more than ``max_lag``.
+        complete: False if there are more streams than were looked at.
+    """
 
     info: dict[str, str]
     config: dict[str, str]
@@ -60,6 +67,8 @@ class RedisFacts:
     exhausted: tuple[tuple[str, str, int], ...]
     client_version: str
     limits: RedisLimits = field(default_factory=RedisLimits)
+    counted: dict[tuple[str, str], int] = field(default_factory=dict)
+    complete: bool = True
 
 
 def examine_redis(server: Server, limits: RedisLimits | None = None) -> list[Finding]:
@@ -70,8 +79,9 @@ def examine_redis(server: Server, limits: RedisLimits | None = None) -> list[Fin
 
 
 def gather(server: Server, limits: RedisLimits) -> RedisFacts:
-    """Ask the server. Bounded: at most 100 streams, 1,000 pending rows per group."""
-    streams = list_streams(server, alive_ms=limits.alive_ms).streams
+    """Ask the server. Bounded: at most 100 streams, 1,000 pending rows per group, ``max_lag`` entries counted."""
+    found = list_streams(server, alive_ms=limits.alive_ms)
+    streams = found.streams
     return RedisFacts(
         info=server.info(),
         config=_config(server),
@@ -80,6 +90,8 @@ def gather(server: Server, limits: RedisLimits) -> RedisFacts:
         exhausted=tuple(_exhausted(server, streams, limits.max_deliveries)),
         client_version=_client_version(),
         limits=limits,
+        counted=dict(_counted(server, streams, limits.max_lag)),
+        complete=found.complete,
     )
 
 
@@ -104,14 +116,39 @@ def _missing(server: Server) -> tuple[str, ...]:
 def _exhausted(server: Server, streams: tuple[StreamFacts, ...], cap: int) -> Iterator[tuple[str, str, int]]:
     for stream in streams:
         for group in stream.groups:
-            if not group.pending:
-                continue
-            rows = pending_rows(
-                server.call("XPENDING", stream.key, group.name, "-", "+", _HIGH_ROWS, stream=stream.key)
-            )
-            count = sum(row.deliveries >= cap for row in rows)
+            count = sum(row.deliveries >= cap for row in _pending(server, stream, group))
             if count:
                 yield stream.key, group.name, count
+
+
+def _pending(server: Server, stream: StreamFacts, group: GroupFacts) -> list[Pending]:
+    if not group.pending:
+        return []
+    words = ("XPENDING", stream.raw_key, group.raw_name, "-", "+", _HIGH_ROWS)
+    try:
+        return pending_rows(server.call(*words, stream=stream.key, group=group.name))
+    except GroupMissingError:  # destroyed since it was named
+        return []
+
+
+def _counted(server: Server, streams: tuple[StreamFacts, ...], max_lag: int) -> Iterator[tuple[tuple[str, str], int]]:
+    for stream in streams:
+        for group in stream.groups:
+            if group.lag is None:
+                yield (stream.key, group.name), _count(server, stream, group.last_delivered_id, max_lag + 1)
+
+
+def _count(server: Server, stream: StreamFacts, after: str, enough: int) -> int:
+    """Count the entries behind ``after``, and stop when it is enough."""
+    count = 0
+    while count < enough:
+        wanted = min(_COUNT_STEP, enough - count)
+        page = server.call("XRANGE", stream.raw_key, f"({after}", "+", "COUNT", wanted, stream=stream.key)
+        count += len(page)
+        if len(page) < wanted:
+            break
+        after = text(page[-1][0])
+    return count
 
 
 def _client_version() -> str:
@@ -263,24 +300,50 @@ def check_lag(facts: RedisFacts) -> Iterator[Finding]:
     """A group that does not keep up."""
     for stream in facts.streams:
         for group in stream.groups:
-            behind = (group.lag or 0) + group.pending
+            # The server loses count after an XDEL, and never counts before 7.0: somebody is waiting all the same.
+            waiting = group.lag if group.lag is not None else facts.counted.get((stream.key, group.name))
+            to_do = _to_do(group, waiting, facts.limits.max_lag)
             place = f"group {printable(group.name)!r} of {printable(stream.key)!r}"
-            if behind and not any(consumer.alive for consumer in group.consumers):
+            age_s = group.oldest_age_s or 0
+            if to_do and not any(consumer.alive for consumer in group.consumers):
                 yield Finding(
                     "redis.lag",
-                    Severity.ERROR if (group.oldest_age_s or 0) > facts.limits.max_age_s else Severity.WARNING,
-                    f"{place} has {behind:,} entries to do and no live consumer",
+                    Severity.ERROR if age_s > facts.limits.max_age_s else Severity.WARNING,
+                    f"{place} has {to_do} entries to do and no live consumer",
                     "nobody is working on them",
                     "start workers, or destroy the group if it is not used any more",
                 )
-            elif (group.lag or 0) > facts.limits.max_lag or (group.oldest_age_s or 0) > facts.limits.max_age_s:
+            elif (waiting or 0) > facts.limits.max_lag or age_s > facts.limits.max_age_s:
                 yield Finding(
                     "redis.lag",
                     Severity.WARNING,
-                    f"{place} is behind: {behind:,} entries, the oldest {group.oldest_age_s or 0:,.0f} s old",
+                    f"{place} is behind: {to_do} entries, the oldest {age_s:,.0f} s old",
                     "messages wait longer than they should",
                     "start more workers, or look for a slow handler",
                 )
+
+
+def _to_do(group: GroupFacts, waiting: int | None, max_lag: int) -> str:
+    """Return how many entries are not done, in words; nothing if there are none."""
+    if waiting is None:
+        return "an unknown number of"
+    behind = waiting + group.pending
+    if not behind:
+        return ""
+    cut_short = group.lag is None and waiting > max_lag
+    return f"at least {behind:,}" if cut_short else f"{behind:,}"
+
+
+def check_complete(facts: RedisFacts) -> Iterator[Finding]:
+    """Streams that nobody looked at."""
+    if not facts.complete:
+        yield Finding(
+            "redis.incomplete",
+            Severity.WARNING,
+            f"only {len(facts.streams):,} streams were looked at; there are more keys than the doctor goes through",
+            "what is wrong with the others is not said here",
+            "look at the others with conquiet inspect --pattern",
+        )
 
 
 def check_client(facts: RedisFacts) -> Iterator[Finding]:
@@ -315,5 +378,6 @@ CHECKS: tuple[Callable[[RedisFacts], Iterator[Finding]], ...] = (
     check_dead_consumers,
     check_deliveries,
     check_lag,
+    check_complete,
     check_client,
 )

@@ -1,0 +1,153 @@
+"""Looking into a dead-letter queue must not be what empties it."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pika
+import pytest
+
+if TYPE_CHECKING:
+    import subprocess
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+class Broker:
+    """One vhost, seen by a client that is not ours."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = pika.BlockingConnection(pika.URLParameters(url))
+        self.channel = self._connection.channel()
+        self.channel.confirm_delivery()
+
+    def queue(self, name: str, messages: int, **arguments: Any) -> None:
+        given = {key.replace("_", "-"): value for key, value in arguments.items()}
+        self.channel.queue_declare(name, durable=True, arguments=given)
+        for number in range(messages):
+            death = {"queue": "work", "reason": "rejected", "count": 1}
+            named = pika.BasicProperties(message_id=f"m{number}", headers={"x-death": [death]}, delivery_mode=2)
+            self.channel.basic_publish("", name, b"{}", named)
+
+    def counts(self, name: str) -> list[int]:
+        """Empty a quorum queue: how often each of its messages was handed back."""
+        found = []
+        while (taken := self.channel.basic_get(name, auto_ack=True))[0] is not None:
+            found.append(int(taken[1].headers["x-delivery-count"]))
+        return found
+
+    def depth(self, name: str) -> int:
+        return int(self.channel.queue_declare(name, passive=True).method.message_count)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def broker(amqp_url: str) -> Iterator[Broker]:
+    broker = Broker(amqp_url)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def dead_letters(invoke: Run, amqp_url: str, rabbitmq_server: Any) -> Run:
+    """The command, with the management API or, with ``api=False``, with nobody where it should be."""
+
+    def call(*words: str, api: bool = True) -> "subprocess.CompletedProcess[str]":
+        url = rabbitmq_server.management_url if api else "http://guest:guest@127.0.0.1:1"
+        env = {"CONQUIET_RABBIT_URL": amqp_url, "CONQUIET_RABBIT_API_URL": url}
+        return invoke("dead-letters", *words, "--rabbit", env=env)
+
+    return call
+
+
+LOOKS = (
+    ("list", "dead"),
+    ("show", "dead", "m1"),
+    ("show", "dead", "2"),
+    ("groups", "dead"),
+    ("replay", "dead", "--all", "--dry-run"),
+    ("replay", "dead", "--error", "expired"),
+    ("discard", "dead", "--all", "--dry-run"),
+    ("discard", "dead", "--source", "elsewhere"),
+)
+
+
+@pytest.mark.parametrize("api", [True, False], ids=["by the API", "by AMQP alone"])
+def test_a_quorum_queue_with_a_delivery_limit_is_not_looked_into_unasked(
+    dead_letters: Run, broker: Broker, *, api: bool
+) -> None:
+    broker.queue("dead", 2, x_queue_type="quorum", x_delivery_limit=3)
+
+    refused = [dead_letters(*words, api=api) for words in LOOKS]
+
+    assert [one.returncode for one in refused] == [2] * len(LOOKS)
+    for one in refused:
+        assert "one delivery nearer to being deleted" in one.stderr
+        assert "--count-a-delivery" in one.stderr
+    assert ("limit of 3" in refused[0].stderr) == api
+    assert broker.counts("dead") == [0, 0]
+
+
+def test_what_hands_nothing_back_is_done_without_asking(dead_letters: Run, broker: Broker) -> None:
+    broker.queue("dead", 5, x_queue_type="quorum", x_delivery_limit=3)
+    broker.queue("work", 0)
+
+    back = dead_letters("replay", "dead", "--all", "--limit", "2")
+    gone = dead_letters("discard", "dead", "--all", "--limit", "1")
+
+    assert (back.stdout, gone.stdout) == ("2 replayed\n", "1 discarded\n")
+    assert broker.counts("dead") == [0, 0]
+
+
+def test_a_look_that_is_allowed_to_count_stops_before_the_next_one_deletes(dead_letters: Run, broker: Broker) -> None:
+    broker.queue("dead", 2, x_queue_type="quorum", x_delivery_limit=3)
+
+    first = dead_letters("list", "dead", "--count-a-delivery", "--json")
+    second = dead_letters("show", "dead", "2", "--count-a-delivery", "--json")
+    third = dead_letters("list", "dead", "--count-a-delivery")
+
+    assert [one["message_id"] for one in json.loads(first.stdout)] == ["m0", "m1"]
+    assert json.loads(second.stdout)["message_id"] == "m1"
+    assert third.returncode == 2
+    assert "another look would delete it" in third.stderr
+    assert sorted(broker.counts("dead")) == [2, 3]  # the other one was left alone
+
+
+def test_queues_that_count_nothing_are_looked_into_as_often_as_one_likes(dead_letters: Run, broker: Broker) -> None:
+    broker.queue("dead", 2)
+    broker.queue("endless", 2, x_queue_type="quorum")
+    broker.queue("deadly", 2, x_queue_type="quorum", x_delivery_limit=0)
+
+    for _ in range(2):
+        assert dead_letters("groups", "dead", api=False).returncode == 0
+        assert dead_letters("groups", "endless").returncode == 0
+        assert dead_letters("groups", "deadly", "--count-a-delivery").returncode == 2
+
+    assert broker.depth("dead") == 2
+    assert broker.counts("endless") == [2, 2]
+    assert broker.counts("deadly") == [0, 0]
+
+
+def test_what_was_not_replayed_is_told(dead_letters: Run, broker: Broker) -> None:
+    broker.queue("dead", 1)
+    broker.queue("work", 0)
+    broker.channel.basic_publish("", "dead", b"{}")  # nobody rejected it: it says no source
+
+    would = dead_letters("replay", "dead", "--all", "--dry-run").stdout.splitlines()
+    done = dead_letters("replay", "dead", "--all").stdout.splitlines()
+
+    left = "1 skipped: they do not say where they died and stay; give --to QUEUE"
+    assert (would, done) == (["1 would be replayed", left], ["1 replayed", left])
+
+
+def test_what_a_message_says_writes_no_line_of_its_own(dead_letters: Run, broker: Broker) -> None:
+    broker.queue("dead", 0)
+    named = pika.BasicProperties(message_id="m\nforged", headers={"tenant\x1b[2J": 1})
+    broker.channel.basic_publish("", "dead", b"{}", named)
+
+    shown = dead_letters("show", "dead", "1").stdout
+
+    assert "message_id   m\\nforged\n" in shown
+    assert "headers      tenant\\x1b[2J\n" in shown

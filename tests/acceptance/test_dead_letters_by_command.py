@@ -1,0 +1,92 @@
+"""Dead letters of a stream by the command: what is chosen, what is left, and what is printed of them."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from redis import Redis
+
+from conquiet.processor.keys import keys_of
+from conquiet.processor.records import DeadRecord
+
+Run = Callable[..., Any]
+
+ERROR_NAMES = ("TimeoutError", "builtins.TimeoutError", "asyncio.TimeoutError")
+
+
+@pytest.fixture
+def quick(invoke: Run, redis_url: str) -> Run:
+    """The command with the Redis of the test in the environment."""
+
+    def call(*words: str) -> Any:
+        return invoke(*words, env={"CONQUIET_REDIS_URL": redis_url})
+
+    return call
+
+
+def write_dead_letters(client: Redis, stream: str, *records: dict[str, Any]) -> str:
+    """Write dead letters as a processor does, without the time that dying takes. Returns the last one's id."""
+    fixed: dict[str, Any] = {"id": "m", "entry_id": "1-0", "group": "g", "host": "h", "consumer": "c", "attempts": 1}
+    made = [DeadRecord(**fixed | {"reason": "exhausted", "event": "order.created"} | one) for one in records]
+    with client.pipeline() as pipe:
+        for record in made:
+            pipe.xadd(keys_of(stream).dead, {b"data": msgspec.json.encode(record)})
+        return str(pipe.execute()[-1])
+
+
+def test_a_limit_is_a_limit_for_discarding_too(quick: Run, client: Redis, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    write_dead_letters(client, stream, *[{}] * 5)
+
+    would = quick("dead-letters", "discard", stream, "--all", "--limit", "2", "--dry-run")
+    done = quick("dead-letters", "discard", stream, "--all", "--limit", "2")
+
+    assert (would.stdout, done.stdout) == ("2 would be discarded\n", "2 discarded\n")
+    assert client.xlen(keys_of(stream).dead) == 3
+
+
+def test_a_target_is_refused_where_there_is_none_to_choose(quick: Run, client: Redis, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    write_dead_letters(client, stream, {"payload": {}})
+
+    done = quick("dead-letters", "replay", stream, "--all", "--to", "elsewhere")
+
+    assert (done.returncode, "--to is for RabbitMQ" in done.stderr) == (2, True)
+    assert client.xlen(keys_of(stream).dead) == 1
+
+
+def test_an_error_is_named_with_or_without_its_module_and_what_is_left_is_told(
+    quick: Run, client: Redis, key_prefix: str
+) -> None:
+    stream = f"{key_prefix}orders"
+    write_dead_letters(client, stream, {"error_type": "TimeoutError"}, {"error_type": "TimeoutError", "payload": {}})
+
+    lists = [quick("dead-letters", "list", stream, "--error", name, "--json").stdout for name in ERROR_NAMES]
+    replayed = quick("dead-letters", "replay", stream, "--error", "builtins.TimeoutError")
+
+    assert [len(json.loads(one)) for one in lists] == [2, 2, 0]
+    assert replayed.stdout.splitlines() == [
+        "1 replayed",
+        "1 unreplayable: they were no messages in the first place and stay; discard them",
+    ]
+
+
+def test_no_limit_is_none(quick: Run, client: Redis, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    write_dead_letters(client, stream, *[{}] * 10_001)
+
+    listed = quick("dead-letters", "list", stream, "--limit", "0")
+
+    assert len(listed.stdout.splitlines()) == 1 + 10_001
+
+
+def test_what_a_dead_letter_says_writes_no_line_of_its_own(quick: Run, client: Redis, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    dead_id = write_dead_letters(client, stream, {"consumer": "c\nforged  line", "traceback": "File\x1b[2J\nError"})
+
+    shown = quick("dead-letters", "show", stream, dead_id).stdout
+
+    assert "consumer     c\\nforged  line\n" in shown
+    assert shown.endswith("\nFile\\x1b[2J\nError\n")
