@@ -108,6 +108,9 @@ class DbWriteError(ConquietError):
 class CommitUnknownError(DbWriteError):
     """COMMIT was sent and its reply was lost: the write may or may not be there.
 
+    So it is with a statement that commits itself, and whatever came in place of the reply: a lost connection, or an
+    exception of the caller's own that broke the call off.
+
     Do not acknowledge a message on it and do not call the write failed. Whoever handles the
     message next finds out, by the row itself or by an inbox row of the same transaction.
     """

@@ -139,8 +139,7 @@ class WriterConnections:
         self._origin = weakref.ref(engine)
         self._clone: Engine | None = None
         self._making = threading.Lock()
-        self._pid = os.getpid()
-        self._users: set[int] = set()
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
 
     def checkout(self, *, autocommit: bool | None) -> Checkout:
         """Borrow a connection in autocommit mode, in manual mode, or (None) in whichever; the borrower closes it."""
@@ -156,23 +155,13 @@ class WriterConnections:
 
     def join(self, user: object) -> None:
         """Count one writer in, until it leaves or nobody has it any more."""
-        # The clone's pool holds the engine, as listeners of SQLAlchemy's own do. So as long as there is a clone,
-        # nothing here is let go of by itself: a writer that was dropped has to leave too. No lock, since the
-        # garbage collector may come at any moment, also while this thread holds it.
-        if id(user) not in self._users:
-            self._users.add(id(user))
-            # Not at exit: the server sees that by itself, and a forked child has a copy of this.
-            weakref.finalize(user, self._left, id(user)).atexit = False
+        self._users.add(user)
 
     def leave(self, user: object) -> None:
         """Count one writer out; the last one closes the connections."""
-        self._left(id(user))
-
-    def _left(self, user: int) -> None:
-        if user in self._users and self._pid == os.getpid():
-            self._users.discard(user)
-            if not self._users:
-                self.close()
+        self._users.discard(user)
+        if not self._users:
+            self.close()
 
     def close(self) -> None:
         """Close what is idle now; what is in use is closed when it comes back. A later use opens anew."""
@@ -238,7 +227,10 @@ def _clone(engine: Engine) -> Engine:
     return clone
 
 
-_registry: "weakref.WeakKeyDictionary[Engine, WriterConnections]" = weakref.WeakKeyDictionary()
+# Kept on the engine itself and in no table of ours: the clone's pool holds the engine (a listener of SQLAlchemy's own
+# does), so whoever held the clone would hold the engine for ever. This way they form a circle that goes as a whole.
+_KEPT_AS: Final = "_conquiet_writer_connections"
+_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 _registering = threading.Lock()
 # What a forked child inherited: sockets that belong to the parent. Closing them there would say goodbye
 # to the server in the parent's name, so they are kept and never touched.
@@ -247,13 +239,14 @@ _inherited: list[object] = []
 
 def connections_of(engine: Engine) -> WriterConnections:
     """Return the writers' connections beside this engine, the same for all of them."""
-    found = _registry.get(engine)
+    found: WriterConnections | None = engine.__dict__.get(_KEPT_AS)
     if found is not None:
         return found
     with _registering:
-        found = _registry.get(engine)
+        found = engine.__dict__.get(_KEPT_AS)
         if found is None:
-            found = _registry[engine] = WriterConnections(engine)
+            found = engine.__dict__[_KEPT_AS] = WriterConnections(engine)
+            _engines.add(engine)
             # Any listener makes SQLAlchemy announce every statement of the engine, which costs the caller
             # time. This one hears of dispose() only, and that is announced in any case.
             had_events = engine._has_events  # noqa: SLF001
@@ -264,15 +257,15 @@ def connections_of(engine: Engine) -> WriterConnections:
 
 def _disposed(engine: Engine) -> None:
     # Whoever closes the engine means all of it.
-    found = _registry.get(engine)
+    found = engine.__dict__.get(_KEPT_AS)
     if found is not None:
         found.close()
 
 
 def _after_fork() -> None:
-    global _registry, _registering  # noqa: PLW0603 - the child starts with none
-    _inherited.append(dict(_registry))
-    _registry = weakref.WeakKeyDictionary()
+    global _engines, _registering  # noqa: PLW0603 - the child starts with none
+    _inherited.extend(engine.__dict__.pop(_KEPT_AS, None) for engine in list(_engines))
+    _engines = weakref.WeakSet()
     _registering = threading.Lock()
 
 
