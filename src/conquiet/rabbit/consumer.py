@@ -262,10 +262,9 @@ class RabbitConsumer:
         if session is not None:
             with contextlib.suppress(RabbitError):  # lost meanwhile: there is no intake to end
                 await session.link.cancel()
-        self._unstarted += workers.take_unstarted()
-        for delivery in self._unstarted:
-            delivery.session.hand_back(delivery)
+        self._hand_back(workers)
         await self._grace(workers)
+        self._hand_back(workers)  # what a thread had taken already and did not begin
         if session is not None:
             session.flush()
             await session.link.close_channel()
@@ -273,6 +272,11 @@ class RabbitConsumer:
             await session.link.close()
             logger.info("connection closed", extra={"queue": self._queue})
         logger.info("final counters", extra={"queue": self._queue, "counters": self.count.as_dict()})
+
+    def _hand_back(self, workers: Workers) -> None:
+        unstarted, self._unstarted = [*self._unstarted, *workers.take_unstarted()], []
+        for delivery in unstarted:
+            delivery.session.hand_back(delivery)
 
     async def _grace(self, workers: Workers) -> None:
         with contextlib.suppress(TimeoutError):

@@ -62,6 +62,62 @@ async def test_a_plain_function_is_held_to_the_same_contract(rabbit: Any, action
     assert rabbit.depth(queue) == 1
 
 
+@pytest.mark.spec("MW-004.5", "MW-006.3")
+@pytest.mark.parametrize("fatal", [RuntimeError(), None])
+async def test_after_a_fatal_verdict_a_thread_begins_nothing_new(rabbit: Any, action: Any, fatal: Any) -> None:
+    """The thread is free for the next message before the loop has heard of the verdict."""
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(6)])
+    calls: list[int] = []
+    received = threading.Event()
+
+    def syncer(message: Any) -> Any:
+        calls.append(message["actionId"])
+        if len(calls) > 1:
+            return True
+        assert received.wait(20)
+        if fatal is not None:
+            raise fatal
+        return None
+
+    consumer = RabbitConsumer(rabbit.url, queue, syncer, prefetch=6)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(lambda: consumer._session is not None and consumer._session._window.open_count == 6)
+    received.set()
+    with pytest.raises(FatalSyncerError):
+        await running
+
+    assert calls == [0]
+    assert (consumer.count.fatal, consumer.count.handed_back, consumer.count.ack) == (1, 5, 0)
+    assert rabbit.depth(queue) == 6
+
+
+@pytest.mark.spec("MW-006.3")
+async def test_after_a_fatal_verdict_other_threads_finish_what_they_began(rabbit: Any, action: Any) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(6)])
+    calls: list[int] = []
+    both, failed = threading.Barrier(2), threading.Event()
+
+    def syncer(message: Any) -> bool:
+        calls.append(message["actionId"])
+        both.wait(20)
+        if message["actionId"] == 0:
+            raise RuntimeError
+        return failed.wait(20)
+
+    consumer = RabbitConsumer(rabbit.url, queue, syncer, concurrency=2, prefetch=6)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(lambda: consumer.count.fatal == 1)
+    failed.set()
+    with pytest.raises(FatalSyncerError):
+        await running
+
+    assert sorted(calls) == [0, 1]
+    assert (consumer.count.ack, consumer.count.fatal, consumer.count.abandoned) == (1, 1, 0)
+    assert rabbit.depth(queue) == 5
+
+
 @pytest.mark.spec("MW-006.3")
 async def test_other_running_handlers_finish_and_the_fatal_message_is_not_acknowledged_with_them(
     rabbit: Any, action: Any
