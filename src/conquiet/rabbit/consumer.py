@@ -126,7 +126,7 @@ class RabbitConsumer:
         Raises:
             QueueMissingError: The queue is not there.
             RabbitConnectionError: No connection, or it was lost too often.
-            FatalSyncerError: The syncer broke its contract; its message is back in the queue.
+            FatalSyncerError: The syncer broke its contract; its message is back in the queue, or dead-lettered.
         """
         self._life.start()
         self._loop = asyncio.get_running_loop()
@@ -313,18 +313,21 @@ class RabbitConsumer:
         settlement = Settlement.ACK if verdict is DONE else decide(verdict, delivery.facts, self._policy)
         if settlement is not Settlement.ACK:
             self._tell(delivery, verdict, settlement)
+        parked = settlement is Settlement.DEAD_LETTER_AND_STOP and delivery.session.is_open
         delivery.session.settle(delivery, settlement)
         if settlement is Settlement.STOP or settlement is Settlement.DEAD_LETTER_AND_STOP:
-            self._break_off(verdict)
+            self._break_off(verdict, "was dead-lettered" if parked else "is back in the queue")
 
-    def _break_off(self, verdict: Verdict) -> None:
+    def _break_off(self, verdict: Verdict, fate: str) -> None:
         """Fatal: nothing new starts from here on, not even what is buffered."""
+        # Where two break, an outage is likelier than two poisoned messages: a process parks one at most.
+        self._policy = replace(self._policy, poison_guard=False)
         if self._failure is None:
             reason = getattr(verdict, "reason", type(verdict).__name__)
             if isinstance(verdict, KeyFault):
                 reason = f"{reason} (public key {verdict.public})"
             self._failure = FatalSyncerError(
-                f"{reason}; the consumer of queue {self._queue} has stopped and the message is back in the queue",
+                f"{reason}; the consumer of queue {self._queue} has stopped and the message {fate}",
                 queue=self._queue,
                 reason=reason,
             )

@@ -5,7 +5,7 @@
     Done                           ACK              ACK
     Refused, Unreadable            REQUEUE          DEAD_LETTER
     Exhausted (x-death)            DROP, or DEAD_LETTER with exhausted="dead_letter"
-    ContractBroken, KeyFault       STOP             STOP, with poison_guard: DEAD_LETTER_AND_STOP
+    ContractBroken, KeyFault       STOP             STOP, with poison_guard: DEAD_LETTER_AND_STOP (once a process)
 
 "Seen before" is the policy's word. ``redelivered`` takes the broker's flag, which means *perhaps* delivered before: one
 crash marks everything that was in the prefetch window. ``delivery_count`` takes the quorum queue's own count.
