@@ -35,20 +35,37 @@ def test_a_failure_is_requeued_once_and_then_dead_lettered(facts: Facts, verdict
 
 @pytest.mark.parametrize("verdict", FAILURES)
 @pytest.mark.parametrize("limit", [1, 2, 3])
-@pytest.mark.parametrize("facts", ALL_FACTS)
-def test_with_delivery_count_the_queues_own_count_decides(facts: Facts, limit: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_with_delivery_count_the_queues_own_count_decides(count: int, limit: int, verdict: Verdict) -> None:
     policy = SettlePolicy(name="delivery_count", max_requeues=limit)
-    used_up = facts.redelivered if facts.delivery_count is None else facts.delivery_count >= limit
+    expected = Settlement.DEAD_LETTER if count >= limit else Settlement.REQUEUE
 
-    assert decide(verdict, facts, policy) is (Settlement.DEAD_LETTER if used_up else Settlement.REQUEUE)
+    assert decide(verdict, Facts(redelivered=True, delivery_count=count), policy) is expected
 
 
-def test_one_crash_marks_a_whole_window_but_the_count_knows_better() -> None:
-    """What was only prefetched when its consumer died is redelivered and has never failed."""
-    never_failed = Facts(redelivered=True, delivery_count=0)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_count_at_a_first_delivery_is_not_the_queues_own(count: int | None) -> None:
+    """A publisher wrote it, or another queue, from which the message was dead-lettered."""
+    assert decide(Refused(), Facts(redelivered=False, delivery_count=count), COUNTING) is Settlement.REQUEUE
+
+
+@pytest.mark.parametrize("count", [None, 0])
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_redelivery_without_a_count_comes_from_a_queue_that_does_not_count(count: int | None, limit: int) -> None:
+    policy = SettlePolicy(name="delivery_count", max_requeues=limit)
+
+    assert decide(Refused(), Facts(redelivered=True, delivery_count=count), policy) is Settlement.DEAD_LETTER
+
+
+@pytest.mark.parametrize("count", [None, 0])
+def test_what_was_only_handed_back_has_not_failed_where_the_queue_knows(count: int | None) -> None:
+    """RabbitMQ 4.3: the second count tells a queue that has seen no failure from one that does not count."""
+    never_failed = Facts(redelivered=True, delivery_count=count, counts_failures=True)
 
     assert decide(Refused(), never_failed, DEFAULT) is Settlement.DEAD_LETTER
     assert decide(Refused(), never_failed, COUNTING) is Settlement.REQUEUE
+    guarded = SettlePolicy(name="delivery_count", poison_guard=True)
+    assert decide(ContractBroken("raised"), never_failed, guarded) is Settlement.STOP
 
 
 @pytest.mark.spec("MW-002.3", "MW-005.1")
