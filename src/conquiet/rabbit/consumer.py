@@ -188,11 +188,15 @@ class RabbitConsumer:
         assert self._workers is not None  # noqa: S101 - run() made them
         self._workers.start()
         supervisor = Supervisor(
-            self._connect, backoff=self._config.reconnect, max_failures=self._config.max_reconnects, stop=stop
+            self._connect,
+            backoff=self._config.reconnect,
+            max_failures=self._config.max_reconnects,
+            stop=stop,
+            nodes=len(self._address.urls),
         )
         try:
             await check_dead_letters(self._config, self._address.vhost, self._queue)
-            session: Session | None = await supervisor.first()
+            session = await supervisor.first()
             self._ready.set()
             while session is not None and not await self._stopped_before_loss(session, stop):
                 await self._leave(session)
@@ -211,7 +215,7 @@ class RabbitConsumer:
         link.on_blocked = self._on_blocked
         try:
             depth = await link.depth(self._queue)
-            if attempt == 0:
+            if self.count.queued is None:
                 self._tally.started(depth)
                 logger.info("messages in the queue", extra={"queue": self._queue, "queued": depth})
             self._watch.start(link.heartbeat_s)
