@@ -78,7 +78,7 @@ class SettlePolicy:
     def seen_before(self, facts: Facts) -> bool:
         """Tell whether the message has used up its requeues."""
         if self.name == "redelivered" or not facts.redelivered:
-            return facts.redelivered  # at a first delivery a count is a publisher's, or left over from another queue
+            return facts.redelivered  # at a first delivery a count is a publisher's, or copied from another queue
         if not facts.delivery_count and not facts.counts_failures:
             # The queue does not count (a classic one): one that does has counted this delivery. Dead-lettering early
             # is the preferred loss here: the other reading would put a message back for ever.

@@ -45,7 +45,7 @@ def test_with_delivery_count_the_queues_own_count_decides(count: int, limit: int
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_count_at_a_first_delivery_is_not_the_queues_own(count: int | None) -> None:
-    """A publisher wrote it, or another queue, from which the message was dead-lettered."""
+    """A publisher wrote it, or copied it with the other headers from another queue."""
     assert decide(Refused(), Facts(redelivered=False, delivery_count=count), COUNTING) is Settlement.REQUEUE
 
 
