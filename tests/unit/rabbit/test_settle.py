@@ -1,11 +1,14 @@
 """Seed 004's rules as one table, without a broker."""
 
 from itertools import product
+from typing import Any
 
 import pytest
+from pika import BasicProperties
 
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.decrypt import KeyFault
+from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.settle import Exhausted, Facts, Settlement, SettlePolicy, Verdict, decide
 from conquiet.rabbit.syncer import ContractBroken, Done, Refused
 
@@ -90,3 +93,21 @@ def test_the_poison_guard_parks_what_broke_the_system_before(verdict: Verdict, *
     settlement = decide(verdict, Facts(redelivered), policy)
 
     assert settlement is (Settlement.DEAD_LETTER_AND_STOP if redelivered else Settlement.STOP)
+
+
+@pytest.mark.parametrize(
+    ("headers", "facts"),
+    [
+        (None, Facts(redelivered=True)),
+        ({"x-delivery-count": 2}, Facts(redelivered=True, delivery_count=2)),
+        ({"x-acquired-count": 1}, Facts(redelivered=True, counts_failures=True)),
+        ({"x-acquired-count": 3, "x-delivery-count": 0}, Facts(True, 0, counts_failures=True)),  # noqa: FBT003
+    ],
+)
+def test_the_facts_are_read_from_what_the_broker_sent(headers: Any, facts: Facts) -> None:
+    session: Any = None
+    raw = b"".join(BasicProperties(headers=headers).encode())
+    delivery = Delivery(session, 1, True, raw, b"")  # noqa: FBT003
+    (delivery.headers or {}).clear()
+
+    assert delivery.facts == facts
