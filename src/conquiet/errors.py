@@ -318,7 +318,8 @@ class QueueMissingError(RabbitError):
 class FatalSyncerError(RabbitError):
     """The syncer raised or returned something that is not a boolean, or a private key is missing.
 
-    Intake stopped, the message was settled by nobody (it is back in its queue), channel and connection are closed.
+    Intake stopped, the message was settled by nobody (it is back in its queue; with ``poison_guard`` it may have been
+    dead-lettered, and the text says so), channel and connection are closed.
     What the syncer raised is the ``__cause__``; its text is not repeated here because it may quote the message.
     """
 

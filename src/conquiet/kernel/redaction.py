@@ -8,7 +8,8 @@ _SHOWN = 120
 def redact_url(url: str) -> str:
     """Return ``url`` fit for logs and screens: no user name, no password, no query.
 
-    The query goes too: clients accept ``?password=…`` and more there.
+    The query goes too: clients accept ``?password=…`` and more there. With an ``@`` behind the host only the scheme is
+    left: then the "host" is most likely the beginning of a password with a slash in it.
     """
     try:
         parts = urlsplit(url)
@@ -17,6 +18,8 @@ def redact_url(url: str) -> str:
         return "<url that cannot be parsed>"
     if not parts.scheme:
         return "<url without a scheme>"
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        return f"{parts.scheme}://***"
     secret = "***@" if "@" in parts.netloc else ""
     host = parts.hostname or ""
     if ":" in host:

@@ -54,22 +54,41 @@ class Address:
     def _parameters(self, url: object) -> Any:
         if not isinstance(url, str) or not url.startswith(("amqp://", "amqps://")):
             raise ConfigurationError("an AMQP URL starts with amqp:// or amqps://")
+        _check_spelling(url)
         try:
             parameters = pika.URLParameters(url)
-        except Exception as error:
-            # pika's text may quote the URL, password included.
-            raise ConfigurationError(f"not an AMQP URL that can be used: {redact_url(url)}") from error
+        except Exception:  # noqa: BLE001 - its own checks raise what they like
+            # Without the cause: pika's text may quote the URL, password included.
+            raise ConfigurationError(f"not an AMQP URL that can be used: {redact_url(url)}") from None
         if url.startswith("amqps://"):
             context = self.ssl_context or ssl.create_default_context()
             parameters.ssl_options = pika.SSLOptions(context, urlsplit(url).hostname)
         if self.heartbeat_s is not None:
             parameters.heartbeat = self.heartbeat_s
+        if parameters.heartbeat == 0:
+            raise ConfigurationError("heartbeat=0 in an AMQP URL is refused: a dead peer would never be noticed")
         parameters.client_properties = {
             "product": "conquiet",
             "version": __version__,
             "connection_name": self.name,
         }
         return parameters
+
+
+def _check_spelling(url: str) -> None:
+    """Refuse what the client library would read as something else than was meant; quote nothing of it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # an address in brackets that is none: its text quotes it
+        raise ConfigurationError(f"not an AMQP URL that can be used: {redact_url(url)}") from None
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        raise ConfigurationError(
+            "an AMQP URL has an @ behind its host: write / ? # and @ in a name or a password as %2F %3F %23 and %40"
+        )
+    if "/" in parts.path[1:]:
+        raise ConfigurationError(
+            "an AMQP URL names one virtual host, and this one has a second slash: write a slash in its name as %2F"
+        )
 
 
 def as_urls(url: str | Sequence[str]) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class RabbitConfig:
         exhausted: ``"drop"`` acknowledges what is past ``max_retries``, ``"dead_letter"`` parks it. Do not combine the
             latter with a dead-letter exchange that leads back to this queue: the message would go round for ever.
         poison_guard: Dead-letter a message that breaks the system and was seen before, instead of leaving it in front
-            of the next process.
+            of the next process. One for each process at most: when several break, it is an outage.
         dead_letter: Whether the queue has a dead-letter exchange, if you know; None asks the management API.
         require_dead_letter: Refuse to start unless the queue is known to have one.
         management_url: ``http://user:password@host:15672``, only used for that question.

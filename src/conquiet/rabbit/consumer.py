@@ -126,7 +126,7 @@ class RabbitConsumer:
         Raises:
             QueueMissingError: The queue is not there.
             RabbitConnectionError: No connection, or it was lost too often.
-            FatalSyncerError: The syncer broke its contract; its message is back in the queue.
+            FatalSyncerError: The syncer broke its contract; its message is back in the queue, or dead-lettered.
         """
         self._life.start()
         self._loop = asyncio.get_running_loop()
@@ -188,11 +188,15 @@ class RabbitConsumer:
         assert self._workers is not None  # noqa: S101 - run() made them
         self._workers.start()
         supervisor = Supervisor(
-            self._connect, backoff=self._config.reconnect, max_failures=self._config.max_reconnects, stop=stop
+            self._connect,
+            backoff=self._config.reconnect,
+            max_failures=self._config.max_reconnects,
+            stop=stop,
+            nodes=len(self._address.urls),
         )
         try:
             await check_dead_letters(self._config, self._address.vhost, self._queue)
-            session: Session | None = await supervisor.first()
+            session = await supervisor.first()
             self._ready.set()
             while session is not None and not await self._stopped_before_loss(session, stop):
                 await self._leave(session)
@@ -211,7 +215,7 @@ class RabbitConsumer:
         link.on_blocked = self._on_blocked
         try:
             depth = await link.depth(self._queue)
-            if attempt == 0:
+            if self.count.queued is None:
                 self._tally.started(depth)
                 logger.info("messages in the queue", extra={"queue": self._queue, "queued": depth})
             self._watch.start(link.heartbeat_s)
@@ -262,10 +266,9 @@ class RabbitConsumer:
         if session is not None:
             with contextlib.suppress(RabbitError):  # lost meanwhile: there is no intake to end
                 await session.link.cancel()
-        self._unstarted += workers.take_unstarted()
-        for delivery in self._unstarted:
-            delivery.session.hand_back(delivery)
+        self._hand_back(workers)
         await self._grace(workers)
+        self._hand_back(workers)  # what a thread had taken already and did not begin
         if session is not None:
             session.flush()
             await session.link.close_channel()
@@ -273,6 +276,11 @@ class RabbitConsumer:
             await session.link.close()
             logger.info("connection closed", extra={"queue": self._queue})
         logger.info("final counters", extra={"queue": self._queue, "counters": self.count.as_dict()})
+
+    def _hand_back(self, workers: Workers) -> None:
+        unstarted, self._unstarted = [*self._unstarted, *workers.take_unstarted()], []
+        for delivery in unstarted:
+            delivery.session.hand_back(delivery)
 
     async def _grace(self, workers: Workers) -> None:
         with contextlib.suppress(TimeoutError):
@@ -309,18 +317,21 @@ class RabbitConsumer:
         settlement = Settlement.ACK if verdict is DONE else decide(verdict, delivery.facts, self._policy)
         if settlement is not Settlement.ACK:
             self._tell(delivery, verdict, settlement)
+        parked = settlement is Settlement.DEAD_LETTER_AND_STOP and delivery.session.is_open
         delivery.session.settle(delivery, settlement)
         if settlement is Settlement.STOP or settlement is Settlement.DEAD_LETTER_AND_STOP:
-            self._break_off(verdict)
+            self._break_off(verdict, "was dead-lettered" if parked else "is back in the queue")
 
-    def _break_off(self, verdict: Verdict) -> None:
+    def _break_off(self, verdict: Verdict, fate: str) -> None:
         """Fatal: nothing new starts from here on, not even what is buffered."""
+        # Where two break, an outage is likelier than two poisoned messages: a process parks one at most.
+        self._policy = replace(self._policy, poison_guard=False)
         if self._failure is None:
             reason = getattr(verdict, "reason", type(verdict).__name__)
             if isinstance(verdict, KeyFault):
                 reason = f"{reason} (public key {verdict.public})"
             self._failure = FatalSyncerError(
-                f"{reason}; the consumer of queue {self._queue} has stopped and the message is back in the queue",
+                f"{reason}; the consumer of queue {self._queue} has stopped and the message {fate}",
                 queue=self._queue,
                 reason=reason,
             )

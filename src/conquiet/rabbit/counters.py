@@ -36,7 +36,7 @@ class Counters:
         stale: Finished too late: their channel was gone and the broker has delivered them again.
         handed_back: Received but not started when the consumer stopped.
         abandoned: Still running when the grace period was over; they go back to the queue.
-        fatal: Broke the syncer's contract and were settled by nobody.
+        fatal: Broke the syncer's contract: settled by nobody, or counted in ``dead_lettered`` too.
         reconnects: Connections made after the first.
     """
 

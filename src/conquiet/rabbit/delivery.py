@@ -15,6 +15,8 @@ from conquiet.rabbit.settle import Facts
 if TYPE_CHECKING:
     from conquiet.rabbit.session import Session
 
+_ACQUIRED_COUNT: Final = "x-acquired-count"
+
 CURRENT: Final[ContextVar["Delivery"]] = ContextVar("conquiet_rabbit_delivery")
 """What the syncer of this task or thread is handling; set by the workers."""
 
@@ -59,8 +61,13 @@ class Delivery:
 
     @property
     def facts(self) -> Facts:
-        """What the settle policy needs to know."""
-        return Facts(self.redelivered, delivery_count(self.headers))
+        """What the settle policy needs to know.
+
+        Decoded anew: the syncer may have changed the headers it was shown, and has no say in this.
+        """
+        headers = Properties(self._raw).headers
+        counts_failures = isinstance(headers, dict) and _ACQUIRED_COUNT in headers
+        return Facts(self.redelivered, delivery_count(headers), counts_failures)
 
     def __repr__(self) -> str:
         return f"Delivery(tag={self.tag}, redelivered={self.redelivered})"

@@ -6,7 +6,7 @@ msgspec struct. What the validation returns is what the syncer gets.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NewType, Self, get_origin
 
 import msgspec
 
@@ -14,6 +14,7 @@ from conquiet.errors import ConfigurationError
 from conquiet.kernel.validation import require_text
 from conquiet.rabbit import normalize, proca
 from conquiet.rabbit.decode import Unreadable
+from conquiet.rabbit.syncer import is_async
 
 Validate = Callable[[dict[str, Any]], Any]
 Normalize = Callable[[dict[str, Any]], dict[str, Any]]
@@ -124,9 +125,12 @@ def _validator(model: Any) -> Validate | None:
     if callable(pydantic_style):
         validate: Validate = pydantic_style
         return validate
-    if isinstance(model, type):
+    # dict[str, int], Annotated[…] and NewType can be called too, and would then validate nothing.
+    if isinstance(model, type | NewType) or get_origin(model) is not None:
         return lambda message: msgspec.convert(message, model)
     if callable(model):
         function: Validate = model
+        if is_async(function):
+            raise ConfigurationError("a schema is validated by a plain function: nobody would await a coroutine")
         return function
     raise ConfigurationError("a schema is validated by a pydantic model, a msgspec struct or a function")

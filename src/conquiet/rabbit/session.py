@@ -63,6 +63,8 @@ class Session:
             self._tally.add(Fate.FATAL)
         else:
             self._settle_now(tag, Fate.DEAD_LETTERED, sent=self.link.reject(tag, requeue=False))
+            if settlement is Settlement.DEAD_LETTER_AND_STOP:
+                self._tally.add(Fate.FATAL)  # both happened: whoever asks why it ended finds it here
 
     def skip(self, delivery: Delivery) -> None:
         """Leave a delivery unstarted whose link was lost while it waited for its turn."""

@@ -5,10 +5,11 @@
     Done                           ACK              ACK
     Refused, Unreadable            REQUEUE          DEAD_LETTER
     Exhausted (x-death)            DROP, or DEAD_LETTER with exhausted="dead_letter"
-    ContractBroken, KeyFault       STOP             STOP, with poison_guard: DEAD_LETTER_AND_STOP
+    ContractBroken, KeyFault       STOP             STOP, with poison_guard: DEAD_LETTER_AND_STOP (once a process)
 
 "Seen before" is the policy's word. ``redelivered`` takes the broker's flag, which means *perhaps* delivered before: one
-crash marks everything that was in the prefetch window. ``delivery_count`` takes the quorum queue's own count.
+crash marks everything that was in the prefetch window. ``delivery_count`` takes the quorum queue's own count, where the
+queue can have written it: the headers are anybody's to write.
 """
 
 from dataclasses import dataclass
@@ -49,10 +50,13 @@ class Facts:
     Attributes:
         redelivered: The flag of the delivery.
         delivery_count: ``x-delivery-count``, None where the queue does not count.
+        counts_failures: Whether the queue counts failures alone, and says how often it gave the message to anybody
+            beside it (``x-acquired-count``, RabbitMQ 4.3): no failure is then as good an answer as any.
     """
 
     redelivered: bool
     delivery_count: int | None = None
+    counts_failures: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +77,13 @@ class SettlePolicy:
 
     def seen_before(self, facts: Facts) -> bool:
         """Tell whether the message has used up its requeues."""
-        if self.name == "redelivered":
-            return facts.redelivered
-        if facts.delivery_count is None:
-            # The queue does not count (a classic one). Dead-lettering early is the preferred loss here: the other
-            # reading would put a message back for ever.
-            return facts.redelivered
-        return facts.delivery_count >= self.max_requeues
+        if self.name == "redelivered" or not facts.redelivered:
+            return facts.redelivered  # at a first delivery a count is a publisher's, or copied from another queue
+        if not facts.delivery_count and not facts.counts_failures:
+            # The queue does not count (a classic one): one that does has counted this delivery. Dead-lettering early
+            # is the preferred loss here: the other reading would put a message back for ever.
+            return True
+        return (facts.delivery_count or 0) >= self.max_requeues
 
 
 def decide(verdict: Verdict, facts: Facts, policy: SettlePolicy) -> Settlement:

@@ -1,20 +1,24 @@
 """Getting connected and staying so: bounded, jittered, counted, and never behind the caller's back.
 
-The first connection is not retried: a wrong address or a missing queue should be seen at once, by whoever started the
-process. Afterwards a lost link is rebuilt as a whole (connection, channel, prefetch, consumer), up to
-``max_reconnects`` failures in a row. A link counts as good once something was settled on it, so that a queue which
-kills every consumer at its first message cannot make us connect for ever without a pause.
+The first connection is tried once at each node and then not again: a wrong address or a missing queue should be seen at
+once, by whoever started the process. Afterwards a lost link is rebuilt as a whole (connection, channel, prefetch,
+consumer), up to ``max_reconnects`` failures in a row. A link counts as good once something was settled on it, or when
+it has lasted: a queue that kills every consumer at its first message cannot make us connect for ever without a pause,
+and an idle consumer does not add up the losses of its whole life.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from conquiet.errors import QueueMissingError, RabbitConnectionError, RabbitError
 from conquiet.kernel.backoff import Backoff
+from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger(__name__)
+
+_LASTING_S: Final = 60.0
 
 S = TypeVar("S")
 
@@ -26,7 +30,9 @@ class Supervisor(Generic[S]):
         connect: Makes one session; gets the number of the attempt, counted from 0.
         backoff: How long to wait after a failure.
         max_failures: Failures in a row that are borne.
-        stop: Ends every wait.
+        stop: Ends every wait, also one for an attempt that is under way.
+        nodes: How many addresses the attempts go round.
+        clock: How long a session has lasted.
     """
 
     def __init__(
@@ -36,16 +42,28 @@ class Supervisor(Generic[S]):
         backoff: Backoff,
         max_failures: int,
         stop: asyncio.Event,
+        nodes: int = 1,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._connect = connect
         self._backoff = backoff
         self._max_failures = max_failures
         self._stop = stop
+        self._nodes = nodes
+        self._clock = clock
+        # Longer than the longest pause: whoever loses every link so late does not connect in a hot circle.
+        self._lasting_s = max(_LASTING_S, backoff.cap_s)
         self._attempts = 0
         self._failures = 0
+        self._since = clock.monotonic()
 
-    async def first(self) -> S:
-        """Make the first session, or raise why it cannot be."""
+    async def first(self) -> S | None:
+        """Make the first session at the first node that lets us in, or raise why it cannot be; None: asked to stop."""
+        for _ in range(self._nodes - 1):
+            try:
+                return await self._attempt()
+            except RabbitConnectionError as error:
+                logger.warning("node left out", extra={"attempt": self._attempts, "reason": _short(error)})
         return await self._attempt()
 
     async def next(self, *, made_progress: bool) -> S | None:
@@ -55,7 +73,8 @@ class Supervisor(Generic[S]):
             RabbitConnectionError: It failed too often in a row.
             QueueMissingError: It failed too often in a row, at last because the queue is not there.
         """
-        self._failures = 1 if made_progress else self._failures + 1
+        lasted = self._clock.monotonic() - self._since > self._lasting_s
+        self._failures = 1 if made_progress or lasted else self._failures + 1
         last: RabbitError | None = None
         while self._failures <= self._max_failures:
             if await self._stopped_within(self._backoff.delay_s(self._failures)):
@@ -75,9 +94,21 @@ class Supervisor(Generic[S]):
             f"gave up after {self._failures} failures in a row to get back to RabbitMQ", attempts=self._failures
         ) from last
 
-    async def _attempt(self) -> S:
+    async def _attempt(self) -> S | None:
+        """Make one session; None when we were asked to stop before there was one."""
         number, self._attempts = self._attempts, self._attempts + 1
-        return await self._connect(number)
+        connecting = asyncio.ensure_future(self._connect(number))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            broken_off = connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+        if broken_off:
+            return None
+        self._since = self._clock.monotonic()
+        return connecting.result()
 
     async def _stopped_within(self, delay_s: float) -> bool:
         try:

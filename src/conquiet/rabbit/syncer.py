@@ -56,7 +56,12 @@ def broken_by(error: BaseException, *, who: str = "the syncer") -> ContractBroke
 
 
 def is_async(syncer: Syncer) -> bool:
-    """Tell whether calling the syncer gives a coroutine: ``async def``, or an object whose ``__call__`` is one."""
-    return inspect.iscoroutinefunction(inspect.unwrap(syncer)) or inspect.iscoroutinefunction(
-        getattr(syncer, "__call__", None)  # noqa: B004 - the method itself is wanted, not whether it is there
+    """Tell whether calling the syncer gives a coroutine: ``async def``, or an object whose ``__call__`` is one.
+
+    A plain wrapper (``functools.wraps``) is taken for what it wraps, an ``async def`` one for what it is.
+    """
+    return (
+        inspect.iscoroutinefunction(syncer)
+        or inspect.iscoroutinefunction(inspect.unwrap(syncer))
+        or inspect.iscoroutinefunction(getattr(syncer, "__call__", None))  # noqa: B004 - the method itself is wanted
     )

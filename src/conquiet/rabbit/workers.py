@@ -2,7 +2,7 @@
 
 Both keep one promise: at most ``concurrency`` messages are in the syncer's hands at once, each is reported exactly once
 to ``finish`` (in the loop's thread), and a message whose link was lost before its turn is skipped, because the broker
-gives it to somebody again.
+gives it to somebody again. After a fatal verdict nothing new begins; what waited comes back through ``take_unstarted``.
 """
 
 import asyncio
@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, Protocol
 
+from conquiet.rabbit.decrypt import KeyFault
 from conquiet.rabbit.delivery import CURRENT, Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.settle import Verdict
-from conquiet.rabbit.syncer import broken_by, judge
+from conquiet.rabbit.syncer import DONE, ContractBroken, broken_by, judge
 
 Finish = Callable[[Delivery, Verdict], None]
 
@@ -205,7 +206,9 @@ class ThreadWorkers:
         self._outstanding: set[Delivery] = set()
         self._reports: deque[tuple[Delivery, Verdict | None]] = deque()
         self._report_scheduled = False
+        self._unstarted: list[Delivery] = []  # taken by a thread and given back by it
         self._idle = asyncio.Event()
+        self._halted = False  # set by a thread: the loop learns of a fatal verdict later than the next get() returns
         self._closing = False
 
     def start(self) -> None:
@@ -221,7 +224,7 @@ class ThreadWorkers:
 
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`Workers`."""
-        unstarted: list[Delivery] = []
+        unstarted, self._unstarted = self._unstarted, []
         while not self._closing:  # then only the marks that end the threads are in there
             try:
                 delivery = self._buffer.get_nowait()
@@ -256,7 +259,10 @@ class ThreadWorkers:
 
     def _work(self) -> None:
         while (delivery := self._buffer.get()) is not None:
-            self._reports.append((delivery, self._handle(delivery) if delivery.session.is_open else None))
+            verdict = None if self._halted or not delivery.session.is_open else self._handle(delivery)
+            if verdict is not DONE and isinstance(verdict, ContractBroken | KeyFault):
+                self._halted = True
+            self._reports.append((delivery, verdict))
             # Two threads may both find it unset: one callback too many finds nothing to do. None is ever missing,
             # because the loop unsets the flag before it looks.
             if not self._report_scheduled:
@@ -284,9 +290,11 @@ class ThreadWorkers:
         while self._reports and not self._closing:  # once closing, what is left counts as abandoned
             delivery, verdict = self._reports.popleft()
             self._outstanding.discard(delivery)
-            if verdict is None:
-                delivery.session.skip(delivery)
-            else:
+            if verdict is not None:
                 self._finish(delivery, verdict)
+            elif delivery.session.is_open:
+                self._unstarted.append(delivery)
+            else:
+                delivery.session.skip(delivery)
         if not self._outstanding:
             self._idle.set()

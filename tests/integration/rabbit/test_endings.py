@@ -62,6 +62,62 @@ async def test_a_plain_function_is_held_to_the_same_contract(rabbit: Any, action
     assert rabbit.depth(queue) == 1
 
 
+@pytest.mark.spec("MW-004.5", "MW-006.3")
+@pytest.mark.parametrize("fatal", [RuntimeError(), None])
+async def test_after_a_fatal_verdict_a_thread_begins_nothing_new(rabbit: Any, action: Any, fatal: Any) -> None:
+    """The thread is free for the next message before the loop has heard of the verdict."""
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(6)])
+    calls: list[int] = []
+    received = threading.Event()
+
+    def syncer(message: Any) -> Any:
+        calls.append(message["actionId"])
+        if len(calls) > 1:
+            return True
+        assert received.wait(20)
+        if fatal is not None:
+            raise fatal
+        return None
+
+    consumer = RabbitConsumer(rabbit.url, queue, syncer, prefetch=6)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(lambda: consumer._session is not None and consumer._session._window.open_count == 6)
+    received.set()
+    with pytest.raises(FatalSyncerError):
+        await running
+
+    assert calls == [0]
+    assert (consumer.count.fatal, consumer.count.handed_back, consumer.count.ack) == (1, 5, 0)
+    assert rabbit.depth(queue) == 6
+
+
+@pytest.mark.spec("MW-006.3")
+async def test_after_a_fatal_verdict_other_threads_finish_what_they_began(rabbit: Any, action: Any) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(6)])
+    calls: list[int] = []
+    both, failed = threading.Barrier(2), threading.Event()
+
+    def syncer(message: Any) -> bool:
+        calls.append(message["actionId"])
+        both.wait(20)
+        if message["actionId"] == 0:
+            raise RuntimeError
+        return failed.wait(20)
+
+    consumer = RabbitConsumer(rabbit.url, queue, syncer, concurrency=2, prefetch=6)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(lambda: consumer.count.fatal == 1)
+    failed.set()
+    with pytest.raises(FatalSyncerError):
+        await running
+
+    assert sorted(calls) == [0, 1]
+    assert (consumer.count.ack, consumer.count.fatal, consumer.count.abandoned) == (1, 1, 0)
+    assert rabbit.depth(queue) == 5
+
+
 @pytest.mark.spec("MW-006.3")
 async def test_other_running_handlers_finish_and_the_fatal_message_is_not_acknowledged_with_them(
     rabbit: Any, action: Any
@@ -90,12 +146,52 @@ async def test_other_running_handlers_finish_and_the_fatal_message_is_not_acknow
 async def test_the_poison_guard_parks_the_second_crash(rabbit: Any, recorder: Any, action: Any) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
+    fates, counted = [], []
     for _ in range(2):
-        with pytest.raises(FatalSyncerError):
-            await RabbitConsumer(rabbit.url, queue, recorder(ValueError()), poison_guard=True).run()
+        consumer = RabbitConsumer(rabbit.url, queue, recorder(ValueError()), poison_guard=True)
+        with pytest.raises(FatalSyncerError) as caught:
+            await consumer.run()
+        fates.append(str(caught.value).rpartition("the message ")[2])
+        counted.append((consumer.count.fatal, consumer.count.dead_lettered))
 
     assert rabbit.depth(queue) == 0
     assert len(rabbit.take("dead")) == 1
+    assert fates == ["is back in the queue", "was dead-lettered"]
+    assert counted == [(1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_in_an_outage_the_poison_guard_parks_one_message_a_process(
+    rabbit: Any, action: Any, *, plain: bool
+) -> None:
+    """Everything fails then. Without this bound each start dead-letters whatever runs at once."""
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(8)])
+    parked = []
+    for _ in range(3):
+        together = threading.Barrier(4)  # what runs in threads fails at once
+        running = 0
+
+        def in_a_thread(_: Any, together: threading.Barrier = together) -> bool:
+            together.wait(20)
+            raise OSError
+
+        async def on_the_loop(_: Any) -> bool:
+            nonlocal running
+            running += 1
+            await wait_until_async(lambda: running == 4)
+            raise OSError
+
+        syncer: Any = in_a_thread if plain else on_the_loop
+        consumer = RabbitConsumer(rabbit.url, queue, syncer, concurrency=4, poison_guard=True)
+        with pytest.raises(FatalSyncerError):
+            await consumer.run()
+        assert consumer.count.fatal == 4
+        parked.append(consumer.count.dead_lettered)
+
+    assert parked == [0, 1, 1]
+    rabbit.wait_for_depth("dead", 2)
+    assert rabbit.depth(queue) == 6
 
 
 @pytest.mark.spec("MW-007.1", "MW-007.2", "MW-007.4", "MW-008.2")

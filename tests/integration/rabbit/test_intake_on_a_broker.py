@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import ConquietError, QueueMissingError, RabbitConnectionError
-from conquiet.rabbit import RabbitConsumer
+from conquiet.rabbit import RabbitConsumer, current_delivery
 from conquiet.testing import free_port, wait_until_async
 
 pytestmark = pytest.mark.usefixtures("rabbitmq_server")
@@ -154,6 +154,43 @@ async def test_a_quorum_queue_counts_deliveries_for_the_second_policy(rabbit: An
     assert consumer.count.requeued == 3
     assert len(syncer.seen) == 4
     assert len(rabbit.take("dead")) == 1
+
+
+async def test_a_count_that_a_publisher_wrote_does_not_keep_a_message_going_round(
+    rabbit: Any, recorder: Any, action: Any
+) -> None:
+    """A classic queue does not count, and hands on whatever the header says."""
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1), headers={"x-delivery-count": 0})
+    syncer = recorder(*[False] * 9)
+
+    options: dict[str, Any] = {"settle": "delivery_count", "max_requeues": 3}
+    async with RabbitConsumer(rabbit.url, queue, syncer, **options) as consumer:
+        await wait_until_async(lambda: consumer.count.nack >= 2)
+        await wait_until_async(lambda: consumer.count.dead_lettered == 1, timeout_s=5)
+
+    assert consumer.count.requeued == 1
+    assert len(rabbit.take("dead")) == 1
+
+
+async def test_a_syncer_that_changes_the_headers_it_sees_does_not_change_how_its_message_is_settled(
+    rabbit: Any, action: Any
+) -> None:
+    queue = rabbit.queue(quorum=True)
+    rabbit.put(queue, action(1), headers={"tenant": "a"})
+    attempts = 0
+
+    async def clears(_: Any) -> bool:
+        nonlocal attempts
+        attempts += 1
+        current_delivery().headers.clear()
+        return False
+
+    options: dict[str, Any] = {"settle": "delivery_count", "max_requeues": 3}
+    async with RabbitConsumer(rabbit.url, queue, clears, **options) as consumer:
+        await wait_until_async(lambda: consumer.count.dead_lettered == 1)
+
+    assert (attempts, consumer.count.requeued) == (4, 3)
 
 
 @pytest.mark.spec("MW-001.4", "MW-001.6", "MW-001.7", "MW-001.8")

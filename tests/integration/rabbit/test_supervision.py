@@ -11,7 +11,7 @@ from pika.heartbeat import HeartbeatChecker
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.kernel.backoff import Backoff
 from conquiet.rabbit import RabbitConsumer
-from conquiet.testing import Cut, RabbitMQServer, wait_until_async
+from conquiet.testing import Cut, RabbitMQServer, free_port, wait_until_async
 
 
 def numbers(seen: list[Any]) -> list[int]:
@@ -41,6 +41,17 @@ async def test_a_connection_closed_by_the_broker_is_rebuilt_whole(
     assert heard == ["connected", "lost", "connected"]
     assert back["prefetch_count"] == 6
     assert back["ack_required"] is True
+
+
+async def test_a_consumer_starts_although_the_first_node_is_down(rabbit: Any, recorder: Any, action: Any) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    urls = [f"amqp://guest:guest@127.0.0.1:{free_port()}/", rabbit.url]
+
+    async with RabbitConsumer(urls, queue, recorder()) as consumer:
+        await wait_until_async(lambda: consumer.count.ack == 1)
+
+    assert (consumer.count.queued, consumer.count.reconnects) == (1, 0)
 
 
 @pytest.mark.parametrize("how", [Cut.RST, Cut.FIN])

@@ -15,6 +15,10 @@ from conquiet.kernel.redaction import printable, redact_url
         ("redis://cache:6379/0?password=hunter2", "redis://cache:6379/0"),
         ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock"),
         ("redis://u:p@cache:notaport", "<url that cannot be parsed>"),
+        ("amqp://user:12/34cret@host/", "amqp://***"),
+        ("amqp://user:12?34cret@host/", "amqp://***"),
+        ("amqp://user:12#34cret@host/", "amqp://***"),
+        ("amqp://user:s3@cr/et@host/", "amqp://***"),
         ("hunter2", "<url without a scheme>"),
     ],
 )
@@ -26,6 +30,14 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
 def test_whatever_the_password_it_is_never_shown(password: str) -> None:
     canary = f"CANARY{password}CANARY"
     assert "CANARY" not in redact_url(f"redis://u:{canary}@cache:6379/0?x={canary}").upper().replace("***", "")
+
+
+@given(st.from_regex(r"[0-9]{1,4}[/?#][0-9a-z/?#@]{0,20}CANARY", fullmatch=True))
+def test_a_password_that_begins_like_a_port_is_not_shown_either(password: str) -> None:
+    shown = redact_url(f"amqp://user:{password}@host/")
+
+    assert "CANARY" not in shown
+    assert "user" not in shown
 
 
 def test_foreign_text_cannot_start_a_line_or_flood_the_log() -> None:

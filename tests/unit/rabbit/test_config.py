@@ -1,4 +1,5 @@
 import socket
+import traceback
 from typing import Any
 
 import pytest
@@ -74,6 +75,49 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: Any) -> 
     with pytest.raises(ConfigurationError) as caught:
         Address((url,))
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("amqp://user:12/s3cret@host/", "%2F"),
+        ("amqp://user:12?s3cret@host/", "%3F"),
+        ("amqp://user:12#s3cret@host/", "%23"),
+        ("amqp://user:s3cret/x@host/", "%2F"),
+        ("amqp://host/a@b", "%40"),
+        ("amqp://user:s3cret@host/a/b", "%2F"),
+        ("amqp://user:s3cret@host//", "%2F"),
+        ("amqp://user:s3cret@host/a/", "%2F"),
+        ("amqp://user:s3cret@host/?heartbeat=0", "heartbeat"),
+        ("amqp://user:s3cret@[host/", "cannot be parsed"),
+        ("amqp://user:pass@host:s3cret/", "cannot be parsed"),
+    ],
+)
+def test_a_url_that_says_something_else_than_was_meant_is_refused_with_the_cure(url: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Address((url,))
+
+    assert told in str(caught.value)
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "vhost"),
+    [
+        ("amqp://h", "/"),
+        ("amqp://h/", "/"),
+        ("amqp://h/%2F", "/"),
+        ("amqp://h/a%2Fb", "a/b"),
+        ("amqp://h/a%40b", "a@b"),
+    ],
+)
+def test_the_virtual_host_is_what_stands_behind_the_slash(url: str, vhost: str) -> None:
+    assert Address((url,)).vhost == vhost
+
+
+def test_a_heartbeat_in_the_url_counts_unless_another_is_set() -> None:
+    assert Address(("amqp://h/?heartbeat=5",)).parameters(0).heartbeat == 5
+    assert Address(("amqp://h/?heartbeat=0",), heartbeat_s=7).parameters(0).heartbeat == 7
 
 
 def test_no_repr_shows_the_password() -> None:

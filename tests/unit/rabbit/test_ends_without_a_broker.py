@@ -58,6 +58,27 @@ def test_a_stop_that_nobody_signalled_is_told(monkeypatch: pytest.MonkeyPatch) -
         sync_queue(NOWHERE, "q", never)
 
 
+async def test_a_stop_while_nobody_answers_is_a_good_end_at_once() -> None:
+    connected = asyncio.Event()
+
+    async def silence(reader: Any, writer: Any) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silence, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        consumer = RabbitConsumer(f"amqp://127.0.0.1:{port}", "q", never, connect_timeout_s=60.0)
+        running = asyncio.create_task(consumer.run())
+        await connected.wait()
+        consumer.stop()
+
+        async with asyncio.timeout(20):
+            count = await running
+
+    assert count.ack == 0
+
+
 async def test_a_late_stop_leaves_the_threads_their_marks_to_end_by() -> None:
     go_on, begun = threading.Event(), threading.Semaphore(0)
 

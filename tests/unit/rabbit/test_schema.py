@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Annotated, Any, NewType
 
 import msgspec
 import pydantic
@@ -76,6 +76,34 @@ def test_a_function_may_validate_and_whatever_it_raises_refuses() -> None:
     assert through(registry, {"schema": "n", "number": 3}) == 3
     assert through(registry, {"schema": "n", "number": -3}) == INVALID
     assert through(registry, {"schema": "n"}) == INVALID
+
+
+@pytest.mark.parametrize(
+    ("model", "fits"),
+    [
+        (dict[str, int], {"number": 1}),
+        (Annotated[StructOrder, "of the shop"], {"number": 1}),
+        (Annotated[PydanticOrder, "of the shop"], {"number": 1}),
+        (StructOrder | None, {"number": 1}),
+        (NewType("ShopOrder", StructOrder), {"number": 1}),
+    ],
+)
+def test_a_type_that_can_be_called_validates_all_the_same(model: Any, fits: dict[str, Any]) -> None:
+    """Calling it would build something out of any message at all."""
+    registry = SchemaRegistry().register_default(model)
+
+    fitting = through(registry, fits)
+    assert not isinstance(fitting, Unreadable)
+    assert getattr(fitting, "number", 1) == 1
+    assert through(registry, {"number": "seven"}) == INVALID
+
+
+def test_a_coroutine_function_cannot_validate() -> None:
+    async def checks(message: dict[str, Any]) -> dict[str, Any]:
+        return message
+
+    with pytest.raises(ConfigurationError, match="plain function"):
+        SchemaRegistry().register("n", checks)
 
 
 def test_a_name_is_registered_once_and_only_with_something_that_can_validate() -> None:

@@ -1,11 +1,14 @@
 """Seed 004's rules as one table, without a broker."""
 
 from itertools import product
+from typing import Any
 
 import pytest
+from pika import BasicProperties
 
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.decrypt import KeyFault
+from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.settle import Exhausted, Facts, Settlement, SettlePolicy, Verdict, decide
 from conquiet.rabbit.syncer import ContractBroken, Done, Refused
 
@@ -35,20 +38,37 @@ def test_a_failure_is_requeued_once_and_then_dead_lettered(facts: Facts, verdict
 
 @pytest.mark.parametrize("verdict", FAILURES)
 @pytest.mark.parametrize("limit", [1, 2, 3])
-@pytest.mark.parametrize("facts", ALL_FACTS)
-def test_with_delivery_count_the_queues_own_count_decides(facts: Facts, limit: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_with_delivery_count_the_queues_own_count_decides(count: int, limit: int, verdict: Verdict) -> None:
     policy = SettlePolicy(name="delivery_count", max_requeues=limit)
-    used_up = facts.redelivered if facts.delivery_count is None else facts.delivery_count >= limit
+    expected = Settlement.DEAD_LETTER if count >= limit else Settlement.REQUEUE
 
-    assert decide(verdict, facts, policy) is (Settlement.DEAD_LETTER if used_up else Settlement.REQUEUE)
+    assert decide(verdict, Facts(redelivered=True, delivery_count=count), policy) is expected
 
 
-def test_one_crash_marks_a_whole_window_but_the_count_knows_better() -> None:
-    """What was only prefetched when its consumer died is redelivered and has never failed."""
-    never_failed = Facts(redelivered=True, delivery_count=0)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_count_at_a_first_delivery_is_not_the_queues_own(count: int | None) -> None:
+    """A publisher wrote it, or copied it with the other headers from another queue."""
+    assert decide(Refused(), Facts(redelivered=False, delivery_count=count), COUNTING) is Settlement.REQUEUE
+
+
+@pytest.mark.parametrize("count", [None, 0])
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_redelivery_without_a_count_comes_from_a_queue_that_does_not_count(count: int | None, limit: int) -> None:
+    policy = SettlePolicy(name="delivery_count", max_requeues=limit)
+
+    assert decide(Refused(), Facts(redelivered=True, delivery_count=count), policy) is Settlement.DEAD_LETTER
+
+
+@pytest.mark.parametrize("count", [None, 0])
+def test_what_was_only_handed_back_has_not_failed_where_the_queue_knows(count: int | None) -> None:
+    """RabbitMQ 4.3: the second count tells a queue that has seen no failure from one that does not count."""
+    never_failed = Facts(redelivered=True, delivery_count=count, counts_failures=True)
 
     assert decide(Refused(), never_failed, DEFAULT) is Settlement.DEAD_LETTER
     assert decide(Refused(), never_failed, COUNTING) is Settlement.REQUEUE
+    guarded = SettlePolicy(name="delivery_count", poison_guard=True)
+    assert decide(ContractBroken("raised"), never_failed, guarded) is Settlement.STOP
 
 
 @pytest.mark.spec("MW-002.3", "MW-005.1")
@@ -73,3 +93,21 @@ def test_the_poison_guard_parks_what_broke_the_system_before(verdict: Verdict, *
     settlement = decide(verdict, Facts(redelivered), policy)
 
     assert settlement is (Settlement.DEAD_LETTER_AND_STOP if redelivered else Settlement.STOP)
+
+
+@pytest.mark.parametrize(
+    ("headers", "facts"),
+    [
+        (None, Facts(redelivered=True)),
+        ({"x-delivery-count": 2}, Facts(redelivered=True, delivery_count=2)),
+        ({"x-acquired-count": 1}, Facts(redelivered=True, counts_failures=True)),
+        ({"x-acquired-count": 3, "x-delivery-count": 0}, Facts(True, 0, counts_failures=True)),  # noqa: FBT003
+    ],
+)
+def test_the_facts_are_read_from_what_the_broker_sent(headers: Any, facts: Facts) -> None:
+    session: Any = None
+    raw = b"".join(BasicProperties(headers=headers).encode())
+    delivery = Delivery(session, 1, True, raw, b"")  # noqa: FBT003
+    (delivery.headers or {}).clear()
+
+    assert delivery.facts == facts

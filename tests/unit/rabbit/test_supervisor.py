@@ -28,6 +28,19 @@ def a_supervisor(attempts: Attempts, max_failures: int = 3, stop: asyncio.Event 
     return Supervisor(attempts, backoff=AT_ONCE, max_failures=max_failures, stop=stop or asyncio.Event())
 
 
+class HandSet:
+    """A clock that stands still unless it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
 def gone() -> RabbitConnectionError:
     return RabbitConnectionError("gone", reason="test")
 
@@ -37,6 +50,34 @@ async def test_the_first_failure_is_not_retried() -> None:
 
     with pytest.raises(RabbitConnectionError):
         await a_supervisor(attempts).first()
+
+    assert attempts.numbers == [0]
+
+
+async def test_the_first_session_is_tried_once_at_each_node() -> None:
+    attempts = Attempts(gone(), gone())
+    supervisor: Supervisor[int] = Supervisor(attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=3)
+
+    assert await supervisor.first() == 2
+
+
+async def test_no_node_at_all_is_an_error_after_one_round() -> None:
+    last = gone()
+    attempts = Attempts(gone(), last)
+
+    with pytest.raises(RabbitConnectionError) as caught:
+        await Supervisor(attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=2).first()
+
+    assert caught.value is last
+    assert attempts.numbers == [0, 1]
+
+
+async def test_a_queue_that_one_node_does_not_know_is_not_asked_of_the_next() -> None:
+    """The nodes are those of one cluster: the answer would be the same."""
+    attempts = Attempts(QueueMissingError("no queue"))
+
+    with pytest.raises(QueueMissingError):
+        await Supervisor(attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=2).first()
 
     assert attempts.numbers == [0]
 
@@ -87,6 +128,69 @@ async def test_progress_starts_the_count_anew() -> None:
 
     for _ in range(20):
         assert await supervisor.next(made_progress=True) is not None
+
+
+@pytest.mark.parametrize(("cap_s", "enough_s"), [(0.0, 60.0), (300.0, 300.0)])
+async def test_a_session_that_lasted_starts_the_count_anew_though_nothing_came(cap_s: float, enough_s: float) -> None:
+    """An idle consumer is not to be ended by losses that lie days apart."""
+    clock = HandSet()
+    supervisor: Supervisor[int] = Supervisor(
+        Attempts(),
+        backoff=Backoff(base_s=0.0, cap_s=cap_s),
+        max_failures=3,
+        stop=asyncio.Event(),
+        clock=clock,
+    )
+    await supervisor.first()
+    for _ in range(20):
+        clock.now += enough_s + 1
+        assert await supervisor.next(made_progress=False) is not None
+    for _ in range(2):
+        clock.now += enough_s
+        await supervisor.next(made_progress=False)
+
+    clock.now += enough_s
+    with pytest.raises(RabbitConnectionError):
+        await supervisor.next(made_progress=False)
+
+
+async def test_a_stop_breaks_off_an_attempt_and_waits_for_its_end() -> None:
+    stop, ended = asyncio.Event(), False
+
+    async def silent(_: int) -> int:
+        nonlocal ended
+        try:
+            stop.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended = True
+        return 0
+
+    async with asyncio.timeout(5):
+        assert await Supervisor(silent, backoff=AT_ONCE, max_failures=3, stop=stop).first() is None
+
+    assert ended
+
+
+async def test_what_is_cancelled_breaks_off_its_attempt() -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def silent(_: int) -> int:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return 0
+
+    waiting = asyncio.create_task(Supervisor(silent, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event()).first())
+    await began.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    assert ended.is_set()
 
 
 async def test_a_stop_ends_the_wait() -> None:

@@ -41,6 +41,15 @@ def test_what_was_raised_is_named_by_its_type_only() -> None:
     assert isinstance(outcome.error, ValueError)
 
 
+def plain(_: object) -> bool:
+    return True
+
+
+@functools.wraps(plain)
+async def coroutine_around_plain(_: object) -> bool:
+    return True
+
+
 async def coroutine(_: object) -> bool:
     return True
 
@@ -55,11 +64,18 @@ class PlainObject:
         return True
 
 
+@functools.wraps(coroutine)
+def plain_around_coroutine(message: object) -> Any:
+    return coroutine(message)
+
+
 @pytest.mark.parametrize(
     ("syncer", "expected"),
     [
         (coroutine, True),
         (functools.partial(coroutine), True),
+        (coroutine_around_plain, True),
+        (plain_around_coroutine, True),
         (AsyncObject(), True),
         (AsyncObject().__call__, True),
         (PlainObject(), False),
