@@ -15,22 +15,17 @@ from conquiet.kernel.validation import require_positive, require_text
 from conquiet.rabbit.address import Address, as_urls
 from conquiet.rabbit.connection import Fetched, Link
 from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT
-from conquiet.rabbit.publisher import Outgoing, Publisher
+from conquiet.rabbit.properties import renewed_properties
+from conquiet.rabbit.publisher import Encoded, Publisher
 
-# What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once.
+# What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once. And to
+# whom else it went: they have it.
 _HISTORY: Final = (
+    "CC",
+    "BCC",
     X_DEATH,
     X_DELIVERY_COUNT,
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
-)
-_KEPT_PROPERTIES: Final = (
-    "content_encoding",
-    "correlation_id",
-    "priority",
-    "reply_to",
-    "timestamp",
-    "type",
-    "app_id",
 )
 
 
@@ -53,13 +48,6 @@ def source_queue(headers: object) -> str | None:
     newest = deaths[0] if isinstance(deaths, list) and deaths else None
     name = newest.get("queue") if isinstance(newest, Mapping) else None
     return name if isinstance(name, str) and name else None
-
-
-def without_history(headers: object) -> dict[str, Any] | None:
-    """Return the headers as their publisher wrote them."""
-    if not isinstance(headers, Mapping):
-        return None
-    return {name: value for name, value in headers.items() if name not in _HISTORY}
 
 
 class DeadLetters:
@@ -139,7 +127,7 @@ class DeadLetters:
                     skipped += 1
                 else:
                     await pace.wait()
-                    await publisher.send(_renewed(message, target))
+                    await publisher.send_encoded(_renewed(message, target))
                     if not link.ack(singles=(message.tag,)):
                         raise RabbitError(
                             "the connection was lost during a replay; the last message may be in both queues",
@@ -174,13 +162,5 @@ class _Pace:
         self._next = max(now, self._next) + self._gap_s
 
 
-def _renewed(message: Fetched, target: str) -> Outgoing:
-    kept = {name: value for name in _KEPT_PROPERTIES if (value := getattr(message.properties, name, None)) is not None}
-    return Outgoing(
-        target,
-        message.body,
-        headers=without_history(message.headers),
-        message_id=message.properties.message_id,
-        content_type=message.properties.content_type,
-        properties=kept,
-    )
+def _renewed(message: Fetched, target: str) -> Encoded:
+    return Encoded("", target, message.body, renewed_properties(message.properties, _HISTORY))

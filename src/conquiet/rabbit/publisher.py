@@ -20,11 +20,13 @@ from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageErr
 from conquiet.kernel.validation import require_positive
 from conquiet.metrics import registry
 from conquiet.rabbit.address import Address, as_urls
-from conquiet.rabbit.connection import Link
+from conquiet.rabbit.connection import NOT_FOUND, Link, Loss
+from conquiet.rabbit.properties import PERSISTENT, Properties, UnencodableError, encode_properties
+from conquiet.rabbit.tables import pack_short
 
 logger = logging.getLogger(__name__)
 
-_PERSISTENT: Final = 2
+_HEADER_FRAME: Final = 20  # what is around the properties in their frame
 _Key = tuple[str, str, str]
 
 
@@ -49,6 +51,29 @@ class Outgoing:
     message_id: str | None = None
     content_type: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A message as it is sent. ``repr`` shows neither body nor properties.
+
+    Attributes:
+        exchange: As in :class:`Outgoing`.
+        routing_key: As in :class:`Outgoing`.
+        body: As in :class:`Outgoing`, but bytes.
+        properties: As AMQP has them, from their flags on.
+    """
+
+    exchange: str
+    routing_key: str
+    body: bytes = field(repr=False)
+    properties: bytes = field(repr=False)
+
+    @property
+    def message_id(self) -> str:
+        """The property of that name, as the broker gives it back."""
+        found: str = Properties(self.properties).message_id
+        return found
 
 
 class Publisher:
@@ -85,15 +110,26 @@ class Publisher:
         """Publish one message and return its id once the broker has taken responsibility for it.
 
         Raises:
+            ConfigurationError: It holds what AMQP (or JSON) cannot. Nothing was sent.
             ReturnedMessageError: No queue is bound for it.
             PublishError: Not confirmed.
         """
         return await self.send(Outgoing(routing_key, body, exchange=exchange, headers=headers))
 
     async def send(self, message: Outgoing) -> str:
-        """Publish one message with all its properties; see :meth:`publish`."""
+        """Publish one message with all its properties; see :meth:`publish`.
+
+        Raises:
+            ConfigurationError: It holds what AMQP (or JSON) cannot. Nothing was sent.
+            ReturnedMessageError: No queue is bound for it.
+            PublishError: Not confirmed.
+        """
+        return await self.send_encoded(encode(message))
+
+    async def send_encoded(self, message: Encoded) -> str:
+        """Publish one message whose properties are bytes already; see :meth:`publish`."""
         confirmation = (await self._open()).publish(message)
-        return await self._confirmed(confirmation, message)
+        return await self._confirmed(confirmation, message.routing_key)
 
     async def publish_many(
         self,
@@ -106,14 +142,15 @@ class Publisher:
         Raises:
             ReturnedMessageError: No queue is bound for one of them; those before it are confirmed.
             PublishError: One was not confirmed. Later ones that were sent already may be in their queues.
+            ConfigurationError: One holds what AMQP (or JSON) cannot; those before it are confirmed.
             Exception: What ``messages`` itself raised. Those before it are confirmed, and ``progress`` was told so.
         """
         channel = await self._open()
-        waiting: deque[tuple[asyncio.Future[str], Outgoing]] = deque()
+        waiting: deque[tuple[asyncio.Future[str], str]] = deque()
         confirmed = 0
         try:
             async for message in _each(messages):
-                waiting.append((channel.publish(message), message))
+                waiting.append((channel.publish(encode(message)), message.routing_key))
                 if len(waiting) >= self._window:
                     # Half of the window at a time: confirmations come in multiples, and so should we.
                     confirmed += await self._confirm_down_to(self._window // 2, waiting)
@@ -153,21 +190,30 @@ class Publisher:
 
     async def _open(self) -> "_ConfirmChannel":
         async with self._opening:
-            if self._channel is None or not self._channel.link.is_open:
-                attempt, self._attempts = self._attempts, self._attempts + 1
-                link = await Link.open(self._address, attempt=attempt)
-                self._channel = _ConfirmChannel(link)
-                await self._channel.start()
-            return self._channel
+            if self._channel is not None and self._channel.link.is_open:
+                return self._channel
+            if self._channel is not None:
+                over, self._channel = self._channel, None
+                await over.link.give_up()  # only its channel may be gone: the connection would stay for ever
+            attempt, self._attempts = self._attempts, self._attempts + 1
+            link = await Link.open(self._address, attempt=attempt)
+            try:
+                channel = _ConfirmChannel(link)
+                await channel.start()
+            except BaseException:
+                await link.give_up()  # half open: nothing that is sent on it would ever be confirmed
+                raise
+            self._channel = channel
+            return channel
 
-    async def _confirm_down_to(self, left: int, waiting: "deque[tuple[asyncio.Future[str], Outgoing]]") -> int:
+    async def _confirm_down_to(self, left: int, waiting: "deque[tuple[asyncio.Future[str], str]]") -> int:
         confirmed = 0
         while len(waiting) > left:
             await self._confirmed(*waiting.popleft())
             confirmed += 1
         return confirmed
 
-    async def _confirmed(self, confirmation: "asyncio.Future[str]", message: Outgoing) -> str:
+    async def _confirmed(self, confirmation: "asyncio.Future[str]", routing_key: str) -> str:
         if confirmation.done():
             return confirmation.result()
         try:
@@ -178,9 +224,9 @@ class Publisher:
             if self.is_blocked:
                 reason, why = "blocked", "blocks publishers (it is low on memory or disk) and "
             raise PublishError(
-                f"the broker {why}did not confirm a message for {message.routing_key} within {self._timeout_s} s; "
+                f"the broker {why}did not confirm a message for {routing_key} within {self._timeout_s} s; "
                 "it may be in the queue all the same",
-                queue=message.routing_key,
+                queue=routing_key,
                 reason=reason,
             ) from error
 
@@ -204,14 +250,22 @@ class _ConfirmChannel:
     async def start(self) -> None:
         await self.link.confirm_publishes(self._on_confirm, self._on_return)
 
-    def publish(self, message: Outgoing) -> "asyncio.Future[str]":
-        body, properties = _encode(message)
-        key = (properties["message_id"], message.exchange, message.routing_key)
+    def publish(self, message: Encoded) -> "asyncio.Future[str]":
+        frame_max = self.link.frame_max
+        if frame_max and len(message.properties) + _HEADER_FRAME > frame_max:
+            raise ConfigurationError(
+                f"the headers of a message for {message.routing_key} are larger than the {frame_max} bytes the broker "
+                "takes; put them into the body"
+            )
+        # Numbers are taken by what is sent, and by nothing else: the broker counts along.
+        key = (message.message_id, message.exchange, message.routing_key)
         number, self._next = self._next, self._next + 1
         confirmation: asyncio.Future[str] = self._loop.create_future()
         self._waiting[number] = (confirmation, key)
         self._by_key[key].append(number)
-        if not self.link.publish(message.exchange, message.routing_key, body, properties, mandatory=True):
+        if not self.link.publish(
+            message.exchange, message.routing_key, message.body, message.properties, mandatory=True
+        ):
             self._resolve(number, "lost")
         return confirmation
 
@@ -258,14 +312,21 @@ class _ConfirmChannel:
         registry.RABBIT_PUBLISHED_TOTAL.labels(outcome).inc()
         if confirmation.done():  # nobody waits any more
             return
-        message_id, _, routing_key = key
+        message_id, exchange, routing_key = key
         if outcome == "confirmed":
             confirmation.set_result(message_id)
             return
         kind, text = _FAILURES[outcome]
-        confirmation.set_exception(
-            kind(text.format(key=routing_key), queue=routing_key, reason=outcome, message_id=message_id)
+        loss = self.link.lost.result() if outcome == "lost" and self.link.lost.done() else None
+        why = _told(loss, exchange)
+        failure = kind(
+            text.format(key=routing_key, why=why),
+            queue=routing_key,
+            reason=outcome if loss is None else loss.reason,
+            message_id=message_id,
         )
+        failure.__cause__ = None if loss is None else loss.error
+        confirmation.set_exception(failure)
         confirmation.exception()  # marked as seen: in publish_many only the first failure is raised
 
     def _forget(self, key: _Key, number: int) -> None:
@@ -283,12 +344,30 @@ _FAILURES: Final[dict[str, tuple[type[PublishError], str]]] = {
     "refused": (PublishError, "the broker refused a message for {key} (its queue may be full)"),
     "lost": (
         PublishError,
-        "the connection went away before a message for {key} was confirmed; it may be in the queue all the same",
+        "the connection went away{why} before a message for {key} was confirmed; it may be in the queue all the same",
     ),
 }
 
 
-def _encode(message: Outgoing) -> tuple[bytes, dict[str, Any]]:
+def _told(loss: Loss | None, exchange: str) -> str:
+    """Say in brackets why a link was lost."""
+    if loss is None:
+        return ""
+    if loss.code == NOT_FOUND:
+        # All that were on their way fail with one that names an exchange there is not; which one is not told.
+        doubt = f"; is there an exchange {exchange}?" if exchange else ""
+        return f" ({loss.reason}: one of the messages named an exchange that does not exist{doubt})"
+    return f" ({loss.reason})"
+
+
+def encode(message: Outgoing) -> Encoded:
+    """Turn a message into what is sent.
+
+    Raises:
+        ConfigurationError: It holds what AMQP (or JSON) cannot. The text quotes no value.
+    """
+    if not (_is_short_text(message.exchange) and _is_short_text(message.routing_key)):
+        raise ConfigurationError("exchange and routing key of a message are texts of at most 255 bytes")
     body, content_type = message.body, message.content_type
     if not isinstance(body, bytes):
         try:
@@ -300,11 +379,23 @@ def _encode(message: Outgoing) -> tuple[bytes, dict[str, Any]]:
         content_type = content_type or "application/json"
     properties = {
         "content_type": content_type,
-        "headers": None if message.headers is None else dict(message.headers),
-        "delivery_mode": _PERSISTENT,
+        "headers": message.headers,
+        "delivery_mode": PERSISTENT,
         "message_id": message.message_id or uuid4().hex,
+        **message.properties,
     }
-    return body, properties | dict(message.properties)
+    try:
+        encoded = encode_properties(properties)
+    except UnencodableError as error:
+        raise ConfigurationError(f"a message for {message.routing_key} cannot be sent: {error}") from None
+    return Encoded(message.exchange, message.routing_key, body, encoded)
+
+
+def _is_short_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(pack_short(value))
+    except ValueError:
+        return False
 
 
 async def _each(messages: Iterable[Outgoing] | AsyncIterable[Outgoing]) -> AsyncIterable[Outgoing]:
