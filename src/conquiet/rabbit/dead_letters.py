@@ -5,6 +5,7 @@ in between leaves it in both: twice is the preferred loss, never is not.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,9 +15,12 @@ from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 from conquiet.kernel.validation import require_positive, require_text
 from conquiet.rabbit.address import Address, as_urls
 from conquiet.rabbit.connection import Fetched, Link
+from conquiet.rabbit.detours import PREFIX, Detours
 from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT
 from conquiet.rabbit.properties import renewed_properties
 from conquiet.rabbit.publisher import Encoded, Publisher
+
+logger = logging.getLogger(__name__)
 
 # What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once. And to
 # whom else it went: they have it.
@@ -28,6 +32,8 @@ _HISTORY: Final = (
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
 
+_LONGEST_KEY: Final = 255
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -36,18 +42,33 @@ class Replayed:
     Attributes:
         replayed: Back in their source queues.
         skipped: Left where they were, because they do not say where they came from.
+        rekeyed: How many of those replayed have their queue's name as routing key and not the one they were published
+            with, because the user may not make an exchange. If their queue dead-letters by the original key, they are
+            discarded when they fail again.
     """
 
     replayed: int
     skipped: int
+    rekeyed: int = 0
 
 
 def source_queue(headers: object) -> str | None:
     """Return the queue in which a message died last, or None when it does not say."""
+    name = _newest_death(headers).get("queue")
+    return name if isinstance(name, str) and name else None
+
+
+def original_key(headers: object) -> str | None:
+    """Return the routing key with which a message was in the queue it died in, or None when it does not say."""
+    keys = _newest_death(headers).get("routing-keys")
+    key = keys[0] if isinstance(keys, list) and keys else None
+    return key if isinstance(key, str) and len(key.encode()) <= _LONGEST_KEY else None
+
+
+def _newest_death(headers: object) -> Mapping[Any, Any]:
     deaths = headers.get(X_DEATH) if isinstance(headers, Mapping) else None
     newest = deaths[0] if isinstance(deaths, list) and deaths else None
-    name = newest.get("queue") if isinstance(newest, Mapping) else None
-    return name if isinstance(name, str) and name else None
+    return newest if isinstance(newest, Mapping) else {}
 
 
 class DeadLetters:
@@ -85,6 +106,11 @@ class DeadLetters:
     ) -> Replayed:
         """Put the messages of a dead-letter queue back.
 
+        Each is put back under the routing key it was published with, and into no queue but its own: a copy for others
+        (``CC``) is not made again. Where the key is not the queue's name that takes an exchange, made for the time of
+        the replay (``conquiet.replay.*``); a user who may not make it is warned, see :attr:`Replayed.rekeyed`. What is
+        sent elsewhere (``to``) has that queue's name as its key.
+
         Only as many as were there at the start: what fails again and comes back is left for another time.
 
         What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that,
@@ -108,6 +134,7 @@ class DeadLetters:
         pace = _Pace(per_second, self._clock)
         link = await Link.open(self._address)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
+        way_back = _WayBack(publisher, Detours(self._address))
         taken = replayed = skipped = 0
         kept: list[int] = []
         try:
@@ -127,7 +154,7 @@ class DeadLetters:
                     skipped += 1
                 else:
                     await pace.wait()
-                    await publisher.send_encoded(_renewed(message, target))
+                    await way_back.send(message, target)
                     if not link.ack(singles=(message.tag,)):
                         raise RabbitError(
                             "the connection was lost during a replay; the last message may be in both queues",
@@ -142,7 +169,8 @@ class DeadLetters:
             for tag in kept:
                 link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
             await link.close()
-        return Replayed(replayed, skipped)
+            await way_back.close()
+        return Replayed(replayed, skipped, way_back.rekeyed)
 
 
 class _Pace:
@@ -162,5 +190,37 @@ class _Pace:
         self._next = max(now, self._next) + self._gap_s
 
 
-def _renewed(message: Fetched, target: str) -> Encoded:
-    return Encoded("", target, message.body, renewed_properties(message.properties, _HISTORY))
+class _WayBack:
+    """Puts messages back, if it can be under the routing keys they were published with."""
+
+    def __init__(self, publisher: Publisher, detours: Detours) -> None:
+        self._publisher = publisher
+        self._detours = detours
+        self.rekeyed = 0
+
+    async def send(self, message: Fetched, target: str) -> None:
+        exchange, key = await self._route(message.headers, target)
+        properties = renewed_properties(message.properties, _HISTORY)
+        await self._publisher.send_encoded(Encoded(exchange or "", key, message.body, properties))
+        if exchange is None:
+            self._count(target)
+
+    async def close(self) -> None:
+        await self._detours.close()
+
+    async def _route(self, headers: object, target: str) -> tuple[str | None, str]:
+        """Return exchange and key; None for the exchange where the key is not the one it should be."""
+        key = original_key(headers)
+        if key is None or key == target or source_queue(headers) != target:
+            return "", target
+        exchange = await self._detours.to(target)
+        return (None, target) if exchange is None else (exchange, key)
+
+    def _count(self, target: str) -> None:
+        self.rekeyed += 1
+        if self.rekeyed == 1:
+            logger.warning(
+                "messages are replayed under another routing key than their own, as this user may not make and bind an "
+                "exchange: if their queue dead-letters by that key, they are discarded when they fail again",
+                extra={"queue": target, "exchange": PREFIX + "*"},
+            )
