@@ -15,8 +15,9 @@ from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 from conquiet.kernel.validation import require_positive, require_text
 from conquiet.rabbit.address import Address, as_urls
 from conquiet.rabbit.connection import Fetched, Link
+from conquiet.rabbit.counting import may_count_deliveries
 from conquiet.rabbit.detours import PREFIX, Detours
-from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT
+from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT, delivery_count
 from conquiet.rabbit.properties import renewed_properties
 from conquiet.rabbit.publisher import Encoded, Publisher
 
@@ -33,6 +34,7 @@ _HISTORY: Final = (
 )
 
 _LONGEST_KEY: Final = 255
+_ALLOW: Final = "if it has no limit, or one that is far away, allow it with count_a_delivery=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class DeadLetters:
         per_second: float | None = None,
         progress: Callable[[int, int], None] | None = None,
         chosen: Callable[[Fetched], bool] | None = None,
+        count_a_delivery: bool = False,
     ) -> Replayed:
         """Put the messages of a dead-letter queue back.
 
@@ -114,7 +117,9 @@ class DeadLetters:
         Only as many as were there at the start: what fails again and comes back is left for another time.
 
         What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that,
-        up to RabbitMQ 4.2 at least, and drops what was handed back more often than its delivery limit.
+        up to RabbitMQ 4.2 at least, and drops what was handed back more often than its delivery limit, which AMQP does
+        not tell. So a choice among the messages of a queue that may count is refused before any is taken, and a replay
+        stops at a message without a source that was handed back before, unless ``count_a_delivery`` allows it.
 
         Args:
             dead_letter_queue: Where they are.
@@ -123,8 +128,10 @@ class DeadLetters:
             per_second: No faster than this.
             progress: Called after each message with (done, expected).
             chosen: Only those for which it says yes; the others stay where they are. None is all.
+            count_a_delivery: Hand back also where it is counted: each time brings a message nearer to its end.
 
         Raises:
+            ConfigurationError: Messages would be handed back to a queue that counts it.
             QueueMissingError: The dead-letter queue is not there.
             PublishError: A message could not be put back; it is still in the dead-letter queue.
         """
@@ -139,6 +146,8 @@ class DeadLetters:
         kept: list[int] = []
         try:
             depth = await link.depth(dead_letter_queue)
+            if chosen is not None and depth and not count_a_delivery:
+                await self._refuse_to_count(dead_letter_queue)
             expected = depth if limit is None else min(depth, limit)
             while (
                 taken < depth
@@ -152,6 +161,11 @@ class DeadLetters:
                 target = to or source_queue(message.headers)
                 if target is None:
                     skipped += 1
+                    if delivery_count(message.headers) and not count_a_delivery:
+                        raise ConfigurationError(
+                            f"stopped at a message of {dead_letter_queue} that says no source and was handed back "
+                            f"before: its queue counts that and may drop it; name a queue (to=), or {_ALLOW}"
+                        )
                 else:
                     await pace.wait()
                     await way_back.send(message, target)
@@ -171,6 +185,13 @@ class DeadLetters:
             await link.close()
             await way_back.close()
         return Replayed(replayed, skipped, way_back.rekeyed)
+
+    async def _refuse_to_count(self, queue: str) -> None:
+        if await may_count_deliveries(self._address, queue):
+            raise ConfigurationError(
+                f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue counts "
+                f"that and drops a message beyond its delivery limit; {_ALLOW}"
+            )
 
 
 class _Pace:
