@@ -14,12 +14,13 @@ from conquiet.errors import ConfigurationError, RabbitError
 from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 from conquiet.kernel.validation import require_positive, require_text
 from conquiet.rabbit.address import Address, as_urls
+from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import Fetched, Link
 from conquiet.rabbit.counting import may_count_deliveries
 from conquiet.rabbit.detours import PREFIX, Detours
 from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT, delivery_count
 from conquiet.rabbit.properties import renewed_properties
-from conquiet.rabbit.publisher import Encoded, Publisher
+from conquiet.rabbit.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 

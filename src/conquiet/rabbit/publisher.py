@@ -6,28 +6,22 @@ silent second attempt.
 """
 
 import asyncio
-import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 from uuid import uuid4
 
 import msgspec
 
-from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
+from conquiet.errors import ConfigurationError, PublishError
 from conquiet.kernel.validation import require_positive
-from conquiet.metrics import registry
 from conquiet.rabbit.address import Address, as_urls
-from conquiet.rabbit.connection import NOT_FOUND, Link, Loss
-from conquiet.rabbit.properties import PERSISTENT, Properties, UnencodableError, encode_properties
+from conquiet.rabbit.confirms import ConfirmChannel, Encoded
+from conquiet.rabbit.connection import Link
+from conquiet.rabbit.properties import PERSISTENT, UnencodableError, encode_properties
 from conquiet.rabbit.tables import pack_short
-
-logger = logging.getLogger(__name__)
-
-_HEADER_FRAME: Final = 20  # what is around the properties in their frame
-_Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +47,6 @@ class Outgoing:
     properties: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A message as it is sent. ``repr`` shows neither body nor properties.
-
-    Attributes:
-        exchange: As in :class:`Outgoing`.
-        routing_key: As in :class:`Outgoing`.
-        body: As in :class:`Outgoing`, but bytes.
-        properties: As AMQP has them, from their flags on.
-    """
-
-    exchange: str
-    routing_key: str
-    body: bytes = field(repr=False)
-    properties: bytes = field(repr=False)
-
-    @property
-    def message_id(self) -> str:
-        """The property of that name, as the broker gives it back."""
-        found: str = Properties(self.properties).message_id
-        return found
-
-
 class Publisher:
     """Publishes with confirms on a connection of its own, opened at the first message.
 
@@ -95,7 +66,7 @@ class Publisher:
         self._window = require_positive("window", window)
         self._timeout_s = timeout_s
         self._address = Address(as_urls(url), ssl_context=ssl_context, timeout_s=timeout_s, name="conquiet.publisher")
-        self._channel: _ConfirmChannel | None = None
+        self._channel: ConfirmChannel | None = None
         self._opening = asyncio.Lock()
         self._attempts = 0
 
@@ -188,7 +159,7 @@ class Publisher:
     def __repr__(self) -> str:
         return f"Publisher({self._address.shown})"
 
-    async def _open(self) -> "_ConfirmChannel":
+    async def _open(self) -> ConfirmChannel:
         async with self._opening:
             if self._channel is not None and self._channel.link.is_open:
                 return self._channel
@@ -198,7 +169,7 @@ class Publisher:
             attempt, self._attempts = self._attempts, self._attempts + 1
             link = await Link.open(self._address, attempt=attempt)
             try:
-                channel = _ConfirmChannel(link)
+                channel = ConfirmChannel(link)
                 await channel.start()
             except BaseException:
                 await link.give_up()  # half open: nothing that is sent on it would ever be confirmed
@@ -229,135 +200,6 @@ class Publisher:
                 queue=routing_key,
                 reason=reason,
             ) from error
-
-
-class _ConfirmChannel:
-    """The unconfirmed messages of one link, by the numbers the broker counts them with."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.blocked = False
-        self._loop = asyncio.get_running_loop()
-        self._next = 1
-        self._lowest = 1
-        self._waiting: dict[int, tuple[asyncio.Future[str], _Key]] = {}
-        # A returned message comes back without its number. Whoever shares id, exchange and key shares its fate.
-        self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
-        self._returned: set[int] = set()
-        link.lost.add_done_callback(lambda _: self._fail_all())
-        link.on_blocked = self._on_blocked
-
-    async def start(self) -> None:
-        await self.link.confirm_publishes(self._on_confirm, self._on_return)
-
-    def publish(self, message: Encoded) -> "asyncio.Future[str]":
-        frame_max = self.link.frame_max
-        if frame_max and len(message.properties) + _HEADER_FRAME > frame_max:
-            raise ConfigurationError(
-                f"the headers of a message for {message.routing_key} are larger than the {frame_max} bytes the broker "
-                "takes; put them into the body"
-            )
-        # Numbers are taken by what is sent, and by nothing else: the broker counts along.
-        key = (message.message_id, message.exchange, message.routing_key)
-        number, self._next = self._next, self._next + 1
-        confirmation: asyncio.Future[str] = self._loop.create_future()
-        self._waiting[number] = (confirmation, key)
-        self._by_key[key].append(number)
-        if not self.link.publish(
-            message.exchange, message.routing_key, message.body, message.properties, mandatory=True
-        ):
-            self._resolve(number, "lost")
-        return confirmation
-
-    def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it
-        self.blocked = blocked
-        if blocked:
-            logger.warning(
-                "publishing blocked by the broker: it is low on memory or disk",
-                extra={"unconfirmed": len(self._waiting)},
-            )
-        else:
-            logger.info("publishing unblocked by the broker", extra={"unconfirmed": len(self._waiting)})
-
-    def _on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
-        # The broker returns a message before it confirms it.
-        numbers = self._by_key.get((properties.message_id, method.exchange, method.routing_key), deque())
-        for number in numbers:
-            if number not in self._returned:
-                self._returned.add(number)
-                return
-
-    def _on_confirm(self, frame: Any) -> None:
-        method = frame.method
-        outcome = "confirmed" if type(method).__name__ == "Ack" else "refused"
-        first = self._lowest if method.multiple else method.delivery_tag
-        for number in range(first, method.delivery_tag + 1):
-            self._resolve(number, outcome)
-        if method.multiple:
-            self._lowest = method.delivery_tag + 1
-
-    def _fail_all(self) -> None:
-        for number in list(self._waiting):
-            self._resolve(number, "lost")
-
-    def _resolve(self, number: int, outcome: str) -> None:
-        entry = self._waiting.pop(number, None)
-        if entry is None:
-            return
-        confirmation, key = entry
-        self._forget(key, number)
-        if number in self._returned:
-            self._returned.discard(number)
-            outcome = "returned" if outcome == "confirmed" else outcome
-        registry.RABBIT_PUBLISHED_TOTAL.labels(outcome).inc()
-        if confirmation.done():  # nobody waits any more
-            return
-        message_id, exchange, routing_key = key
-        if outcome == "confirmed":
-            confirmation.set_result(message_id)
-            return
-        kind, text = _FAILURES[outcome]
-        loss = self.link.lost.result() if outcome == "lost" and self.link.lost.done() else None
-        why = _told(loss, exchange)
-        failure = kind(
-            text.format(key=routing_key, why=why),
-            queue=routing_key,
-            reason=outcome if loss is None else loss.reason,
-            message_id=message_id,
-        )
-        failure.__cause__ = None if loss is None else loss.error
-        confirmation.set_exception(failure)
-        confirmation.exception()  # marked as seen: in publish_many only the first failure is raised
-
-    def _forget(self, key: _Key, number: int) -> None:
-        numbers = self._by_key[key]
-        numbers.remove(number)
-        if not numbers:
-            del self._by_key[key]
-
-
-_FAILURES: Final[dict[str, tuple[type[PublishError], str]]] = {
-    "returned": (
-        ReturnedMessageError,
-        "no queue is bound for {key}: the message was returned; create the queue or correct the name",
-    ),
-    "refused": (PublishError, "the broker refused a message for {key} (its queue may be full)"),
-    "lost": (
-        PublishError,
-        "the connection went away{why} before a message for {key} was confirmed; it may be in the queue all the same",
-    ),
-}
-
-
-def _told(loss: Loss | None, exchange: str) -> str:
-    """Say in brackets why a link was lost."""
-    if loss is None:
-        return ""
-    if loss.code == NOT_FOUND:
-        # All that were on their way fail with one that names an exchange there is not; which one is not told.
-        doubt = f"; is there an exchange {exchange}?" if exchange else ""
-        return f" ({loss.reason}: one of the messages named an exchange that does not exist{doubt})"
-    return f" ({loss.reason})"
 
 
 def encode(message: Outgoing) -> Encoded:
