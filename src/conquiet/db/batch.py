@@ -51,9 +51,9 @@ class Rows:
         """Where they all go."""
         return self.ops[0].table
 
-    def column(self, name: str) -> list[Any] | None:
-        """The values of one column, or None if it is not written."""
-        return self.values[self.columns.index(name)] if name in self.columns else None
+    def column(self, name: str | None) -> list[Any] | None:
+        """The values of one column, or None if there is none."""
+        return None if name is None else self.values[self.columns.index(name)]
 
     def placeholders(self) -> str:
         """``(%s, %s), (%s, %s)`` and so on: what follows VALUES if every value is bound, as in ``flat()``."""

@@ -12,11 +12,11 @@ address, credentials, connect arguments, pool settings and event listeners, but
   connection that could not be brought back to a known state is closed.
 
 The price is up to a second pool's worth of connections to the server. They are opened only when
-needed, shared by all writers of an engine, closed with the last writer or with the engine's
-``dispose()``. See docs/decisions/0030.
+needed, shared by all writers of an engine, closed with the last writer (also with one that is dropped without
+``close()``) or with the engine's ``dispose()``. See docs/decisions/0030.
 
 SQLite has no trips to save (and ``:memory:`` lives in one connection), so there the caller's
-engine itself is used.
+engine itself is used. A write while a transaction is open on that one connection is refused.
 """
 
 import copy
@@ -30,8 +30,9 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool.base import ResetStyle
 
 from conquiet.db.dialects import is_mysql
-from conquiet.db.faults import Fault, fault_of
+from conquiet.db.faults import Fault, fault_of, reply_missing
 from conquiet.db.running import WriterConnection
+from conquiet.errors import DbWriteError, LifecycleError
 
 _OPEN: Final = "conquiet_transaction_open"
 
@@ -80,13 +81,20 @@ class Checkout:
         conn = self.conn
         if conn.invalidated or conn.closed:
             return
-        # After an interrupt (Ctrl-C, a timeout by signal) a reply may still be on its way, and the next
+        # After an interrupt (Ctrl-C, a time limit by signal) a reply may still be on its way, and the next
         # user of the connection would take it for theirs.
         if not isinstance(error, Exception):
             conn.invalidate()
-        elif fault_of(error.__cause__ or error) is Fault.GONE:
+            return
+        # What was raised in the driver is the cause of an error of ours by now; anything else was raised elsewhere.
+        cause = error.__cause__ if isinstance(error, DbWriteError) else None
+        if cause is None or not isinstance(conn, WriterConnection):
+            self._roll_back()
+        elif fault_of(cause) is Fault.GONE:
             conn.invalidate()
             _renew_pool(conn)
+        elif reply_missing(cause):
+            conn.invalidate()
         else:
             self._roll_back()
 
@@ -106,12 +114,22 @@ class Checkout:
             self._info[_OPEN] = False
 
 
-def _renew_pool(conn: Connection) -> None:
+def _renew_pool(conn: WriterConnection) -> None:
     """Let go of the idle connections too: most likely they died with this one, and each would cost a write."""
-    if isinstance(conn, WriterConnection):
-        old = conn.engine.pool
-        conn.engine.pool = old.recreate()
-        old.dispose()
+    old = conn.engine.pool
+    conn.engine.pool = old.recreate()
+    old.dispose()
+
+
+def _refuse_open(conn: Connection) -> None:
+    """Raise if this is the connection of somebody's open transaction: our COMMIT would be theirs."""
+    if getattr(conn.connection.dbapi_connection, "in_transaction", False):
+        # Back without the pool's ROLLBACK, which would be theirs too. close() offers no such choice.
+        conn.connection._close_special(transaction_reset=True)  # noqa: SLF001
+        raise LifecycleError(
+            "this engine has one connection for all (an SQLite database in memory), and a transaction is open on it; "
+            "end that first, write through its DbSession, or use a database in a file"
+        )
 
 
 class WriterConnections:
@@ -121,11 +139,14 @@ class WriterConnections:
         self._origin = weakref.ref(engine)
         self._clone: Engine | None = None
         self._making = threading.Lock()
-        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        self._pid = os.getpid()
+        self._users: set[int] = set()
 
     def checkout(self, *, autocommit: bool | None) -> Checkout:
         """Borrow a connection in autocommit mode, in manual mode, or (None) in whichever; the borrower closes it."""
         conn = (self._clone or self._cloned()).connect()
+        if not isinstance(conn, WriterConnection):
+            _refuse_open(conn)
         try:
             return Checkout(conn, autocommit=autocommit)
         except BaseException:
@@ -133,11 +154,25 @@ class WriterConnections:
             conn.close()
             raise
 
+    def join(self, user: object) -> None:
+        """Count one writer in, until it leaves or nobody has it any more."""
+        # The clone's pool holds the engine, as listeners of SQLAlchemy's own do. So as long as there is a clone,
+        # nothing here is let go of by itself: a writer that was dropped has to leave too. No lock, since the
+        # garbage collector may come at any moment, also while this thread holds it.
+        if id(user) not in self._users:
+            self._users.add(id(user))
+            # Not at exit: the server sees that by itself, and a forked child has a copy of this.
+            weakref.finalize(user, self._left, id(user)).atexit = False
+
     def leave(self, user: object) -> None:
         """Count one writer out; the last one closes the connections."""
-        self.users.discard(user)
-        if not self.users:
-            self.close()
+        self._left(id(user))
+
+    def _left(self, user: int) -> None:
+        if user in self._users and self._pid == os.getpid():
+            self._users.discard(user)
+            if not self._users:
+                self.close()
 
     def close(self) -> None:
         """Close what is idle now; what is in use is closed when it comes back. A later use opens anew."""

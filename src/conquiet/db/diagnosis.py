@@ -11,6 +11,7 @@ from typing import Any, Final
 from sqlalchemy import TextClause, text
 from sqlalchemy.engine import Connection
 
+from conquiet.db.faults import reply_missing
 from conquiet.kernel.redaction import printable
 
 logger = logging.getLogger(__name__)
@@ -95,8 +96,10 @@ def _ask(conn: Connection, ways: tuple[TextClause, ...], params: Mapping[str, An
             return None
         try:
             row = conn.execute(way, params).mappings().first()
-        except Exception:  # noqa: BLE001 - a view that is not there, a right that we lack: ask the next way
+        except Exception as error:  # noqa: BLE001 - a view that is not there, a right that we lack: ask the next way
             logger.debug("lock holder not found out", exc_info=False)
+            if reply_missing(error):
+                conn.invalidate()  # its reply would be taken for that to the next question
             continue
         if row is not None:
             return _described(row)

@@ -5,7 +5,7 @@ The one place where driver errors are read. Numbers only: texts are translated b
 
     driver error ──number_of──▶ errno ──fault_of──▶ Fault ──as_write_error──▶ DbWriteError
                                                       ▲
-                            was the COMMIT under way? ┘  then a dead connection is "unknown"
+                            was the COMMIT under way? ┘  then a missing reply is "unknown"
 """
 
 import sqlite3
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from conquiet.errors import CommitUnknownError, ConflictError, DbWriteError
+from conquiet.errors import CommitUnknownError, ConflictError, ConquietError, DbWriteError
 
 DUPLICATE_KEY: Final = 1062
 
@@ -25,16 +25,22 @@ DUPLICATE_KEY: Final = 1062
 _DUPLICATE: Final = frozenset({DUPLICATE_KEY})
 # 1205 lock wait timeout, 3572 NOWAIT on MySQL (MariaDB says 1205 there too).
 _LOCK_TIMEOUT: Final = frozenset({1205, 3572})
-# 1213 deadlock, 1020 record changed since last read (MariaDB 11.6 and newer).
-_CONFLICT: Final = frozenset({1213, 1020})
+# 1213 deadlock, 1020 record changed since last read (MariaDB 11.6 and newer), 3058 deadlock of MySQL's advisory locks,
+# 3101 rolled back by group replication at commit, 1206 no room for more locks: InnoDB rolls back the transaction.
+_CONFLICT: Final = frozenset({1213, 1020, 3058, 3101, 1206})
 # 1317 KILL QUERY, 1969 MariaDB's max_statement_time, 3024 MySQL's max_execution_time.
 _INTERRUPTED: Final = frozenset({1317, 1969, 3024})
 # 0 is what both drivers say when asked to use a closed connection. 1053 server shutting down, 1927 MariaDB's KILL
 # CONNECTION, 1158 to 1161 broken packets, 2006 … 2055 the client's view of a dead socket, 3169 and 4031 MySQL
 # saying goodbye (killed, idle for too long).
 _GONE: Final = frozenset({0, 1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2027, 2055, 3169, 4031})
-# Nobody answered, or we were not let in: nothing was sent.
+# What connecting may end with: nobody answered, or we were not let in. 2026 is also what a TLS connection says that
+# broke in the middle of a statement, so under a commit it is no proof that nothing was sent.
 _UNREACHABLE: Final = frozenset({1040, 1044, 1045, 1049, 1129, 1130, 1203, 2002, 2003, 2005, 2012, 2026, 2061})
+# Numbers of the client libraries; all others above 1000 are the server's.
+_CLIENT: Final = range(2000, 3000)
+_FIRST: Final = 1000
+_NEVER_SENT: Final = "conquiet_never_sent"
 
 
 class Fault(Enum):
@@ -79,6 +85,29 @@ def number_of(error: BaseException) -> int | None:
     number = original.args[0] if original is not None and original.args else None
     # bool is an int to Python, and some errors carry an exception as their first argument.
     return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def mark_never_sent(error: Exception) -> None:
+    """Note on an error that it arose before anything went to the server."""
+    setattr(error, _NEVER_SENT, True)
+
+
+def reply_missing(error: BaseException) -> bool:
+    """Whether nobody can say what the server did, nor what it is still about to answer.
+
+    True for a lost connection, for whatever the client library has to say (a broken TLS layer, packets out of order),
+    and for an exception that is not the driver's: a time limit by signal may strike while a reply is on its way.
+    """
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(original, sqlite3.Error) or hasattr(error, _NEVER_SENT):
+        return False
+    if not isinstance(error, DBAPIError):
+        if isinstance(error, SQLAlchemyError | ConquietError):
+            return False  # raised outside the driver: a pool that is empty, a parameter that does not fit
+        if not any(kind.__name__ == "MySQLError" for kind in type(error).__mro__):  # the root of both drivers' errors
+            return True
+    number = number_of(error)
+    return number is None or number < _FIRST or number in _CLIENT or fault_of(error) is Fault.GONE
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -128,11 +157,12 @@ def as_write_error(error: BaseException, about: About, *, committing: bool = Fal
     number, fault = number_of(error), fault_of(error)
     facts: dict[str, Any] = {"table": about.table, "operation": about.operation, "errno": number}
     shown = f" (error {number})" if number is not None else ""
-    # Only a dead connection leaves it open. Any error the server answered with means that it did not
-    # commit. We would rather call a write unknown that was never sent than call one failed that is there.
-    if committing and fault is Fault.GONE:
+    # Any error the server answered with means that it did not commit. We would rather call a write unknown
+    # that was never sent than call one failed that is there.
+    if committing and reply_missing(error):
+        broken = "the connection was lost" if fault is Fault.GONE else "it was broken off"
         return CommitUnknownError(
-            f"{about}: the connection was lost before the reply to the commit{shown}, so it may be there or not; "
+            f"{about}: {broken} before the reply to the commit{shown}, so it may be there or not; "
             "look for the row, or let an inbox decide, before doing it again",
             **facts,
         )

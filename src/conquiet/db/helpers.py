@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.engine import Engine
 
 from conquiet.db import sql
+from conquiet.db.columns import spelling_of
 from conquiet.db.dialects import is_mysql
 from conquiet.db.faults import Fault, fault_of
 from conquiet.db.session import DbSession
@@ -38,7 +39,7 @@ def occ_update(
     require_identifier("id_column", id_column)
     require_identifier("version_column", version_column)
     columns = tuple(require_identifier("a column of values", column) for column in values)
-    if version_column in columns:
+    if spelling_of(version_column, columns) is not None:
         raise ConfigurationError("values must not set the version column: occ_update raises it by one")
     statement = sql.update_version(table, columns, id_column, version_column)
     matched = session.execute(statement, sql.values(values, columns) | {"w0": id_value, "w1": expected_version})

@@ -5,12 +5,13 @@ from typing import Any
 
 from conquiet.db import sql
 from conquiet.db.batch import Rows
+from conquiet.db.columns import spelling_of
 from conquiet.db.connections import Checkout, WriterConnections
 from conquiet.db.faults import DUPLICATE_KEY, About, Fault, fault_of
 from conquiet.db.locking.naming import canonical_id
 from conquiet.db.metrics import observe_duplicate
 from conquiet.db.models import DbOperation, WriteOutcome
-from conquiet.db.running import insert_rows, run
+from conquiet.db.running import insert_rows, run, select_ids
 from conquiet.db.steps import borrowed, translated
 from conquiet.errors import DbWriteError
 
@@ -38,8 +39,9 @@ class Inserts:
             except DbWriteError as error:
                 checkout.abandon(error)
                 # Only the duplicate of this very id is suppressed. The same number for another unique
-                # key means that the row asked for does not exist.
-                if not (_is_duplicate(error) and self._exists(checkout, op, about)):
+                # key means that the row asked for does not exist. An id that was not written cannot be the
+                # duplicate: a row that has it by chance is not the one asked for.
+                if not (_is_duplicate(error) and self._writes_id(columns) and self._exists(checkout, op, about)):
                     raise
                 return _duplicate(op)
         return _INSERTED
@@ -49,13 +51,13 @@ class Inserts:
 
         Usually one statement. If it meets a duplicate, nothing of it is there: the rows that exist are
         looked up and left out, and if that does not settle it (a race, another unique key, an id twice
-        among them), the rows go one by one.
+        among them, ids that the database makes), the rows go one by one.
         """
         self._check(rows)
         if self._together(connections, rows):
             outcomes += [_INSERTED] * len(rows.ops)
             return
-        existing = self._existing(connections, rows)
+        existing = self._existing(connections, rows) if self._writes_id(rows.columns) else set()
         fresh = [op for op in rows.ops if str(op.id_value) not in existing]
         if not fresh or (len(fresh) < len(rows.ops) and self._together(connections, Rows.of(fresh))):
             outcomes += [_duplicate(op) if str(op.id_value) in existing else _INSERTED for op in rows.ops]
@@ -81,9 +83,8 @@ class Inserts:
     def _existing(self, connections: WriterConnections, rows: Rows) -> set[str]:
         """Those ids of the rows that exist, as text."""
         about = About("insert", rows.table)
-        statement = sql.select_ids(rows.table, self._id_column, len(rows.ops))
         with borrowed(connections, about, autocommit=True) as checkout, translated(about):
-            found = run(checkout.conn, statement, sql.conditions([op.id_value for op in rows.ops]))
+            found = select_ids(checkout.conn, rows.table, self._id_column, [op.id_value for op in rows.ops])
             return {str(row[0]) for row in found.rows}
 
     def _exists(self, checkout: Checkout, op: DbOperation, about: About) -> bool:
@@ -93,7 +94,7 @@ class Inserts:
 
     def _check(self, rows: Rows) -> None:
         """As ``_columns``, for each row; a look at the whole of them is mostly enough."""
-        ids = rows.column(self._id_column)
+        ids = rows.column(spelling_of(self._id_column, rows.columns))
         if not rows.columns or (ids is not None and ids != [op.id_value for op in rows.ops]):
             for op in rows.ops:
                 self._columns(op)
@@ -101,14 +102,19 @@ class Inserts:
     def _columns(self, op: DbOperation) -> tuple[str, ...]:
         """Return what to write; refuse what cannot be checked afterwards."""
         facts: dict[str, Any] = {"table": op.table, "operation": "insert"}
-        if not op.payload:
+        columns = tuple(op.payload)
+        if not columns:
             raise DbWriteError(f"insert on {op.table} failed: the payload has no column", **facts)
-        if not _same_id(op.payload.get(self._id_column, op.id_value), op.id_value):
+        own = spelling_of(self._id_column, columns)
+        if own is not None and not _same_id(op.payload[own], op.id_value):
             raise DbWriteError(
                 f"insert on {op.table} failed: id_value and the payload's {self._id_column} name different rows",
                 **facts,
             )
-        return tuple(op.payload)
+        return columns
+
+    def _writes_id(self, columns: tuple[str, ...]) -> bool:
+        return spelling_of(self._id_column, columns) is not None
 
 
 def _same_id(one: Any, other: Any) -> bool:

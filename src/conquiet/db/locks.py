@@ -9,10 +9,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conquiet.db import sql
 from conquiet.db.dialects import require_mysql_locks
-from conquiet.db.faults import About, as_write_error
+from conquiet.db.faults import About
 from conquiet.db.locking.advisory_mysql import get_lock, release_lock
 from conquiet.db.locking.naming import lock_name
-from conquiet.db.locking.row_mysql import lock_rows
+from conquiet.db.locking.reading import lock_rows
 from conquiet.db.locking.strategy import LockStrategy
 from conquiet.db.metrics import observe_lock_acquisition
 from conquiet.db.session import DbSession
@@ -32,7 +32,7 @@ class AdvisoryLock:
     Args:
         session: An open session.
         key: What is locked, any text. Only who uses the same key is shut out.
-        timeout: Seconds to wait; 0 does not wait.
+        timeout: Seconds to wait; 0 does not wait. MySQL knows whole seconds only, so a fraction is rounded up there.
     """
 
     def __init__(self, session: DbSession, key: str, timeout: float = 10) -> None:
@@ -43,14 +43,20 @@ class AdvisoryLock:
         self._name = lock_name(_PREFIX, printable(key, limit=len(key)))
 
     def acquire(self) -> None:
-        """Wait for the lock; ``LockTimeoutError`` if it is not had in time."""
+        """Wait for the lock; ``LockTimeoutError`` if it is not had in time.
+
+        The session may go on without it. Not so after a deadlock of such locks, which is a ``ConflictError``.
+        """
         conn = self._session.connection
         started, had = time.monotonic(), False
         try:
             get_lock(conn, self._name, self._timeout_s, what=f"the advisory lock {printable(self._key)!r}")
             had = True
         except SQLAlchemyError as error:
-            raise as_write_error(error, About("taking an advisory lock")) from error
+            raise self._session.met(error, About("taking an advisory lock")) from error
+        except Exception as error:
+            self._session.broken_off(error)  # the lock may be ours by now
+            raise
         finally:
             observe_lock_acquisition(LockStrategy.ADVISORY.value, time.monotonic() - started, had)
         self._session.after_end(lambda connection: release_lock(connection, self._name))
@@ -71,7 +77,7 @@ class RowLock:
     Args:
         session: An open session.
         table: ``table`` or ``schema.table``.
-        where: Column to value; all must be equal. Columns without an index lock far more rows.
+        where: Column to value; all must be equal, and None means NULL. Columns without an index lock far more rows.
         nowait: Do not wait for a locked row: ``LockTimeoutError`` at once.
         skip_locked: Leave locked rows out.
     """
@@ -96,7 +102,8 @@ class RowLock:
             raise ConfigurationError("nowait and skip_locked exclude each other")
         columns = tuple(require_identifier("a column of where", column) for column in where)
         suffix = sql.FOR_UPDATE + (" NOWAIT" if nowait else " SKIP LOCKED" if skip_locked else "")
-        self._statement = sql.select_where(table, columns, suffix)
+        nulls = frozenset(column for column in columns if where[column] is None)
+        self._statement = sql.select_where(table, columns, nulls, suffix)
         self._params = sql.conditions(list(where.values()))
         self._skip_locked = skip_locked
 
@@ -119,9 +126,12 @@ class RowLock:
             self._session.doom(ConflictError(f"a row of {self._table} was locked for too long", table=self._table))
             raise
         except SQLAlchemyError as error:
-            translated = as_write_error(error, About("locking rows", self._table))
+            translated = self._session.met(error, About("locking rows", self._table))
             self._session.doom(translated)
             raise translated from error
+        except Exception as error:
+            self._session.broken_off(error)
+            raise
         finally:
             observe_lock_acquisition(LockStrategy.ROW.value, time.monotonic() - started, had)
         if not rows and not self._skip_locked:

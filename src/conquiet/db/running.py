@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection, Dialect
 
 from conquiet.db import sql
 from conquiet.db.batch import Rows
+from conquiet.db.faults import mark_never_sent, number_of, reply_missing
 
 _NO_PARAMS: Final[Mapping[str, Any]] = {}
 _POSITIONAL_BY_PERCENT: Final = frozenset({"format", "pyformat"})
@@ -82,6 +83,17 @@ def insert_rows(conn: Connection, rows: Rows) -> Answer:
     return _send(raw, head + many, bound)
 
 
+def select_ids(conn: Connection, table: str, id_column: str, ids: Sequence[Any]) -> Answer:
+    """Those of the ids that exist."""
+    mark = "%s" if conn.dialect.paramstyle in _POSITIONAL_BY_PERCENT else "?"
+    string = sql.select_ids(table, id_column, len(ids), mark)
+    raw = conn.raw if isinstance(conn, WriterConnection) else None
+    if raw is not None:
+        return _send(raw, string, tuple(ids))
+    result = conn.exec_driver_sql(string, tuple(ids))
+    return Answer(result.rowcount, (id_column,), result.all())
+
+
 def _run_usually(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> Answer:
     result = conn.execute(statement, params)
     if not result.returns_rows:
@@ -92,7 +104,11 @@ def _run_usually(conn: Connection, statement: TextClause, params: Mapping[str, A
 
 def _send(raw: Any, string: str, params: Any) -> Answer:
     cursor = raw.cursor()
-    cursor.execute(string, params or None)
+    try:
+        cursor.execute(string, params or None)
+    except Exception as error:
+        _say_if_unsendable(error, cursor, string, params)
+        raise
     described = cursor.description
     if described is None:
         answer = Answer(cursor.rowcount)
@@ -100,6 +116,20 @@ def _send(raw: Any, string: str, params: Any) -> Answer:
         answer = Answer(cursor.rowcount, [column[0] for column in described], cursor.fetchall())
     cursor.close()
     return answer
+
+
+def _say_if_unsendable(error: Exception, cursor: Any, string: str, params: Any) -> None:
+    """Note on the error of a value that the driver cannot spell that nothing was sent.
+
+    It looks like any exception that strikes during a statement. But spelling the statement once more fails again, and
+    alike. An error with a number is never of this kind.
+    """
+    if reply_missing(error) and number_of(error) is None and hasattr(cursor, "mogrify"):
+        try:
+            cursor.mogrify(string, params or None)
+        except Exception as again:  # noqa: BLE001 - whatever it is
+            if type(again) is type(error):
+                mark_never_sent(error)
 
 
 @lru_cache(1_024)

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection, CursorResult, Engine, RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
 from conquiet.db.dialects import is_mysql, require_supported
-from conquiet.db.faults import About, Fault, as_write_error, fault_of
+from conquiet.db.faults import About, Fault, as_write_error, fault_of, reply_missing
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 from conquiet.kernel.lifecycle import Lifecycle
 
@@ -47,6 +47,7 @@ class DbSession:
         self._before_commit: list[Callable[[DbSession], None]] = []
         self._after_end: list[Callable[[Connection], None]] = []
         self._doomed: DbWriteError | None = None
+        self._spoiled = False
 
     # ------------------------------------------------------------------ the block
     def __enter__(self) -> Self:
@@ -73,9 +74,9 @@ class DbSession:
             if error is None:
                 self._commit(conn)
             else:
-                _roll_back(conn, error)
+                self._roll_back(conn, error)
         except BaseException as failure:
-            _roll_back(conn, failure)
+            self._roll_back(conn, failure)
             raise
         finally:
             self._end()
@@ -87,7 +88,8 @@ class DbSession:
         self._refuse_doomed()
         try:
             conn.commit()
-        except SQLAlchemyError as error:
+        except Exception as error:
+            self.broken_off(error)
             raise as_write_error(error, _ABOUT, committing=True) from error
 
     def _refuse_doomed(self) -> None:
@@ -142,10 +144,10 @@ class DbSession:
         try:
             return conn.execute(text(sql) if isinstance(sql, str) else sql, params)
         except SQLAlchemyError as error:
-            translated = as_write_error(error, About("a statement of the session"))
-            if fault_of(error) in _DOOMING:
-                self.doom(translated)
-            raise translated from error
+            raise self.met(error, About("a statement of the session")) from error
+        except Exception as error:
+            self.broken_off(error)
+            raise
 
     # ------------------------------------------------------------------ seams
     @property
@@ -175,6 +177,20 @@ class DbSession:
         """From now on this session can only be rolled back."""
         self._doomed = self._doomed or reason
 
+    def met(self, error: SQLAlchemyError, about: About) -> DbWriteError:
+        """Return our error for one of the database's; if it has ended the transaction, so has the session."""
+        translated = as_write_error(error, about)
+        self.broken_off(error)
+        if fault_of(error) in _DOOMING:
+            self.doom(translated)
+        return translated
+
+    def broken_off(self, error: Exception) -> None:
+        """End the session and its connection if this error came in place of a reply, which may still be on its way."""
+        if is_mysql(self._engine) and reply_missing(error):
+            self._spoiled = True
+            self.doom(as_write_error(error, About("a statement of the session")))
+
     def _connection(self) -> Connection:
         if self._conn is None:
             raise LifecycleError(f"this DbSession is {self._life.status.value}: use it inside its own with block, once")
@@ -185,23 +201,22 @@ class DbSession:
             ) from self._doomed
         return self._conn
 
+    def _roll_back(self, conn: Connection, error: BaseException) -> None:
+        """ROLLBACK, or close the connection. Does not raise: ``error`` is what there is to report."""
+        # After an interrupt a reply may still be on its way; the next user would take it for theirs.
+        if self._spoiled or not isinstance(error, Exception):
+            conn.invalidate()
+            return
+        try:
+            conn.rollback()
+        except Exception:  # noqa: BLE001 - the server rolls back when the connection ends
+            conn.invalidate()
+
     def _refuse_autocommit(self, conn: Connection) -> None:
         """A transaction is what a session is. In autocommit mode there would be none, and nobody would notice."""
         raw: Any = conn.connection.dbapi_connection
         if raw.get_autocommit() if is_mysql(self._engine) else raw.isolation_level is None:
             raise ConfigurationError("DbSession needs transactions, and this engine is in AUTOCOMMIT mode")
-
-
-def _roll_back(conn: Connection, error: BaseException) -> None:
-    """ROLLBACK, or close the connection. Does not raise: ``error`` is what there is to report."""
-    # After an interrupt a reply may still be on its way; the next user would take it for theirs.
-    if not isinstance(error, Exception):
-        conn.invalidate()
-        return
-    try:
-        conn.rollback()
-    except Exception:  # noqa: BLE001 - the server rolls back when the connection ends
-        conn.invalidate()
 
 
 def _as_dict(row: RowMapping) -> dict[str, Any]:

@@ -67,9 +67,17 @@ def select_id(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
 
 
 @lru_cache(_SHAPES)
-def select_where(table: str, columns: tuple[str, ...], suffix: str = PLAIN) -> TextClause:
-    """The whole rows in which each of ``columns`` equals its bind ``w0``, ``w1`` and so on."""
-    where = " AND ".join(f"{quoted(column)} = :w{i}" for i, column in enumerate(columns))
+def select_where(
+    table: str, columns: tuple[str, ...], nulls: frozenset[str] = frozenset(), suffix: str = PLAIN
+) -> TextClause:
+    """The whole rows in which each of ``columns`` is its bind ``w0``, ``w1`` and so on.
+
+    Those of ``nulls`` are bound to NULL, which nothing equals; MySQL's ``<=>`` takes it for a value. Not for all
+    columns: how the others are looked up, and so what is locked, stays as it is for ``=``.
+    """
+    where = " AND ".join(
+        f"{quoted(column)} {'<=>' if column in nulls else '='} :w{i}" for i, column in enumerate(columns)
+    )
     return text(f"SELECT * FROM {quoted(table)} WHERE {where}{suffix}")  # noqa: S608 - as above
 
 
@@ -79,11 +87,13 @@ def lock_table(table: str) -> TextClause:
     return text(f"LOCK TABLES {quoted(table)} WRITE")
 
 
-def select_ids(table: str, id_column: str, count: int) -> TextClause:
-    """Those of the ids ``w0`` … that exist. Not kept: the count varies freely."""
+def select_ids(table: str, id_column: str, count: int, mark: str) -> str:
+    """Those of ``count`` ids that exist, for the driver: ``mark`` is its placeholder.
+
+    Not a clause to be compiled: the count varies freely, and SQLAlchemy and ``running`` keep what they compile.
+    """
     column = quoted(id_column)
-    binds = ", ".join(f":w{i}" for i in range(count))
-    return text(f"SELECT {column} FROM {quoted(table)} WHERE {column} IN ({binds})")  # noqa: S608 - as above
+    return f"SELECT {column} FROM {quoted(table)} WHERE {column} IN ({', '.join([mark] * count)})"  # noqa: S608 - as above
 
 
 def values(payload: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:

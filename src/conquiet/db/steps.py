@@ -4,7 +4,7 @@ from types import TracebackType
 
 from conquiet.db.connections import Checkout, WriterConnections
 from conquiet.db.faults import About, as_write_error
-from conquiet.errors import ConquietError
+from conquiet.errors import ConquietError, DbWriteError, LifecycleError
 
 
 class translated:  # noqa: N801 - reads as a verb: with translated(about): ...
@@ -55,6 +55,9 @@ class borrowed:  # noqa: N801 - reads as a verb: with borrowed(connections, abou
     def __enter__(self) -> Checkout:
         try:
             self._checkout = self._connections.checkout(autocommit=self._autocommit)
+        except LifecycleError as error:
+            about = self._about
+            raise DbWriteError(f"{about} failed: {error}", table=about.table, operation=about.operation) from error
         except Exception as error:
             raise as_write_error(error, self._about) from error
         return self._checkout

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from conquiet.db import sql
+from conquiet.db import columns, sql
 from conquiet.db.connections import Checkout, WriterConnections
 from conquiet.db.faults import About, number_of
 from conquiet.db.locking.base import LockBackend
@@ -127,12 +127,12 @@ class Updates:
             return WriteOutcome(rows=self._send(checkout, op, values))
 
     def _send(self, checkout: Checkout, op: DbOperation, values: Row) -> int:
-        columns = self._settable(values)
-        statement = sql.update(op.table, columns, self._id_column)
-        return run(checkout.conn, statement, sql.values(values, columns) | {"w0": op.id_value}).rowcount
+        settable = self._settable(values)
+        statement = sql.update(op.table, settable, self._id_column)
+        return run(checkout.conn, statement, sql.values(values, settable) | {"w0": op.id_value}).rowcount
 
     def _settable(self, values: Row) -> tuple[str, ...]:
-        return tuple(column for column in values if column != self._id_column)
+        return columns.without(self._id_column, tuple(values))
 
     def _checked(self, new: Row | None) -> Row | None:
         """Return what ``change`` gave if it can be written; None if there is nothing to write."""

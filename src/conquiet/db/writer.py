@@ -141,7 +141,7 @@ class DbWriter:
         # Looked up each time: after a fork there is another one.
         connections = connections_of(self.engine)
         if connections is not self._joined:
-            connections.users.add(self)
+            connections.join(self)
             self._joined = connections
         return connections
 

@@ -1,4 +1,4 @@
-"""Functions of the caller's that must not be coroutines: whoever calls them is not on an event loop."""
+"""Functions of the caller's that run in a thread: what they must not be, and what they must not do there."""
 
 import inspect
 from collections.abc import Callable
@@ -23,3 +23,30 @@ def refuse_awaitable(name: str, result: object) -> None:
         if inspect.iscoroutine(result):
             result.close()  # nobody will await it, and Python would warn about that
         raise ConfigurationError(f"{name} returned a coroutine, so its work was not done; make it a plain function")
+
+
+def refuse_generator_function(name: str, function: Callable[..., Any]) -> None:
+    """Raise ``ConfigurationError`` for a function with a ``yield`` in it: calling it runs not one line of it."""
+    unwrapped = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(unwrapped):
+        raise ConfigurationError(f"{name} must not be a generator: remove its yield, or nothing of it is ever run")
+
+
+def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a plain function so that its caller on the event loop hears of whatever goes wrong.
+
+    Raises:
+        ConfigurationError: It answered with a coroutine or a generator: its work was not done.
+        RuntimeError: It raised ``StopIteration``, which a future cannot hold (who waits for it would wait for ever), or
+            ``SystemExit``, which would end the event loop in place of the handler.
+    """
+    try:
+        result = function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError(f"{name} raised StopIteration") from error
+    except SystemExit as error:
+        raise RuntimeError(f"{name} raised SystemExit") from error
+    if result is not None:
+        refuse_awaitable(name, result)
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise ConfigurationError(f"{name} returned a generator, so its work was not done; make it a plain function")

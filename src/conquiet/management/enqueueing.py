@@ -4,16 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from conquiet.errors import PayloadError, WrongKeyTypeError
 from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_text
 from conquiet.management.server import Server
 from conquiet.queue.codec import CodecError, encode_payload
-from conquiet.queue.commands import StreamCommands
-from conquiet.queue.faults import translate
 from conquiet.queue.replies import text
+from conquiet.queue.scripts import ENQUEUE_MANY
 
 BATCH = 500
 
@@ -21,7 +18,7 @@ BATCH = 500
 def enqueue_all(
     server: Server, stream: str, payloads: Iterable[Any], *, max_payload_bytes: int = 1_048_576
 ) -> Iterator[list[str]]:
-    """Add payloads in their order and yield the ids, batch by batch. Each batch is one transaction.
+    """Add payloads in their order and yield the ids, batch by batch. Each batch is one step: all of it or none.
 
     The payloads are consumed as they are sent: a bad one ends it, and everything before it is there.
     """
@@ -36,7 +33,6 @@ def enqueue_batches(
     kind = text(server.call("TYPE", stream, stream=stream))
     if kind not in {"none", "stream"}:
         raise WrongKeyTypeError(f"the key {printable(stream)!r} holds a {kind}, not a stream", stream=stream)
-    commands = StreamCommands(stream, "-", "-")
     for batch in batches:
         encoded: list[bytes] = []
         problem: PayloadError | None = None
@@ -45,7 +41,7 @@ def enqueue_batches(
         except PayloadError as error:
             problem = error
         if encoded:
-            yield _send(server, stream, commands, encoded)
+            yield _send(server, stream, encoded)
         if problem is not None:
             raise problem
 
@@ -74,13 +70,5 @@ def _encoded(payload: Any, stream: str, max_bytes: int) -> bytes:
     raise PayloadError(f"the payload was refused: {reason}", stream=stream, command="XADD", reason=reason)
 
 
-def _send(server: Server, stream: str, commands: StreamCommands, batch: list[bytes]) -> list[str]:
-    replies = server.send(commands.add_all(batch), len(batch) + 2, command="EXEC", stream=stream)
-    results = replies[-1]
-    refused = next((one for one in [results, *replies[:-1]] if isinstance(one, ResponseError)), None)
-    if refused is not None:
-        raise translate(refused, stream=stream, group="", command="EXEC") from refused
-    failed = next((one for one in results if isinstance(one, ResponseError)), None)
-    if failed is not None:
-        raise translate(failed, stream=stream, group="", command="XADD") from failed
-    return [text(one) for one in results]
+def _send(server: Server, stream: str, batch: list[bytes]) -> list[str]:
+    return [text(one) for one in server.call("EVAL", ENQUEUE_MANY, 1, stream, *batch, stream=stream)]

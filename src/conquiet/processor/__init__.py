@@ -31,7 +31,7 @@ from conquiet.processor.envelope import Envelope  # noqa: E402
 from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
 from conquiet.processor.pauses import Pauses  # noqa: E402
 from conquiet.processor.plans import Emitted, NewMessage  # noqa: E402
-from conquiet.processor.policy import RateLimit, Reason, Reject, Retry, RetryPolicy  # noqa: E402
+from conquiet.processor.policy import HandlerCancelledError, RateLimit, Reason, Reject, Retry, RetryPolicy  # noqa: E402
 from conquiet.processor.processor import Processor  # noqa: E402
 from conquiet.processor.records import DeadRecord  # noqa: E402
 from conquiet.processor.settings import ProcessorSettings  # noqa: E402
@@ -47,6 +47,7 @@ __all__ = [
     "Emitted",
     "Emitter",
     "Envelope",
+    "HandlerCancelledError",
     "Job",
     "JobContext",
     "JobPage",

@@ -15,17 +15,16 @@ import msgspec
 import redis.asyncio
 
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.validation import require_positive, require_seconds
+from conquiet.kernel.validation import require_positive, require_seconds, require_text
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, never_raises
-from conquiet.processor.envelope import replayed
+from conquiet.processor.envelope import joined, replayed
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.records import DeadRecord, decode_record
 from conquiet.processor.scripts import Arg, script
-from conquiet.queue.codec import encode_payload
 
 _PAGE = 200
 _CHUNK = 100
-_NO_LIMIT = 2**40
+_GONE, _TAKEN, _NO_GROUP = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,8 @@ class ReplayReport:
         matched: Dead letters that were meant.
         replayed: Those brought back (in a dry run: that would be).
         gone: Those that somebody else replayed or discarded meanwhile.
-        unreplayable: Those that were no message in the first place; they stay.
+        unreplayable: Those that stay: they were no message in the first place, are nested deeper than can be
+            written, or are for a group that does not exist.
         dry_run: True if nothing was done.
     """
 
@@ -170,6 +170,7 @@ class DeadLetters:
         dry_run: bool = False,
         rate_per_s: float | None = None,
         limit: int | None = None,
+        group: str | None = None,
         on_progress: Callable[[ReplayReport], None] | None = None,
     ) -> ReplayReport:
         """Bring dead letters back to the end of their stream, with all their attempts anew.
@@ -181,17 +182,25 @@ class DeadLetters:
             dry_run: Only count.
             rate_per_s: Most messages brought back per second.
             limit: Most messages brought back.
+            group: The consumer group to bring them back for, in place of the one each of them died in.
             on_progress: Called with the report so far after every step.
         """
         if rate_per_s is not None:
             require_seconds("rate_per_s", rate_per_s)
         if limit is not None:
             require_positive("limit", limit)
-        run = _Replay(self._client, self._keys, dry_run=dry_run, rate_per_s=rate_per_s, on_progress=on_progress)
+        if group is not None:
+            require_text("group", group)
+        run = _Replay(
+            self._client, self._keys, dry_run=dry_run, rate_per_s=rate_per_s, group=group, on_progress=on_progress
+        )
         chunk: list[DeadMessage] = []
         async for dead in self._all(where):
             if limit is not None and run.taken + len(chunk) >= limit:
-                break
+                await run.step(chunk)
+                chunk = []
+                if run.taken >= limit:
+                    break
             if not dead.record.replayable:
                 run.unreplayable += 1
                 continue
@@ -245,12 +254,16 @@ class DeadLetters:
             if dead is not None and where.accepts(dead):
                 yield dead
             return
-        end_ms = await script("clock").call(self._client, (self._keys.dead,), (), stream=self._keys.stream)
+        # The newest there is, and not the clock: after a failover or a step of the clock, ids may lie ahead of it.
+        newest = await script("newest").call(self._client, (self._keys.dead,), (), stream=self._keys.stream)
+        if not newest:
+            return
+        end = _place(newest.decode())
         cursor: str | None = None
         while True:
             items, cursor = await self._page(cursor, _PAGE)
             for item in items:
-                if item.died_ms > int(end_ms):
+                if _place(item.id) > end:
                     return
                 if where.accepts(item):
                     yield item
@@ -274,12 +287,14 @@ class _Replay:
         *,
         dry_run: bool,
         rate_per_s: float | None,
+        group: str | None,
         on_progress: Callable[[ReplayReport], None] | None,
     ) -> None:
         self._client = client
         self._keys = keys
         self._dry_run = dry_run
         self._rate_per_s = rate_per_s
+        self._group = group
         self._on_progress = on_progress
         self._began = time.monotonic()
         # Ten steps a second are smooth enough, and none is larger than the server should be held up for.
@@ -291,26 +306,33 @@ class _Replay:
     async def step(self, chunk: "list[DeadMessage]") -> None:
         if not chunk:
             return
-        if self._dry_run:
-            self.taken += len(chunk)
-            return
-        if self._rate_per_s is not None:
+        if self._rate_per_s is not None and not self._dry_run:
             due_s = self._began + (self.taken + self.gone) / self._rate_per_s - time.monotonic()
             await asyncio.sleep(max(0.0, due_s))
-        args: list[Arg] = []
+        args: list[Arg] = ["1" if self._dry_run else "0"]
         for dead in chunk:
-            payload = replayed(dead.record.payload or {}, group=dead.record.group)
-            args += (dead.id, encode_payload(payload, max_bytes=_NO_LIMIT))
+            group = self._group or dead.record.group
+            try:
+                args += (dead.id, group, joined(replayed(dead.record.payload or {}, group=group)))
+            except RecursionError:
+                self.unreplayable += 1
         names = (self._keys.stream, self._keys.dead)
         answers = await script("replay").call(self._client, names, args, stream=self._keys.stream)
-        self.taken += sum(answers)
-        self.gone += len(answers) - sum(answers)
-        if self._on_progress is not None:
+        self.taken += answers.count(_TAKEN)
+        self.gone += answers.count(_GONE)
+        self.unreplayable += answers.count(_NO_GROUP)
+        if self._on_progress is not None and not self._dry_run:
             self._on_progress(self.report())
 
     def report(self) -> ReplayReport:
         matched = self.taken + self.gone + self.unreplayable
         return ReplayReport(matched, self.taken, self.gone, self.unreplayable, self._dry_run)
+
+
+def _place(dead_id: str) -> tuple[int, int]:
+    """A dead letter's id as something that can be compared."""
+    milliseconds, _, sequence = dead_id.partition("-")
+    return int(milliseconds), int(sequence)
 
 
 def _cause(record: DeadRecord) -> str:
@@ -321,8 +343,9 @@ def _read(raw_id: bytes, fields: "list[bytes]") -> DeadMessage:
     dead_id = raw_id.decode()
     try:
         record = decode_record(fields[1])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # Somebody else wrote into the stream. It is shown for what it is, and can be discarded.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Somebody else wrote into the stream, or it is nested deeper than our stack holds.
+        # It is shown for what it is, and can be discarded.
         record = DeadRecord(reason="unreadable", id=dead_id, entry_id=dead_id, group="")
     return DeadMessage(dead_id, record)
 

@@ -11,7 +11,18 @@ from typing import Any
 import redis.asyncio
 
 from conquiet.processor.jobs import JobRecorder
-from conquiet.processor.plans import Delay, Emitted, Moment, NewMessage, Plans, Step, answered, debounced, new_states
+from conquiet.processor.plans import (
+    Delay,
+    Emitted,
+    Moment,
+    NewMessage,
+    Plans,
+    Step,
+    answered,
+    debounced,
+    debounced_states,
+    new_states,
+)
 from conquiet.processor.settings import ProcessorSettings
 
 
@@ -71,7 +82,10 @@ class Emitter:
         message = NewMessage(event, data, id, delay, at, max_attempts)
         if debounce is not None:
             step = self._plans.debounce_step(message, debounce, stream)
-            return debounced(step, await self._send(step))
+            reply = await self._send(step)
+            if self._jobs is not None:
+                await self._jobs.note_all(step.keys, debounced_states(step, reply), only_new=True)
+            return debounced(step, reply)
         return (await self.emit_many((message,), stream=stream))[0]
 
     async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:

@@ -16,6 +16,8 @@ The envelope is the JSON object in the entry's single field ``data``, so any rea
     group            text     the only consumer group that it is meant for (a retry)        every group
     replays          int      how often it came back from the dead letters                  0
     reserved         true     its turn under a rate limit is booked already                 false
+    reserved_ms      int      when that turn is                                             for ever
+    from_entry       text     the entry it follows: two messages of one id stay two         it is the first
 
 The shortest one a foreign writer can make is ``{"v": 1, "event": "email.send", "data": {…}}``.
 
@@ -24,11 +26,12 @@ new optional keys need no new version. ``v`` grows only when an old reader would
 thing; it refuses what it cannot understand, and never guesses.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.validation import require_positive, require_text
@@ -37,8 +40,14 @@ VERSION = 1
 MAX_NAME = 200
 """Longest event name and longest id, in characters."""
 
+_LARGEST = 2**53
+"""Largest number in an envelope: a script's numbers are floats, and beyond it they would be others."""
+
 _USUAL = frozenset({"v", "event", "id", "attempt", "emitted_ms", "data"})
 """The keys that every message of ours has, and most have no other."""
+
+_read_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_join = msgspec.json.Encoder().encode
 
 NO_ENVELOPE = "it is not an envelope: the key v is missing"
 NEWER_VERSION = "its envelope has a version that this release does not know"
@@ -73,6 +82,7 @@ class Envelope:
     group: str | None = None
     replays: int = 0
     reserved: bool = False
+    reserved_ms: int | None = None
 
 
 def new_id() -> str:
@@ -89,8 +99,8 @@ def check_new(event: object, message_id: object, max_attempts: object = None) ->
     for name, value in (("event", event), ("id", message_id)):
         if len(require_text(name, value)) > MAX_NAME:
             raise ConfigurationError(f"{name} must have at most {MAX_NAME} characters, got {len(str(value))}")
-    if max_attempts is not None:
-        require_positive("max_attempts", max_attempts)
+    if max_attempts is not None and require_positive("max_attempts", max_attempts) > _LARGEST:
+        raise ConfigurationError("max_attempts must be below 2**53")
 
 
 def to_payload(envelope: Envelope) -> dict[str, Any]:
@@ -103,7 +113,7 @@ def to_payload(envelope: Envelope) -> dict[str, Any]:
         "emitted_ms": envelope.emitted_ms,
         "data": envelope.data,
     }
-    for key in ("max_attempts", "delay_until_ms", "first_failed_ms", "group"):
+    for key in ("max_attempts", "delay_until_ms", "first_failed_ms", "group", "reserved_ms"):
         value = getattr(envelope, key)
         if value is not None:
             payload[key] = value
@@ -140,7 +150,9 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
         raise EnvelopeError(BAD_DATA)
     attempt = get("attempt", 1)
     emitted_ms = get("emitted_ms", 0)
-    if type(attempt) is not int or attempt < 1 or type(emitted_ms) is not int or emitted_ms < 0:
+    if type(attempt) is not int or type(emitted_ms) is not int:
+        raise EnvelopeError(BAD_NUMBER)
+    if not (0 < attempt <= _LARGEST and 0 <= emitted_ms <= _LARGEST):
         raise EnvelopeError(BAD_NUMBER)
     envelope = Envelope(event, message_id, data, attempt, None, emitted_ms)
     if payload.keys() != _USUAL:
@@ -148,26 +160,41 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
     return envelope
 
 
-def next_attempt(payload: Mapping[str, Any], envelope: Envelope, *, group: str, failed_ms: int) -> dict[str, Any]:
+def parts_of(raw: bytes) -> dict[str, Any]:
+    """Return the keys of a stored message, each with its value as it stands: not read, and so nobody's to change."""
+    parts: dict[str, Any] = _read_parts(raw)
+    return parts
+
+
+def joined(payload: Mapping[str, Any]) -> bytes:
+    """Return the bytes to store: of what was read it takes everything back, however deep or large."""
+    return _join(payload)
+
+
+def next_attempt(
+    payload: Mapping[str, Any], envelope: Envelope, *, group: str, entry_id: str, failed_ms: int
+) -> dict[str, Any]:
     """Return the payload of the attempt after this one. Keys of others are kept, the wait is over by then."""
-    following = dict(payload)
-    following.pop("delay_until_ms", None)
+    following = same_attempt(payload, envelope, group=group, entry_id=entry_id)
     following.pop("reserved", None)
-    following["id"] = envelope.id
     following["attempt"] = envelope.attempt + 1
-    following["group"] = group
     following["first_failed_ms"] = failed_ms if envelope.first_failed_ms is None else envelope.first_failed_ms
     return following
 
 
 def same_attempt(
-    payload: Mapping[str, Any], envelope: Envelope, *, group: str, reserved: bool = False
+    payload: Mapping[str, Any], envelope: Envelope, *, group: str, entry_id: str, reserved: bool = False
 ) -> dict[str, Any]:
-    """Return the payload of this very attempt, to be stored elsewhere and come back later for this group."""
+    """Return the payload of this very attempt, to be stored elsewhere and come back later for this group.
+
+    It names the entry that is acknowledged for it. Equal messages are one in a set, and two entries are never equal.
+    """
     later = dict(payload)
     later.pop("delay_until_ms", None)
+    later.pop("reserved_ms", None)
     later["id"] = envelope.id
     later["group"] = group
+    later["from_entry"] = entry_id
     if reserved:
         later["reserved"] = True
     return later
@@ -178,7 +205,7 @@ def replayed(payload: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     again = {
         key: value
         for key, value in payload.items()
-        if key not in {"attempt", "first_failed_ms", "delay_until_ms", "reserved"}
+        if key not in {"attempt", "first_failed_ms", "delay_until_ms", "reserved", "reserved_ms", "from_entry"}
     }
     again["attempt"] = 1
     again["group"] = group
@@ -190,16 +217,16 @@ def replayed(payload: Mapping[str, Any], *, group: str) -> dict[str, Any]:
 def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
     """Read the keys that only few messages have."""
     get = payload.get
-    for key in ("max_attempts", "first_failed_ms", "replays"):
+    for key in ("max_attempts", "first_failed_ms", "replays", "reserved_ms"):
         value = get(key)
         if value is None:
             continue
-        if type(value) is not int or value < (1 if key == "max_attempts" else 0):
+        if type(value) is not int or not (1 if key == "max_attempts" else 0) <= value <= _LARGEST:
             raise EnvelopeError(BAD_NUMBER)
         setattr(envelope, key, value)
     until = get("delay_until_ms")
     if until is not None:
-        if type(until) not in {int, float} or not math.isfinite(until):
+        if type(until) not in {int, float} or not -_LARGEST <= until <= _LARGEST:  # true for no NaN either
             raise EnvelopeError(BAD_NUMBER)
         envelope.delay_until_ms = int(until)
     group = get("group")

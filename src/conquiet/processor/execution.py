@@ -5,9 +5,11 @@
          dead letter       nothing         waits     dead letter    parked      waits
 
 Whatever takes a message out of the engine's hands acknowledges it in the same step on the server. What
-returns normally is acknowledged by the engine.
+returns normally is acknowledged by the engine. What is stored anew is made from the bytes that were read:
+``ctx.data`` is the handler's, who may do with it as he likes.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -18,23 +20,37 @@ from conquiet.kernel.identity import hostname
 from conquiet.kernel.redaction import printable
 from conquiet.processor.context import Delivery
 from conquiet.processor.emitter import Emitter
-from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload, next_attempt, same_attempt
+from conquiet.processor.envelope import (
+    Envelope,
+    EnvelopeError,
+    from_payload,
+    joined,
+    next_attempt,
+    parts_of,
+    same_attempt,
+)
 from conquiet.processor.jobs import JobRecorder, JobState
 from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
-from conquiet.processor.policy import DeadLetter, Done, RateLimit, Reason, Reject, RetryAt, decide
+from conquiet.processor.policy import (
+    DeadLetter,
+    Done,
+    HandlerCancelledError,
+    RateLimit,
+    Reason,
+    Reject,
+    RetryAt,
+    decide,
+)
 from conquiet.processor.records import DeadRecord, describe, encode_record
 from conquiet.processor.routes import Route
 from conquiet.processor.scripts import script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settlement import Settler
-from conquiet.queue.codec import encode_payload
+from conquiet.queue.codec import TOO_LARGE
 from conquiet.runtime.context import RuntimeMessage
 
 logger = logging.getLogger(__name__)
-
-_NO_LIMIT = 2**40
-"""What was read may be written back: it grows by a few bytes, which the reader's limit must not cut off."""
 
 
 class Execution:
@@ -98,8 +114,8 @@ class Execution:
             raise Reject(_UNKNOWN)
         if self._pauses.is_event_paused(message.stream, envelope.event) and await self._park(message, ctx, envelope):
             return
-        rate = None if envelope.reserved else route.rate
-        if rate is not None and not await self._take_turn(message, ctx, envelope, rate):
+        rate = route.rate
+        if rate is not None and not await self._has_turn(message, ctx, envelope, rate):
             return
         await self._run(message, ctx, envelope, route)
 
@@ -107,7 +123,7 @@ class Execution:
         """Bury what was delivered too often: it kills whoever works on it."""
         try:
             envelope = from_payload(message.data, entry_id=message.id)
-        except EnvelopeError:
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
             envelope = None
         await self._bury(message, ctx, envelope, Reason.DELIVERIES_EXHAUSTED, note=_EXHAUSTED)
 
@@ -117,7 +133,9 @@ class Execution:
         fields = await script("entry").call(self._client, (stream,), (entry_id,), stream=stream, group=self._group)
         if not fields:
             return
-        raw = {_shown(name): _shown(value) for name, value in zip(fields[::2], fields[1::2], strict=True)}
+        # What is only too large is kept whole: there is nothing else wrong with it, and it is nowhere else.
+        most = None if reason == TOO_LARGE else _SHOWN
+        raw = {_shown(name, most): _shown(value, most) for name, value in zip(fields[::2], fields[1::2], strict=True)}
         record = self._record(entry_id, None, Reason.MALFORMED, None)
         record.error, record.raw = reason, raw
         await self._settler.bury(keys, entry_id, encode_record(record))
@@ -128,17 +146,32 @@ class Execution:
         failure: Exception | None = None
         try:
             await route.invoke(envelope, ctx, self._emitter, message.stream)
+        except asyncio.CancelledError as error:
+            if _is_being_cancelled():
+                raise  # by us: a forced stop. It is not done, and whoever claims it begins anew
+            failure = HandlerCancelledError()
+            failure.__cause__ = error
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             failure = error
         if failure is None:
             if self._jobs is not None:
                 await self._jobs.note_later(self._keys[message.stream], envelope, JobState.SUCCEEDED)
             route.count(message.stream, "done")
+            message.raw = b""  # it may wait for its acknowledgement a while; nobody needs it twice
             return
+        await self._settle_failure(message, ctx, envelope, route, failure)
+        # Raised although it is settled: the engine then tells its listeners that the attempt failed.
+        raise failure
+
+    async def _settle_failure(
+        self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, route: Route, failure: Exception
+    ) -> None:
         if message.acknowledged:
             # The handler gave its message away before it failed. There is nothing left to try again.
             route.count(message.stream, "failed_after_ack")
-            raise failure
+            if self._jobs is not None:
+                await self._jobs.note(self._keys[message.stream], envelope, JobState.DEAD, failure)
+            return
         match decide(failure, attempt=envelope.attempt, policy=route.retry, max_attempts=envelope.max_attempts):
             case RetryAt(delay_ms):
                 await self._retry(message, ctx, envelope, delay_ms, failure)
@@ -148,17 +181,15 @@ class Execution:
                 route.count(message.stream, "dead")
             case Done():  # pragma: no cover - there was a failure
                 return
-        # Raised although it is settled: the engine then tells its listeners that the attempt failed.
-        raise failure
 
     async def _retry(
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, delay_ms: int, failure: Exception
     ) -> None:
-        payload = next_attempt(message.data, envelope, group=self._group, failed_ms=self._now_ms())
+        payload = next_attempt(
+            parts_of(message.raw), envelope, group=self._group, entry_id=message.id, failed_ms=self._now_ms()
+        )
         with ctx.leaving():
-            await self._settler.reschedule(
-                self._keys[message.stream], message.id, f"+{delay_ms}", encode_payload(payload, max_bytes=_NO_LIMIT)
-            )
+            await self._settler.reschedule(self._keys[message.stream], message.id, f"+{delay_ms}", joined(payload))
             ctx.mark_acknowledged()
         if self._jobs is not None:
             await self._jobs.note(self._keys[message.stream], envelope, JobState.FAILED, failure)
@@ -166,11 +197,9 @@ class Execution:
     async def _let_wait(
         self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, when: str, state: JobState
     ) -> None:
-        payload = same_attempt(message.data, envelope, group=self._group)
+        payload = same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id)
         with ctx.leaving():
-            await self._settler.reschedule(
-                self._keys[message.stream], message.id, when, encode_payload(payload, max_bytes=_NO_LIMIT)
-            )
+            await self._settler.reschedule(self._keys[message.stream], message.id, when, joined(payload))
             ctx.mark_acknowledged()
         if self._jobs is not None:
             await self._jobs.note(self._keys[message.stream], envelope, state)
@@ -186,10 +215,9 @@ class Execution:
     ) -> None:
         record = self._record(message.id, envelope, reason, failure)
         record.error = record.error or note
-        record.payload = message.data
         record.deliveries = message.delivery_count
         with ctx.leaving():
-            await self._settler.bury(self._keys[message.stream], message.id, encode_record(record))
+            await self._settler.bury(self._keys[message.stream], message.id, encode_record(record, message.raw))
             ctx.mark_acknowledged()
         logger.warning(
             "message is a dead letter",
@@ -230,7 +258,7 @@ class Execution:
     async def _park(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope) -> bool:
         """Put a message of a paused event aside. False if it is not paused after all."""
         keys = self._keys[message.stream]
-        payload = encode_payload(same_attempt(message.data, envelope, group=self._group), max_bytes=_NO_LIMIT)
+        payload = joined(same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id))
         with ctx.leaving():
             answer = await script("park").call(
                 self._client,
@@ -244,11 +272,18 @@ class Execution:
             ctx.mark_acknowledged()
         return True
 
+    async def _has_turn(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, rate: RateLimit) -> bool:
+        """True if the message's turn is now. One that was missed (a pause, all hosts down) is void."""
+        if envelope.reserved and not rate.has_lapsed(envelope.reserved_ms, now_ms=self._now_ms()):
+            return True
+        return await self._take_turn(message, ctx, envelope, rate)
+
     async def _take_turn(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, rate: RateLimit) -> bool:
         """Take a turn under the event's rate limit. False if it is a later one, and the message waits for it."""
         keys = self._keys[message.stream]
-        payload = same_attempt(message.data, envelope, group=self._group, reserved=True)
-        stored = encode_payload(payload, max_bytes=_NO_LIMIT)
+        stored = joined(
+            same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id, reserved=True)
+        )
         with ctx.leaving():
             wait_ms = await script("turn").call(
                 self._client,
@@ -278,10 +313,16 @@ class Execution:
 
 
 _NOT_PAUSED = 2
+_SHOWN = 65_536
 _UNKNOWN = "no handler is registered for its event"
 _EXHAUSTED = "it was delivered too often without ever being settled: whoever worked on it was killed or hung"
 
 
-def _shown(raw: bytes) -> str:
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _shown(raw: bytes, most: int | None) -> str:
     """Bytes of an entry that could not be decoded, as text that JSON can hold."""
-    return raw[:65_536].decode(errors="backslashreplace")
+    return raw[:most].decode(errors="backslashreplace")

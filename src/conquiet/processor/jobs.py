@@ -2,7 +2,7 @@
 
     waiting ─┐                        ┌─▶ succeeded
     delayed ─┴─▶ running ─────────────┼─▶ failed ──▶ running …     (it waits for its next attempt)
-                                      └─▶ dead
+                                      └─▶ dead                     (no attempt is left)
 
 The truth is in the streams: a state is written after the fact it tells of, gathered with others into one
 round trip, and a state that cannot be written is counted and logged, and fails nobody's message. A
@@ -44,8 +44,10 @@ class JobState(Enum):
 
 _NUMBER = {state: number for number, state in enumerate(JobState, start=1)}
 
-NewState = tuple[str, str, int, JobState]
-"""Id, event, attempt and state of one job."""
+_FORGET = 0
+
+NewState = tuple[str, str, int, JobState | None]
+"""Id, event, attempt and state of one job; None if it was replaced before it ran, and is to be forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s
 
 def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool) -> _Note:
     job_id, event, attempt, state = job
-    args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
+    args = (_FORGET if state is None else _NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
     return _Note(keys, args, keys.job(job_id))
 
 

@@ -38,8 +38,11 @@ class Keys:
         return f"{self.base}:emitted:{message_id}"
 
     def debounce(self, event: str, name: str) -> str:
-        """Return the key that holds the waiting message of a debounced event."""
-        return f"{self.base}:debounce:{event}:{name}"
+        """Return the key that holds the waiting message of a debounced event.
+
+        The length tells where the event ends: both parts may have colons.
+        """
+        return f"{self.base}:debounce:{len(event)}:{event}:{name}"
 
     def parked_event(self, event: str) -> str:
         """Return the list of messages parked while this event is paused."""

@@ -12,7 +12,7 @@ from conquiet.errors import ConfigurationError, PayloadError
 from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_seconds, require_text
 from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL, never_raises
-from conquiet.processor.envelope import Envelope, check_new, new_id, to_payload
+from conquiet.processor.envelope import check_new, new_id
 from conquiet.processor.jobs import JobState, NewState
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.scripts import ADD_ONE, Arg, Script, script
@@ -21,6 +21,9 @@ from conquiet.queue.codec import TOO_LARGE, CodecError, encode_payload
 
 _DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
 """How long after its due time a debounced message that nobody moved can still be replaced."""
+
+_FOR_EVER_MS = 2**52
+"""Longest window of ids: the server refuses a time that its clock cannot reach."""
 
 _MOST_KEYS = 1_000
 
@@ -93,7 +96,7 @@ class Plans:
         self._stream = stream
         self._settings = settings
         self._keys = {stream: keys_of(stream)}
-        self._window_ms = max(1, round(settings.dedupe_window_s * 1000))
+        self._window_ms = min(_FOR_EVER_MS, max(1, round(settings.dedupe_window_s * 1000)))
 
     def steps(self, messages: Iterable[NewMessage], stream: str | None) -> Iterator[Step]:
         """Return the steps that emit these messages. All of them are checked before the first step is returned."""
@@ -140,21 +143,16 @@ class Plans:
         check_new(message.event, message_id, message.max_attempts)
         data = {} if message.data is None else message.data
         try:
-            if message.max_attempts is None:
-                # The same bytes as below, without building and checking an object around the caller's.
-                payload = b'{"v":1,"event":%b,"id":%b,"attempt":1,"emitted_ms":%d,"data":%b}' % (
-                    _text(message.event),
-                    _text(message_id),
-                    now_ms,
-                    encode_payload(data, max_bytes=self._settings.max_payload_bytes),
-                )
-                if len(payload) > self._settings.max_payload_bytes:
-                    raise CodecError(TOO_LARGE)
-            else:
-                envelope = Envelope(
-                    message.event, message_id, dict(data), max_attempts=message.max_attempts, emitted_ms=now_ms
-                )
-                payload = encode_payload(to_payload(envelope), max_bytes=self._settings.max_payload_bytes)
+            # The bytes of ``to_payload``, without building and checking an object around the caller's.
+            payload = b'{"v":1,"event":%b,"id":%b,"attempt":1,"emitted_ms":%d,"data":%b%b}' % (
+                _text(message.event),
+                _text(message_id),
+                now_ms,
+                encode_payload(data, max_bytes=self._settings.max_payload_bytes),
+                b"" if message.max_attempts is None else b',"max_attempts":%d' % message.max_attempts,
+            )
+            if len(payload) > self._settings.max_payload_bytes:
+                raise CodecError(TOO_LARGE)
         except CodecError as error:
             reason = error.reason
         else:
@@ -185,9 +183,17 @@ def answered(step: Step, reply: Any) -> list[Emitted]:
 
 def debounced(step: Step, reply: Any) -> Emitted:
     """Read the answer of a step of ``Plans.debounce_step``, and count what it did."""
-    due, replaced = reply
+    due, replaced, _ = reply
     _count(step.keys.stream, "replacing" if replaced else "emitted", 1)
     return Emitted(step.messages[0].id, step.keys.stream, None, int(due))
+
+
+def debounced_states(step: Step, reply: Any) -> list[NewState]:
+    """Return the states that a step of ``Plans.debounce_step`` changed: one job waits, in place of another, maybe."""
+    (plan,) = step.messages
+    replaced = reply[2].decode()
+    begun: list[NewState] = [(plan.id, plan.event, 1, JobState.DELAYED)]
+    return [*begun, (replaced, plan.event, 1, None)] if replaced else begun
 
 
 def new_states(step: Step, emitted: Sequence[Emitted]) -> list[NewState]:

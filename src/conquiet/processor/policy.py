@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from conquiet.errors import ConfigurationError
+from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.kernel.backoff import Backoff
 from conquiet.kernel.validation import require_positive, require_seconds, require_text
 
@@ -42,6 +42,16 @@ class Reject(Exception):  # noqa: N818 - the same
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class HandlerCancelledError(ConquietError):
+    """A handler ended with a cancellation that nobody asked it for: something it awaited had been cancelled.
+
+    It stands for a failure like any other, so that ``retry_for=(Exception,)`` means it, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the handler awaited something that was cancelled, and did not catch it")
 
 
 class Reason(Enum):
@@ -176,6 +186,14 @@ class RateLimit:
     def turn_us(self) -> int:
         """Microseconds from one turn to the next."""
         return max(1, round(self.per_s * 1_000_000 / self.count))
+
+    def has_lapsed(self, turn_ms: int | None, *, now_ms: int) -> bool:
+        """True if a turn is over by more than a second, or by more than one turn where they are further apart.
+
+        Without that, all that was missed would start at once. A turn of an unknown time, as older releases
+        booked them, holds.
+        """
+        return turn_ms is not None and now_ms > turn_ms + max(1_000, self.turn_us // 1_000)
 
 
 def require_event(event: object) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,6 +18,7 @@ from conquiet.errors import ConfigurationError, LifecycleError, MalformedMessage
 from conquiet.kernel.identity import stable_consumer_id
 from conquiet.kernel.lifecycle import Status
 from conquiet.kernel.validation import require_positive, require_text
+from conquiet.processor.burials import Burials
 from conquiet.processor.dead_letters import DeadLetters
 from conquiet.processor.delays import Mover, Tick
 from conquiet.processor.emitter import Emitter
@@ -35,6 +37,9 @@ from conquiet.runtime.consumer import Consumer
 from conquiet.runtime.events import Callback, EngineError
 from conquiet.runtime.health import NOTHING_DONE, Health, StopReport
 from conquiet.runtime.settings import RuntimeSettings, require_streams
+
+_OUR_ADDITIONS = 4_096
+"""Most bytes by which a message grows on its way: group, times, ids."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,7 +81,7 @@ class Processor:
         self._middlewares: list[Middleware] = []
         self._callbacks: list[tuple[str, Callback]] = []
         self._executor: ThreadPoolExecutor | None = None
-        self._burials: set[asyncio.Task[None]] = set()
+        self._burials: Burials | None = None
         ttl_s = self._settings.job_ttl_s
         self._recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
@@ -255,7 +260,8 @@ class Processor:
         await mover.close()
         if self._execution is not None:
             self._execution.flush_counts()
-        await asyncio.gather(*self._burials, return_exceptions=True)
+        if self._burials is not None:
+            await self._burials.finish()
         if self._recorder is not None:
             await self._recorder.drain()
         if self._executor is not None:
@@ -279,6 +285,7 @@ class Processor:
             jobs=self._recorder,
             settings=self._settings,
         )
+        self._burials = Burials(self._execution.malformed)
         self._consumer = Consumer(
             streams=self._streams,
             redis=self._redis,
@@ -287,7 +294,7 @@ class Processor:
             group=self._group,
             consumer_id=self._consumer_id,
             on_exhausted=self._execution.exhausted,
-            settings=self._runtime,
+            settings=replace(self._runtime, max_payload_bytes=self._largest_read()),
         )
         self._consumer.on("error", self._hear_error)
         for event, callback in self._callbacks:
@@ -307,8 +314,10 @@ class Processor:
         """Take over what the mover saw: the server's clock, and pauses."""
         assert self._consumer is not None  # noqa: S101 - the mover was assembled with it
         assert self._execution is not None  # noqa: S101 - the same
+        assert self._burials is not None  # noqa: S101 - the same
         self._execution.note_server_time(found.ahead_ms)
         self._execution.flush_counts()
+        self._burials.try_again()
         await self._pauses.learn(keys, found)
         withheld = frozenset(stream for stream in self._streams if self._pauses.is_stream_paused(stream))
         if withheld != self._withheld:  # told once: each time it cuts a waiting read short
@@ -317,11 +326,12 @@ class Processor:
 
     def _hear_error(self, event: EngineError) -> None:
         error = event.error
-        if isinstance(error, MalformedMessageError) and error.stream and error.message_id and self._execution:
-            call = self._execution.malformed(error.stream, error.message_id, error.reason or "it is malformed")
-            task = asyncio.create_task(call, name="conquiet-malformed")
-            self._burials.add(task)
-            task.add_done_callback(self._burials.discard)
+        if isinstance(error, MalformedMessageError) and error.stream and error.message_id and self._burials:
+            self._burials.begin(error.stream, error.message_id, error.reason or "it is malformed")
+
+    def _largest_read(self) -> int:
+        """What may be emitted may be read, and tried again: a retry is larger by what we write into it."""
+        return max(self._runtime.max_payload_bytes, self._settings.max_payload_bytes) + _OUR_ADDITIONS
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._executor is None:

@@ -109,5 +109,12 @@ def _frames(error: BaseException) -> str:
     return "caused by:\n".join(parts)
 
 
-encode_record = msgspec.json.Encoder().encode
+def encode_record(record: DeadRecord, payload: bytes | None = None) -> bytes:
+    """Return what is stored; ``payload`` is the message's own bytes, which go in unread and unchanged."""
+    if payload is not None:
+        record.payload = msgspec.Raw(payload)  # type: ignore[assignment]  # it reads as a dict
+    return _encode(record)
+
+
+_encode = msgspec.json.Encoder().encode
 decode_record = msgspec.json.Decoder(DeadRecord).decode

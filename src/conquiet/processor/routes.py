@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 
 from conquiet.errors import HandlerTimeoutError
+from conquiet.kernel.functions import call_in_thread
 from conquiet.kernel.redaction import printable
 from conquiet.metrics.registry import PROCESSOR_OUTCOMES_TOTAL, PROCESSOR_TIMEOUTS_TOTAL, never_raises
 from conquiet.processor.context import Delivery, JobContext, SyncJobContext
@@ -127,7 +128,10 @@ class Route:
     def _in_thread(self, ctx: JobContext) -> Awaitable[object]:
         loop = asyncio.get_running_loop()
         run = contextvars.copy_context().run
-        return loop.run_in_executor(self._executor(), run, self._settings.function, SyncJobContext(ctx, loop))
+        context = SyncJobContext(ctx, loop)
+        return loop.run_in_executor(
+            self._executor(), run, call_in_thread, "the handler", self._settings.function, context
+        )
 
 
 @never_raises

@@ -1,9 +1,11 @@
 """The steps that have to be one step on the server: Lua, each on keys of one hash slot.
 
 A script is sent by its digest. A server that does not have it (a restart, a failover, SCRIPT FLUSH)
-says NOSCRIPT and has done nothing, so sending the whole text then is no repetition.
+says NOSCRIPT and has done nothing, so sending the whole text then is no repetition. It is sent after that answer
+has been dealt with: an error with the answer as its context would pass for a refusal, though it may have been done.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,14 +39,13 @@ class Script:
 
     async def run(self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Run it once. Errors are those of redis-py."""
-        try:
+        with contextlib.suppress(NoScriptError):
             return await client.execute_command(  # type: ignore[no-untyped-call]
                 "EVALSHA", self.sha, len(keys), *keys, *args
             )
-        except NoScriptError:
-            return await client.execute_command(  # type: ignore[no-untyped-call]
-                "EVAL", self.source, len(keys), *keys, *args
-            )
+        return await client.execute_command(  # type: ignore[no-untyped-call]
+            "EVAL", self.source, len(keys), *keys, *args
+        )
 
     async def call(
         self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str, group: str = "-"
@@ -58,10 +59,9 @@ class Script:
 
     def run_sync(self, client: redis.Redis, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Do what ``run`` does, without asyncio."""
-        try:
+        with contextlib.suppress(NoScriptError):
             return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
-        except NoScriptError:
-            return client.execute_command("EVAL", self.source, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
+        return client.execute_command("EVAL", self.source, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
 
     def call_sync(self, client: redis.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str) -> Any:
         """Do what ``call`` does, without asyncio."""

@@ -27,7 +27,8 @@ class ProcessorSettings:
             changes nothing the second time, so repeating it is safe.
         settle_backoff: Wait between those.
         job_ttl_s: Keep the state of every job for so long after its end; None keeps no states at all.
-        max_payload_bytes: Largest message, encoded, that is emitted.
+        max_payload_bytes: Largest message, encoded, that is emitted. The engine reads at least that much, whatever
+            its own limit is.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)

@@ -1,11 +1,22 @@
 """The emitter for code without asyncio: the same messages by the same scripts, only the waiting differs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from conquiet.processor.jobs import note_new
-from conquiet.processor.plans import Delay, Emitted, Moment, NewMessage, Plans, Step, answered, debounced, new_states
+from conquiet.processor.jobs import NewState, note_new
+from conquiet.processor.plans import (
+    Delay,
+    Emitted,
+    Moment,
+    NewMessage,
+    Plans,
+    Step,
+    answered,
+    debounced,
+    debounced_states,
+    new_states,
+)
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.queue.client import AnyRedis, clone_sync
 
@@ -43,7 +54,9 @@ class SyncEmitter:
         message = NewMessage(event, data, id, delay, at, max_attempts)
         if debounce is not None:
             step = self._plans.debounce_step(message, debounce, stream)
-            return debounced(step, self._send(step))
+            reply = self._send(step)
+            self._note(step, debounced_states(step, reply))
+            return debounced(step, reply)
         return self.emit_many((message,), stream=stream)[0]
 
     def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
@@ -51,8 +64,7 @@ class SyncEmitter:
         emitted: list[Emitted] = []
         for step in self._plans.steps(messages, stream):
             sent = answered(step, self._send(step))
-            if self._settings.job_ttl_s is not None:
-                note_new(self._client, step.keys, new_states(step, sent), ttl_s=self._settings.job_ttl_s)
+            self._note(step, new_states(step, sent))
             emitted += sent
         return emitted
 
@@ -68,6 +80,10 @@ class SyncEmitter:
     ) -> None:
         """Close our connections."""
         self.close()
+
+    def _note(self, step: Step, states: Sequence[NewState]) -> None:
+        if self._settings.job_ttl_s is not None:
+            note_new(self._client, step.keys, states, ttl_s=self._settings.job_ttl_s)
 
     def _send(self, step: Step) -> Any:
         return step.script.call_sync(self._client, step.names, step.args, stream=step.keys.stream)

@@ -63,10 +63,6 @@ class StreamCommands:
         """XADD of one encoded payload. SPEC(001 §3.1)."""
         return b"%b$%d\r\n%b\r\n" % (self._xadd, len(data), data)
 
-    def add_all(self, encoded: list[bytes]) -> bytes:
-        """XADD of several payloads as one transaction: all of them or none."""
-        return b"".join([pack("MULTI"), *map(self.add, encoded), pack("EXEC")])
-
     def read_new(self, block_ms: int, count: int) -> bytes:
         """XREADGROUP of entries never delivered to the group. SPEC(001 §5.4)."""
         key = (block_ms, count)

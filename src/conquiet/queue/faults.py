@@ -10,6 +10,7 @@ import re
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ConnectionError,  # noqa: A004 - redis-py's own, which is not Python's
     ExecAbortError,
     NoPermissionError,
     OutOfMemoryError,
@@ -33,6 +34,9 @@ _CODES: dict[type[BaseException], str] = {
 }
 
 _CODE = re.compile(r"[A-Z][A-Z0-9]{2,15}")
+
+# redis-py's words, 6.4 to 8.1, sync and asyncio, for a READONLY that came over Sentinel.
+_DEMOTED = "The previous master is now a slave"
 
 # The server's words, Redis 6.2 to 8 and Valkey 9. UNBLOCKED alone is not enough: CLIENT UNBLOCK and a
 # failover end a blocked read with the same code, and the group may be as well as ever.
@@ -72,8 +76,9 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
                 group=group,
                 command=command,
             )
+        advice = ". Allow its user the command and the key (ACL SETUSER)" if kind == "NOPERM" else ""
         return QueueError(
-            f"{command} {place} was refused by the server ({kind})",
+            f"{command} {place} was refused by the server ({kind}){advice}",
             stream=stream,
             group=group,
             command=command,
@@ -88,9 +93,15 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """True if the server answered, and answered no. redis-py makes connection errors of some of these answers."""
-    # Over Sentinel, READONLY becomes a ConnectionError raised while the answer was being handled.
-    return isinstance(error, _REFUSALS) or isinstance(error.__context__, ResponseError)
+    """True if the server answered, and answered no. redis-py makes connection errors of some of these answers.
+
+    What an error was raised in the handling of proves nothing by itself: a caller who enqueues in the ``except`` block
+    of another command's refusal gives that refusal to whatever is lost on our way. So the words are asked for too.
+    """
+    if isinstance(error, _REFUSALS):
+        return True
+    demoted = type(error) is ConnectionError and error.args == (_DEMOTED,)
+    return demoted and isinstance(error.__context__, ReadOnlyError)
 
 
 def _code(error: BaseException) -> str:

@@ -104,18 +104,21 @@ class StaleFinder:
             case Look.WHOLE:
                 return self._pending(count=count, min_idle_ms=min_idle_ms, consumer=probe.consumer)
             case Look.PAGED:
-                return self._look_at_pages(probe.consumer, min_idle_ms)[:count]
+                return self._look_at_pages(probe.consumer, min_idle_ms, count)
 
-    def _look_at_pages(self, consumer: bytes, min_idle_ms: int) -> list[Pending]:
+    def _look_at_pages(self, consumer: bytes, min_idle_ms: int, count: int) -> list[Pending]:
         head = self._pending(count=PAGE, consumer=consumer)
-        rows = head
-        if len(head) == PAGE:
-            after = self._cursors.pop(consumer, head[-1].id)
-            page = self._pending(count=PAGE, start=f"({max(after, head[-1].id, key=id_key)}", consumer=consumer)
-            if len(page) == PAGE:
-                self._cursors[consumer] = page[-1].id
-            rows = head + page
-        return [row for row in rows if row.idle_ms >= min_idle_ms]
+        found = [row for row in head if row.idle_ms >= min_idle_ms]
+        if len(head) < PAGE or len(found) >= count:
+            return found[:count]
+        after = self._cursors.pop(consumer, head[-1].id)
+        page = self._pending(count=PAGE, start=f"({max(after, head[-1].id, key=id_key)}", consumer=consumer)
+        found += [row for row in page if row.idle_ms >= min_idle_ms]
+        if len(found) > count:
+            self._cursors[consumer] = found[count - 1].id  # the others were seen, not taken: they come first next time
+        elif len(page) == PAGE:
+            self._cursors[consumer] = page[-1].id
+        return found[:count]
 
     def _pending(
         self, *, count: int, start: str = "-", min_idle_ms: int = 0, consumer: bytes | None = None

@@ -21,7 +21,7 @@ from typing import Any, Self
 from redis.exceptions import ResponseError
 
 from conquiet.config import QueueConfig
-from conquiet.errors import PayloadError, QueueError
+from conquiet.errors import ConfigurationError, PayloadError, QueueError
 from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_seconds, require_text
 from conquiet.queue import scripts
@@ -50,7 +50,10 @@ LONGEST_SLICE_MS = 1_000
 """Longest BLOCK that the connections are prepared for; a longer read gets a connection of its own."""
 
 MAX_BATCH = 10_000
-"""Most payloads of one ``enqueue_many``: they are one transaction, and the server does nothing else meanwhile."""
+"""Most payloads of one ``enqueue_many``: they are one script, and the server does nothing else meanwhile."""
+
+LONGEST_WINDOW_S = 10 * 366 * 86_400.0
+"""Longest ``idempotency_window_s``: ten years. Redis has no times far beyond, and refuses to set them."""
 
 _ID = re.compile(r"\d{1,20}-\d{1,20}")
 
@@ -119,6 +122,7 @@ class RedisStreamsQueue:
 
         Raises:
             PayloadError: The payload is not a JSON object, or the key was used for another payload.
+            ConfigurationError: The window is longer than ten years.
         """
         data = self._encode(payload)
         if idempotency_key is None:
@@ -128,22 +132,16 @@ class RedisStreamsQueue:
     def enqueue_many(self, payloads: Iterable[dict[str, Any]]) -> list[str]:
         """Add all payloads in their order, or none of them, and return the ids.
 
-        One transaction (MULTI), one round trip, at most 10,000 payloads. One payload that is
+        One step on the server (EVAL), one round trip, at most 10,000 payloads. One payload that is
         refused keeps all of them from being sent.
         """
         encoded = [self._encode(payload) for payload in payloads]
         if not encoded:
             return []
         if len(encoded) > MAX_BATCH:
-            raise self._refusal("XADD", f"takes at most {MAX_BATCH} payloads in one call, got {len(encoded)}")
-        # One reply to MULTI, one "queued" each, then the results in the reply to EXEC.
-        results = self._send.pipeline("EXEC", self._commands.add_all(encoded), len(encoded) + 2)[-1]
-        if isinstance(results, ResponseError):
-            raise self._send.failure(results, "EXEC") from results
-        failed = next((result for result in results if isinstance(result, ResponseError)), None)
-        if failed is not None:
-            raise self._send.failure(failed, "XADD") from failed
-        return [text(result) for result in results]
+            raise self._refusal("EVAL", f"takes at most {MAX_BATCH} payloads in one call, got {len(encoded)}")
+        packed = pack("EVAL", scripts.ENQUEUE_MANY, 1, self.config.stream_key, *encoded)
+        return [text(added) for added in self._send.call("EVAL", packed)]
 
     # ------------------------------------------------------------------ reading
     def read(self, block_ms: int, count: int = 1) -> MessageBatch:
@@ -272,7 +270,9 @@ class RedisStreamsQueue:
 
     def _enqueue_once(self, payload: dict[str, Any], data: bytes, key: str, window_s: float) -> str:
         require_text("idempotency_key", key)
-        window_ms = max(1, round(require_seconds("idempotency_window_s", window_s) * 1000))
+        if require_seconds("idempotency_window_s", window_s) > LONGEST_WINDOW_S:
+            raise ConfigurationError(f"idempotency_window_s must be at most ten years, got {window_s}")
+        window_ms = max(1, round(window_s * 1000))
         digest = hashlib.sha256(canonical(payload)).hexdigest()[:32]
         stream = self.config.stream_key
         packed = pack("EVAL", scripts.ENQUEUE_ONCE, 2, stream, scripts.mark_key(stream, key), data, digest, window_ms)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from conquiet.errors import QueueError
 from conquiet.metrics.registry import QUEUE_ACK_NOOP_TOTAL, QUEUE_MESSAGES_ACK_TOTAL
@@ -25,6 +25,9 @@ from conquiet.runtime.lease import LeaseTable
 from conquiet.runtime.metrics import observe_ack_batch
 from conquiet.runtime.reconnect import Reconnect
 from conquiet.runtime.wire import Wire, WireLostError
+
+_FOR_GOOD = ("NOGROUP", "WRONGTYPE", "NOPERM")
+"""Refusals that another attempt cannot better. The ids stay pending on the server, if there is anything left."""
 
 
 class AckBatch:
@@ -76,6 +79,7 @@ class Acknowledger:
         self._due: list[RuntimeMessage] = []
         self._unconfirmed = 0
         self._nudged = False
+        self._closed = False
         self._wake = asyncio.Event()
         self._confirmed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -122,6 +126,8 @@ class Acknowledger:
             WireLostError: The connection broke or was not to be had.
         """
         async with self._wire_lock:
+            if self._closed:
+                raise WireLostError(ConnectionError("the engine has ended"))
             if not self._wire.is_open:
                 await self._wire.open()
             return await self._wire.call(commands)
@@ -136,9 +142,9 @@ class Acknowledger:
         return batch
 
     def confirm(self, batch: AckBatch, replies: Sequence[Any]) -> None:
-        """The server has answered."""
+        """The server has answered. What it refuses for the moment is due again, with the next batch."""
         self._unconfirmed -= len(batch.messages)
-        self._settle(batch, replies)
+        self._due[:0] = self._settle(batch, replies)
 
     def put_back(self, batch: AckBatch) -> None:
         """The batch may or may not have arrived: it is due again."""
@@ -156,7 +162,8 @@ class Acknowledger:
             waiting.cancel()
 
     async def close(self) -> list[RuntimeMessage]:
-        """End the flushing. Returns what was not confirmed."""
+        """End the flushing. Returns what was not confirmed. Nothing is sent afterwards, whoever asks."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -169,17 +176,22 @@ class Acknowledger:
         if self._due and not self._reader_is_coming():
             self._wake.set()
 
-    def _settle(self, batch: AckBatch, replies: Sequence[Any]) -> None:
+    def _settle(self, batch: AckBatch, replies: Sequence[Any]) -> list[RuntimeMessage]:
+        """Let go of what is settled. Returns what the server refuses now and may take later."""
+        later: list[RuntimeMessage] = []
         for (stream, messages), reply in zip(batch.by_stream.items(), replies, strict=True):
-            for message in messages:
-                self._table.release(message)
             if isinstance(reply, ResponseError):
-                # Refused, not lost: the ids stay pending on the server, and sending them again would not help.
                 self._on_error(translate(reply, stream=stream, group=self._group, command="XACK"))
+                if not isinstance(reply, NoPermissionError) and not str(reply).startswith(_FOR_GOOD):
+                    later += messages  # too few replicas, a full disk: our work is done, and must not be done again
+                    continue
             else:
                 _count(stream, acknowledged=reply, sent=len(messages))
+            for message in messages:
+                self._table.release(message)
         observe_ack_batch(len(batch.messages))
         self._confirmed.set()
+        return later
 
     async def _serve(self) -> None:
         while True:
@@ -198,17 +210,26 @@ class Acknowledger:
             error = translate(lost.reason, stream=batch.messages[0].stream, group=self._group, command="XACK")
             error.__cause__ = lost.reason
             self._on_error(error)
-            delay_s = self._reconnect.delay_s()
-            if delay_s is None:
-                self._on_given_up(error)
-                return False
-            await asyncio.sleep(delay_s)
+            return await self._rest(error)
         except BaseException:
             self.put_back(batch)
             raise
-        else:
+        refused = next((reply for reply in replies if isinstance(reply, ResponseError)), None)
+        self.confirm(batch, replies)
+        if refused is None or not self._due:
             self._reconnect.succeeded()
-            self.confirm(batch, replies)
+            return True
+        error = translate(refused, stream=batch.messages[0].stream, group=self._group, command="XACK")
+        self._wake.set()
+        return await self._rest(error)
+
+    async def _rest(self, error: QueueError) -> bool:
+        """Wait before the next attempt. False if there is none."""
+        delay_s = self._reconnect.delay_s()
+        if delay_s is None:
+            self._on_given_up(error)
+            return False
+        await asyncio.sleep(delay_s)
         return True
 
 

@@ -117,40 +117,47 @@ class ConcurrencyPool(Generic[T]):
         return len(stubborn)
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - we are in one
-        waiting, running, work = self._waiting, self._running, self._work
         while not self._closing:
-            if not waiting or self._on_hold:
-                sleeper = loop.create_future()
-                self._sleepers.append(sleeper)
-                try:
-                    await sleeper
-                finally:
-                    if not sleeper.done() and sleeper in self._sleepers:
-                        self._sleepers.remove(sleeper)
-            turn_began = time.monotonic()
-            while waiting and not self._on_hold:
-                running[task] = waiting.popleft()
-                self._plan_wake(loop)
-                try:
-                    await work(running[task])
-                except asyncio.CancelledError:
-                    if self._closing:
-                        raise
-                    task.uncancel()
-                except Exception:  # a mistake of ours in `work`: the slot lives, the message stays pending
-                    logger.exception("slot failed")
-                finally:
-                    del running[task]
-                if waiting and (len(waiting) == self._mark or time.monotonic() - turn_began > _TURN_S):
-                    self._mark = -1
-                    self._on_free()
-                    await asyncio.sleep(0)
-                    turn_began = time.monotonic()
+            try:
+                await self._take_turns(task)
+            except asyncio.CancelledError:
+                # Any but ours at the end was meant for a handler. It may even come after it, from a watchdog that was
+                # not called off in time: the slot is not the handler's.
+                if self._closing:
+                    raise
+                task.uncancel()
             self._check_quiet()
             self._on_free()
+
+    async def _take_turns(self, task: "asyncio.Task[None]") -> None:
+        """Sleep until something waits, then work on it as long as there is something."""
+        loop = asyncio.get_running_loop()
+        waiting, running, work = self._waiting, self._running, self._work
+        if not waiting or self._on_hold:
+            sleeper = loop.create_future()
+            self._sleepers.append(sleeper)
+            try:
+                await sleeper
+            finally:
+                if sleeper in self._sleepers:  # cancelled: whoever wakes sleepers would wake nobody with it
+                    self._sleepers.remove(sleeper)
+        turn_began = time.monotonic()
+        while waiting and not self._on_hold:
+            running[task] = waiting.popleft()
+            self._plan_wake(loop)
+            try:
+                await work(running[task])
+            except Exception:  # a mistake of ours in `work`: the slot lives, the message stays pending
+                logger.exception("slot failed")
+            finally:
+                del running[task]
+            if waiting and (len(waiting) == self._mark or time.monotonic() - turn_began > _TURN_S):
+                self._mark = -1
+                self._on_free()
+                await asyncio.sleep(0)
+                turn_began = time.monotonic()
 
     def _plan_wake(self, loop: asyncio.AbstractEventLoop) -> None:
         # Runs at the next turn of the loop, that is when our handler waits or is through. If items are

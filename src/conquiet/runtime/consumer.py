@@ -325,9 +325,10 @@ class Consumer:
                 # Not waited for: a thread cannot be broken off. What still runs in one is in the report.
                 self._executor.shutdown(wait=False, cancel_futures=True)
             self._lifecycle.finish()
+            if failure is not None:
+                self._tell(failure)
             await self._dispatcher.close(timeout_s=FORCED_S)
         if failure is not None:
-            self._tell(failure)
             raise failure
         return report
 

@@ -17,6 +17,7 @@ class RuntimeMessage:
         stream: Key of the stream.
         id: Entry id, ``milliseconds-sequence``.
         data: The decoded JSON object. Not part of ``repr()``: it may be personal data.
+        raw: The bytes it was decoded from, for whoever stores it elsewhere: a handler may change ``data``.
         delivery_count: How often the server has delivered the entry, this time and killed processes included.
         leased_at: On the monotonic clock, a moment at which the entry was certainly ours.
         started_at: The same clock when its handler was called; 0 before that.
@@ -34,17 +35,26 @@ class RuntimeMessage:
         "lease_lost",
         "leased_at",
         "leaving",
+        "raw",
         "settled",
         "started_at",
         "stream",
     )
 
     def __init__(
-        self, stream: str, message_id: str, data: dict[str, Any], *, delivery_count: int = 1, leased_at: float = 0.0
+        self,
+        stream: str,
+        message_id: str,
+        data: dict[str, Any],
+        *,
+        raw: bytes = b"",
+        delivery_count: int = 1,
+        leased_at: float = 0.0,
     ) -> None:
         self.stream = stream
         self.id = message_id
         self.data = data
+        self.raw = raw
         self.delivery_count = delivery_count
         self.leased_at = leased_at
         self.started_at = 0.0
@@ -144,6 +154,14 @@ class _Lease:
                 message_id=self.message.id,
             )
 
+    def _refuse_late(self) -> None:
+        if self.message.lease_lost or self.message.settled:
+            raise LeaseLostError(
+                "the message is not ours to acknowledge any more: its lease was lost, or its handler has ended",
+                stream=self.message.stream,
+                message_id=self.message.id,
+            )
+
     def leaving(self) -> "Leaving":
         """Wrap ``with`` around a call that acknowledges the entry by other means, and ``mark_acknowledged()`` in it.
 
@@ -165,8 +183,12 @@ class MessageContext(_Lease):
         """Acknowledge before the handler is through. A second call does nothing.
 
         From here on a crash loses the rest of the handler's work: that is what an early ack means.
+
+        Raises:
+            LeaseLostError: Somebody else holds the message, or the handler is over: it is not ours to acknowledge.
         """
         if not self.message.acknowledged:
+            self._refuse_late()
             await self._custody.acknowledge(self.message)
 
     async def extend(self) -> None:
@@ -194,6 +216,7 @@ class SyncMessageContext(_Lease):
     def ack(self) -> None:
         """See ``MessageContext.ack``."""
         if not self.message.acknowledged:
+            self._refuse_late()
             asyncio.run_coroutine_threadsafe(self._custody.acknowledge(self.message), self._loop).result()
 
     def extend(self) -> None:

@@ -55,3 +55,15 @@ def commands(messages: Sequence[RuntimeMessage], group: str, consumer_id: str) -
 def given_back(replies: Sequence[Any]) -> list[int]:
     """Return how many entries each stream took back; a refusal (scripts forbidden) is none."""
     return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
+
+
+UNCHARGE = """
+for i = 4, #ARGV do
+  local row = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])
+  if #row == 1 then
+    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'RETRYCOUNT', row[1][4] - 1, 'JUSTID')
+  end
+end
+return 0
+"""
+"""Take one delivery off entries that are ours. KEYS: stream; ARGV: group, consumer, idle time to set, ids."""

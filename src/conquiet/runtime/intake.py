@@ -183,7 +183,6 @@ class Intake:
                     own = await self._recover_own(own, room)
                 elif not await self._steal(room) and self._heeded == self._withheld:  # else to be heeded first
                     await self._read(room)
-                self._reconnect.succeeded()
                 # What was fetched begins before anything else happens: what is done at once is acknowledged
                 # in the same write as the next read, and nobody waits for our bookkeeping.
                 await asyncio.sleep(0)
@@ -248,6 +247,7 @@ class Intake:
             takes, wait_ms=wait_ms, acks=self._acknowledger.take(), acknowledger=self._acknowledger
         )
         self._doing = _Doing.BUSY
+        self._reconnect.succeeded()  # not at any answer: a server that refuses writes still answers questions
         for stream, count in found.items():
             self._tallies[stream].read += count
         self._rota.note(takes, found)
@@ -280,10 +280,13 @@ class Intake:
             # As this turn began, not as it is by now: what has just been released has its own pending entries
             # read first, and an entry claimed before that would be among them.
             if stream not in self._streams:
-                self._stealing.looked(stream, self._stealing.cursor(stream), now)
+                self._stealing.put_off(stream, now)
                 continue
             self._sent_at, self._claiming = time.monotonic(), True
             messages, cursor = await self._reader.claim(stream, self._stealing.cursor(stream), count)
+            # Its reply is here: what is lost from now on is lost from the next call.
+            self._sent_at, self._claiming = time.monotonic(), False
+            self._reconnect.succeeded()
             self._stealing.looked(stream, cursor, time.monotonic())
             if messages:
                 taken = True
@@ -298,6 +301,7 @@ class Intake:
         """Deliver a page of what a former life of this consumer id left pending. Returns what is left to do."""
         (stream, cursor), *rest = own
         messages, next_cursor = await self._reader.read_own(stream, cursor, min(room, _OWN_PAGE))
+        self._reconnect.succeeded()
         self._deliver(messages)
         return rest if next_cursor is None else [(stream, next_cursor), *rest]
 
@@ -331,6 +335,7 @@ class Intake:
         self._let_others()
         self._acknowledger.nudge()
         self._stranded = list(self._all_streams)
+        self._reader.begin_recovery()
         while not self._stopping.is_set():
             self._on_error(error)
             delay_s = self._reconnect.delay_s()

@@ -50,8 +50,10 @@ class LeaseTable:
             self._held[message.stream][message.id] = message
 
     def release(self, message: RuntimeMessage) -> None:
-        """Let go of a message. One that was let go of already is ignored."""
-        self._held[message.stream].pop(message.id, None)
+        """Let go of a message. One that was let go of already is ignored, and so is another delivery of the entry."""
+        held = self._held[message.stream]
+        if held.get(message.id) is message:
+            del held[message.id]
 
     def snapshot(self) -> list[RuntimeMessage]:
         """Copy what is held now. Safe from another thread."""
@@ -192,8 +194,12 @@ class Heartbeat:
             for stream, messages in batches:
                 # The script itself and not its digest: it is short, and the right to EVAL is all it takes.
                 pipe.eval(EXTEND_LEASE, 1, stream, *self._who, *(message.id for message in messages))
-            replies = pipe.execute()
+            replies = pipe.execute(raise_on_error=False)
+        failure: RedisError | None = None
         for (_, messages), kept_ids in zip(batches, replies, strict=True):
+            if isinstance(kept_ids, RedisError):
+                failure = kept_ids  # of this stream: what the server said about the others counts all the same
+                continue
             kept = {text(kept_id) for kept_id in kept_ids}
             for message in messages:
                 if message.id in kept:
@@ -201,6 +207,8 @@ class Heartbeat:
                     message.leased_at = now
                 elif not (message.settled or message.acknowledged or message.leaving):
                     self._lose(message)
+        if failure is not None:
+            raise failure
 
     def _lose(self, message: RuntimeMessage) -> None:
         # Set here and not on the event loop: a handler that blocks it can look at the flag all the same.

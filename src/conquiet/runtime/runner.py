@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from conquiet.errors import ConfigurationError, DeliveriesExhaustedError, LeaseLostError
+from conquiet.kernel.functions import call_in_thread, refuse_generator_function
 from conquiet.kernel.redaction import printable
 from conquiet.runtime.concurrency_pool import isolated
 from conquiet.runtime.context import Custody, MessageContext, RuntimeMessage, SyncMessageContext
@@ -32,6 +33,7 @@ def is_async(function: Callable[..., Any]) -> bool:
     """True for ``async def`` in any of its disguises (a method, a partial, an object with an async __call__)."""
     if not callable(function):
         raise ConfigurationError("handler must be callable: async def handler(message, ctx)")
+    refuse_generator_function("handler", function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
     )
@@ -56,9 +58,7 @@ class Invoker:
         loop = asyncio.get_running_loop()
         ctx = SyncMessageContext(message, self._custody, loop)
         run = contextvars.copy_context().run
-        result = await loop.run_in_executor(self._executor(), run, self._function, message, ctx)
-        if inspect.isawaitable(result):  # a lambda around an async function
-            await result
+        await loop.run_in_executor(self._executor(), run, call_in_thread, "the handler", self._function, message, ctx)
 
 
 class Runner:

@@ -64,6 +64,10 @@ class StealSchedule:
         self._cursor[stream] = cursor
         self._next[stream] = now + self._interval_s * (0.5 + self._rand()) if cursor == START else now
 
+    def put_off(self, stream: str, now: float) -> None:
+        """Look at this stream later: it is withheld now. Its cursor stays."""
+        self._next[stream] = now + self._interval_s
+
 
 def place_of(message_id: str) -> tuple[int, int]:
     """Return an id as something that sorts as the server does."""

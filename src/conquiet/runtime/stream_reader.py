@@ -22,6 +22,7 @@ from conquiet.queue.replies import autoclaimed, pending_rows
 from conquiet.runtime.acknowledger import AckBatch, Acknowledger
 from conquiet.runtime.context import RuntimeMessage
 from conquiet.runtime.fairness import Take
+from conquiet.runtime.handover import UNCHARGE
 from conquiet.runtime.lease import LeaseTable
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.stealing import START, after, place_of
@@ -63,6 +64,8 @@ class StreamReader:
         self._reads: dict[tuple[Take, int], bytes] = {}
         self._newest: dict[str, str] = {}
         """The last id that a read has brought from each stream."""
+        self._recovered: dict[str, str] = {}
+        """How far ``recover_stranded`` has come in each stream since the last loss."""
         self._has_autoclaim = True
         # Malformed entries come back with every claim. One report each is enough.
         self._reported: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -112,10 +115,15 @@ class StreamReader:
                 failure = reply
             elif reply:
                 for key, raw in reply:
-                    stream, before = self._names[key], len(messages)
+                    stream = self._names[key]
                     self._newest[stream] = raw[-1][0].decode()
-                    self._deliver(stream, raw, messages, leased_at=sent_at)
-                    found[stream] = len(messages) - before
+                    fresh: list[RuntimeMessage] = []
+                    self._deliver(stream, raw, fresh, leased_at=sent_at)
+                    if held := self._table.of(stream):
+                        # What is running here already comes again where the group was set back: by hand, or a failover.
+                        fresh = [message for message in fresh if message.id not in held]
+                    messages += fresh
+                    found[stream] = len(fresh)
         self._table.add(messages)
         if failure is not None and not messages:
             raise self._translated(failure, takes[0].streams[0], "XREADGROUP")
@@ -162,30 +170,40 @@ class StreamReader:
         """
         held = self._table.of(stream)
         seen = (0, 0) if by_claim else place_of(self._newest.get(stream, START))
+        asked_at = time.monotonic()
+        start = self._recovered.get(stream, "-")
+        query = pack("XPENDING", stream, self._group, start, "+", _PAGE, self._consumer_id)
+        rows = pending_rows(await self._call(stream, "XPENDING", query))
+        # Measured after the answer: before it, a slow way there would make what we look for seem too old.
+        young_ms = int((time.monotonic() - sent_at) * 1000) + 1
+        lost = [row for row in rows if row.id not in held and row.idle_ms <= young_ms and place_of(row.id) > seen]
+        who = (stream, self._group, self._consumer_id)
+        claims = [pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", row.deliveries) for row in lost[:room]]
         messages: list[RuntimeMessage] = []
-        start = "-"
-        while True:
-            asked_at = time.monotonic()
-            query = pack("XPENDING", stream, self._group, start, "+", _PAGE, self._consumer_id)
-            rows = pending_rows(await self._call(stream, "XPENDING", query))
-            # Measured after the answer: before it, a slow way there would make what we look for seem too old.
-            young_ms = int((time.monotonic() - sent_at) * 1000) + 1
-            lost = [row for row in rows if row.id not in held and row.idle_ms <= young_ms and place_of(row.id) > seen]
-            left = room - len(messages)
-            who = (stream, self._group, self._consumer_id)
-            claims = [pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", row.deliveries) for row in lost[:left]]
-            for row, reply in zip(lost, await self._wire.call(claims) if claims else [], strict=False):
-                found: list[RuntimeMessage] = []
-                self._deliver(stream, [] if isinstance(reply, ResponseError) else reply, found, leased_at=asked_at)
-                for message in found:
-                    message.delivery_count = row.deliveries
-                messages += found
-            self._table.add(messages)
-            if len(lost) > left:
-                return messages, True
-            if len(rows) < _PAGE:
-                return messages, False
-            start = after(rows[-1].id)
+        more = len(lost) > room or len(rows) == _PAGE
+        passed = rows[-1].id if rows and len(lost) <= room else None
+        for row, reply in zip(lost, await self._wire.call(claims) if claims else [], strict=False):
+            if isinstance(reply, ResponseError):
+                if not messages:
+                    raise self._translated(reply, stream, "XCLAIM")
+                more = True  # what we have is delivered; the next call meets the refusal
+                break
+            found: list[RuntimeMessage] = []
+            self._deliver(stream, reply, found, leased_at=asked_at)
+            for message in found:
+                message.delivery_count = row.deliveries
+            messages += found
+            # Not looked at again: what fails at once would be taken for lost once more, without end.
+            self._recovered[stream] = after(row.id)
+        else:
+            if passed is not None:
+                self._recovered[stream] = after(passed)
+        self._table.add(messages)
+        return messages, more
+
+    def begin_recovery(self) -> None:
+        """A connection was lost: look through everything that is pending for us again."""
+        self._recovered.clear()
 
     async def claim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
         """Take over stale entries from ``cursor`` on. Returns them and the next cursor (``0-0``: all seen)."""
@@ -239,11 +257,27 @@ class StreamReader:
         messages: list[RuntimeMessage] = []
         self._deliver(stream, [item for item in raw if item is not None], messages, leased_at=sent_at)
         held = self._table.of(stream)
-        # What we hold ourselves went stale because our heartbeat was late. It is ours again; it is running.
+        # What we hold ourselves went stale because our heartbeat was late, or because its handler is over its time.
+        # It is running: nobody has tried it again, so the claim must not count.
+        ours = [held[message.id] for message in messages if message.id in held]
+        if ours:
+            await self._take_back_charge(stream, ours)
         messages = [message for message in messages if message.id not in held]
         messages = await self._count_deliveries(stream, messages)
         self._table.add(messages)
         return messages
+
+    async def _take_back_charge(self, stream: str, running: list[RuntimeMessage]) -> None:
+        lapsed = [message for message in running if message.lease_lost]
+        idle = {False: 0, True: self._settings.claim_idle_ms}  # a lapsed one stays free for others
+        calls = [
+            pack("EVAL", UNCHARGE, 1, stream, self._group, self._consumer_id, idle[over], *(m.id for m in those))
+            for over, those in ((True, lapsed), (False, [m for m in running if not m.lease_lost]))
+            if those
+        ]
+        for reply in await self._wire.call(calls):
+            if isinstance(reply, ResponseError):
+                raise self._translated(reply, stream, "EVAL")
 
     async def _count_deliveries(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
         """Ask how often these were delivered, and return those that are still ours.
@@ -282,7 +316,7 @@ class StreamReader:
             except CodecError as error:
                 self._report_malformed(stream, raw_id.decode(), error.reason)
             else:
-                into.append(RuntimeMessage(stream, raw_id.decode(), data, leased_at=leased_at))
+                into.append(RuntimeMessage(stream, raw_id.decode(), data, raw=fields[1], leased_at=leased_at))
         if deleted:
             self._report_deleted(stream, deleted)
 

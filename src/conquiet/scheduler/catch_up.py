@@ -6,10 +6,13 @@
                                              now - grace
 
 A tick is late when it is past by more than the entry's grace. Punctual ticks always fire: a schedule of
-one second does not lose ticks to a pause of two.
+one second does not lose ticks to a pause of two. Jitter is not lateness, neither a tick's own nor that of the
+ticks before it, for which it has to wait.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from conquiet.scheduler.entries import FIRE_LIMIT, ScheduleEntry, When
 
@@ -42,8 +45,8 @@ def plan(entry: ScheduleEntry, decided: int, now: int) -> Plan:
     long_past = max(decided, now - entry.grace_ms - entry.jitter_ms - 1)
     late_count = entry.when.count_between(decided, long_past)
     ready, upcoming = _ready(entry, long_past, now)
-    late_ready = [due for due in ready if now - entry.fire_at(due) > entry.grace_ms]
-    punctual = [due for due in ready if now - entry.fire_at(due) <= entry.grace_ms]
+    late_ready = _late(entry, ready, decided, now)
+    punctual = ready[len(late_ready) :]
 
     wanted = _wanted(entry, anything_punctual=bool(punctual))
     late = late_ready[-wanted:] if wanted else []
@@ -56,8 +59,18 @@ def plan(entry: ScheduleEntry, decided: int, now: int) -> Plan:
         # The rest is punctual, as late ones are at most FIRE_LIMIT and come first: the next plan has it.
         fire = fire[:FIRE_LIMIT]
         return Plan(tuple(fire), missed, fire[-1], now)
-    newest_decided = ready[-1] if ready else (newest(entry.when, decided, long_past, 1) or [decided])[-1]
+    newest_decided = [decided, *(ready or newest(entry.when, decided, long_past, 1))][-1]
     return Plan(tuple(fire), missed, newest_decided, None if upcoming is None else entry.fire_at(upcoming))
+
+
+def passed(entry: ScheduleEntry, decided: int, now: int) -> int:
+    """Return the newest due time after ``decided`` whose tick could be fired by ``now``, or ``decided``.
+
+    A tick that is due and held back by its jitter is still to come.
+    """
+    long_past = max(decided, now - entry.jitter_ms - 1)
+    ready, _ = _ready(entry, long_past, now)
+    return [decided, *(ready or newest(entry.when, decided, long_past, 1))][-1]
 
 
 def newest(when: When, after: int, until: int, count: int) -> list[int]:
@@ -68,11 +81,7 @@ def newest(when: When, after: int, until: int, count: int) -> list[int]:
     span = 60_000
     while True:
         start = max(after, until - span)
-        found: list[int] = []
-        tick = when.next_after(start)
-        while tick is not None and tick <= until:
-            found.append(tick)
-            tick = when.next_after(tick)
+        found = list(_between(when, start, until))
         if len(found) >= count or start == after:
             return found[-count:]
         span *= 4
@@ -89,6 +98,26 @@ def _ready(entry: ScheduleEntry, after: int, now: int) -> tuple[list[int], int |
         ready.append(tick)
         tick = entry.when.next_after(tick)
     return ready, tick
+
+
+def _late(entry: ScheduleEntry, ready: list[int], decided: int, now: int) -> list[int]:
+    """Return those of the ready ticks that are late: the first ones, up to one that was held back until just now.
+
+    What is behind such a one could not go before it, and is as punctual as it is.
+    """
+    limit = now - entry.grace_ms
+    late = list(takewhile(lambda due: entry.fire_at(due) < limit, ready))
+    # It may be decided already, when one step could not take all that waited for it.
+    before = _between(entry.when, max(decided, limit) - entry.jitter_ms - 1, decided) if late else iter(())
+    return [] if any(limit <= entry.fire_at(due) <= now for due in before) else late
+
+
+def _between(when: When, after: int, until: int) -> Iterator[int]:
+    """Yield the ticks in ``(after, until]``."""
+    tick = when.next_after(after)
+    while tick is not None and tick <= until:
+        yield tick
+        tick = when.next_after(tick)
 
 
 def _wanted(entry: ScheduleEntry, *, anything_punctual: bool) -> int:

@@ -4,7 +4,7 @@
     {<stream>}:schedule:<group>:entries        hash: name → definition
     {<stream>}:schedule:<group>:state          hash: epoch, version, and per entry rev:<name> when:<name>
                                                origin:<name> last:<name> fire:<name> fired:<name>
-                                               missed:<name> paused:<name>
+                                               missed:<name> paused:<name> moving:<name>
 
 ``last`` is the pointer: every tick up to it is fired or missed. ``version`` rises with each change by a person
 or a deploy (not with fires), so that hosts notice it by one small read. ``epoch`` tells a ledger that was lost
@@ -19,8 +19,9 @@ from enum import Enum
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
+from conquiet.errors import QueueError
 from conquiet.kernel.cancellation import heeding_cancellation
 from conquiet.processor.keys import keys_of
 from conquiet.processor.scripts import Arg
@@ -77,16 +78,26 @@ class Mark:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a frozen entry stood on the stream it moves from. ``times`` is the digest of its times."""
+
+    times: str
+    decided: int
+    paused_since: int | None
+
+
 NO_MARK = Mark(None, -1)
 """Equal to no mark the server gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """The server's time, and what there is to know about changes."""
+    """The server's time, and what there is to know about changes. ``refused`` are streams it does not tell us about."""
 
     now: int
     marks: dict[str, Mark]
+    refused: dict[str, QueueError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +132,24 @@ class Ledger:
         pipeline.smembers(self._directory)
         for stream in streams:
             pipeline.hmget(self._state(stream), "epoch", "version")
-        time, members, *marks = await self._send(pipeline)
-        found = {stream: _mark(mark) for stream, mark in zip(streams, marks, strict=True)}
-        unknown = sorted({member.decode() for member in members} - found.keys())
+        time, members, *replies = await self._send(pipeline, refusals_too=True)
+        for reply in (time, members):
+            if isinstance(reply, ResponseError):
+                raise self._failure(reply) from reply
+        marks = dict(zip(streams, replies, strict=True))
+        unknown = sorted({member.decode() for member in members} - marks.keys())
         if unknown:
             pipeline = self._client.pipeline(transaction=False)
             for stream in unknown:
                 pipeline.hmget(self._state(stream), "epoch", "version")
-            found |= {stream: _mark(mark) for stream, mark in zip(unknown, await self._send(pipeline), strict=True)}
+            marks |= zip(unknown, await self._send(pipeline, refusals_too=True), strict=True)
         now = time[0] * 1_000 + time[1] // 1_000 if self._now_ms is None else self._now_ms()
-        return Glance(now, found)
+        refused = {stream: mark for stream, mark in marks.items() if isinstance(mark, ResponseError)}
+        return Glance(
+            now,
+            {stream: _mark(mark) for stream, mark in marks.items() if stream not in refused},
+            {stream: self._failure(error, stream) for stream, error in refused.items()},
+        )
 
     async def load(self, stream: str) -> tuple[Mark, list[Record], list[str]]:
         """Return a stream's mark, its entries, and the names of those this release cannot read."""
@@ -152,8 +171,25 @@ class Ledger:
         self._parsed[stream] = parsed
         return Mark(state.get("epoch"), int(state.get("version", 0))), found, unreadable
 
-    async def declare(self, entry: ScheduleEntry, origin: Origin, *, replace_existing: bool = False) -> Declared:
-        """Store an entry unless the ledger has it already."""
+    async def declare(
+        self,
+        entry: ScheduleEntry,
+        origin: Origin,
+        *,
+        replace_existing: bool = False,
+        past_is_done: bool = False,
+        place: Place | None = None,
+    ) -> Declared:
+        """Store an entry unless the ledger has it already.
+
+        Args:
+            entry: What to store.
+            origin: Who wants it.
+            replace_existing: Take the place of a different entry of that name.
+            past_is_done: Also a single moment that is past was fired or missed: the ledger that knew it is lost.
+            place: Where it stood on the stream it comes from: its pause is kept, and its pointer if its times are.
+        """
+        times = records.times_digest(entry)
         pipeline = self._client.pipeline(transaction=False)
         pipeline.sadd(self._directory, entry.stream)
         await self._send(pipeline, entry.stream)
@@ -164,26 +200,42 @@ class Ledger:
             entry.name,
             records.dump(entry),
             records.revision(entry),
-            records.times_digest(entry),
+            times,
             origin.value,
-            int(isinstance(entry.when, Once)),
+            int(isinstance(entry.when, Once) and not past_is_done),
             int(replace_existing),
             uuid.uuid4().hex,
+            int(place is not None),
+            place.decided if place is not None and place.times == times else "",
+            "" if place is None or place.paused_since is None else place.paused_since,
         )
         return Declared(answer.decode())
 
     async def remove(self, stream: str, name: str) -> bool:
         """Forget an entry and everything about it. False if it was not there."""
-        return bool(await self._run("control", stream, self._now(), "remove", name, ""))
+        return bool(await self._run("control", stream, self._now(), "remove", name, 0))
+
+    async def freeze(self, record: Record) -> Place | None:
+        """Hold an entry that moves to another stream, on all hosts, and say where it stands. None if it is gone.
+
+        It stays frozen until it is removed, or declared in this place again.
+        """
+        answer = await self._run("control", record.entry.stream, self._now(), "freeze", record.entry.name, 0)
+        if not answer:
+            return None
+        times, decided, paused_since = (part.decode() for part in answer)
+        return Place(times, int(decided), _optional(paused_since or None))
 
     async def pause(self, record: Record) -> bool:
         """Hold an entry on all hosts, from this moment on. False if it is paused or gone."""
-        return bool(await self._run("control", record.entry.stream, self._now(), "pause", record.entry.name, ""))
+        return bool(await self._run("control", record.entry.stream, self._now(), "pause", record.entry.name, 0))
 
-    async def resume(self, record: Record) -> bool:
-        """Let an entry go on with the ticks after this moment. False if it is not paused."""
-        once = int(isinstance(record.entry.when, Once))
-        return bool(await self._run("control", record.entry.stream, self._now(), "resume", record.entry.name, once))
+    async def resume(self, record: Record, decided: int) -> bool:
+        """Let an entry go on with the ticks after ``decided``, or after its pointer if that is further.
+
+        False if it is not paused.
+        """
+        return bool(await self._run("control", record.entry.stream, self._now(), "resume", record.entry.name, decided))
 
     async def carry_out(self, stream: str, orders: Sequence[Order]) -> list[tuple[Order, Verdict, int, int]]:
         """Fire the orders of one stream. Returns each with its verdict, the entry's pointer and the server's time."""
@@ -215,13 +267,16 @@ class Ledger:
             keys.insert(1, stream)
         return await script(name).call(self._client, keys, arguments, stream=stream, group=self._group)
 
-    async def _send(self, pipeline: Any, stream: str = "*") -> list[Any]:
+    async def _send(self, pipeline: Any, stream: str = "*", *, refusals_too: bool = False) -> list[Any]:
         try:
             with heeding_cancellation():
-                replies: list[Any] = await pipeline.execute()
+                replies: list[Any] = await pipeline.execute(raise_on_error=not refusals_too)
         except (RedisError, OSError) as error:
-            raise translate(error, stream=stream, group=self._group, command="schedule") from error
+            raise self._failure(error, stream) from error
         return replies
+
+    def _failure(self, error: RedisError | OSError, stream: str = "*") -> QueueError:
+        return translate(error, stream=stream, group=self._group, command="schedule")
 
 
 def _mark(reply: list[bytes | None]) -> Mark:

@@ -24,5 +24,5 @@ def observe_missed(stream: str, count: int) -> None:
 
 @never_raises
 def observe_error(group: str) -> None:
-    """Count one round that failed for want of an answer."""
+    """Count one round that failed, or one stream of it that was refused."""
     SCHEDULER_ERRORS_TOTAL.labels(group).inc()

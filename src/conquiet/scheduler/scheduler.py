@@ -15,13 +15,12 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from itertools import accumulate
 from types import TracebackType
 from typing import Self
 
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.background import until_ready
-from conquiet.kernel.backoff import Backoff
 from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 from conquiet.kernel.lifecycle import Lifecycle
 from conquiet.kernel.validation import require_seconds
@@ -32,26 +31,16 @@ from conquiet.queue.client import AnyRedis
 from conquiet.queue.codec import encode_payload
 from conquiet.scheduler.catch_up import Plan, plan
 from conquiet.scheduler.entries import Origin, ScheduleEntry
-from conquiet.scheduler.ledger import NO_MARK, Declared, Mark, Order, Record, Verdict, moved
+from conquiet.scheduler.ledger import Declared, Glance, Order, Record, Verdict, moved
 from conquiet.scheduler.metrics import observe_error, observe_fire, observe_missed
 from conquiet.scheduler.schedules import Schedules
+from conquiet.scheduler.shelves import PATIENCE, Shelf
 
 logger = logging.getLogger(__name__)
 
 _MS = 1_000
 _LARGEST_MESSAGE = 1_048_576
 _LONGEST_POLL_S = 1.0
-# Capped below a second: when the server is back, a tick waits no longer than that.
-_PATIENCE = Backoff(base_s=0.05, factor=2.0, cap_s=0.8, jitter=0.5)
-
-
-@dataclass(slots=True)
-class _Shelf:
-    """What this host knows about one stream's entries."""
-
-    mark: Mark = NO_MARK
-    records: dict[str, Record] = field(default_factory=dict)
-    wake_at: dict[str, int] = field(default_factory=dict)
 
 
 class Scheduler(Schedules):
@@ -86,7 +75,7 @@ class Scheduler(Schedules):
         self._give_up_after_s = require_seconds("give_up_after_s", give_up_after_s)
         self._clock = clock
         self._declared: dict[str, ScheduleEntry] = {}
-        self._shelves: dict[str, _Shelf] = {}
+        self._shelves: dict[str, Shelf] = {}
         self._reported: set[str] = set()
         self._life = Lifecycle("scheduler")
         self._stopped, self._ready = asyncio.Event(), asyncio.Event()
@@ -170,15 +159,36 @@ class Scheduler(Schedules):
         glance = await self._ledger.glance(self._shelves)
         self._glanced_at = self._clock.monotonic()
         self._see(glance.now)
-        await self._refresh(glance.marks)
+        await self._refresh(glance)
         return await self._fire(glance.now)
 
     async def _fire(self, now: int) -> int | None:
         while due := self._due(now):
             for stream, orders in due.items():
-                now = await self._carry_out(stream, orders)
-                self._see(now)
-        return min((at for shelf in self._shelves.values() for at in shelf.wake_at.values()), default=None)
+                try:
+                    now = await self._carry_out(stream, orders)
+                except QueueError as error:
+                    self._set_back(stream, error, now)
+                else:
+                    self._shelves[stream].release()
+                    self._see(now)
+        return min((at for shelf in self._shelves.values() if (at := shelf.next_wake(now)) is not None), default=None)
+
+    def _set_back(self, stream: str, error: QueueError, now: int) -> None:
+        """Go on without a stream the server refuses to touch (a key of another type, no rights, no memory).
+
+        The other streams' ticks are not its business, nor is the end of this host. What got no answer is raised.
+        """
+        if error.in_doubt:
+            raise error
+        shelf = self._shelves.setdefault(stream, Shelf())
+        shelf.hold(now)
+        observe_error(self.group)
+        if shelf.refusals.bit_count() == 1:  # the 1st, 2nd, 4th, 8th…: it may go on for days
+            logger.warning(
+                "entries of a stream cannot be fired",
+                extra={"stream": stream, "failures": shelf.refusals, "reason": str(error)},
+            )
 
     async def _fire_until_stopped(self) -> None:
         failures, answered = 0, self._clock.monotonic()
@@ -196,7 +206,7 @@ class Scheduler(Schedules):
                     raise
                 # Without the traceback: it would show the driver's error, and that may quote what was sent.
                 logger.warning("scheduler round failed", extra={"failures": failures, "reason": str(error)})
-                await self._sleep(_PATIENCE.delay_s(failures))
+                await self._sleep(PATIENCE.delay_s(failures))
                 continue
             failures, answered = 0, self._clock.monotonic()
             await self._sleep(self._pause_before(wake_at))
@@ -227,31 +237,57 @@ class Scheduler(Schedules):
         await event.wait()
         self.stop()
 
-    async def _declare_all(self) -> None:
+    async def _declare_all(self, *, ledger_was_lost: bool = False) -> None:
+        records = await self._readable()
         for entry in self._declared.values():
-            outcome = await self._ledger.declare(entry, Origin.CODE)
+            elsewhere = [one for one in records if one.entry.name == entry.name and one.entry.stream != entry.stream]
+            # Frozen, stored anew, removed: a host that dies between two of these leaves an entry that nobody fires or
+            # one that only one stream's hosts fire, and whoever starts next goes on from there.
+            place = None
+            for record in elsewhere:
+                place = await self._ledger.freeze(record) or place
+            outcome = await self._ledger.declare(
+                entry,
+                Origin.CODE,
+                # A one-off time that is past has most likely been fired: the loss preferred is that of a late one.
+                past_is_done=ledger_was_lost,
+                place=place,
+            )
             if outcome is not Declared.SAME:
                 logger.info("schedule entry declared", extra={"entry": entry.name, "outcome": outcome.value})
-        # An entry that moved to another stream leaves its old record behind, under a name that is still declared.
-        _, records = await self._records()
-        for record in records:
-            wanted = self._declared.get(record.entry.name)
-            if wanted is not None and wanted.stream != record.entry.stream:
-                await self._ledger.remove(record.entry.stream, wanted.name)
+            for record in elsewhere:
+                await self._ledger.remove(record.entry.stream, entry.name)
 
-    async def _refresh(self, marks: dict[str, Mark]) -> None:
-        if any(shelf.mark.epoch not in {None, marks[stream].epoch} for stream, shelf in self._shelves.items()):
+    async def _readable(self) -> list[Record]:
+        """Return all records but those the server refuses to show: one such stream keeps nobody from starting."""
+        found: list[Record] = []
+        glance = await self._ledger.glance()
+        for stream in glance.marks:
+            try:
+                found += (await self._ledger.load(stream))[1]
+            except QueueError as error:
+                self._set_back(stream, error, glance.now)
+        return found
+
+    async def _refresh(self, glance: Glance) -> None:
+        known = [(shelf.mark.epoch, glance.marks.get(stream)) for stream, shelf in self._shelves.items()]
+        if any(mark is not None and epoch not in {None, mark.epoch} for epoch, mark in known):
             # FLUSHALL, or a server that came back without its data. What code declares is declared again; what was
             # added at run time is lost with the server's data, and nobody here can know it.
             logger.warning("schedule ledger was lost; declaring the entries of this program again")
-            await self._declare_all()
-            marks = (await self._ledger.glance(marks)).marks
-        for stream, mark in marks.items():
-            shelf = self._shelves.setdefault(stream, _Shelf())
+            await self._declare_all(ledger_was_lost=True)
+            glance = await self._ledger.glance(glance.marks)
+        for stream, error in glance.refused.items():
+            self._set_back(stream, error, glance.now)
+        for stream, mark in glance.marks.items():
+            shelf = self._shelves.setdefault(stream, Shelf())
             if shelf.mark != mark:
-                await self._reload(stream, shelf)
+                try:
+                    await self._reload(stream, shelf)
+                except QueueError as error:
+                    self._set_back(stream, error, glance.now)
 
-    async def _reload(self, stream: str, shelf: _Shelf) -> None:
+    async def _reload(self, stream: str, shelf: Shelf) -> None:
         shelf.mark, records, unreadable = await self._ledger.load(stream)
         live = [record for record in records if self._is_live(record)]
         shelf.records = {record.entry.name: record for record in live}
@@ -276,20 +312,14 @@ class Scheduler(Schedules):
         """Plan every entry whose time has come; what turns out to have nothing to do only gets its next time."""
         due: dict[str, list[Order]] = {}
         for stream, shelf in self._shelves.items():
-            for name in [name for name, at in shelf.wake_at.items() if at <= now]:
+            for name in shelf.due(now):
                 record = shelf.records[name]
                 planned = plan(record.entry, record.decided, now)
                 if planned.decided == record.decided:
-                    self._note(shelf, name, planned)
+                    shelf.note(name, planned)
                 else:
                     due.setdefault(stream, []).append(_order(record, planned, now))
         return due
-
-    def _note(self, shelf: _Shelf, name: str, planned: Plan) -> None:
-        if planned.wake_at is None:
-            del shelf.wake_at[name]
-        else:
-            shelf.wake_at[name] = planned.wake_at
 
     async def _carry_out(self, stream: str, orders: list[Order]) -> int:
         """Fire the orders, take note of what became of them, and return the server's time."""
@@ -302,9 +332,9 @@ class Scheduler(Schedules):
                 case Verdict.DONE:
                     fired += [(entry.fire_id(due), entry.event, 1, JobState.WAITING) for due in order.plan.fire]
                     shelf.records[entry.name] = moved(order.record, pointer)
-                    self._note(shelf, entry.name, order.plan)
-                    for due in order.plan.fire:
-                        observe_fire(stream, (server_now - entry.fire_at(due)) / _MS)
+                    shelf.note(entry.name, order.plan)
+                    for held_until in accumulate(map(entry.fire_at, order.plan.fire), max):
+                        observe_fire(stream, (server_now - held_until) / _MS)
                     if order.plan.missed:
                         observe_missed(stream, order.plan.missed)
                         logger.warning(

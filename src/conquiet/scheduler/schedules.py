@@ -15,8 +15,9 @@ from conquiet.errors import ConfigurationError
 from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_positive, require_text
 from conquiet.queue.client import AnyRedis, clone_async
-from conquiet.scheduler.entries import Origin, ScheduleEntry, from_ms
-from conquiet.scheduler.ledger import Declared, Ledger, Record
+from conquiet.scheduler.catch_up import passed
+from conquiet.scheduler.entries import Once, Origin, ScheduleEntry, from_ms
+from conquiet.scheduler.ledger import Declared, Glance, Ledger, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Schedules:
         A definition that cannot be read is removed too.
         """
         removed = False
-        for stream in (await self._ledger.glance()).marks:
+        for stream in (await self._glance()).marks:
             removed = await self._ledger.remove(stream, name) or removed
         return removed
 
@@ -127,15 +128,18 @@ class Schedules:
         Raises:
             ConfigurationError: There is no entry of that name.
         """
-        return any([await self._ledger.pause(record) for record in await self._named(name)])
+        _, records = await self._named(name)
+        return any([await self._ledger.pause(record) for record in records])
 
     async def resume(self, name: str) -> bool:
         """Let a paused entry go on. False if it is not paused.
 
-        Ticks due during the pause are gone, neither fired nor missed. A one-off time that passed meanwhile is a
-        late tick: the entry's catch-up policy decides.
+        Ticks that would have been fired during the pause are gone, neither fired nor missed; one that jitter holds
+        back until later is still to come. A one-off time that passed meanwhile is a late tick: the entry's
+        catch-up policy decides.
         """
-        return any([await self._ledger.resume(record) for record in await self._named(name)])
+        now, records = await self._named(name)
+        return any([await self._ledger.resume(record, _decided_by_a_pause(record, now)) for record in records])
 
     async def list_entries(self) -> list[Listed]:
         """Return all entries of the group by name, paused and undeclared ones too."""
@@ -156,14 +160,20 @@ class Schedules:
         """True if the entry is being fired."""
         return record.paused_since is None
 
-    async def _named(self, name: str) -> list[Record]:
-        _, found = await self._records(name)
+    async def _named(self, name: str) -> tuple[int, list[Record]]:
+        now, found = await self._records(name)
         if not found:
             raise ConfigurationError(f"there is no entry named {printable(name)!r}; list_entries() shows what there is")
-        return found
+        return now, found
+
+    async def _glance(self) -> Glance:
+        glance = await self._ledger.glance()
+        for error in glance.refused.values():
+            raise error  # an answer about some of the streams would be taken for one about all of them
+        return glance
 
     async def _records(self, name: str | None = None) -> tuple[int, list[Record]]:
-        glance = await self._ledger.glance()
+        glance = await self._glance()
         found: list[Record] = []
         for stream in glance.marks:
             _, records, _ = await self._ledger.load(stream)
@@ -183,6 +193,11 @@ def _listed(record: Record) -> Listed:
         missed=record.missed,
         paused_since=None if record.paused_since is None else from_ms(record.paused_since),
     )
+
+
+def _decided_by_a_pause(record: Record, now: int) -> int:
+    once = isinstance(record.entry.when, Once)
+    return record.decided if once else passed(record.entry, record.decided, now)
 
 
 def _runs(record: Record, now: int) -> Iterator[tuple[int, int, str]]:

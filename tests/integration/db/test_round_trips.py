@@ -74,12 +74,12 @@ def test_an_update_locks_writes_commits_and_only_then_releases(
     [
         (LockStrategy.NONE, [], "SELECT * FROM `orders` WHERE `id` = 1", ["COMMIT"]),
         (LockStrategy.ROW, [], "SELECT * FROM `orders` WHERE `id` = 1 FOR UPDATE", ["COMMIT"]),
-        (LockStrategy.ADVISORY, [GET], "SELECT * FROM `orders` WHERE `id` = 1", ["COMMIT", RELEASE]),
+        (LockStrategy.ADVISORY, [GET], "SELECT * FROM `orders` WHERE `id` = 1 FOR UPDATE", ["COMMIT", RELEASE]),
         (LockStrategy.ADVISORY_AND_ROW, [GET], "SELECT * FROM `orders` WHERE `id` = 1 FOR UPDATE", ["COMMIT", RELEASE]),
         (
             LockStrategy.TABLE,
             ["LOCK TABLES `orders` WRITE"],
-            "SELECT * FROM `orders` WHERE `id` = 1",
+            "SELECT * FROM `orders` WHERE `id` = 1 FOR UPDATE",
             ["COMMIT", "UNLOCK TABLES"],
         ),
     ],

@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 
 from conquiet.errors import NoSuchStreamError, QueueError
-from conquiet.management import Server, describe_stream, list_streams
+from conquiet.management import Server, describe_stream, enqueue_all, list_streams
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
 from conquiet.management.overview import require_group
 from conquiet.testing import FaultProxy
@@ -115,3 +115,27 @@ def test_the_doctor_examines_names_that_are_not_utf_8(server: Server, client: Re
 
     (finding,) = [one for one in found if one.check == "redis.deliveries" and f"{key_prefix}caf" in one.what]
     assert "1 entries of" in finding.what
+
+
+def test_a_batch_needs_no_right_to_transactions(
+    client: Redis, key_prefix: str, restricted: Callable[..., Server]
+) -> None:
+    """By MULTI, a user without it had the entries added one by one and was told that none were."""
+    key = f"{key_prefix}orders"
+
+    with restricted("-multi") as server:
+        added = [one for batch in enqueue_all(server, key, [{"n": n} for n in range(3)]) for one in batch]
+
+    assert len(added) == client.xlen(key) == 3
+
+
+def test_a_batch_that_its_user_may_not_send_adds_nothing(
+    client: Redis, key_prefix: str, restricted: Callable[..., Server]
+) -> None:
+    key = f"{key_prefix}orders"
+
+    with restricted("-eval") as server, pytest.raises(QueueError) as caught:
+        list(enqueue_all(server, key, [{"n": 1}]))
+
+    assert not caught.value.in_doubt
+    assert client.xlen(key) == 0

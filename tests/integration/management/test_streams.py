@@ -364,7 +364,7 @@ def test_a_lost_reply_is_in_doubt_and_nothing_is_sent_twice(
 ) -> None:
     proxy = fault_proxy(redis_url)
     with Redis.from_url(proxy.url_for(redis_url)) as through, Server(through) as server:
-        proxy.drop_next_reply(after_request_matching=b"EXEC")
+        proxy.drop_next_reply(after_request_matching=b"EVAL")
 
         with pytest.raises(QueueError) as caught:
             list(enqueue_all(server, f"{key_prefix}new", [{"n": 1}]))

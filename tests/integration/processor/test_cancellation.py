@@ -1,13 +1,16 @@
 """A cancellation of a call is never swallowed, at whatever turn of the event loop it comes."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis.asyncio
 
-from conquiet.processor import DeadFilter, DeadLetters, Emitter
+from conquiet.processor import DeadFilter, DeadLetters, Emitter, JobContext, Processor, RetryPolicy
 from conquiet.queue.client import clone_async
+from conquiet.runtime import RuntimeSettings
+from conquiet.testing import wait_until_async
 
 
 @pytest.mark.parametrize("call", ["emit", "replay"])
@@ -48,3 +51,49 @@ async def test_a_task_that_cleans_up_after_a_cancellation_may_call(client: redis
 
     assert await task == "once"
     await own.aclose()
+
+
+@pytest.mark.parametrize("limit_s", [None, 60.0])
+async def test_a_handler_that_awaits_a_cancelled_task_has_failed(
+    make_processor: Callable[..., Processor], place: Any, limit_s: float | None
+) -> None:
+    processor = make_processor()
+    runs: list[int] = []
+
+    @processor.handler("pay", retry=RetryPolicy.fixed(0.01, max_attempts=2), timeout=limit_s)
+    async def pay(ctx: JobContext) -> None:
+        runs.append(ctx.attempt)
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    async with processor:
+        await processor.emit("pay")
+        await wait_until_async(lambda: _is(place.dead, 1))
+        (dead,) = (await processor.dead_letters().list()).items
+
+    assert runs == [1, 2]
+    assert dead.record.reason == "attempts_exhausted"
+    assert dead.record.error_type.endswith("HandlerCancelledError")
+
+
+async def test_a_handler_that_a_stop_breaks_off_has_not_failed(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
+    processor = make_processor(runtime=RuntimeSettings(grace_s=0.0))
+    begun = asyncio.Event()
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with processor:
+        await processor.emit("pay")
+        await begun.wait()
+
+    assert (await place.dead(), await place.waiting(), await place.pending()) == (0, 0, 1)
+
+
+async def _is(found: Callable[[], Any], wanted: int) -> bool:
+    return bool(await found() == wanted)

@@ -182,3 +182,49 @@ async def test_every_script_is_in_the_package_and_loads(client: Any) -> None:
     assert len(names) >= 15
     for name in names:
         assert (await client.script_load(script(name).source)) in {script(name).sha, script(name).sha.encode()}
+
+
+@pytest.mark.parametrize(("broken", "options"), [("stream", {}), ("delayed", {"delay": 60}), ("wake", {"delay": 60})])
+async def test_a_refused_emit_leaves_no_mark_and_nothing_of_its_chunk(
+    make_processor: Callable[..., Processor], client: Any, keys: Any, broken: str, options: dict[str, Any]
+) -> None:
+    processor = make_processor()
+    chunk = [NewMessage("pay", id="a", **options), NewMessage("pay", id="b", **options), NewMessage("pay", delay=60)]
+    await client.set(getattr(keys, broken), "another type")
+
+    with pytest.raises(QueueError) as caught:
+        await processor.emit_many(chunk)
+    assert not caught.value.in_doubt
+    assert await client.keys(f"{keys.base}*") in ([], [getattr(keys, broken).encode()])
+
+    await client.delete(getattr(keys, broken))
+    assert [sent.duplicate for sent in await processor.emit_many(chunk)] == [False, False, False]
+
+
+@pytest.mark.parametrize("broken", ["wake", "delayed"])
+async def test_a_refused_debounce_leaves_what_waits(
+    make_processor: Callable[..., Processor], client: Any, keys: Any, broken: str
+) -> None:
+    processor = make_processor()
+    first = await processor.emit("pay", {"n": 1}, delay=60, debounce="x")
+    await client.rename(getattr(keys, broken), f"{keys.base}:aside")
+    await client.set(getattr(keys, broken), "another type")
+
+    with pytest.raises(QueueError):
+        await processor.emit("pay", {"n": 2}, delay=1, debounce="x")
+
+    await client.rename(f"{keys.base}:aside", getattr(keys, broken))
+    (waiting,) = await client.zrange(keys.delayed, 0, -1)
+    assert first.id.encode() in waiting
+
+
+async def test_times_beyond_every_clock_are_kept_for_ever(
+    make_processor: Callable[..., Processor], client: Any, keys: Any
+) -> None:
+    processor = make_processor(dedupe_window_s=1e300)
+
+    assert not (await processor.emit("pay", id="a")).duplicate
+    assert (await processor.emit("pay", id="a")).duplicate
+    await processor.emit("pay", delay=1e20, debounce="x")
+    await processor.emit("pay", delay=1e20, debounce="x")
+    assert await client.zcard(keys.delayed) == 1

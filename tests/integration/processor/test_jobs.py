@@ -5,8 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
-from conquiet.processor import JobContext, JobState, NewMessage, Processor, RetryPolicy
+from conquiet import SyncEmitter
+from conquiet.processor import JobContext, Jobs, JobState, NewMessage, Processor, RetryPolicy
+from conquiet.processor.envelope import Envelope
+from conquiet.processor.jobs import JobRecorder
 from conquiet.testing import wait_until_async
 
 
@@ -104,6 +108,65 @@ async def test_a_state_that_cannot_be_written_fails_no_message(
     async with processor:
         await processor.emit("pay")
         await wait_until_async(lambda: processor.health().streams[keys.stream].succeeded == 1)
+
+
+async def test_a_job_that_fails_after_its_acknowledgement_is_dead_and_forgotten_in_time(
+    make_processor: Callable[..., Processor], client: Any, keys: Any
+) -> None:
+    processor = make_processor(job_ttl_s=90)
+
+    @processor.handler("pay", retry=RetryPolicy.fixed(0, max_attempts=3))
+    async def pay(ctx: JobContext) -> None:
+        await ctx.ack()
+        raise LookupError
+
+    async with processor:
+        await processor.emit("pay", id="m")
+        await wait_until_async(lambda: _state(processor.jobs, keys.stream, "m", JobState.DEAD))
+        assert 0 < await client.pttl(keys.job("m")) <= 90_000
+        assert (await processor.jobs.count(keys.stream))[JobState.RUNNING] == 0
+
+
+async def test_a_state_that_comes_late_changes_nothing(client: Any, keys: Any) -> None:
+    """Two hosts write about one job, and the slower one's news is older."""
+    recorder, jobs = JobRecorder(client, ttl_s=90), Jobs(client)
+    told = [
+        (1, JobState.RUNNING, JobState.RUNNING),
+        (2, JobState.RUNNING, JobState.RUNNING),
+        (1, JobState.FAILED, JobState.RUNNING),
+        (2, JobState.SUCCEEDED, JobState.SUCCEEDED),
+        (1, JobState.FAILED, JobState.SUCCEEDED),
+        (2, JobState.FAILED, JobState.SUCCEEDED),
+        (1, JobState.RUNNING, JobState.RUNNING),  # a new life: replayed, or the same id once more
+        (1, JobState.DEAD, JobState.DEAD),
+        (1, JobState.FAILED, JobState.DEAD),
+    ]
+
+    for attempt, state, expected in told:
+        await recorder.note(keys, Envelope("pay", "m", attempt=attempt), state)
+        job: Any = await jobs.get(keys.stream, "m")
+        assert job.state is expected
+        assert {each: count for each, count in (await jobs.count(keys.stream)).items() if count} == {expected: 1}
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_of_a_burst_only_the_job_that_waits_is_known(
+    make_processor: Callable[..., Processor], redis_url: str, keys: Any, kind: str
+) -> None:
+    processor = make_processor(job_ttl_s=90)
+    with redis.Redis.from_url(redis_url) as own, SyncEmitter(own, keys.stream, processor._settings) as emitter:
+        ids = []
+        for number in range(3):
+            options: dict[str, Any] = {"delay": 60, "debounce": "x", "max_attempts": number + 1}
+            event = ',"id":"abc","attempt":1,'  # a name of ill will
+            sent = emitter.emit(event, **options) if kind == "sync" else await processor.emit(event, **options)
+            ids.append(sent.id)
+
+    states = [await processor.jobs.get(keys.stream, job_id) for job_id in ids]
+    assert states[:2] == [None, None]
+    assert states[2] is not None
+    assert states[2].state is JobState.DELAYED
+    assert sum((await processor.jobs.count(keys.stream)).values()) == 1
 
 
 async def _nothing(ctx: JobContext) -> None:

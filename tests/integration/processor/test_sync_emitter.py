@@ -120,6 +120,34 @@ def test_a_lost_reply_is_in_doubt_and_an_id_makes_repeating_safe(
     assert again.duplicate
 
 
+async def test_a_lost_reply_is_in_doubt_when_the_server_did_not_know_the_script(
+    make_processor: Callable[..., Processor],
+    client: Any,
+    redis_url: str,
+    stream: str,
+    fault_proxy: Callable[[str], FaultProxy],
+) -> None:
+    """The whole text is sent after NOSCRIPT. That answer is about the digest, and not about this text."""
+    proxy = fault_proxy(redis_url)
+    url = proxy.url_for(redis_url)
+    pair = [NewMessage("pay"), NewMessage("pay")]
+    processor = make_processor(url=url)
+
+    await client.script_flush()
+    proxy.drop_next_reply(b"\nEVAL\r")
+    with pytest.raises(QueueError) as caught:
+        await processor.emit_many(pair)
+    assert caught.value.in_doubt
+    assert await client.xlen(stream) == 2
+
+    await client.script_flush()
+    proxy.drop_next_reply(b"\nEVAL\r")
+    with redis.Redis.from_url(url) as own, SyncEmitter(own, stream) as emitter, pytest.raises(QueueError) as caught:
+        emitter.emit_many(pair)
+    assert caught.value.in_doubt
+    assert await client.xlen(stream) == 4
+
+
 async def test_states_of_new_jobs_are_kept_if_they_are_kept_at_all(
     make_processor: Callable[..., Processor], redis_url: str, stream: str
 ) -> None:

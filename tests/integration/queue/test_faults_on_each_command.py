@@ -64,11 +64,11 @@ CASES: dict[str, Case] = {
     "enqueue": Case(lambda scene: scene.queue.enqueue({"n": 1}), (sent("XADD"),)),
     "enqueue once": Case(
         lambda scene: scene.queue.enqueue({"n": 1}, idempotency_key="k"),
-        (sent("EVAL", counted=("eval", "get", "xadd", "set")),),
+        (sent("EVAL", counted=("eval", "get", "set", "xadd", "set")),),
     ),
     "enqueue_many": Case(
         lambda scene: scene.queue.enqueue_many([{"n": 1}, {"n": 2}]),
-        (sent("EXEC", counted=("multi", "xadd", "xadd", "exec")),),
+        (sent("EVAL", counted=("eval", "xadd", "xadd")),),
     ),
     "read": Case(lambda scene: scene.queue.read(100), (sent("XREADGROUP"),)),
     "recover_own": Case(lambda scene: scene.queue.recover_own(), (sent("XREADGROUP"), FIND, sent("XACK"))),

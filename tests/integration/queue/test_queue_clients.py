@@ -19,6 +19,7 @@ from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.queue import QueueConsumer, RedisStreamsQueue
 from conquiet.queue.client import clone_async, clone_sync
+from conquiet.queue.faults import translate
 from conquiet.queue.recovery import id_key
 from conquiet.testing import FaultProxy, RedisServer, wait_until
 from conquiet.testing.process import Command
@@ -197,6 +198,34 @@ def test_a_clone_of_the_same_kind_asks_the_callers_sentinel_and_leaves_it_open(l
 
     assert asking(lone_sentinel) == 1
 
+    for sentinel in client.connection_pool.sentinel_manager.sentinels:
+        sentinel.close()
+
+
+def test_a_master_that_was_demoted_refuses_and_leaves_no_doubt(lone_sentinel: Sentinel) -> None:
+    """redis-py makes a connection error of that answer, sync and asyncio: nothing was added, and we say so."""
+    client = sentinel_client(redis.sentinel.Sentinel, lone_sentinel)
+    with RedisStreamsQueue(client, QueueConfig("orders", "g", "alice")) as queue:
+        queue.enqueue({"n": 1})
+        client.replicaof(lone_sentinel.host, lone_sentinel.port)
+
+        with pytest.raises(QueueError, match="refused") as caught:
+            queue.enqueue({"n": 2})
+        assert not caught.value.in_doubt
+
+        async def from_asyncio() -> QueueError:
+            clone: Any = clone_async(client)
+            try:
+                await clone.xadd("orders", {"data": "{}"})
+            except redis.exceptions.ConnectionError as error:
+                return translate(error, stream="orders", group="g", command="XADD")
+            finally:
+                await clone.aclose()
+            raise AssertionError("the demoted master took an entry")
+
+        assert not asyncio.run(from_asyncio()).in_doubt
+        assert queue.backlog().length == 1
+    client.close()
     for sentinel in client.connection_pool.sentinel_manager.sentinels:
         sentinel.close()
 

@@ -95,7 +95,7 @@ def test_an_ack_whose_reply_is_lost_may_be_repeated(
 def test_a_batch_whose_request_is_cut_adds_nothing(
     far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: Any, stream: str
 ) -> None:
-    proxy.drop_next_request(b"MULTI")
+    proxy.drop_next_request(b"EVAL")
 
     with pytest.raises(QueueError):
         far_queue.enqueue_many([{"n": n} for n in range(100)])
@@ -253,7 +253,7 @@ def test_a_server_that_is_still_loading_or_full_is_a_refusal_and_not_in_doubt(
 
     with pytest.raises(QueueError, match="OOM") as caught:
         queue.enqueue({"n": 1})
-    with pytest.raises(QueueError, match=r"EXECABORT|OOM") as batch:
+    with pytest.raises(QueueError, match="OOM") as batch:
         queue.enqueue_many([{"n": 1}, {"n": 2}])
 
     assert not caught.value.in_doubt

@@ -107,6 +107,25 @@ def test_stale_entries_are_found_wherever_they_stand(
     assert found == set(stale)
 
 
+@pytest.mark.parametrize("first", [20, 47, 75], ids=["page of its own", "across two pages", "last page"])
+def test_stale_entries_of_a_live_consumer_are_not_passed_over_when_more_are_seen_than_taken(
+    make_queue: MakeQueue, raw: Any, stream: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "SMALL_GROUP", 0)
+    monkeypatch.setattr(recovery, "PAGE", 10)
+    alice, bob = make_queue("alice"), make_queue("bob")
+    ids = alice.enqueue_many([{"n": n} for n in range(80)])
+    alice.read(100, 80)
+    stale = ids[first : first + 5]
+    make_idle(raw, stream, stale, "alice")
+
+    found: list[str] = []
+    for _ in range(first // 10 + 3):  # the way there, and three calls of two
+        found += [message.id for message in bob.claim_stale(60_000, count=2)]
+
+    assert found == stale
+
+
 def test_the_cost_does_not_grow_with_the_pending_list(
     make_queue: MakeQueue, raw: Any, stream: str, commands_of: Commands
 ) -> None:

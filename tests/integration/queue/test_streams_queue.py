@@ -19,7 +19,7 @@ from conquiet.errors import (
     QueueError,
 )
 from conquiet.queue import MessageBatch, QueueMessage, RedisStreamsQueue
-from conquiet.queue.redis_streams import MAX_BATCH
+from conquiet.queue.redis_streams import LONGEST_WINDOW_S, MAX_BATCH
 from conquiet.testing import wait_until
 
 PendingOf = Callable[..., dict[str, tuple[str, int]]]
@@ -148,7 +148,7 @@ def test_a_payload_over_the_limit_is_refused(make_queue: MakeQueue) -> None:
         queue.enqueue({"n": "does not fit at all"})
 
 
-def test_enqueue_many_adds_all_in_order_in_one_transaction(
+def test_enqueue_many_adds_all_in_order_in_one_step(
     queue: RedisStreamsQueue, raw: Any, stream: str, commands_of: Commands
 ) -> None:
     ids = queue.enqueue_many({"n": n} for n in range(250))
@@ -156,7 +156,7 @@ def test_enqueue_many_adds_all_in_order_in_one_transaction(
     stored = raw.xrange(stream)
     assert [entry_id.decode() for entry_id, _ in stored] == ids
     assert [json.loads(fields[b"data"])["n"] for _, fields in stored] == list(range(250))
-    assert commands_of()["exec"] == 1
+    assert commands_of()["eval"] == 1
 
 
 def test_enqueue_many_adds_nothing_if_one_payload_is_refused(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
@@ -183,7 +183,7 @@ def test_enqueue_many_of_nothing_sends_nothing_and_of_too_many_is_refused(
     with pytest.raises(QueueError, match="at most"):
         queue.enqueue_many([{}] * (MAX_BATCH + 1))
 
-    assert "multi" not in commands_of()
+    assert "eval" not in commands_of()
 
 
 # ---------------------------------------------------------------- idempotency keys
@@ -219,6 +219,16 @@ def test_a_key_is_forgotten_after_its_window_and_never_stored_in_clear(
     raw.delete(mark)
     queue.enqueue({"n": 1}, idempotency_key="jane@example.org")
     assert raw.xlen(stream) == 2
+
+
+def test_a_window_that_redis_cannot_keep_is_refused_before_anything_is_added(
+    queue: RedisStreamsQueue, raw: Any, stream: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="ten years"):
+        queue.enqueue({"n": 1}, idempotency_key="k", idempotency_window_s=1e16)
+
+    assert raw.xlen(stream) == 0
+    assert queue.enqueue({"n": 1}, idempotency_key="k", idempotency_window_s=LONGEST_WINDOW_S)
 
 
 @pytest.mark.parametrize("key", ["", 5, "new\nline"])

@@ -94,6 +94,50 @@ async def test_a_pause_holds_on_every_host_at_once_and_through_restarts(stage: S
     assert (await first.list_entries())[0].missed == 0
 
 
+async def test_a_pause_that_ends_before_a_held_back_tick_is_fired_does_not_swallow_it(stage: Stage) -> None:
+    entry = stage.entry(when=Every(3600), jitter_s=3000.0)
+    due = next(
+        due for due in range(3600, 360_000, 3600) if entry.fire_at(START + due * 1000) > START + due * 1000 + 60_000
+    )
+    host = await stage.started(entry)
+    before = await stage.at(due - 1, host)
+    fire_at = (entry.fire_at(START + due * 1000) - START) / 1000
+
+    await stage.at(due + 10, host)
+    await host.pause("beat")
+    await stage.at(due + 20, host)
+    await host.resume("beat")
+
+    assert await stage.at(fire_at - 1, host) == before
+    assert await stage.at(fire_at, host) == [*before, due]
+
+
+async def test_a_resumption_after_the_clock_was_set_back_fires_nothing_twice(stage: Stage) -> None:
+    host = await stage.started(stage.entry())
+    for second in (10, 20, 30):
+        await stage.at(second, host)
+    await host.pause("beat")
+    stage.now = START + 5_000
+
+    assert await host.resume("beat")
+
+    for second in (10, 20, 30):
+        assert await stage.at(second, host) == [10, 20, 30]
+    assert await stage.at(40, host) == [10, 20, 30, 40]
+
+
+async def test_a_long_pause_of_a_schedule_of_seconds_leaves_nothing_to_catch_up_on(stage: Stage) -> None:
+    host = await stage.started(stage.entry(when=Every(1), catch_up="all", grace_s=3600, jitter_s=2.0))
+    await host.pause("beat")
+    await stage.at(2_000, host)
+    await host.resume("beat")
+
+    await stage.at(2_003, host)
+
+    assert min(await stage.dues()) >= 1_998
+    assert (await host.list_entries())[0].missed == 0
+
+
 async def test_a_one_off_time_that_passed_during_a_pause_goes_by_its_policy(stage: Stage) -> None:
     host = await stage.started(stage.entry("once", Once(from_ms(START + 10_000))))
     await host.pause("once")
@@ -239,6 +283,19 @@ async def test_a_lost_ledger_is_written_again_from_code(stage: Stage, caplog: py
     assert await stage.at(15, host, other) == []
     assert await stage.at(20, host, other) == [20]
     assert any("ledger was lost" in record.message for record in caplog.records)
+
+
+async def test_a_lost_ledger_fires_no_one_off_time_again_and_those_to_come_all_the_same(stage: Stage) -> None:
+    entries = [
+        stage.entry("migrate", Once(from_ms(START + 10_000))),
+        stage.entry("launch", Once(from_ms(START + 30_000))),
+    ]
+    hosts = [await stage.started(*entries), await stage.started(*entries)]
+    assert await stage.at(10, *hosts) == [10]
+    await stage.redis.delete(*[key async for key in stage.redis.scan_iter(f"*{stage.group}*")])
+
+    assert await stage.at(20, *hosts) == [10]
+    assert await stage.at(30, *hosts) == [10, 30]
 
 
 async def test_removing_what_code_declares_lasts_until_the_next_start(stage: Stage) -> None:

@@ -147,11 +147,42 @@ async def test_a_refusing_stream_moves_no_pointer(stage: Stage) -> None:
     host = await stage.started(stage.entry(grace_s=60))
     await stage.redis.set(stage.stream, "not a stream")
 
-    with pytest.raises(Exception, match="refused by the server"):
-        await stage.at(10, host)
+    stage.now = START + 10_000
+    wake_at = await host.tick()
+    assert wake_at is not None
+    assert stage.now < wake_at < stage.now + 1_000  # tried again in a moment
     await stage.redis.delete(stage.stream)
 
     assert await stage.at(11, host) == [10]
+
+
+@pytest.mark.parametrize("what", ["stream", "state"])
+async def test_a_stream_that_refuses_holds_back_no_other(
+    stage: Stage, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A key of another type, for one: whether it is the stream's own or that of its ledger."""
+    bad = f"{stage.stream}-bad"
+    keys = {"stream": bad, "state": f"{keys_of(bad).base}:schedule:{stage.group}:state"}
+    host = await stage.started(stage.entry())
+    if what == "stream":
+        await host.add(stage.entry("oops", stream=bad))
+    else:
+        await stage.redis.sadd(f"{stage.group}:schedules", bad)
+    await stage.redis.set(keys[what], "not of that type")
+    before = REGISTRY.get_sample_value("conquiet_scheduler_errors_total", {"group": stage.group}) or 0
+
+    assert await stage.at(10, host) == [10]
+    assert await stage.at(20, host) == [10, 20]
+
+    assert (REGISTRY.get_sample_value("conquiet_scheduler_errors_total", {"group": stage.group}) or 0) >= before + 2
+    said = [record for record in caplog.records if record.__dict__.get("stream") == bad]
+    assert "WRONGTYPE" in said[0].__dict__["reason"]
+    another = await stage.started(stage.entry())  # nor does it keep a host from starting
+    assert await stage.at(30, another) == [10, 20, 30]
+    if what == "stream":
+        await stage.redis.delete(bad)
+        await stage.at(40, host)
+        assert await stage.ids(bad) == [f"oops@{START + 40_000}"]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import sqlite3
 
 import pymysql
 import pytest
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from conquiet.db.faults import About, Fault, as_write_error, fault_of, number_of
+from conquiet.db.faults import About, Fault, as_write_error, fault_of, number_of, reply_missing
 from conquiet.errors import CommitUnknownError, ConflictError, DbWriteError
 
 ABOUT = About("update", "orders")
@@ -31,6 +31,9 @@ def driver_error(number: int, *, kind: type[Exception] = pymysql.err.Operational
         (1452, Fault.OTHER),  # foreign key, the same
         (1213, Fault.CONFLICT),
         (1020, Fault.CONFLICT),
+        (1206, Fault.CONFLICT),
+        (3058, Fault.CONFLICT),
+        (3101, Fault.CONFLICT),
         (1205, Fault.LOCK_TIMEOUT),
         (3572, Fault.LOCK_TIMEOUT),
         (1317, Fault.INTERRUPTED),
@@ -107,10 +110,18 @@ def test_a_busy_sqlite_is_a_conflict() -> None:
         (1205, False, ConflictError),
         (1062, True, DbWriteError),
         (1317, True, DbWriteError),
-        (2003, True, DbWriteError),  # nobody was there to commit anything
+        (2003, False, DbWriteError),  # nobody was there
+        (2026, True, CommitUnknownError),  # a TLS connection that broke in the middle, to libmariadb
+        (2003, True, CommitUnknownError),  # there was a connection, so this is no proof
+        (2012, True, CommitUnknownError),
+        (2999, True, CommitUnknownError),  # unknown to us, but of the client library and no answer
+        (-1, True, CommitUnknownError),
+        (1045, True, DbWriteError),
+        (1053, True, CommitUnknownError),
+        (4025, True, DbWriteError),  # MariaDB's check constraint
     ],
 )
-def test_only_a_connection_lost_during_the_commit_is_unknown(
+def test_only_a_reply_that_is_missing_during_the_commit_is_unknown(
     number: int,
     committing: bool,  # noqa: FBT001 - a parameter of the test
     kind: type[DbWriteError],
@@ -119,6 +130,41 @@ def test_only_a_connection_lost_during_the_commit_is_unknown(
 
     assert type(error) is kind
     assert (error.errno, error.table, error.operation) == (number, "orders", "update")
+
+
+class TimeLimitError(Exception):
+    """What a signal handler raises, in the middle of anything."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeLimitError("soft limit"),
+        TimeLimitError(1062),  # a number that is not the server's
+        pymysql.err.InternalError("Packet sequence number wrong - got 45 expected 1"),
+        OperationalError("INSERT …", {}, pymysql.err.InternalError("Packet sequence number wrong - got 45 expected 1")),
+        pymysql.err.OperationalError(2013, "raw"),
+        OSError(104, "reset"),
+    ],
+)
+def test_whatever_comes_in_place_of_the_reply_to_a_commit_is_unknown(error: Exception) -> None:
+    assert reply_missing(error)
+    assert type(as_write_error(error, ABOUT, committing=True)) is CommitUnknownError
+    assert type(as_write_error(error, ABOUT)) is DbWriteError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pymysql.err.IntegrityError(1062, "raw"),
+        PoolTimeoutError("QueuePool limit"),
+        StatementError("a value is missing", "INSERT …", {}, KeyError("p0")),
+        sqlite3.OperationalError("disk full"),
+        DbWriteError("ours"),
+    ],
+)
+def test_an_answer_or_an_error_before_the_statement_was_sent_leaves_no_doubt(error: Exception) -> None:
+    assert not reply_missing(error)
 
 
 @pytest.mark.parametrize("number", [1062, 1205, 1213, 2013, 1064, 2003, 1317])

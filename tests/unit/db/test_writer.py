@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from conquiet import DbWriter as RootDbWriter
 from conquiet.config import DbConfig
-from conquiet.db import DbOperation, DbOperationType, DbWriter, LockStrategy, WriteOutcome
+from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy, WriteOutcome
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 
 CANARY = "canary-4711"
@@ -316,3 +317,33 @@ def test_a_closed_writer_refuses_and_leaves_the_engine_open(sqlite: Engine) -> N
     with pytest.raises(LifecycleError):
         writer.execute(insert(2))
     assert set(rows(sqlite)) == {1}
+
+
+@pytest.mark.parametrize("pool", [SingletonThreadPool, StaticPool])
+def test_a_write_beside_an_open_transaction_on_the_one_connection_is_refused(pool: type[Pool]) -> None:
+    """SQLite in memory: our COMMIT would commit the session's half, our ROLLBACK would lose it."""
+    engine = create_engine("sqlite://", poolclass=pool)
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY, amount INTEGER)"))
+    writer = DbWriter(engine, DbConfig("orders"))
+
+    with DbSession(engine) as session:
+        session.execute("INSERT INTO orders (id) VALUES (1)")
+        for attempt in (
+            lambda: writer.execute(insert(2)),
+            lambda: writer.execute_many([insert(2), insert(3)]),
+            lambda: writer.modify(1, lambda _: {"amount": 1}),
+        ):
+            with pytest.raises(DbWriteError, match=r"on orders failed: .* transaction is open on it; end that first"):
+                attempt()
+        session.execute("INSERT INTO orders (id) VALUES (4)")
+    assert set(rows(engine)) == {1, 4}
+
+    with pytest.raises(ZeroDivisionError), DbSession(engine) as session:  # noqa: PT012 - the block is the session's
+        session.execute("INSERT INTO orders (id) VALUES (5)")
+        with pytest.raises(DbWriteError):
+            writer.execute(insert(6))
+        _ = 1 / 0
+    writer.execute(insert(7))
+    assert set(rows(engine)) == {1, 4, 7}
+    engine.dispose()

@@ -31,6 +31,7 @@ envelopes = st.builds(
     group=st.none() | names,
     replays=st.integers(0, 100),
     reserved=st.booleans(),
+    reserved_ms=st.none() | st.integers(0, 2**48),
 )
 
 
@@ -70,6 +71,11 @@ def test_whatever_stands_there_is_an_envelope_or_refused_with_a_constant_reason(
         ({"v": 1, "event": "a", "attempt": 0}, env.BAD_NUMBER),
         ({"v": 1, "event": "a", "attempt": True}, env.BAD_NUMBER),
         ({"v": 1, "event": "a", "emitted_ms": "soon"}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "delay_until_ms": 10**400}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "delay_until_ms": float("nan")}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "emitted_ms": 10**400}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "attempt": 10**30}, env.BAD_NUMBER),
+        ({"v": 1, "event": "a", "replays": 10**30}, env.BAD_NUMBER),
     ],
 )
 def test_a_payload_that_is_not_an_envelope_is_refused_by_name(payload: dict[str, Any], reason: str) -> None:
@@ -133,7 +139,7 @@ def test_an_envelope_of_the_first_release_stays_readable() -> None:
 def test_the_next_attempt_keeps_identity_data_and_foreign_keys(envelope: Envelope, group: str) -> None:
     payload = {**to_payload(envelope), "of_a_later_release": [1]}
 
-    following = next_attempt(payload, envelope, group=group, failed_ms=77)
+    following = next_attempt(payload, envelope, group=group, entry_id="8-8", failed_ms=77)
 
     assert following["of_a_later_release"] == [1]
     read = from_payload(following, entry_id="9-9")
@@ -146,29 +152,44 @@ def test_the_next_attempt_keeps_identity_data_and_foreign_keys(envelope: Envelop
     assert read.group == group
     assert read.delay_until_ms is None
     assert not read.reserved
+    assert read.reserved_ms is None
+    assert following["from_entry"] == "8-8"
     assert read.first_failed_ms == (77 if envelope.first_failed_ms is None else envelope.first_failed_ms)
 
 
 def test_a_message_that_comes_back_later_is_the_same_attempt() -> None:
-    envelope = Envelope("a", "1", {"k": 1}, attempt=4, delay_until_ms=9)
+    envelope = Envelope("a", "1", {"k": 1}, attempt=4, delay_until_ms=9, reserved=True, reserved_ms=3)
 
-    later = env.same_attempt(to_payload(envelope), envelope, group="g", reserved=True)
+    later = env.same_attempt(to_payload(envelope), envelope, group="g", entry_id="8-8", reserved=True)
 
     assert from_payload(later, entry_id="2-2") == Envelope("a", "1", {"k": 1}, attempt=4, group="g", reserved=True)
 
 
 def test_a_replayed_message_starts_over_and_remembers_that_it_does() -> None:
-    dead = {**to_payload(Envelope("a", "1", attempt=5, first_failed_ms=3, replays=1)), "foreign": 1}
+    dead = {
+        **to_payload(Envelope("a", "1", attempt=5, first_failed_ms=3, replays=1)),
+        "foreign": 1,
+        "from_entry": "8-8",
+    }
 
     again = replayed(dead, group="g")
 
     assert again["foreign"] == 1
+    assert "from_entry" not in again
     assert from_payload(again, entry_id="2-2") == Envelope("a", "1", group="g", replays=2)
 
 
 @pytest.mark.parametrize(
     ("event", "message_id", "attempts"),
-    [("", "1", None), ("a", "", None), ("a\nb", "1", None), ("a" * 201, "1", None), ("a", "1", 0), ("a", 5, None)],
+    [
+        ("", "1", None),
+        ("a", "", None),
+        ("a\nb", "1", None),
+        ("a" * 201, "1", None),
+        ("a", "1", 0),
+        ("a", "1", 2**60),
+        ("a", 5, None),
+    ],
 )
 def test_a_caller_cannot_make_an_envelope_that_readers_refuse(
     event: str, message_id: object, attempts: int | None

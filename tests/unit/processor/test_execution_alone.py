@@ -15,6 +15,7 @@ from conquiet.processor.policy import Reject, RetryPolicy
 from conquiet.processor.records import decode_record, describe
 from conquiet.processor.routes import Route
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings
+from conquiet.queue.codec import encode_payload
 from conquiet.runtime import RuntimeMessage
 from conquiet.runtime.context import Leaving
 
@@ -58,10 +59,9 @@ class NoPauses:
         return False
 
 
-async def run(payload: dict[str, Any], function: Any, retry: RetryPolicy | None = None) -> Any:
-    settler = FakeSettler()
+def execution_of(settler: FakeSettler, function: Any, retry: RetryPolicy | None = None) -> Execution:
     handler = HandlerSettings(event="pay", function=function, retry=retry or RetryPolicy())
-    execution = Execution(
+    return Execution(
         None,  # type: ignore[arg-type]
         group="processor",
         consumer_id="me",
@@ -73,7 +73,12 @@ async def run(payload: dict[str, Any], function: Any, retry: RetryPolicy | None 
         jobs=None,
         settings=ProcessorSettings(),
     )
-    message = RuntimeMessage("s", "1-1", payload)
+
+
+async def run(payload: dict[str, Any], function: Any, retry: RetryPolicy | None = None) -> Any:
+    settler = FakeSettler()
+    execution = execution_of(settler, function, retry)
+    message = RuntimeMessage("s", "1-1", payload, raw=encode_payload(payload, max_bytes=10**6))
     error: BaseException | None = None
     try:
         await execution(message, FakeDelivery(message))
@@ -123,6 +128,17 @@ async def test_what_is_not_ours_to_handle_never_reaches_the_handler() -> None:
     message, calls, error = await run(to_payload(Envelope("pay", "m", delay_until_ms=2**45)), never)
     assert (message.acknowledged, error) == (True, None)
     assert calls[0][0] == f"={2**45}"
+
+
+async def test_what_was_delivered_too_often_is_buried_whatever_is_wrong_with_it() -> None:
+    settler = FakeSettler()
+    message = RuntimeMessage("s", "1-1", None, raw=b'{"odd":1}')  # type: ignore[arg-type]  # nobody foresaw it
+
+    await execution_of(settler, print).exhausted(message, FakeDelivery(message))
+
+    ((_, record),) = settler.calls
+    assert (record.reason, record.payload) == ("deliveries_exhausted", {"odd": 1})
+    assert message.acknowledged
 
 
 @pytest.mark.spec("CM-006.5")

@@ -35,3 +35,14 @@ def test_the_names_are_as_documented() -> None:
 def test_a_name_whose_slot_nothing_can_share_is_refused(stream: str) -> None:
     with pytest.raises(ConfigurationError):
         keys_of(stream)
+
+
+@given(
+    st.text(":ab1", min_size=1), st.text(":ab1", min_size=1), st.text(":ab1", min_size=1), st.text(":ab1", min_size=1)
+)
+def test_bursts_of_different_events_have_different_keys(event: str, name: str, other: str, other_name: str) -> None:
+    keys = keys_of("orders")
+
+    assert keys.debounce("user", "updated:7") != keys.debounce("user:updated", "7")
+    same = (event, name) == (other, other_name)
+    assert (keys.debounce(event, name) == keys.debounce(other, other_name)) is same

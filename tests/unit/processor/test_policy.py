@@ -119,3 +119,18 @@ def test_what_exists_is_valid(make: object) -> None:
 def test_turns_of_a_rate_are_spread_evenly() -> None:
     assert RateLimit(20).turn_us == 50_000
     assert RateLimit(3, per_s=60).turn_us == 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("rate", "turn_ms", "now_ms", "lapsed"),
+    [
+        (RateLimit(10), None, 10**12, False),
+        (RateLimit(10), 5_000, 4_000, False),
+        (RateLimit(10), 5_000, 6_000, False),
+        (RateLimit(10), 5_000, 6_001, True),
+        (RateLimit(1, per_s=60), 5_000, 65_000, False),
+        (RateLimit(1, per_s=60), 5_000, 65_001, True),
+    ],
+)
+def test_a_turn_that_was_missed_is_void(rate: RateLimit, turn_ms: int | None, now_ms: int, *, lapsed: bool) -> None:
+    assert rate.has_lapsed(turn_ms, now_ms=now_ms) is lapsed

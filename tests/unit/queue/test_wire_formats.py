@@ -73,12 +73,6 @@ def test_many_different_waits_do_not_grow_the_memory() -> None:
     assert len(commands._reads) <= 8
 
 
-def test_a_batch_of_adds_is_one_transaction() -> None:
-    words = unpack(COMMANDS.add_all([b"{}", b"[]"]))
-
-    assert words == [[b"MULTI"], b"XADD orders * data {}".split(), b"XADD orders * data []".split(), [b"EXEC"]]
-
-
 ENTRY = [b"1-1", [b"data", b"{}"]]
 
 

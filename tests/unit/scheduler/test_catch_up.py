@@ -87,6 +87,48 @@ def test_jitter_holds_a_tick_back_by_the_same_amount_everywhere() -> None:
     assert plan(entry, 0, entry.fire_at(HOUR)).fire == (HOUR,)
 
 
+@pytest.mark.parametrize(("every", "jitter_s"), [(10, 60), (10, 20), (60, 3600)])
+@pytest.mark.parametrize("policy", ["skip", "one", "all"])
+def test_jitter_longer_than_the_interval_loses_no_tick(policy: CatchUp, every: int, jitter_s: int) -> None:
+    """A host that is always there fires every tick, in order."""
+    entry = an_entry(Every(every), catch_up=policy, jitter_s=float(jitter_s))
+    now = decided = 1_700_000_000_000 // 60_000 * 60_000
+    fired: list[int] = []
+    end = decided + (1_000 * every + jitter_s) * 1_000
+    while now < end:
+        planned = plan(entry, decided, now)
+        assert planned.missed == 0
+        fired += planned.fire
+        decided = planned.decided
+        assert planned.wake_at is not None
+        now = max(now, planned.wake_at)
+
+    assert fired[:1_000] == list(range(fired[0], fired[0] + every * 1_000_000, every * 1_000))
+
+
+def test_what_waited_for_a_tick_is_not_late_because_one_step_could_not_take_it_all() -> None:
+    entry = an_entry(Every(0.1), catch_up="skip", jitter_s=3600.0)
+    now = decided = 1_700_000_000_000 + 22 * 600_000  # soon after, more than 500 wait for one
+    steps: list[int] = []
+    while FIRE_LIMIT not in steps[:-1]:
+        planned = plan(entry, decided, now)
+        assert planned.missed == 0
+        assert planned.wake_at is not None
+        steps.append(len(planned.fire))
+        decided, now = planned.decided, max(now, planned.wake_at)
+
+    assert steps[-1] > 0
+
+
+def test_ticks_that_nobody_was_there_for_are_late_also_with_jitter() -> None:
+    entry = an_entry(Every(10), catch_up="skip", jitter_s=60.0)
+
+    planned = plan(entry, 0, HOUR)
+
+    assert len(planned.fire) <= 12
+    assert planned.missed == planned.decided // 10_000 - len(planned.fire) > 300
+
+
 def test_more_punctual_ticks_than_one_step_takes_are_left_for_the_next_one() -> None:
     entry = an_entry(Every(1), grace_s=3600)
 
@@ -134,7 +176,16 @@ def test_it_agrees_with_a_plain_walk_over_every_tick(
     while tick is not None and entry.fire_at(tick) <= now:
         ready.append(tick)
         tick = when.next_after(tick)
-    late = [due for due in ready if now - entry.fire_at(due) > grace_s * 1_000]
+    # What was held back until just now holds back those behind it, and was perhaps decided by the step before.
+    punctual_from, before = now - grace_s * 1_000, decided - 11_000
+    held_back = False
+    while (before_tick := when.next_after(before)) is not None and before_tick <= decided:
+        before = before_tick
+        held_back = held_back or punctual_from <= entry.fire_at(before) <= now
+    late = []
+    for due in ready:
+        held_back = held_back or entry.fire_at(due) >= punctual_from
+        late += [] if held_back else [due]
     punctual = [due for due in ready if due not in late]
     wanted = {"skip": 0, "one": 0 if punctual else 1, "all": limit}[policy]
     chosen = late[-wanted:] if wanted else []

@@ -1,6 +1,7 @@
 """A lock by name: GET_LOCK and RELEASE_LOCK. Works for rows that do not exist yet."""
 
 import logging
+import math
 import time
 from typing import Final
 
@@ -49,6 +50,8 @@ class MySQLAdvisoryLockBackend(LockBackend):
 
 def get_lock(conn: Connection, name: str, timeout_s: float, *, what: str) -> None:
     """Take the advisory lock ``name`` on this connection."""
+    if not getattr(conn.dialect, "is_mariadb", False):
+        timeout_s = math.ceil(timeout_s)  # MySQL rounds, and would not wait at all for 0.3
     started = time.monotonic()
     answer = run(conn, _GET, {"lock_name": name, "timeout": timeout_s}).scalar()
     # 1 is the only success. MariaDB answers NULL when the wait was killed or ran into an error.

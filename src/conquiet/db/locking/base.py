@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from sqlalchemy.engine import Connection
 
 from conquiet.db import sql
+from conquiet.db.locking.reading import lock_rows
 from conquiet.db.models import DbOperation
-from conquiet.db.running import run
 
 
 class LockBackend(ABC):
@@ -42,10 +42,16 @@ class LockBackend(ABC):
         ...
 
     def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> dict[str, Any] | None:
-        """Take the lock, then read the row under it. None if there is no such row."""
+        """Take the lock, then read the row under it. None if there is no such row.
+
+        The read is a locking one. The transaction may be older than the lock (a listener on the pool that has
+        read something is enough to begin it), and a plain read would show what was there then. And an id that
+        is spelled differently may be the same row to the server and another name to the lock.
+        """
         self.acquire(conn, op)
+        statement = sql.select_row(op.table, id_column, sql.FOR_UPDATE)
         try:
-            return run(conn, sql.select_row(op.table, id_column), {"w0": op.id_value}).first()
+            return lock_rows(conn, statement, {"w0": op.id_value}, op.table).first()
         except BaseException:
             self.release(conn, op)  # nothing was written, so there is nothing that has to be rolled back first
             raise

@@ -3,21 +3,30 @@
 MySQL allows 64 characters and ignores case; MariaDB allows 192 and does not. So a name is lower
 case and at most 64: a readable beginning and a digest of everything it stands for.
 
-Two spellings that the server takes for one row must give one name, or the lock excludes nobody.
-Which spellings those are depends on column type and collation, which we do not know; so ids are
-folded generously (1, "1", "01" and "1.0" alike; "Abc", "abc " and "ábc" alike). Folding too much
-costs a wait, folding too little an update.
+Two spellings that the server takes for one row should give one name. Which spellings those are depends on
+column type and collation, which we do not know; so ids are folded generously (1, "1", "01" and "1.0" alike;
+"Abc", "abc ", "ábc" and "ab\u200bc" alike; "Bjørn" and "Bjorn", "œuvre" and "oeuvre", "あ" and "ア" alike).
+
+What is promised: ids of ASCII that differ in more than case, control characters, outer blanks and the spelling
+of a number have different names, and no id is without one. What is not: that every pair that some collation takes
+for equal has one name. No update hangs on that, since ``modify`` reads with a lock on the row itself
+(``LockBackend.acquire_and_read``), and an UPDATE that has read nothing cannot be out of date. Folding too much costs a
+wait; folding too little lets two through to the row, and there one of them waits.
 """
 
 import hashlib
 import unicodedata
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MIN_EMIN, Context
 from functools import lru_cache
 from typing import Any, Final
 
 MAX_LENGTH: Final = 64
 _DIGEST_BYTES: Final = 16
 _PLAIN_INT: Final = 10**18
+_BEYOND_BMP: Final = 0xFFFF
+# Of our own: an application may have set its thread's to 6 digits, and an id must not depend on that. No traps: what
+# is no number becomes NaN, and what is too large infinite.
+_NUMBERS: Final = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, capitals=0, traps=[])
 
 
 def lock_name(prefix: str, *parts: str) -> str:
@@ -58,12 +67,25 @@ def canonical_id(id_value: Any) -> str:
     if isinstance(id_value, bytes | bytearray | memoryview):
         id_value = bytes(id_value).decode("utf-8", "backslashreplace")
     shown = str(id_value).strip()
-    try:
-        number = Decimal(shown)
-    except InvalidOperation:
-        pass
-    else:
-        if number.is_finite():
-            return f"{number.normalize():f}" if abs(number.adjusted()) < MAX_LENGTH else str(number.normalize())
-    decomposed = unicodedata.normalize("NFKD", shown)
-    return "".join(char for char in decomposed if not unicodedata.combining(char)).casefold()
+    number = _NUMBERS.create_decimal(shown)
+    if number.is_finite():
+        number = _NUMBERS.normalize(number)
+        if not number:
+            return "0"  # and not "-0"
+        return f"{number:f}" if abs(number.adjusted()) < MAX_LENGTH else _NUMBERS.to_sci_string(number)
+    if shown.isascii() and shown.isprintable():
+        return shown.lower()
+    # Twice: ß has two letters to casefold() and one by its name, and names are upper case.
+    return "".join(map(_folded, unicodedata.normalize("NFKD", shown.casefold()))).casefold()
+
+
+def _folded(char: str) -> str:
+    """The letter that a collation without accents may take this one for, or nothing if it is none."""
+    if unicodedata.category(char)[0] in "CM":  # control and format characters, marks: ignored by collations
+        return ""
+    if char.isascii():
+        return char
+    if ord(char) > _BEYOND_BMP:
+        return "\ufffd"  # all the same to utf8mb4_general_ci and utf8mb4_unicode_ci
+    # LATIN SMALL LETTER O WITH STROKE is an O, LATIN SMALL LIGATURE OE an OE; HIRAGANA and KATAKANA LETTER A an A.
+    return unicodedata.name(char, char).partition(" WITH ")[0].rpartition(" ")[2]

@@ -1,18 +1,14 @@
 """A lock on the row itself: SELECT ... FOR UPDATE."""
 
-import time
-from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import TextClause
 from sqlalchemy.engine import Connection
 
-from conquiet.db import diagnosis, sql
-from conquiet.db.faults import Fault, fault_of
+from conquiet.db import sql
 from conquiet.db.locking.base import LockBackend
+from conquiet.db.locking.reading import lock_rows
 from conquiet.db.models import DbOperation
-from conquiet.db.running import Answer, run
-from conquiet.errors import LockTimeoutError, NoSuchRowError
+from conquiet.errors import NoSuchRowError
 from conquiet.kernel.validation import require_identifier
 
 
@@ -41,21 +37,3 @@ class MySQLRowLockBackend(LockBackend):
 
     def release(self, conn: Connection, op: DbOperation) -> None:
         """Nothing to do: the lock ended with the transaction."""
-
-
-def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any], table: str) -> Answer:
-    """Run a locking read; a wait that ran out becomes ``LockTimeoutError``."""
-    started = time.monotonic()
-    try:
-        return run(conn, statement, params)
-    except Exception as error:
-        if fault_of(error) is not Fault.LOCK_TIMEOUT:
-            raise
-        waited = time.monotonic() - started
-        holder = diagnosis.row_holder(conn, table)
-        raise LockTimeoutError(
-            f"the row lock on {table} was not had within {waited:.1f} s{diagnosis.said(holder)}; nothing was written",
-            resource=table,
-            waited_s=waited,
-            holder=holder,
-        ) from error

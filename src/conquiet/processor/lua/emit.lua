@@ -2,6 +2,11 @@
 -- KEYS: stream, delayed, wake, then the keys of ids to be remembered
 -- ARGV: per message: payload, when ('' now, '+500' in 500 ms, '=1763…' at that ms), number of its id key (0: none), window in ms
 -- Answers per message: entry id; '@' and the due time if it waits; '' if its id was emitted before.
+-- What can be refused is refused before the first write: an error ends a script where it stands, and a mark without
+-- its message would turn the repetition away.
+redis.call('XLEN', KEYS[1])
+redis.call('ZCARD', KEYS[2])
+redis.call('XLEN', KEYS[3])
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local answers = {}

@@ -1,12 +1,26 @@
 -- Take dead letters and put their messages back into the stream. Whoever takes one first replays it, nobody else.
--- KEYS: stream, dead; ARGV: per dead letter: its id, payload. Answers per dead letter 1, or 0 if it is gone.
+-- One for a group that does not exist stays: nobody would handle it, and the letter would be gone.
+-- KEYS: stream, dead; ARGV: '1' to only look, then per dead letter: its id, its group, payload
+-- Answers per dead letter 1; 0 if it is gone; 2 if it stays for want of its group.
+local groups = {}
+local found = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if found.err then
+  if not string.find(found.err, 'no such key', 1, true) then return found end
+else
+  for i = 1, #found do
+    for j = 1, #found[i], 2 do
+      if found[i][j] == 'name' then groups[found[i][j + 1]] = true end
+    end
+  end
+end
 local answers = {}
-for i = 1, #ARGV, 2 do
-  local there = #redis.call('XRANGE', KEYS[2], ARGV[i], ARGV[i])
-  if there == 1 then
-    redis.call('XADD', KEYS[1], '*', 'data', ARGV[i + 1])
+for i = 2, #ARGV, 3 do
+  local answer = #redis.call('XRANGE', KEYS[2], ARGV[i], ARGV[i])
+  if answer == 1 and not groups[ARGV[i + 1]] then answer = 2 end
+  if answer == 1 and ARGV[1] ~= '1' then
+    redis.call('XADD', KEYS[1], '*', 'data', ARGV[i + 2])
     redis.call('XDEL', KEYS[2], ARGV[i])
   end
-  answers[#answers + 1] = there
+  answers[#answers + 1] = answer
 end
 return answers

@@ -1,21 +1,29 @@
 -- Take the next turn under a rate limit. If it is not now, book it: acknowledge the entry and let it wait for its turn.
--- KEYS: stream, delayed, wake, rate; ARGV: group, consumer, entry id, payload to store, microseconds per turn, burst
+-- KEYS: stream, delayed, wake, rate
+-- ARGV: group, consumer, entry id, payload to store, microseconds per turn, burst
 -- Answers 0 to go ahead; the wait in ms if it was booked; -1 if the entry is not this consumer's any more.
+-- The rate key holds '<next free turn>:<when that was written>', so that a clock that was set back moves the turns back
+-- with it. Without, everything would be booked that far ahead.
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local per_turn, burst = tonumber(ARGV[5]), tonumber(ARGV[6])
-local free = tonumber(redis.call('GET', KEYS[4]) or '0')
+local free, written = string.match(redis.call('GET', KEYS[4]) or '0', '^(%d+):?(%d*)$')
+free, written = tonumber(free or '0'), tonumber(written or '') or 0
+if written > now then free = free - (written - now) end
 if free < now - per_turn * (burst - 1) then free = now - per_turn * (burst - 1) end
 local wait_ms = math.ceil((free - now) / 1000)
 if wait_ms > 0 then
   if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2]) == 0 then return -1 end
   local due = math.floor(now / 1000) + wait_ms
-  redis.call('ZADD', KEYS[2], due, ARGV[4])
+  -- The payload is an object with keys. When its turn is, only we know.
+  local payload = string.format('%s,"reserved_ms":%.0f}', string.sub(ARGV[4], 1, -2), due)
+  redis.call('ZADD', KEYS[2], due, payload)
   redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
   local first = redis.call('ZRANGE', KEYS[2], 0, 0)
-  if first[1] == ARGV[4] then redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'w', '1') end
+  if first[1] == payload then redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'w', '1') end
 end
 free = free + per_turn
-redis.call('SET', KEYS[4], string.format('%.0f', free), 'PX', math.ceil((free - now) / 1000 + per_turn * burst / 1000) + 1000)
+local kept_ms = math.ceil((free - now) / 1000 + per_turn * burst / 1000) + 1000
+redis.call('SET', KEYS[4], string.format('%.0f:%.0f', free, now), 'PX', string.format('%.0f', kept_ms))
 if wait_ms > 0 then return wait_ms end
 return 0

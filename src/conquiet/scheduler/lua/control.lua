@@ -1,8 +1,11 @@
--- Remove, pause or resume an entry.
+-- Remove, pause or resume an entry, or freeze one that moves to another stream.
+--
+-- A frozen entry is paused for every host; whether it was before is kept in "moving", and that is what pausing and
+-- resuming it then change: they are about the place it moves to.
 --
 -- KEYS  state (hash), definitions (hash)
--- ARGV  now in ms or '' for the server's own time, what to do, name, '1' if the entry is due only once
--- Answers 1 if it changed anything.
+-- ARGV  now in ms or '' for the server's own time, what to do, name, for a resumption the newest due time that is past
+-- Answers 1 if it changed anything; of a frozen entry the digest of its times, its pointer and its pause, or 0.
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
@@ -13,17 +16,39 @@ local action, name = ARGV[2], ARGV[3]
 local changed = 0
 if action == 'remove' then
   changed = redis.call('HDEL', KEYS[2], name)
-  for _, field in ipairs({ 'rev', 'when', 'origin', 'last', 'paused', 'fired', 'fire', 'missed' }) do
+  for _, field in ipairs({ 'rev', 'when', 'origin', 'last', 'paused', 'moving', 'fired', 'fire', 'missed' }) do
     changed = math.max(changed, redis.call('HDEL', KEYS[1], field .. ':' .. name))
   end
 elseif redis.call('HEXISTS', KEYS[1], 'rev:' .. name) == 1 then
-  if action == 'pause' then
-    changed = redis.call('HSETNX', KEYS[1], 'paused:' .. name, now)
+  local moving = redis.call('HGET', KEYS[1], 'moving:' .. name)
+  if action == 'freeze' then
+    if not moving then
+      moving = redis.call('HGET', KEYS[1], 'paused:' .. name) or ''
+      redis.call('HSET', KEYS[1], 'moving:' .. name, moving)
+      redis.call('HSETNX', KEYS[1], 'paused:' .. name, now)
+      redis.call('HINCRBY', KEYS[1], 'version', 1)
+    end
+    local place = redis.call('HMGET', KEYS[1], 'when:' .. name, 'last:' .. name)
+    return { place[1], place[2], moving }
+  elseif action == 'pause' then
+    if moving == '' then
+      changed = 1
+      redis.call('HSET', KEYS[1], 'moving:' .. name, now)
+    else
+      changed = redis.call('HSETNX', KEYS[1], 'paused:' .. name, now)
+    end
   elseif action == 'resume' then
-    changed = redis.call('HDEL', KEYS[1], 'paused:' .. name)
-    if changed == 1 and ARGV[4] ~= '1' then
-      -- What was due during the pause was not wanted: it is neither caught up on nor missed.
-      redis.call('HSET', KEYS[1], 'last:' .. name, now)
+    if not moving then
+      changed = redis.call('HDEL', KEYS[1], 'paused:' .. name)
+    elseif moving ~= '' then
+      changed = 1
+      redis.call('HSET', KEYS[1], 'moving:' .. name, '')
+    end
+    -- What was to be fired during the pause was not wanted: it is neither caught up on nor missed. The pointer is
+    -- never lowered: behind it everything is fired or missed, also when the clock was set back since.
+    local last = redis.call('HGET', KEYS[1], 'last:' .. name)
+    if changed == 1 and tonumber(ARGV[4]) > tonumber(last or 0) then
+      redis.call('HSET', KEYS[1], 'last:' .. name, ARGV[4])
     end
   end
 end

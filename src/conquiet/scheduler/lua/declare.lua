@@ -2,7 +2,8 @@
 --
 -- KEYS  state (hash), definitions (hash)
 -- ARGV  now in ms or '' for the server's own time, name, definition, revision, digest of its times, origin,
---       '1' if it is due only once, '1' to replace an entry of the same name, id for a new ledger
+--       '1' if it is due only once and may be late, '1' to replace an entry of the same name, id for a new ledger,
+--       '1' if it comes from another stream, its pointer there or '', since when it was paused there or ''
 -- Answers added, changed, same, exists or in-code.
 local now = tonumber(ARGV[1])
 if not now then
@@ -11,12 +12,15 @@ if not now then
 end
 local name, definition, revision, times, origin = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 redis.call('HSETNX', KEYS[1], 'epoch', ARGV[9])
-local known = redis.call('HMGET', KEYS[1], 'rev:' .. name, 'when:' .. name, 'origin:' .. name)
+local comes, pointer, paused = ARGV[10] == '1', ARGV[11], ARGV[12]
+local known = redis.call(
+  'HMGET', KEYS[1], 'rev:' .. name, 'when:' .. name, 'origin:' .. name, 'last:' .. name, 'moving:' .. name)
+local frozen = origin == 'code' and known[5]
 if known[1] then
   if origin == 'runtime' and known[3] == 'code' then
     return 'in-code'
   end
-  if known[1] == revision and known[3] == origin then
+  if known[1] == revision and known[3] == origin and not comes and not frozen then
     return 'same'
   end
   if origin == 'runtime' and ARGV[8] ~= '1' then
@@ -28,7 +32,20 @@ redis.call('HSET', KEYS[1], 'rev:' .. name, revision, 'when:' .. name, times, 'o
 if known[2] ~= times then
   -- New times start from now: their past ticks were nobody's to fire. A single moment has no past ticks
   -- but itself, and whether it is still wanted is for the entry's policy to say.
-  redis.call('HSET', KEYS[1], 'last:' .. name, ARGV[7] == '1' and '0' or string.format('%.0f', now))
+  local start = ARGV[7] == '1' and '0' or string.format('%.0f', now)
+  redis.call('HSET', KEYS[1], 'last:' .. name, pointer ~= '' and pointer or start)
+elseif pointer ~= '' and tonumber(pointer) > tonumber(known[4]) then
+  redis.call('HSET', KEYS[1], 'last:' .. name, pointer)
+end
+if frozen or (comes and not known[1]) then
+  -- The pause is the one it had where it comes from; or the one it had here, if it was to leave and did not.
+  if not comes then
+    paused = frozen
+  end
+  redis.call('HDEL', KEYS[1], 'moving:' .. name, 'paused:' .. name)
+  if paused ~= '' then
+    redis.call('HSET', KEYS[1], 'paused:' .. name, paused)
+  end
 end
 redis.call('HINCRBY', KEYS[1], 'version', 1)
 return known[1] and 'changed' or 'added'

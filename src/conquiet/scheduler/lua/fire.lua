@@ -45,7 +45,7 @@ while at <= #ARGV do
     end
     if drop == '1' then
       redis.call('HDEL', KEYS[3], name)
-      for _, field in ipairs({ 'rev', 'when', 'origin', 'last', 'paused', 'fired', 'fire', 'missed' }) do
+      for _, field in ipairs({ 'rev', 'when', 'origin', 'last', 'paused', 'moving', 'fired', 'fire', 'missed' }) do
         redis.call('HDEL', KEYS[1], field .. ':' .. name)
       end
     end

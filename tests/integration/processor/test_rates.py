@@ -1,0 +1,68 @@
+"""A rate holds after a pause, a downtime and a step of the clock."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from conquiet.processor import JobContext, Processor, RateLimit
+from conquiet.testing import wait_until_async
+
+HOUR_US = 3_600 * 1_000_000
+
+
+async def test_turns_that_were_missed_are_taken_anew(
+    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+) -> None:
+    """What a pause or a downtime leaves behind: messages whose turns are all over, and one whose turn is now."""
+    processor = make_processor()
+    seen = _rated(processor)
+    now = int(time.time() * 1000)
+    missed: dict[str, Any] = {
+        f"missed-{number}": {"reserved": True, "reserved_ms": now - 7_200_000 + number} for number in range(4)
+    }
+    held: dict[str, Any] = {"now": {"reserved": True, "reserved_ms": now}, "of an older release": {"reserved": True}}
+
+    async with processor:
+        for message_id, turn in (missed | held).items():
+            await client.xadd(stream, {"data": json.dumps({"v": 1, "event": "call", "id": message_id} | turn)})
+        await wait_until_async(lambda: _is(place.waiting, 3))
+        await wait_until_async(lambda: len(seen) == 3)
+
+    assert set(held) < set(seen)
+    waiting = [json.loads(member) for member in await client.zrange(place.keys.delayed, 0, -1)]
+    booked = [int(score) for _, score in await client.zrange(place.keys.delayed, 0, -1, withscores=True)]
+    assert [message["reserved_ms"] for message in waiting] == booked
+    assert all(message["reserved"] and message["reserved_ms"] > now for message in waiting)
+
+
+async def test_a_clock_that_was_set_back_takes_the_turns_with_it(
+    make_processor: Callable[..., Processor], place: Any, client: Any
+) -> None:
+    processor = make_processor()
+    seen = _rated(processor)
+    then = int(time.time() * 1_000_000) + 10 * HOUR_US
+    await client.set(place.keys.rate("call"), f"{then + HOUR_US}:{then}")  # ten hours ahead, one message waits
+
+    async with processor:
+        await processor.emit("call")
+        await wait_until_async(lambda: _is(place.waiting, 1))
+
+    ((_, due_ms),) = await client.zrange(place.keys.delayed, 0, -1, withscores=True)
+    assert due_ms / 1000 - time.time() < 3_700
+    assert seen == []
+
+
+def _rated(processor: Processor) -> list[str]:
+    """Register a handler that may run once an hour, and return the ids it has seen."""
+    seen: list[str] = []
+
+    @processor.handler("call", rate=RateLimit(1, per_s=3_600))
+    async def call(ctx: JobContext) -> None:
+        seen.append(ctx.id)
+
+    return seen
+
+
+async def _is(found: Callable[[], Any], wanted: int) -> bool:
+    return bool(await found() == wanted)

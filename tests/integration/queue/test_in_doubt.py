@@ -1,0 +1,112 @@
+"""``in_doubt`` is false only where nothing can have happened: what was refused may be repeated."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytest
+import redis
+
+from conquiet.errors import QueueError
+from conquiet.queue import RedisStreamsQueue
+from conquiet.testing import FaultProxy, RedisServer
+
+
+class MakeQueue(Protocol):
+    def __call__(self, consumer: str = "alice", **options: Any) -> RedisStreamsQueue: ...
+
+
+def refuse(raw: Any, key: str, kind: type[redis.ResponseError]) -> None:
+    """Have the server refuse something else: what the caller is handling when it enqueues."""
+    if kind is redis.exceptions.ReadOnlyError:
+        raw.eval("return redis.error_reply('READONLY You can\\'t write against a read only replica.')", 0)
+    raw.execute_command("LPUSH", key, "x")
+
+
+@pytest.mark.parametrize("kind", [redis.ResponseError, redis.exceptions.ReadOnlyError])
+def test_a_reply_lost_while_another_refusal_is_handled_is_in_doubt(
+    make_queue: MakeQueue,
+    connect: Any,
+    redis_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    raw: Any,
+    stream: str,
+    kind: type[redis.ResponseError],
+) -> None:
+    """redis-py's error then has that refusal as its context, and the entry is there all the same."""
+    proxy = fault_proxy(redis_url)
+    queue = make_queue(client=connect(proxy.url_for(redis_url)))
+    try:
+        refuse(raw, stream, kind)
+    except kind:
+        proxy.drop_next_reply(b"XADD")
+        with pytest.raises(QueueError, match="may have taken effect") as caught:
+            queue.enqueue({"n": 1})
+
+    assert caught.value.in_doubt
+    assert raw.xlen(stream) == 1
+
+
+@pytest.mark.parametrize("rights", [("-multi",), ("-exec",), ("-multi", "-exec", "-discard")])
+def test_a_batch_needs_no_right_to_transactions(
+    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue, rights: tuple[str, ...]
+) -> None:
+    """Were MULTI refused and the rest sent along, every entry would be there and the call would say that none is."""
+    server = private_redis()
+    raw = connect(server.url)
+    raw.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", *rights])
+    queue = make_queue(client=connect(server.url, username="app", password="-"))
+
+    ids = queue.enqueue_many([{"n": n} for n in range(3)])
+
+    assert [entry_id.decode() for entry_id, _ in raw.xrange(queue.config.stream_key)] == ids
+
+
+@pytest.mark.parametrize("forbidden", ["-eval", "-xadd"])
+def test_a_batch_that_its_user_may_not_send_adds_nothing_and_says_why(
+    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue, forbidden: str
+) -> None:
+    server = private_redis()
+    raw = connect(server.url)
+    raw.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", forbidden])
+    queue = make_queue(client=connect(server.url, username="app", password="-"))
+
+    with pytest.raises(QueueError, match=r"EVAL .* was refused by the server") as caught:
+        queue.enqueue_many([{"n": n} for n in range(3)])
+
+    assert not caught.value.in_doubt
+    assert ("ACL SETUSER" in str(caught.value)) == (forbidden == "-eval")
+    assert raw.xlen(queue.config.stream_key) == 0
+
+
+def test_a_mark_that_is_refused_leaves_no_entry_behind(
+    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue
+) -> None:
+    """An entry without its mark would be added once more by every repeated call."""
+    server = private_redis()
+    raw = connect(server.url)
+    raw.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-set"])
+    queue = make_queue(client=connect(server.url, username="app", password="-"))
+    for _ in range(2):
+        with pytest.raises(QueueError) as caught:
+            queue.enqueue({"n": 1}, idempotency_key="k")
+        assert not caught.value.in_doubt
+    assert raw.xlen(queue.config.stream_key) == 0
+
+    raw.acl_setuser("app", commands=["+set"])
+    first = queue.enqueue({"n": 1}, idempotency_key="k")
+
+    assert queue.enqueue({"n": 1}, idempotency_key="k") == first
+    assert raw.xlen(queue.config.stream_key) == 1
+
+
+def test_an_entry_that_is_refused_leaves_its_key_free(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+    raw.delete(stream)
+    raw.set(stream, "not a stream")
+    with pytest.raises(QueueError, match="WRONGTYPE") as caught:
+        queue.enqueue({"n": 1}, idempotency_key="k")
+    assert not caught.value.in_doubt
+    raw.delete(stream)
+
+    message_id = queue.enqueue({"n": 2}, idempotency_key="k")
+
+    assert [entry_id.decode() for entry_id, _ in raw.xrange(stream)] == [message_id]

@@ -1,0 +1,234 @@
+"""What handlers do wrong, and what it must not cost: their message, their slot, or another's."""
+
+import asyncio
+import functools
+from typing import Any
+
+import pytest
+
+from conquiet.errors import ConfigurationError, LeaseLostError, QueueError
+from conquiet.kernel.backoff import Backoff
+from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.testing import wait_until_async
+
+
+async def coroutine(_: RuntimeMessage, __: MessageContext) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+def generator(_: RuntimeMessage, __: MessageContext) -> Any:
+    yield
+
+
+async def async_generator(_: RuntimeMessage, __: MessageContext) -> Any:
+    yield
+
+
+@pytest.mark.parametrize("function", [generator, async_generator, functools.wraps(generator)(lambda *_: None)])
+def test_a_handler_with_a_yield_is_refused_at_once(make_engine: Any, function: Any) -> None:
+    with pytest.raises(ConfigurationError, match="generator"):
+        make_engine(function)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        lambda *given: coroutine(*given),  # noqa: PLW0108 - a plain function around it is the point
+        lambda *given: generator(*given),  # noqa: PLW0108 - the same
+        lambda message, ctx: next(iter(())),
+        lambda message, ctx: exec("raise SystemExit(3)"),
+    ],
+    ids=["coroutine", "generator", "StopIteration", "SystemExit"],
+)
+async def test_what_a_plain_handler_must_not_do_fails_its_message_and_nothing_else(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, handler: Any
+) -> None:
+    failed: list[Any] = []
+    engine = make_engine(handler, concurrency=1, claim_idle_ms=600_000)
+    engine.on("failed", failed.append)
+    running = run(engine)
+    enqueue(3)
+    await wait_until_async(lambda: len(failed) == 3)
+    await running.stop()
+
+    assert {type(event.error) for event in failed} <= {ConfigurationError, RuntimeError}
+    assert len(pending()) == 3
+
+
+async def test_a_cancellation_that_a_handler_left_behind_costs_no_slot(
+    make_engine: Any, run: Any, enqueue: Any
+) -> None:
+    done: list[int] = []
+
+    async def careless(message: RuntimeMessage, _: MessageContext) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        done.append(message.data["n"])
+        task.cancel()
+
+    running = run(make_engine(careless, concurrency=1))
+    enqueue(6)
+    await wait_until_async(lambda: len(done) == 6)
+    enqueue(1)
+    await wait_until_async(lambda: len(done) == 7)
+    await running.stop()
+
+
+async def test_a_message_in_other_hands_cannot_be_acknowledged_here(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    (message_id,) = enqueue(1)
+    refused: list[BaseException] = []
+    contexts: list[MessageContext] = []
+
+    async def acks_too_late(message: RuntimeMessage, ctx: MessageContext) -> None:
+        contexts.append(ctx)
+        raw.xclaim(stream, "processor", "other", 0, [message.id])
+        message.lease_lost = True  # as the heartbeat finds out
+        try:
+            await ctx.ack()
+        except LeaseLostError as error:
+            refused.append(error)
+
+    running = run(make_engine(acks_too_late))
+    await wait_until_async(lambda: refused)
+    await running.stop()
+
+    assert [(row["message_id"].decode(), row["consumer"]) for row in pending()] == [(message_id, b"other")]
+    with pytest.raises(LeaseLostError):
+        await contexts[0].ack()
+
+
+async def test_nothing_is_sent_after_the_end(make_engine: Any, run: Any, enqueue: Any, pending: Any) -> None:
+    """Say, by a thread that was abandoned at the stop: the entry may be somebody else's by then."""
+    contexts: list[MessageContext] = []
+
+    async def fails(_: RuntimeMessage, ctx: MessageContext) -> None:
+        contexts.append(ctx)
+        raise LookupError
+
+    engine = make_engine(fails)
+    running = run(engine)
+    enqueue(1)
+    await wait_until_async(lambda: contexts)
+    await running.stop()
+
+    with pytest.raises(QueueError):
+        await engine.acknowledge(contexts[0].message)
+    assert not engine._shards[0]._ack_wire.is_open
+    assert len(pending()) == 1
+
+
+async def test_a_lost_read_of_failing_messages_starves_nobody_and_repeats_nothing(
+    make_engine: Any, run: Any, enqueue: Any, stream: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for one at a time: the first one, failed, must not be found again in place of the second."""
+    runs: list[int] = []
+
+    async def failing(message: RuntimeMessage, _: MessageContext) -> None:
+        runs.append(message.data["n"])
+        raise LookupError
+
+    engine = make_engine(
+        failing, concurrency=1, prefetch=0, claim_idle_ms=600_000, consumer_id="me", reconnect=Backoff(base_s=0.01)
+    )
+    (shard,) = engine._shards
+    read, lost = shard._reader.read, asyncio.Event()
+
+    async def broken_once(*arguments: Any, **options: Any) -> Any:
+        if not lost.is_set():
+            lost.set()
+            raw.xreadgroup("processor", "me", {stream: ">"}, count=5)  # delivered, and the reply never seen
+            await shard.read_wire.close()
+        return await read(*arguments, **options)
+
+    monkeypatch.setattr(shard._reader, "read", broken_once)
+    enqueue(5)
+    running = run(engine)
+    await wait_until_async(lambda: len(runs) >= 5)
+    enqueue(1, n=99)
+    await wait_until_async(lambda: 99 in runs)
+    await running.stop()
+
+    assert sorted(runs) == [0, 1, 2, 3, 4, 99]
+
+
+async def test_a_handler_over_its_time_uses_up_no_deliveries(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, stream: str
+) -> None:
+    """Past max_lease_s its message is anybody's. We find it stale ourselves, and that is no new attempt."""
+    enqueue(1)
+    leave = asyncio.Event()
+
+    async def long(_: RuntimeMessage, __: MessageContext) -> None:
+        await leave.wait()
+
+    engine = make_engine(long, concurrency=2, claim_idle_ms=100, max_lease_s=0.2)
+    (shard,) = engine._shards
+    running = run(engine)
+    claims: list[int] = []
+    claim = shard._reader.claim
+
+    async def counted(*arguments: Any) -> Any:
+        found = await claim(*arguments)
+        claims.append(len(running.errors))
+        return found
+
+    shard._reader.claim = counted
+    await wait_until_async(lambda: running.errors)  # told that its lease is lost
+    begun = len(claims)
+    await wait_until_async(lambda: len(claims) >= begun + 8, message=lambda: f"{running.errors} {claims}")
+    (row,) = pending()
+    leave.set()
+    await running.stop()
+
+    assert row["times_delivered"] <= 2
+
+
+async def test_a_refusal_for_the_moment_leaves_finished_work_acknowledged_later(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, pending: Any
+) -> None:
+    done: list[int] = []
+
+    async def work(message: RuntimeMessage, _: MessageContext) -> None:
+        done.append(message.data["n"])
+        if len(done) == 1:
+            raw.config_set("min-replicas-to-write", 1)  # from now on every write is refused: NOREPLICAS
+
+    running = run(make_engine(work, claim_idle_ms=600_000, reconnect=Backoff(base_s=0.02, cap_s=0.1)))
+    try:
+        enqueue(5)
+        await wait_until_async(lambda: running.errors)
+    finally:
+        raw.config_set("min-replicas-to-write", 0)
+    await wait_until_async(lambda: len(done) == 5 and not pending())
+    await running.stop()
+
+    assert sorted(done) == [0, 1, 2, 3, 4]
+
+
+async def test_an_entry_that_comes_twice_runs_once_at_a_time(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    """The group was set back, as by a failover to a replica that was behind."""
+    running_now, most, leave = 0, 0, asyncio.Event()
+
+    async def work(_: RuntimeMessage, __: MessageContext) -> None:
+        nonlocal running_now, most
+        running_now += 1
+        most = max(most, running_now)
+        await leave.wait()
+        running_now -= 1
+
+    engine = make_engine(work, concurrency=5)
+    running = run(engine)
+    enqueue(1)
+    await wait_until_async(lambda: running_now == 1)
+    raw.xgroup_setid(stream, "processor", "0")
+    begun = engine._shards[0].intake.reads_begun
+    enqueue(1, n=2)
+    await wait_until_async(lambda: engine._shards[0].intake.reads_begun > begun and running_now == 2)
+    leave.set()
+    await running.stop()
+
+    assert most == 2
