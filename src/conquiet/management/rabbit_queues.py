@@ -162,7 +162,13 @@ class QueueDeadLetters:
                 return takes
 
             done = await DeadLetters(self._url).replay(
-                self._queue, to=to, limit=limit, per_second=per_second, progress=on_progress, chosen=chosen
+                self._queue,
+                to=to,
+                limit=limit,
+                per_second=per_second,
+                progress=on_progress,
+                chosen=chosen,
+                count_a_delivery=True,  # we know the limit, and have asked already
             )
             return done.replayed, done.skipped
 

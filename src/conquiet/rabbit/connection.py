@@ -1,13 +1,14 @@
 """The seam over the AMQP client library: one connection with one channel, opened once, closed once.
 
-Nothing outside this module, ``stream``, ``frames`` and ``address`` knows pika. A link never heals: when its connection
-or its channel closes, or the broker cancels its consumer, it is lost for good and says so through ``lost``. Whoever
-wants to go on opens a new one. Delivery tags mean something on their own link only, and on a lost link every settlement
-is a no-op that answers False: sent on a newer channel it would close that channel, or settle somebody else's message.
+Nothing outside this module, ``stream``, ``tolerant_stream``, ``frames`` and ``address`` knows pika. A link never heals:
+when its connection or its channel closes, or the broker cancels its consumer, it is lost for good and says so through
+``lost``. Whoever wants to go on opens a new one. Delivery tags mean something on their own link only, and on a lost
+link every settlement is a no-op that answers False: sent on a newer channel it would close that channel, or settle
+somebody else's message.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -18,7 +19,9 @@ from pika import spec
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.frames import pack_acks
-from conquiet.rabbit.stream import OnArrivals, Stream
+from conquiet.rabbit.properties import Properties
+from conquiet.rabbit.stream import OnArrivals
+from conquiet.rabbit.tolerant_stream import TolerantStream
 
 NOT_FOUND: Final = 404
 _PATIENCE_S: Final = 0.5
@@ -54,7 +57,7 @@ class Fetched:
     """A message taken with :meth:`Link.fetch`; unsettled. ``repr`` does not show what is in it."""
 
     tag: int
-    properties: Any = field(repr=False)
+    properties: Properties = field(repr=False)
     body: bytes = field(repr=False)
 
     @property
@@ -119,6 +122,11 @@ class Link:
     def heartbeat_s(self) -> float:
         """The interval that was agreed on with the broker; 0 when there are no heartbeats."""
         return float(self._connection.params.heartbeat or 0)
+
+    @property
+    def frame_max(self) -> int:
+        """The largest frame that was agreed on; 0 is no limit."""
+        return int(self._connection.params.frame_max or 0)
 
     # -------------------------------------------------------------- questions that are answered
     async def depth(self, queue: str) -> int:
@@ -193,11 +201,9 @@ class Link:
         """Give back what was never tried: a nack, which newer quorum queues do not count as a failed attempt."""
         return self._order(lambda: self._channel.basic_nack(tag, multiple=False, requeue=True))
 
-    def publish(
-        self, exchange: str, routing_key: str, body: bytes, properties: Mapping[str, Any], *, mandatory: bool
-    ) -> bool:
-        """Send a message with AMQP properties by their names; its confirmation comes through ``on_confirm``."""
-        encoded = spec.BasicProperties(**properties)
+    def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes, *, mandatory: bool) -> bool:
+        """Send a message with properties that are encoded already; its confirmation comes through ``on_confirm``."""
+        encoded = _Encoded(properties)
         return self._order(lambda: self._channel.basic_publish(exchange, routing_key, body, encoded, mandatory))
 
     async def close_channel(self) -> None:
@@ -223,7 +229,7 @@ class Link:
 
     # -------------------------------------------------------------- inside
     async def _connect(self, parameters: Any) -> None:
-        self._connection = Stream(
+        self._connection = TolerantStream(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
@@ -269,6 +275,10 @@ class Link:
         except amqp.AMQPError as error:  # closing has begun and we have not been told yet
             self._lose(LossKind.CHANNEL, error)
             return False
+        except BaseException as error:  # nobody knows what was sent: later confirmations could be taken for others'
+            self._lose(LossKind.CHANNEL, error)
+            self._abort()
+            raise
         return True
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
@@ -317,6 +327,20 @@ class Link:
         # The queue was deleted, or its node went away. The channel lives, but nothing would ever arrive on it.
         self._consumer_tag = None
         self._lose(LossKind.CONSUMER, None)
+
+
+class _Encoded:
+    """What pika asks of properties when it sends them."""
+
+    __slots__ = ("_raw",)
+
+    INDEX: Final = spec.BasicProperties.INDEX
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def encode(self) -> list[bytes]:
+        return [self._raw]
 
 
 def _never(*_: object) -> None:

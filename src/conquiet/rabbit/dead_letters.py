@@ -5,6 +5,7 @@ in between leaves it in both: twice is the preferred loss, never is not.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,25 +14,28 @@ from conquiet.errors import ConfigurationError, RabbitError
 from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 from conquiet.kernel.validation import require_positive, require_text
 from conquiet.rabbit.address import Address, as_urls
+from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import Fetched, Link
-from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT
-from conquiet.rabbit.publisher import Outgoing, Publisher
+from conquiet.rabbit.counting import may_count_deliveries
+from conquiet.rabbit.detours import PREFIX, Detours
+from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT, delivery_count
+from conquiet.rabbit.properties import renewed_properties
+from conquiet.rabbit.publisher import Publisher
 
-# What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once.
+logger = logging.getLogger(__name__)
+
+# What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once. And to
+# whom else it went: they have it.
 _HISTORY: Final = (
+    "CC",
+    "BCC",
     X_DEATH,
     X_DELIVERY_COUNT,
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
-_KEPT_PROPERTIES: Final = (
-    "content_encoding",
-    "correlation_id",
-    "priority",
-    "reply_to",
-    "timestamp",
-    "type",
-    "app_id",
-)
+
+_LONGEST_KEY: Final = 255
+_ALLOW: Final = "if it has no limit, or one that is far away, allow it with count_a_delivery=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +45,33 @@ class Replayed:
     Attributes:
         replayed: Back in their source queues.
         skipped: Left where they were, because they do not say where they came from.
+        rekeyed: How many of those replayed have their queue's name as routing key and not the one they were published
+            with, because the user may not make an exchange. If their queue dead-letters by the original key, they are
+            discarded when they fail again.
     """
 
     replayed: int
     skipped: int
+    rekeyed: int = 0
 
 
 def source_queue(headers: object) -> str | None:
     """Return the queue in which a message died last, or None when it does not say."""
-    deaths = headers.get(X_DEATH) if isinstance(headers, Mapping) else None
-    newest = deaths[0] if isinstance(deaths, list) and deaths else None
-    name = newest.get("queue") if isinstance(newest, Mapping) else None
+    name = _newest_death(headers).get("queue")
     return name if isinstance(name, str) and name else None
 
 
-def without_history(headers: object) -> dict[str, Any] | None:
-    """Return the headers as their publisher wrote them."""
-    if not isinstance(headers, Mapping):
-        return None
-    return {name: value for name, value in headers.items() if name not in _HISTORY}
+def original_key(headers: object) -> str | None:
+    """Return the routing key with which a message was in the queue it died in, or None when it does not say."""
+    keys = _newest_death(headers).get("routing-keys")
+    key = keys[0] if isinstance(keys, list) and keys else None
+    return key if isinstance(key, str) and len(key.encode()) <= _LONGEST_KEY else None
+
+
+def _newest_death(headers: object) -> Mapping[Any, Any]:
+    deaths = headers.get(X_DEATH) if isinstance(headers, Mapping) else None
+    newest = deaths[0] if isinstance(deaths, list) and deaths else None
+    return newest if isinstance(newest, Mapping) else {}
 
 
 class DeadLetters:
@@ -94,13 +106,21 @@ class DeadLetters:
         per_second: float | None = None,
         progress: Callable[[int, int], None] | None = None,
         chosen: Callable[[Fetched], bool] | None = None,
+        count_a_delivery: bool = False,
     ) -> Replayed:
         """Put the messages of a dead-letter queue back.
+
+        Each is put back under the routing key it was published with, and into no queue but its own: a copy for others
+        (``CC``) is not made again. Where the key is not the queue's name that takes an exchange, made for the time of
+        the replay (``conquiet.replay.*``); a user who may not make it is warned, see :attr:`Replayed.rekeyed`. What is
+        sent elsewhere (``to``) has that queue's name as its key.
 
         Only as many as were there at the start: what fails again and comes back is left for another time.
 
         What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that,
-        up to RabbitMQ 4.2 at least, and drops what was handed back more often than its delivery limit.
+        up to RabbitMQ 4.2 at least, and drops what was handed back more often than its delivery limit, which AMQP does
+        not tell. So a choice among the messages of a queue that may count is refused before any is taken, and a replay
+        stops at a message without a source that was handed back before, unless ``count_a_delivery`` allows it.
 
         Args:
             dead_letter_queue: Where they are.
@@ -109,8 +129,10 @@ class DeadLetters:
             per_second: No faster than this.
             progress: Called after each message with (done, expected).
             chosen: Only those for which it says yes; the others stay where they are. None is all.
+            count_a_delivery: Hand back also where it is counted: each time brings a message nearer to its end.
 
         Raises:
+            ConfigurationError: Messages would be handed back to a queue that counts it.
             QueueMissingError: The dead-letter queue is not there.
             PublishError: A message could not be put back; it is still in the dead-letter queue.
         """
@@ -120,10 +142,13 @@ class DeadLetters:
         pace = _Pace(per_second, self._clock)
         link = await Link.open(self._address)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
+        way_back = _WayBack(publisher, Detours(self._address))
         taken = replayed = skipped = 0
         kept: list[int] = []
         try:
             depth = await link.depth(dead_letter_queue)
+            if chosen is not None and depth and not count_a_delivery:
+                await self._refuse_to_count(dead_letter_queue)
             expected = depth if limit is None else min(depth, limit)
             while (
                 taken < depth
@@ -137,9 +162,14 @@ class DeadLetters:
                 target = to or source_queue(message.headers)
                 if target is None:
                     skipped += 1
+                    if delivery_count(message.headers) and not count_a_delivery:
+                        raise ConfigurationError(
+                            f"stopped at a message of {dead_letter_queue} that says no source and was handed back "
+                            f"before: its queue counts that and may drop it; name a queue (to=), or {_ALLOW}"
+                        )
                 else:
                     await pace.wait()
-                    await publisher.send(_renewed(message, target))
+                    await way_back.send(message, target)
                     if not link.ack(singles=(message.tag,)):
                         raise RabbitError(
                             "the connection was lost during a replay; the last message may be in both queues",
@@ -154,7 +184,15 @@ class DeadLetters:
             for tag in kept:
                 link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
             await link.close()
-        return Replayed(replayed, skipped)
+            await way_back.close()
+        return Replayed(replayed, skipped, way_back.rekeyed)
+
+    async def _refuse_to_count(self, queue: str) -> None:
+        if await may_count_deliveries(self._address, queue):
+            raise ConfigurationError(
+                f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue counts "
+                f"that and drops a message beyond its delivery limit; {_ALLOW}"
+            )
 
 
 class _Pace:
@@ -174,13 +212,37 @@ class _Pace:
         self._next = max(now, self._next) + self._gap_s
 
 
-def _renewed(message: Fetched, target: str) -> Outgoing:
-    kept = {name: value for name in _KEPT_PROPERTIES if (value := getattr(message.properties, name, None)) is not None}
-    return Outgoing(
-        target,
-        message.body,
-        headers=without_history(message.headers),
-        message_id=message.properties.message_id,
-        content_type=message.properties.content_type,
-        properties=kept,
-    )
+class _WayBack:
+    """Puts messages back, if it can be under the routing keys they were published with."""
+
+    def __init__(self, publisher: Publisher, detours: Detours) -> None:
+        self._publisher = publisher
+        self._detours = detours
+        self.rekeyed = 0
+
+    async def send(self, message: Fetched, target: str) -> None:
+        exchange, key = await self._route(message.headers, target)
+        properties = renewed_properties(message.properties, _HISTORY)
+        await self._publisher.send_encoded(Encoded(exchange or "", key, message.body, properties))
+        if exchange is None:
+            self._count(target)
+
+    async def close(self) -> None:
+        await self._detours.close()
+
+    async def _route(self, headers: object, target: str) -> tuple[str | None, str]:
+        """Return exchange and key; None for the exchange where the key is not the one it should be."""
+        key = original_key(headers)
+        if key is None or key == target or source_queue(headers) != target:
+            return "", target
+        exchange = await self._detours.to(target)
+        return (None, target) if exchange is None else (exchange, key)
+
+    def _count(self, target: str) -> None:
+        self.rekeyed += 1
+        if self.rekeyed == 1:
+            logger.warning(
+                "messages are replayed under another routing key than their own, as this user may not make and bind an "
+                "exchange: if their queue dead-letters by that key, they are discarded when they fail again",
+                extra={"queue": target, "exchange": PREFIX + "*"},
+            )

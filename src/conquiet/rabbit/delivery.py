@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.errors import LifecycleError
-from conquiet.rabbit.frames import Properties
 from conquiet.rabbit.intake import delivery_count
+from conquiet.rabbit.properties import Properties
 from conquiet.rabbit.settle import Facts
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ frames of deliveries are read here. Every other frame is handed to the library a
 """
 
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 from pika import spec
 
@@ -22,8 +22,6 @@ _END: Final = spec.FRAME_END
 _OVERHEAD: Final = spec.FRAME_HEADER_SIZE + spec.FRAME_END_SIZE
 _DELIVER: Final = spec.Basic.Deliver.INDEX
 _ACK: Final = spec.Basic.Ack.INDEX
-_HAS_HEADERS: Final = spec.BasicProperties.FLAG_HEADERS
-_HAS_MESSAGE_ID: Final = spec.BasicProperties.FLAG_MESSAGE_ID
 
 _head = Struct(">BHI").unpack_from  # type, channel, size of what follows
 _index = Struct(">I").unpack_from  # class and method as one number
@@ -39,44 +37,6 @@ Arrival = tuple[int, bool, bytes, bytes]
 
 class BrokenStreamError(Exception):
     """The bytes are not AMQP any more. Nothing that follows can be trusted: the connection has to go."""
-
-
-class Properties:
-    """The properties of a delivery, decoded when somebody asks: most syncers never do.
-
-    Properties that cannot be decoded count as missing: anybody may have written them, and they must not be able to end
-    the connection.
-    """
-
-    __slots__ = ("_decoded", "_raw")
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-        self._decoded: Any = None
-
-    @property
-    def headers(self) -> Any:
-        """The table of headers, None when there is none."""
-        return self._decode().headers if self._flags & _HAS_HEADERS else None
-
-    @property
-    def message_id(self) -> Any:
-        """The property of that name; bytes when it is not UTF-8."""
-        return self._decode().message_id if self._flags & _HAS_MESSAGE_ID else None
-
-    @property
-    def _flags(self) -> int:
-        return int.from_bytes(self._raw[:2], "big")
-
-    def _decode(self) -> Any:
-        if self._decoded is None:
-            decoded = spec.BasicProperties()
-            try:
-                decoded.decode(self._raw)
-            except Exception:  # noqa: BLE001 - the library raises what it likes: struct.error, OverflowError, its own
-                decoded = spec.BasicProperties()
-            self._decoded = decoded
-        return self._decoded
 
 
 class FrameCutter:

@@ -6,26 +6,22 @@ silent second attempt.
 """
 
 import asyncio
-import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 from uuid import uuid4
 
 import msgspec
 
-from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
+from conquiet.errors import ConfigurationError, PublishError
 from conquiet.kernel.validation import require_positive
-from conquiet.metrics import registry
 from conquiet.rabbit.address import Address, as_urls
+from conquiet.rabbit.confirms import ConfirmChannel, Encoded
 from conquiet.rabbit.connection import Link
-
-logger = logging.getLogger(__name__)
-
-_PERSISTENT: Final = 2
-_Key = tuple[str, str, str]
+from conquiet.rabbit.properties import PERSISTENT, UnencodableError, encode_properties
+from conquiet.rabbit.tables import pack_short
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class Publisher:
         self._window = require_positive("window", window)
         self._timeout_s = timeout_s
         self._address = Address(as_urls(url), ssl_context=ssl_context, timeout_s=timeout_s, name="conquiet.publisher")
-        self._channel: _ConfirmChannel | None = None
+        self._channel: ConfirmChannel | None = None
         self._opening = asyncio.Lock()
         self._attempts = 0
 
@@ -85,15 +81,26 @@ class Publisher:
         """Publish one message and return its id once the broker has taken responsibility for it.
 
         Raises:
+            ConfigurationError: It holds what AMQP (or JSON) cannot. Nothing was sent.
             ReturnedMessageError: No queue is bound for it.
             PublishError: Not confirmed.
         """
         return await self.send(Outgoing(routing_key, body, exchange=exchange, headers=headers))
 
     async def send(self, message: Outgoing) -> str:
-        """Publish one message with all its properties; see :meth:`publish`."""
+        """Publish one message with all its properties; see :meth:`publish`.
+
+        Raises:
+            ConfigurationError: It holds what AMQP (or JSON) cannot. Nothing was sent.
+            ReturnedMessageError: No queue is bound for it.
+            PublishError: Not confirmed.
+        """
+        return await self.send_encoded(encode(message))
+
+    async def send_encoded(self, message: Encoded) -> str:
+        """Publish one message whose properties are bytes already; see :meth:`publish`."""
         confirmation = (await self._open()).publish(message)
-        return await self._confirmed(confirmation, message)
+        return await self._confirmed(confirmation, message.routing_key)
 
     async def publish_many(
         self,
@@ -106,14 +113,15 @@ class Publisher:
         Raises:
             ReturnedMessageError: No queue is bound for one of them; those before it are confirmed.
             PublishError: One was not confirmed. Later ones that were sent already may be in their queues.
+            ConfigurationError: One holds what AMQP (or JSON) cannot; those before it are confirmed.
             Exception: What ``messages`` itself raised. Those before it are confirmed, and ``progress`` was told so.
         """
         channel = await self._open()
-        waiting: deque[tuple[asyncio.Future[str], Outgoing]] = deque()
+        waiting: deque[tuple[asyncio.Future[str], str]] = deque()
         confirmed = 0
         try:
             async for message in _each(messages):
-                waiting.append((channel.publish(message), message))
+                waiting.append((channel.publish(encode(message)), message.routing_key))
                 if len(waiting) >= self._window:
                     # Half of the window at a time: confirmations come in multiples, and so should we.
                     confirmed += await self._confirm_down_to(self._window // 2, waiting)
@@ -151,23 +159,32 @@ class Publisher:
     def __repr__(self) -> str:
         return f"Publisher({self._address.shown})"
 
-    async def _open(self) -> "_ConfirmChannel":
+    async def _open(self) -> ConfirmChannel:
         async with self._opening:
-            if self._channel is None or not self._channel.link.is_open:
-                attempt, self._attempts = self._attempts, self._attempts + 1
-                link = await Link.open(self._address, attempt=attempt)
-                self._channel = _ConfirmChannel(link)
-                await self._channel.start()
-            return self._channel
+            if self._channel is not None and self._channel.link.is_open:
+                return self._channel
+            if self._channel is not None:
+                over, self._channel = self._channel, None
+                await over.link.give_up()  # only its channel may be gone: the connection would stay for ever
+            attempt, self._attempts = self._attempts, self._attempts + 1
+            link = await Link.open(self._address, attempt=attempt)
+            try:
+                channel = ConfirmChannel(link)
+                await channel.start()
+            except BaseException:
+                await link.give_up()  # half open: nothing that is sent on it would ever be confirmed
+                raise
+            self._channel = channel
+            return channel
 
-    async def _confirm_down_to(self, left: int, waiting: "deque[tuple[asyncio.Future[str], Outgoing]]") -> int:
+    async def _confirm_down_to(self, left: int, waiting: "deque[tuple[asyncio.Future[str], str]]") -> int:
         confirmed = 0
         while len(waiting) > left:
             await self._confirmed(*waiting.popleft())
             confirmed += 1
         return confirmed
 
-    async def _confirmed(self, confirmation: "asyncio.Future[str]", message: Outgoing) -> str:
+    async def _confirmed(self, confirmation: "asyncio.Future[str]", routing_key: str) -> str:
         if confirmation.done():
             return confirmation.result()
         try:
@@ -178,117 +195,21 @@ class Publisher:
             if self.is_blocked:
                 reason, why = "blocked", "blocks publishers (it is low on memory or disk) and "
             raise PublishError(
-                f"the broker {why}did not confirm a message for {message.routing_key} within {self._timeout_s} s; "
+                f"the broker {why}did not confirm a message for {routing_key} within {self._timeout_s} s; "
                 "it may be in the queue all the same",
-                queue=message.routing_key,
+                queue=routing_key,
                 reason=reason,
             ) from error
 
 
-class _ConfirmChannel:
-    """The unconfirmed messages of one link, by the numbers the broker counts them with."""
+def encode(message: Outgoing) -> Encoded:
+    """Turn a message into what is sent.
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.blocked = False
-        self._loop = asyncio.get_running_loop()
-        self._next = 1
-        self._lowest = 1
-        self._waiting: dict[int, tuple[asyncio.Future[str], _Key]] = {}
-        # A returned message comes back without its number. Whoever shares id, exchange and key shares its fate.
-        self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
-        self._returned: set[int] = set()
-        link.lost.add_done_callback(lambda _: self._fail_all())
-        link.on_blocked = self._on_blocked
-
-    async def start(self) -> None:
-        await self.link.confirm_publishes(self._on_confirm, self._on_return)
-
-    def publish(self, message: Outgoing) -> "asyncio.Future[str]":
-        body, properties = _encode(message)
-        key = (properties["message_id"], message.exchange, message.routing_key)
-        number, self._next = self._next, self._next + 1
-        confirmation: asyncio.Future[str] = self._loop.create_future()
-        self._waiting[number] = (confirmation, key)
-        self._by_key[key].append(number)
-        if not self.link.publish(message.exchange, message.routing_key, body, properties, mandatory=True):
-            self._resolve(number, "lost")
-        return confirmation
-
-    def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it
-        self.blocked = blocked
-        if blocked:
-            logger.warning(
-                "publishing blocked by the broker: it is low on memory or disk",
-                extra={"unconfirmed": len(self._waiting)},
-            )
-        else:
-            logger.info("publishing unblocked by the broker", extra={"unconfirmed": len(self._waiting)})
-
-    def _on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
-        # The broker returns a message before it confirms it.
-        numbers = self._by_key.get((properties.message_id, method.exchange, method.routing_key), deque())
-        for number in numbers:
-            if number not in self._returned:
-                self._returned.add(number)
-                return
-
-    def _on_confirm(self, frame: Any) -> None:
-        method = frame.method
-        outcome = "confirmed" if type(method).__name__ == "Ack" else "refused"
-        first = self._lowest if method.multiple else method.delivery_tag
-        for number in range(first, method.delivery_tag + 1):
-            self._resolve(number, outcome)
-        if method.multiple:
-            self._lowest = method.delivery_tag + 1
-
-    def _fail_all(self) -> None:
-        for number in list(self._waiting):
-            self._resolve(number, "lost")
-
-    def _resolve(self, number: int, outcome: str) -> None:
-        entry = self._waiting.pop(number, None)
-        if entry is None:
-            return
-        confirmation, key = entry
-        self._forget(key, number)
-        if number in self._returned:
-            self._returned.discard(number)
-            outcome = "returned" if outcome == "confirmed" else outcome
-        registry.RABBIT_PUBLISHED_TOTAL.labels(outcome).inc()
-        if confirmation.done():  # nobody waits any more
-            return
-        message_id, _, routing_key = key
-        if outcome == "confirmed":
-            confirmation.set_result(message_id)
-            return
-        kind, text = _FAILURES[outcome]
-        confirmation.set_exception(
-            kind(text.format(key=routing_key), queue=routing_key, reason=outcome, message_id=message_id)
-        )
-        confirmation.exception()  # marked as seen: in publish_many only the first failure is raised
-
-    def _forget(self, key: _Key, number: int) -> None:
-        numbers = self._by_key[key]
-        numbers.remove(number)
-        if not numbers:
-            del self._by_key[key]
-
-
-_FAILURES: Final[dict[str, tuple[type[PublishError], str]]] = {
-    "returned": (
-        ReturnedMessageError,
-        "no queue is bound for {key}: the message was returned; create the queue or correct the name",
-    ),
-    "refused": (PublishError, "the broker refused a message for {key} (its queue may be full)"),
-    "lost": (
-        PublishError,
-        "the connection went away before a message for {key} was confirmed; it may be in the queue all the same",
-    ),
-}
-
-
-def _encode(message: Outgoing) -> tuple[bytes, dict[str, Any]]:
+    Raises:
+        ConfigurationError: It holds what AMQP (or JSON) cannot. The text quotes no value.
+    """
+    if not (_is_short_text(message.exchange) and _is_short_text(message.routing_key)):
+        raise ConfigurationError("exchange and routing key of a message are texts of at most 255 bytes")
     body, content_type = message.body, message.content_type
     if not isinstance(body, bytes):
         try:
@@ -300,11 +221,23 @@ def _encode(message: Outgoing) -> tuple[bytes, dict[str, Any]]:
         content_type = content_type or "application/json"
     properties = {
         "content_type": content_type,
-        "headers": None if message.headers is None else dict(message.headers),
-        "delivery_mode": _PERSISTENT,
+        "headers": message.headers,
+        "delivery_mode": PERSISTENT,
         "message_id": message.message_id or uuid4().hex,
+        **message.properties,
     }
-    return body, properties | dict(message.properties)
+    try:
+        encoded = encode_properties(properties)
+    except UnencodableError as error:
+        raise ConfigurationError(f"a message for {message.routing_key} cannot be sent: {error}") from None
+    return Encoded(message.exchange, message.routing_key, body, encoded)
+
+
+def _is_short_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(pack_short(value))
+    except ValueError:
+        return False
 
 
 async def _each(messages: Iterable[Outgoing] | AsyncIterable[Outgoing]) -> AsyncIterable[Outgoing]:

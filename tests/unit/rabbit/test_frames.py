@@ -2,7 +2,6 @@
 
 import struct
 from datetime import UTC, datetime
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -13,11 +12,12 @@ from pika import frame as pika_frames
 from pika import spec
 from pika.channel import ContentFrameAssembler
 
-from conquiet.rabbit.frames import Arrival, BrokenStreamError, FrameCutter, Properties, pack_acks
+from conquiet.rabbit.frames import Arrival, BrokenStreamError, FrameCutter, pack_acks
+from conquiet.rabbit.properties import Properties
 
 CHANNEL = 1
 
-# Every type of a field that pika can write; what only others write is in ODD_TABLES below.
+# Every type of a field that pika can write; what only others write is in test_properties.py.
 short_text = st.text(max_size=20).filter(lambda text: len(text.encode("utf-8", "ignore")) <= 60)
 field_values = st.recursive(
     st.none()
@@ -177,64 +177,6 @@ def test_deliveries_that_come_together_are_one_run() -> None:
 def test_bytes_that_are_not_amqp_are_refused_and_not_waited_for(stream: bytes, reason: str) -> None:
     with pytest.raises(BrokenStreamError, match=reason):
         FrameCutter(CHANNEL, frame_max=131_072).feed(stream + b"\0" * 8)
-
-
-# ------------------------------------------------------------------ properties that only other clients write
-def table(*fields: bytes) -> bytes:
-    """Return raw properties with a table of headers: each field is its type and its value."""
-    body = b"".join(b"\x01" + bytes([97 + number]) + field for number, field in enumerate(fields))
-    return struct.pack(">HI", spec.BasicProperties.FLAG_HEADERS, len(body)) + body
-
-
-def test_fields_of_every_type_are_read() -> None:
-    fields = {
-        b"t\x01": True,
-        b"b\xff": -1,
-        b"B\xff": 255,
-        b"s\xff\xfe": -2,
-        b"u\xff\xfe": 65534,
-        b"I\xff\xff\xff\xff": -1,
-        b"i\xff\xff\xff\xff": 2**32 - 1,
-        b"l\xff\xff\xff\xff\xff\xff\xff\xff": -1,
-        b"f" + struct.pack(">f", 2.0): 2,
-        b"d" + struct.pack(">d", 2.0): 2,
-        b"D\x02\x00\x00\x00\x7b": Decimal("1.23"),
-        b"S\x00\x00\x00\x02hi": "hi",
-        b"x\x00\x00\x00\x02hi": b"hi",
-        b"A\x00\x00\x00\x02t\x00": [False],
-        b"T\x00\x00\x00\x00\x00\x00\x00\x01": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
-        b"F\x00\x00\x00\x04\x01kt\x01": {"k": True},
-        b"V": None,
-    }
-
-    assert list(Properties(table(*fields)).headers.values()) == list(fields.values())
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        table(b"f" + struct.pack(">f", float("nan"))),
-        table(b"d" + struct.pack(">d", float("inf"))),
-        table(b"T\xff\xff\xff\xff\xff\xff\xff\xff"),
-        table(b"?"),
-        struct.pack(">H", spec.BasicProperties.FLAG_HEADERS),
-        struct.pack(">HIB", spec.BasicProperties.FLAG_HEADERS, 2**31, 1),
-    ],
-    ids=["nan", "infinity", "year 584 billion", "unknown type", "no table", "cut table"],
-)
-def test_headers_that_cannot_be_decoded_count_as_missing(raw: bytes) -> None:
-    """The library raises while it reads them, and the connection is gone: one message would stop every consumer."""
-    assert not Properties(raw).headers
-    assert Properties(raw).message_id is None
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(min_size=2, max_size=60))
-def test_no_bytes_whatsoever_make_properties_raise(raw: bytes) -> None:
-    read = Properties(raw)
-
-    assert read.headers is None or isinstance(read.headers, dict)
-    assert read.message_id is None or isinstance(read.message_id, str | bytes)
 
 
 # ------------------------------------------------------------------ what we send

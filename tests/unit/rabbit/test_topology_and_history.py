@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import RabbitError
-from conquiet.rabbit.dead_letters import source_queue, without_history
+from conquiet.rabbit.dead_letters import source_queue
 from conquiet.rabbit.topology import ask_management, has_dead_letter_exchange
 from conquiet.testing import free_port
 
@@ -43,10 +43,3 @@ def test_a_management_api_that_is_not_there_is_named_without_its_password() -> N
 )
 def test_a_dead_letter_says_where_it_died_last(headers: Any, queue: str | None) -> None:
     assert source_queue(headers) == queue
-
-
-def test_a_replayed_message_forgets_its_deaths_and_nothing_else() -> None:
-    headers = {"x-death": [], "x-first-death-queue": "work", "x-last-death-reason": "rejected", "mine": 1}
-
-    assert without_history(headers) == {"mine": 1}
-    assert without_history(None) is None

@@ -1,0 +1,175 @@
+"""Which confirmation belongs to which message: the broker counts what is sent on a channel, and so do we."""
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
+from conquiet.metrics import registry
+from conquiet.rabbit.connection import NOT_FOUND, Link, Loss
+from conquiet.rabbit.properties import Properties
+
+logger = logging.getLogger("conquiet.rabbit.publisher")  # whose part this is
+
+_HEADER_FRAME: Final = 20  # what is around the properties in their frame
+_Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A message as it is sent. ``repr`` shows neither body nor properties.
+
+    Attributes:
+        exchange: Empty is the default exchange.
+        routing_key: At most 255 bytes.
+        body: The bytes themselves.
+        properties: As AMQP has them, from their flags on.
+    """
+
+    exchange: str
+    routing_key: str
+    body: bytes = field(repr=False)
+    properties: bytes = field(repr=False)
+
+    @property
+    def message_id(self) -> str:
+        """The property of that name, as the broker gives it back."""
+        found: str = Properties(self.properties).message_id
+        return found
+
+
+class ConfirmChannel:
+    """The unconfirmed messages of one link, by the numbers the broker counts them with."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.blocked = False
+        self._loop = asyncio.get_running_loop()
+        self._next = 1
+        self._lowest = 1
+        self._waiting: dict[int, tuple[asyncio.Future[str], _Key]] = {}
+        # A returned message comes back without its number. Whoever shares id, exchange and key shares its fate.
+        self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
+        self._returned: set[int] = set()
+        link.lost.add_done_callback(lambda _: self._fail_all())
+        link.on_blocked = self._on_blocked
+
+    async def start(self) -> None:
+        """Switch the channel to confirms."""
+        await self.link.confirm_publishes(self._on_confirm, self._on_return)
+
+    def publish(self, message: Encoded) -> "asyncio.Future[str]":
+        """Send a message; what is returned ends with its id, or with a PublishError.
+
+        Raises:
+            ConfigurationError: It is too large for a frame. Nothing was sent.
+        """
+        frame_max = self.link.frame_max
+        if frame_max and len(message.properties) + _HEADER_FRAME > frame_max:
+            raise ConfigurationError(
+                f"the headers of a message for {message.routing_key} are larger than the {frame_max} bytes the broker "
+                "takes; put them into the body"
+            )
+        # Numbers are taken by what is sent, and by nothing else: the broker counts along.
+        key = (message.message_id, message.exchange, message.routing_key)
+        number, self._next = self._next, self._next + 1
+        confirmation: asyncio.Future[str] = self._loop.create_future()
+        self._waiting[number] = (confirmation, key)
+        self._by_key[key].append(number)
+        if not self.link.publish(
+            message.exchange, message.routing_key, message.body, message.properties, mandatory=True
+        ):
+            self._resolve(number, "lost")
+        return confirmation
+
+    def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it
+        self.blocked = blocked
+        if blocked:
+            logger.warning(
+                "publishing blocked by the broker: it is low on memory or disk",
+                extra={"unconfirmed": len(self._waiting)},
+            )
+        else:
+            logger.info("publishing unblocked by the broker", extra={"unconfirmed": len(self._waiting)})
+
+    def _on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
+        # The broker returns a message before it confirms it.
+        numbers = self._by_key.get((properties.message_id, method.exchange, method.routing_key), deque())
+        for number in numbers:
+            if number not in self._returned:
+                self._returned.add(number)
+                return
+
+    def _on_confirm(self, frame: Any) -> None:
+        method = frame.method
+        outcome = "confirmed" if type(method).__name__ == "Ack" else "refused"
+        first = self._lowest if method.multiple else method.delivery_tag
+        for number in range(first, method.delivery_tag + 1):
+            self._resolve(number, outcome)
+        if method.multiple:
+            self._lowest = method.delivery_tag + 1
+
+    def _fail_all(self) -> None:
+        for number in list(self._waiting):
+            self._resolve(number, "lost")
+
+    def _resolve(self, number: int, outcome: str) -> None:
+        entry = self._waiting.pop(number, None)
+        if entry is None:
+            return
+        confirmation, key = entry
+        self._forget(key, number)
+        if number in self._returned:
+            self._returned.discard(number)
+            outcome = "returned" if outcome == "confirmed" else outcome
+        registry.RABBIT_PUBLISHED_TOTAL.labels(outcome).inc()
+        if confirmation.done():  # nobody waits any more
+            return
+        message_id, exchange, routing_key = key
+        if outcome == "confirmed":
+            confirmation.set_result(message_id)
+            return
+        kind, text = _FAILURES[outcome]
+        loss = self.link.lost.result() if outcome == "lost" and self.link.lost.done() else None
+        why = _told(loss, exchange)
+        failure = kind(
+            text.format(key=routing_key, why=why),
+            queue=routing_key,
+            reason=outcome if loss is None else loss.reason,
+            message_id=message_id,
+        )
+        failure.__cause__ = None if loss is None else loss.error
+        confirmation.set_exception(failure)
+        confirmation.exception()  # marked as seen: in publish_many only the first failure is raised
+
+    def _forget(self, key: _Key, number: int) -> None:
+        numbers = self._by_key[key]
+        numbers.remove(number)
+        if not numbers:
+            del self._by_key[key]
+
+
+_FAILURES: Final[dict[str, tuple[type[PublishError], str]]] = {
+    "returned": (
+        ReturnedMessageError,
+        "no queue is bound for {key}: the message was returned; create the queue or correct the name",
+    ),
+    "refused": (PublishError, "the broker refused a message for {key} (its queue may be full)"),
+    "lost": (
+        PublishError,
+        "the connection went away{why} before a message for {key} was confirmed; it may be in the queue all the same",
+    ),
+}
+
+
+def _told(loss: Loss | None, exchange: str) -> str:
+    """Say in brackets why a link was lost."""
+    if loss is None:
+        return ""
+    if loss.code == NOT_FOUND:
+        # All that were on their way fail with one that names an exchange there is not; which one is not told.
+        doubt = f"; is there an exchange {exchange}?" if exchange else ""
+        return f" ({loss.reason}: one of the messages named an exchange that does not exist{doubt})"
+    return f" ({loss.reason})"

@@ -1,0 +1,251 @@
+"""What comes back from a dead-letter queue is what died, and can die again without being lost."""
+
+import asyncio
+import logging
+import struct
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pika
+import pytest
+
+from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
+from conquiet.rabbit import DeadLetters, RabbitConsumer, Replayed, SchemaRegistry, current_delivery
+from conquiet.rabbit.connection import Link
+from conquiet.testing import wait_until_async
+
+
+def bound_by_key(rabbit: Any) -> None:
+    """Make a queue ``work`` that gets ``order.#`` and dead-letters under the key of the message, to ``dead``."""
+    channel = rabbit.channel
+    channel.exchange_declare("events", "topic")
+    channel.exchange_declare("dlx", "topic")
+    channel.queue_declare("work", arguments={"x-dead-letter-exchange": "dlx"})
+    channel.queue_bind("work", "events", "order.#")
+    channel.queue_declare("dead")
+    channel.queue_bind("dead", "dlx", "order.#")
+
+
+def die(rabbit: Any, queue: str = "work") -> Any:
+    """Reject the first message of a queue, and return what AMQP tells of it."""
+    method, _, _ = rabbit.channel.basic_get(queue)
+    rabbit.channel.basic_reject(method.delivery_tag, requeue=False)
+    return method
+
+
+def exchanges(rabbit: Any) -> list[str]:
+    names = [one["name"] for one in rabbit.api("GET", "/api/exchanges/{vhost}")]
+    return [name for name in names if name.startswith("conquiet.")]
+
+
+async def test_a_replayed_message_that_fails_again_is_dead_lettered_by_its_original_key(rabbit: Any) -> None:
+    bound_by_key(rabbit)
+    for key in ("order.created", "order.paid"):
+        rabbit.channel.basic_publish("events", key, key.encode())
+        die(rabbit)
+    rabbit.wait_for_depth("dead", 2)
+
+    assert await DeadLetters(rabbit.url).replay("dead") == Replayed(2, 0)
+    assert [die(rabbit).routing_key for _ in range(2)] == ["order.created", "order.paid"]
+
+    rabbit.wait_for_depth("dead", 2)
+    assert exchanges(rabbit) == []
+
+
+async def test_a_replay_that_fails_leaves_no_exchange(rabbit: Any) -> None:
+    bound_by_key(rabbit)
+    rabbit.channel.basic_publish("events", "order.created", b"1")
+    die(rabbit)
+    rabbit.wait_for_depth("dead", 1)
+    rabbit.channel.queue_declare("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    origin = {"x-death": [{"queue": "full", "routing-keys": ["order.full"]}]}
+    rabbit.put("dead", b"2", headers=origin)
+
+    with pytest.raises(PublishError, match="refused"):
+        await DeadLetters(rabbit.url).replay("dead")
+
+    assert exchanges(rabbit) == []
+    assert rabbit.depth("work") == 1
+    rabbit.wait_for_depth("dead", 1)
+
+
+async def test_a_replay_into_a_queue_that_is_gone_loses_nothing_and_leaves_no_exchange(rabbit: Any) -> None:
+    rabbit.queue()
+    rabbit.put("dead", b"1", headers={"x-death": [{"queue": "gone", "routing-keys": ["order.created"]}]})
+
+    with pytest.raises(PublishError, match="no queue is bound for gone"):
+        await DeadLetters(rabbit.url).replay("dead")
+
+    assert exchanges(rabbit) == []
+    rabbit.wait_for_depth("dead", 1)
+
+
+async def test_who_may_not_make_exchanges_replays_as_before_and_is_warned(
+    rabbit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bound_by_key(rabbit)
+    for _ in range(2):
+        rabbit.channel.basic_publish("events", "order.created", b"1")
+        die(rabbit)
+    rabbit.wait_for_depth("dead", 2)
+    user = f"reader-{rabbit.vhost}"
+    rabbit.api("PUT", f"/api/users/{quote(user, safe='')}", {"password": "p", "tags": ""})
+    rights = {"configure": "^$", "write": ".*", "read": ".*"}
+    rabbit.api("PUT", f"/api/permissions/{{vhost}}/{quote(user, safe='')}", rights)
+    parts = urlsplit(rabbit.url)
+    url = parts._replace(netloc=f"{quote(user, safe='')}:p@{parts.hostname}:{parts.port}").geturl()
+
+    try:
+        with caplog.at_level(logging.WARNING, logger="conquiet.rabbit.dead_letters"):
+            done = await DeadLetters(url).replay("dead")
+    finally:
+        rabbit.api("DELETE", f"/api/users/{quote(user, safe='')}")
+
+    assert done == Replayed(2, 0, rekeyed=2)
+    assert [record.message.split(",")[0] for record in caplog.records if "routing key" in record.message] == [
+        "messages are replayed under another routing key than their own"
+    ]
+    assert rabbit.depth("work") == 2
+    assert exchanges(rabbit) == []
+
+
+async def test_a_replay_goes_to_no_queue_but_its_own(rabbit: Any) -> None:
+    # Without a key for dead letters: with one the broker itself removes the header.
+    rabbit.channel.exchange_declare("dlx", "fanout")
+    queue = rabbit.queue(dead=None, x_dead_letter_exchange="dlx")
+    for name in ("other", "dead"):
+        rabbit.channel.queue_declare(name)
+    rabbit.channel.queue_bind("dead", "dlx")
+    rabbit.put(queue, b"1", headers={"CC": ["other"], "mine": 1})
+    rabbit.wait_for_depth("other", 1)
+    die(rabbit)
+    rabbit.wait_for_depth("dead", 1)
+
+    assert await DeadLetters(rabbit.url).replay("dead") == Replayed(1, 0)
+
+    assert rabbit.depth("other") == 1
+    assert rabbit.take(queue) == [({"mine": 1}, b"1")]
+
+
+# ------------------------------------------------------------------ what a look costs
+async def test_a_choice_among_messages_that_are_counted_is_refused_before_any_is_taken(rabbit: Any) -> None:
+    rabbit.queue("back")
+    queue = rabbit.queue("counting", quorum=True, dead=None, x_delivery_limit=1)
+    rabbit.put(queue, b"1", b"2")
+
+    for _ in range(3):  # each would bring them nearer to their end, which is after two
+        with pytest.raises(ConfigurationError, match="nothing was taken"):
+            await DeadLetters(rabbit.url).replay(queue, to="back", chosen=lambda _: False)
+
+    allowed = await DeadLetters(rabbit.url).replay(
+        queue, to="back", chosen=lambda message: message.body == b"1", count_a_delivery=True
+    )
+    assert allowed == Replayed(1, 0)
+    rabbit.wait_for_depth(queue, 1)
+    assert rabbit.take(queue) == [({"x-delivery-count": 1}, b"2")]
+
+
+async def test_a_choice_among_messages_that_nobody_counts_is_free(rabbit: Any) -> None:
+    rabbit.queue("back")
+    rabbit.put("dead", b"1", b"2")
+
+    done = await DeadLetters(rabbit.url).replay("dead", to="back", chosen=lambda message: message.body == b"2")
+
+    assert done == Replayed(1, 0)
+    assert [body for _, body in rabbit.take("back")] == [b"2"]
+    rabbit.wait_for_depth("dead", 1)
+
+
+async def test_a_replay_stops_at_a_message_without_a_source_that_was_handed_back_before(rabbit: Any) -> None:
+    queue = rabbit.queue("counting", quorum=True, dead=None, x_delivery_limit=5)
+    rabbit.put(queue, b"no source")
+
+    assert await DeadLetters(rabbit.url).replay(queue) == Replayed(0, 1)
+    rabbit.wait_for_depth(queue, 1)
+    with pytest.raises(ConfigurationError, match="says no source"):
+        await DeadLetters(rabbit.url).replay(queue)
+    rabbit.wait_for_depth(queue, 1)
+    assert await DeadLetters(rabbit.url).replay(queue, count_a_delivery=True) == Replayed(0, 1)
+    rabbit.wait_for_depth(queue, 1)
+
+
+# ------------------------------------------------------------------ headers that only others write
+class Raw:
+    """A value of a header, as its bytes."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+
+MILLISECONDS = Raw(b"T" + struct.pack(">Q", 1_700_000_000_000))
+
+
+@pytest.fixture
+def odd(rabbit: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The broker's-eye view, whose client writes what pika otherwise cannot."""
+    encode = pika.data.encode_value
+
+    def encode_raw(pieces: list[bytes], value: Any) -> int:
+        if isinstance(value, Raw):
+            pieces.append(value.raw)
+            return len(value.raw)
+        size: int = encode(pieces, value)
+        return size
+
+    monkeypatch.setattr(pika.data, "encode_value", encode_raw)
+    return rabbit
+
+
+async def test_a_replay_brings_every_header_back_as_it_was(odd: Any) -> None:
+    queue = odd.queue()
+    origin = {"x-death": [{"count": 1, "queue": queue}]}
+    price = Raw(b"d" + struct.pack(">d", 2.75))
+    odd.put("dead", b"1", headers={"when": MILLISECONDS, "price": price, **origin, "small": Raw(b"b\x07")})
+    odd.put("dead", b"behind it", headers=origin)
+
+    assert await DeadLetters(odd.url).replay("dead") == Replayed(2, 0)
+
+    link = await Link.open(DeadLetters(odd.url)._address)
+    fetched = await link.fetch(queue)
+    await link.close()
+    assert fetched is not None
+    assert fetched.headers == {"when": None, "price": 2.75, "small": 7}
+    table = fetched.properties.part("headers")
+    assert table is not None
+    assert table[4:] == b"\x04when" + MILLISECONDS.raw + b"\x05price" + price.raw + b"\x05smallb\x07"
+
+
+async def test_a_message_that_comes_back_to_the_publisher_may_have_any_header(odd: Any) -> None:
+    odd.queue()
+    odd.put("dead", b"1", headers={"when": MILLISECONDS})
+
+    with pytest.raises(ReturnedMessageError):
+        await DeadLetters(odd.url).replay("dead", to="nowhere")
+
+
+async def test_a_retry_circuit_ends_also_for_a_message_with_an_odd_header(odd: Any, recorder: Any) -> None:
+    odd.queue("wait", dead="work", x_message_ttl=20)
+    odd.queue("work", dead="wait")
+    odd.put("work", b"{}", headers={"when": MILLISECONDS})
+    syncer = recorder(*[False] * 100)
+    schemas = SchemaRegistry(built_in=False).register_default()
+
+    async with RabbitConsumer(odd.url, "work", syncer, schemas=schemas, max_retries=2) as consumer:
+        await wait_until_async(lambda: consumer.count.dropped == 1 or len(syncer.seen) > 10)
+
+    assert (len(syncer.seen), consumer.count.dropped) == (6, 1)  # three rounds, each with a second try
+
+
+async def test_the_message_id_is_there_beside_an_odd_header(odd: Any) -> None:
+    odd.queue()
+    properties = pika.BasicProperties(headers={"when": MILLISECONDS}, message_id="m1")
+    odd.channel.basic_publish("", "work", b"{}", properties)
+    seen: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def syncer(_: Any) -> bool:
+        seen.set_result((current_delivery().message_id, current_delivery().headers))
+        return True
+
+    schemas = SchemaRegistry(built_in=False).register_default()
+    async with RabbitConsumer(odd.url, "work", syncer, schemas=schemas):
+        assert await asyncio.wait_for(seen, 20) == ("m1", {"when": None})
