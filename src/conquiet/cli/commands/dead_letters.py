@@ -47,7 +47,7 @@ ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print payload
 
 _NOT_REPLAYED = {
     "skipped": "they do not say where they died and stay; give --to QUEUE",
-    "unreplayable": "they were no messages in the first place and stay; discard them",
+    "unreplayable": "no messages in the first place, or of a group that is not there; they stay",
     "gone": "somebody else replayed or discarded them meanwhile",
 }
 _WHOLE = 2**30
