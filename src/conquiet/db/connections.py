@@ -79,20 +79,19 @@ class Checkout:
         Does not raise: the error that brought us here is the one to report.
         """
         conn = self.conn
+        # What was raised in the driver is the cause of an error of ours by now; anything else was raised elsewhere.
+        cause = error.__cause__ if isinstance(error, DbWriteError) else None
+        # Also when whoever saw it has closed this connection already.
+        if cause is not None and isinstance(conn, WriterConnection) and fault_of(cause) is Fault.GONE:
+            _renew_pool(conn)
         if conn.invalidated or conn.closed:
             return
         # After an interrupt (Ctrl-C, a time limit by signal) a reply may still be on its way, and the next
         # user of the connection would take it for theirs.
         if not isinstance(error, Exception):
             conn.invalidate()
-            return
-        # What was raised in the driver is the cause of an error of ours by now; anything else was raised elsewhere.
-        cause = error.__cause__ if isinstance(error, DbWriteError) else None
-        if cause is None or not isinstance(conn, WriterConnection):
+        elif cause is None or not isinstance(conn, WriterConnection):
             self._roll_back()
-        elif fault_of(cause) is Fault.GONE:
-            conn.invalidate()
-            _renew_pool(conn)
         elif reply_missing(cause):
             conn.invalidate()
         else:
