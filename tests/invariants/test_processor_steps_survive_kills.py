@@ -89,7 +89,7 @@ class Storm:
         return bool(done == wanted and dead == len(self.emitted["doomed"]) and not await self.at_work())
 
     async def entries(self) -> tuple[Counter[tuple[str, int, int, bool]], Counter[str]]:
-        """Id, attempt, replays and booked turn of everything that was ever in the stream, and which entry it follows."""
+        """Id, attempt, replays and booked turn of all that was ever in the stream, and which entries were followed."""
         found: Counter[tuple[str, int, int, bool]] = Counter()
         followed: Counter[str] = Counter()
         for entry_id, fields in await self.client.xrange(self.keys.stream):
