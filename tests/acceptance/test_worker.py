@@ -29,6 +29,7 @@ async def handle(message, ctx):
 done = Redis.from_url(os.environ["CONQUIET_REDIS_URL"])
 
 def build(concurrency=4):
+    open("concurrency", "w").write(str(concurrency))
     client = Redis.from_url(os.environ["CONQUIET_REDIS_URL"])
     return Consumer(streams=[os.environ["STREAM"]], redis=client, handler=handle, concurrency=concurrency,
                     claim_idle_ms=1000, block_ms=200)
@@ -224,8 +225,10 @@ def test_a_module_that_is_not_there_is_one_sentence(start: Callable[..., Running
     assert "Traceback" not in worker.log
 
 
-def test_concurrency_is_passed_to_a_function(start: Callable[..., Running], redis_url: str) -> None:
+def test_concurrency_is_passed_to_a_function(app: Path, start: Callable[..., Running], redis_url: str) -> None:
     start(redis_url, "shop:build", "--concurrency", "9").wait_ready()
+
+    assert (app / "concurrency").read_text() == "9"
 
 
 def test_a_port_in_use_is_one_sentence(invoke: Callable[..., Any]) -> None:
