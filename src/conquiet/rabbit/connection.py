@@ -1,10 +1,9 @@
 """The seam over the AMQP client library: one connection with one channel, opened once, closed once.
 
-Nothing outside this module, ``stream``, ``tolerant_stream``, ``frames`` and ``address`` knows pika. A link never heals:
-when its connection or its channel closes, or the broker cancels its consumer, it is lost for good and says so through
-``lost``. Whoever wants to go on opens a new one. Delivery tags mean something on their own link only, and on a lost
-link every settlement is a no-op that answers False: sent on a newer channel it would close that channel, or settle
-somebody else's message.
+Nothing outside this module, ``stream``, ``frames`` and ``address`` knows pika. A link never heals: when its connection
+or its channel closes, or the broker cancels its consumer, it is lost for good and says so through ``lost``. Whoever
+wants to go on opens a new one. Delivery tags mean something on their own link only, and on a lost link every settlement
+is a no-op that answers False: sent on a newer channel it would close that channel, or settle somebody else's message.
 """
 
 import asyncio
@@ -20,8 +19,7 @@ from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.frames import pack_acks
 from conquiet.rabbit.properties import Properties
-from conquiet.rabbit.stream import OnArrivals
-from conquiet.rabbit.tolerant_stream import TolerantStream
+from conquiet.rabbit.stream import OnArrivals, Stream
 
 NOT_FOUND: Final = 404
 _PATIENCE_S: Final = 0.5
@@ -229,7 +227,7 @@ class Link:
 
     # -------------------------------------------------------------- inside
     async def _connect(self, parameters: Any) -> None:
-        self._connection = TolerantStream(
+        self._connection = Stream(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
