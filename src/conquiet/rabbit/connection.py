@@ -126,6 +126,13 @@ class Link:
         """The largest frame that was agreed on; 0 is no limit."""
         return int(self._connection.params.frame_max or 0)
 
+    @property
+    def broker_release(self) -> tuple[int, ...]:
+        """The first two numbers of the broker's version; empty when it does not say."""
+        version = (self._connection.server_properties or {}).get("version")
+        parts = version.split(".")[:2] if isinstance(version, str) else []
+        return tuple(int(part) for part in parts if part.isdecimal())
+
     # -------------------------------------------------------------- questions that are answered
     async def depth(self, queue: str) -> int:
         """Declare the queue passively and return how many messages it holds.
@@ -173,6 +180,21 @@ class Link:
         tag, self._consumer_tag = self._consumer_tag, None
         if tag is not None and self._alive:
             await self._ask(lambda done: self._channel.basic_cancel(tag, callback=done))
+
+    async def words_of_refusal(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> str:
+        """Ask on a channel of its own and return with which words the broker closed it; empty when it did not."""
+        channel = await self._ask(lambda done: self._connection.channel(on_open_callback=done))
+
+        def ask(done: Callable[[Any], None]) -> None:
+            channel.add_on_close_callback(lambda _channel, error: done(error))
+            send(channel, done)
+
+        try:
+            answer = await self._ask(ask)
+        finally:
+            if channel.is_open:
+                channel.close()
+        return str(getattr(answer, "reply_text", ""))
 
     async def confirm_publishes(self, on_confirm: Callable[[Any], None], on_return: Callable[..., None]) -> None:
         """Switch the channel to publisher confirms."""

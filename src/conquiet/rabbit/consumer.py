@@ -25,6 +25,7 @@ from conquiet.rabbit.address import Address, as_urls
 from conquiet.rabbit.config import RabbitConfig, RabbitOptions
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.counters import Counters, Fate, Tally
+from conquiet.rabbit.counting import fitting_policy
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.decrypt import Decryptor, KeyFault
 from conquiet.rabbit.delivery import Delivery
@@ -218,6 +219,7 @@ class RabbitConsumer:
             if self.count.queued is None:
                 self._tally.started(depth)
                 logger.info("messages in the queue", extra={"queue": self._queue, "queued": depth})
+            self._policy = await fitting_policy(self._config.policy, link, self._queue)
             self._watch.start(link.heartbeat_s)
             self._session = session = Session(link, self._tally, self._config.window)
             await link.consume(

@@ -16,9 +16,9 @@ from conquiet.kernel.validation import require_positive, require_text
 from conquiet.rabbit.address import Address, as_urls
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import Fetched, Link
-from conquiet.rabbit.counting import may_count_deliveries
+from conquiet.rabbit.counting import counts_hand_backs
 from conquiet.rabbit.detours import PREFIX, Detours
-from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT, delivery_count
+from conquiet.rabbit.intake import X_ACQUIRED_COUNT, X_DEATH, X_DELIVERY_COUNT, delivery_count
 from conquiet.rabbit.properties import renewed_properties
 from conquiet.rabbit.publisher import Publisher
 
@@ -31,6 +31,7 @@ _HISTORY: Final = (
     "BCC",
     X_DEATH,
     X_DELIVERY_COUNT,
+    X_ACQUIRED_COUNT,
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
 
@@ -117,9 +118,9 @@ class DeadLetters:
 
         Only as many as were there at the start: what fails again and comes back is left for another time.
 
-        What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that,
-        up to RabbitMQ 4.2 at least, and drops what was handed back more often than its delivery limit, which AMQP does
-        not tell. So a choice among the messages of a queue that may count is refused before any is taken, and a replay
+        What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that
+        before RabbitMQ 4.3, and drops what was handed back more often than its delivery limit, which AMQP does not
+        tell. So a choice among the messages of a queue that may count is refused before any is taken, and a replay
         stops at a message without a source that was handed back before, unless ``count_a_delivery`` allows it.
 
         Args:
@@ -148,7 +149,7 @@ class DeadLetters:
         try:
             depth = await link.depth(dead_letter_queue)
             if chosen is not None and depth and not count_a_delivery:
-                await self._refuse_to_count(dead_letter_queue)
+                await _refuse_to_count(link, dead_letter_queue)
             expected = depth if limit is None else min(depth, limit)
             while (
                 taken < depth
@@ -187,12 +188,13 @@ class DeadLetters:
             await way_back.close()
         return Replayed(replayed, skipped, way_back.rekeyed)
 
-    async def _refuse_to_count(self, queue: str) -> None:
-        if await may_count_deliveries(self._address, queue):
-            raise ConfigurationError(
-                f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue counts "
-                f"that and drops a message beyond its delivery limit; {_ALLOW}"
-            )
+
+async def _refuse_to_count(link: Link, queue: str) -> None:
+    if await counts_hand_backs(link, queue):
+        raise ConfigurationError(
+            f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue counts "
+            f"that and drops a message beyond its delivery limit; {_ALLOW}"
+        )
 
 
 class _Pace:
