@@ -20,8 +20,7 @@ from typing import Any, Self, Unpack
 from conquiet.errors import ConfigurationError, FatalSyncerError, RabbitError
 from conquiet.kernel.background import until_ready
 from conquiet.kernel.lifecycle import Lifecycle, Status
-from conquiet.kernel.validation import require_text
-from conquiet.rabbit.address import Address, as_urls
+from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.config import RabbitConfig, RabbitOptions
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.counters import Counters, Fate, Tally
@@ -34,7 +33,7 @@ from conquiet.rabbit.loop_watch import LoopWatch
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.session import Session
 from conquiet.rabbit.settle import Settlement, Verdict, decide
-from conquiet.rabbit.supervisor import Supervisor
+from conquiet.rabbit.supervisor import Supervisor, unless_stopped
 from conquiet.rabbit.syncer import DONE, ContractBroken, Syncer, is_async
 from conquiet.rabbit.topology import check_dead_letters
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers, Workers
@@ -65,9 +64,9 @@ class RabbitConsumer:
         if not callable(syncer):
             raise ConfigurationError("syncer must be a function that takes a message and returns True or False")
         self._config = config = RabbitConfig(**options)
-        self._queue = require_text("queue", queue)
+        self._queue = require_name("queue", queue)
         self._syncer = syncer
-        self._tag = f"{socket.gethostname()}.{config.tag or PACKAGE}"
+        self._tag = require_name("consumer tag (host name and tag)", f"{socket.gethostname()}.{config.tag or PACKAGE}")
         self._address = Address(
             as_urls(url),
             ssl_context=config.ssl_context,
@@ -119,6 +118,8 @@ class RabbitConsumer:
 
     def listen(self, callback: Callable[[ConnectionEvent], None]) -> None:
         """Call ``callback`` whenever the connection is made, lost, blocked or unblocked. It must not block."""
+        if not callable(callback):
+            raise ConfigurationError("a listener is a function that takes a ConnectionEvent")
         self._listeners.add(callback)
 
     async def run(self) -> Counters:
@@ -196,7 +197,7 @@ class RabbitConsumer:
             nodes=len(self._address.urls),
         )
         try:
-            await check_dead_letters(self._config, self._address.vhost, self._queue)
+            await unless_stopped(stop, check_dead_letters(self._config, self._address.vhost, self._queue))
             session = await supervisor.first()
             self._ready.set()
             while session is not None and not await self._stopped_before_loss(session, stop):

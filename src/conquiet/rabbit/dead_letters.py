@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from conquiet.errors import ConfigurationError, RabbitError
 from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
-from conquiet.kernel.validation import require_positive, require_text
-from conquiet.rabbit.address import Address, as_urls
+from conquiet.kernel.validation import require_positive
+from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import Fetched, Link
 from conquiet.rabbit.counting import counts_hand_backs
@@ -35,7 +35,7 @@ _HISTORY: Final = (
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
 
-_LONGEST_KEY: Final = 255
+_LONGEST_NAME: Final = 255  # anybody may have written the header
 _ALLOW: Final = "if it has no limit, or one that is far away, allow it with count_a_delivery=True"
 
 
@@ -59,14 +59,14 @@ class Replayed:
 def source_queue(headers: object) -> str | None:
     """Return the queue in which a message died last, or None when it does not say."""
     name = _newest_death(headers).get("queue")
-    return name if isinstance(name, str) and name else None
+    return name if isinstance(name, str) and name and len(name.encode()) <= _LONGEST_NAME else None
 
 
 def original_key(headers: object) -> str | None:
     """Return the routing key with which a message was in the queue it died in, or None when it does not say."""
     keys = _newest_death(headers).get("routing-keys")
     key = keys[0] if isinstance(keys, list) and keys else None
-    return key if isinstance(key, str) and len(key.encode()) <= _LONGEST_KEY else None
+    return key if isinstance(key, str) and len(key.encode()) <= _LONGEST_NAME else None
 
 
 def _newest_death(headers: object) -> Mapping[Any, Any]:
@@ -137,9 +137,7 @@ class DeadLetters:
             QueueMissingError: The dead-letter queue is not there.
             PublishError: A message could not be put back; it is still in the dead-letter queue.
         """
-        require_text("dead_letter_queue", dead_letter_queue)
-        if limit is not None:
-            require_positive("limit", limit)
+        _check_order(dead_letter_queue, to, limit, progress, chosen)
         pace = _Pace(per_second, self._clock)
         link = await Link.open(self._address)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
@@ -189,6 +187,17 @@ class DeadLetters:
         return Replayed(replayed, skipped, way_back.rekeyed)
 
 
+def _check_order(queue: object, to: object, limit: object, *functions: object) -> None:
+    """Refuse what would fail with a message in hand."""
+    require_name("dead_letter_queue", queue)
+    if to is not None:
+        require_name("to", to)
+    if limit is not None:
+        require_positive("limit", limit)
+    if any(function is not None and not callable(function) for function in functions):
+        raise ConfigurationError("progress and chosen must be functions")
+
+
 async def _refuse_to_count(link: Link, queue: str) -> None:
     if await counts_hand_backs(link, queue):
         raise ConfigurationError(
@@ -201,8 +210,8 @@ class _Pace:
     """Spaces calls evenly."""
 
     def __init__(self, per_second: float | None, clock: Clock) -> None:
-        if per_second is not None and not per_second > 0:
-            raise ConfigurationError(f"per_second must be more than 0, got {per_second}")
+        if per_second is not None and (type(per_second) not in {int, float} or not per_second > 0):
+            raise ConfigurationError("per_second must be a number above 0")
         self._gap_s = 0.0 if per_second is None else 1.0 / per_second
         self._clock = clock
         self._next = clock.monotonic()

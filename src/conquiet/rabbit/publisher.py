@@ -6,14 +6,13 @@ silent second attempt.
 """
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
-
-import msgspec
 
 from conquiet.errors import ConfigurationError, PublishError
 from conquiet.kernel.validation import require_positive
@@ -23,6 +22,9 @@ from conquiet.rabbit.connection import Link
 from conquiet.rabbit.properties import PERSISTENT, UnencodableError, encode_properties
 from conquiet.rabbit.tables import pack_short
 
+# Not msgspec: it would write NaN as null, and bytes as a text.
+_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -30,7 +32,7 @@ class Outgoing:
 
     Attributes:
         routing_key: With the default exchange: the name of the queue.
-        body: Bytes, sent as they are, or anything that can be JSON.
+        body: Bytes, sent as they are, or what JSON can say: texts, finite numbers, lists, objects and the like.
         exchange: The default exchange delivers to the queue of the routing key's name.
         headers: AMQP headers.
         message_id: Made up when missing.
@@ -69,6 +71,7 @@ class Publisher:
         self._channel: ConfirmChannel | None = None
         self._opening = asyncio.Lock()
         self._attempts = 0
+        self._closed = False
 
     @property
     def is_blocked(self) -> bool:
@@ -143,7 +146,8 @@ class Publisher:
         return confirmed
 
     async def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if there is one. What was not confirmed raises, and nothing is published any more."""
+        self._closed = True
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.link.close()
@@ -167,15 +171,21 @@ class Publisher:
                 over, self._channel = self._channel, None
                 await over.link.give_up()  # only its channel may be gone: the connection would stay for ever
             attempt, self._attempts = self._attempts, self._attempts + 1
+            self._require_open()
             link = await Link.open(self._address, attempt=attempt)
             try:
                 channel = ConfirmChannel(link)
                 await channel.start()
+                self._require_open()  # closed meanwhile: nobody would close this connection
             except BaseException:
                 await link.give_up()  # half open: nothing that is sent on it would ever be confirmed
                 raise
             self._channel = channel
             return channel
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise PublishError("this Publisher is closed: nothing was sent; create a new one", reason="closed")
 
     async def _confirm_down_to(self, left: int, waiting: "deque[tuple[asyncio.Future[str], str]]") -> int:
         confirmed = 0
@@ -211,9 +221,11 @@ def encode(message: Outgoing) -> Encoded:
     if not (_is_short_text(message.exchange) and _is_short_text(message.routing_key)):
         raise ConfigurationError("exchange and routing key of a message are texts of at most 255 bytes")
     body, content_type = message.body, message.content_type
-    if not isinstance(body, bytes):
+    if isinstance(body, bytearray | memoryview):
+        body = bytes(body)
+    elif not isinstance(body, bytes):
         try:
-            body = msgspec.json.encode(body)
+            body = _dump(body).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(
                 f"the body of a message for {message.routing_key} is neither bytes nor something JSON can hold"

@@ -170,7 +170,7 @@ class TaskWorkers:
     async def _handle(self, delivery: Delivery) -> Verdict:
         try:
             prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-        except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
+        except BaseException as error:  # noqa: BLE001 - a user's model or key store may raise anything, a panic too
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
             return prepared
@@ -275,7 +275,7 @@ class ThreadWorkers:
     def _handle(self, delivery: Delivery) -> Verdict:
         try:
             prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-        except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
+        except BaseException as error:  # noqa: BLE001 - a user's model or key store may raise anything, a panic too
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
             return prepared

@@ -132,3 +132,26 @@ async def test_a_channel_that_never_came_to_confirm_is_not_used(rabbit: Any, mon
 
     assert [link._connection.is_closed for link in links] == [True]
     assert [body for _, body in rabbit.take(queue)] == [b"2"]
+
+
+async def test_one_that_is_closed_while_it_connects_leaves_no_connection_and_publishes_nothing(
+    rabbit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = rabbit.queue()
+    links: list[Link] = []
+    opened = Link.open
+    publisher = Publisher(rabbit.url, timeout_s=10)
+
+    async def closed_meanwhile(*arguments: Any, **options: Any) -> Link:
+        links.append(await opened(*arguments, **options))
+        await publisher.close()
+        return links[-1]
+
+    monkeypatch.setattr(Link, "open", closed_meanwhile)
+    for _ in range(2):  # and it does not come to life again
+        with pytest.raises(PublishError, match="is closed") as caught:
+            await publisher.publish(queue, b"1")
+        assert caught.value.reason == "closed"
+
+    assert [link._connection.is_closed for link in links] == [True]
+    assert rabbit.depth(queue) == 0
