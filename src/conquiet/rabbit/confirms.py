@@ -172,4 +172,6 @@ def _told(loss: Loss | None, exchange: str) -> str:
         # All that were on their way fail with one that names an exchange there is not; which one is not told.
         doubt = f"; is there an exchange {exchange}?" if exchange else ""
         return f" ({loss.reason}: one of the messages named an exchange that does not exist{doubt})"
+    if "larger than configured max size" in str(getattr(loss.error, "reply_text", "")):
+        return f" ({loss.reason}: one of the messages is larger than the broker takes, see its max_message_size)"
     return f" ({loss.reason})"

@@ -341,7 +341,9 @@ class Link:
 
     def _on_channel_closed(self, _channel: Any, error: BaseException) -> None:
         self._channel_over.set()
-        self._lose(LossKind.CHANNEL, error)
+        # The channels are told first when a connection ends.
+        ended = isinstance(error, amqp.AMQPConnectionError)
+        self._lose(LossKind.CONNECTION if ended else LossKind.CHANNEL, error)
 
     def _on_cancelled_by_broker(self, _frame: Any) -> None:
         # The queue was deleted, or its node went away. The channel lives, but nothing would ever arrive on it.

@@ -90,8 +90,12 @@ class Supervisor(Generic[S]):
                 )
         if isinstance(last, QueueMissingError):
             raise last
+        reason = None if last is None else _short(last)
         raise RabbitConnectionError(
-            f"gave up after {self._failures} failures in a row to get back to RabbitMQ", attempts=self._failures
+            f"gave up after {self._failures} failures in a row to get back to RabbitMQ"
+            + ("" if reason is None else f"; the last one: {reason}"),
+            reason=reason,
+            attempts=self._failures,
         ) from last
 
     async def _attempt(self) -> S | None:

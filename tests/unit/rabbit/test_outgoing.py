@@ -6,10 +6,15 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit import Outgoing
+from conquiet.rabbit.confirms import _told
+from conquiet.rabbit.connection import Loss, LossKind
 from conquiet.rabbit.publisher import encode
+
+TOO_LARGE = "PRECONDITION_FAILED - message size 20971520 is larger than configured max size 16777216"  # RabbitMQ 4.3.6
 
 
 @pytest.mark.parametrize(
@@ -42,3 +47,19 @@ def test_a_body_that_contains_itself_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="JSON"):
         encode(Outgoing("q", body))
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (None, ""),
+        (Loss(LossKind.CONNECTION, "StreamLostError"), " (StreamLostError)"),
+        (Loss(LossKind.CHANNEL, "X (404)", 404), "named an exchange that does not exist; is there an exchange events?"),
+        (
+            Loss(LossKind.CHANNEL, "X (406)", 406, ChannelClosedByBroker(406, TOO_LARGE)),
+            "is larger than the broker takes, see its max_message_size",
+        ),
+    ],
+)
+def test_who_lost_a_message_with_its_channel_is_told_why(loss: Loss | None, told: str) -> None:
+    assert told in _told(loss, "events")
