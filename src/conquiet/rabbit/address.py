@@ -43,6 +43,8 @@ class Address:
             raise ConfigurationError("ssl_context must be an ssl.SSLContext")
         for url in self.urls:
             self._parameters(url)
+        if self.ssl_context is not None and not any(url.startswith("amqps://") for url in self.urls):
+            raise ConfigurationError("ssl_context is for amqps:// and the URL says amqp://: nothing would be encrypted")
 
     @property
     def shown(self) -> str:

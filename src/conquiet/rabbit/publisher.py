@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 from uuid import uuid4
 
 from conquiet.errors import ConfigurationError, PublishError
@@ -21,6 +21,8 @@ from conquiet.rabbit.confirms import ConfirmChannel, Encoded
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.properties import PERSISTENT, UnencodableError, encode_properties
 from conquiet.rabbit.tables import pack_short
+
+_WINDOW_BYTES: Final = 16 * 1_048_576
 
 # Not msgspec: it would write NaN as null, and bytes as a text.
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -113,6 +115,8 @@ class Publisher:
     ) -> int:
         """Publish many, at most ``window`` unconfirmed at a time, and return how many were confirmed: all of them.
 
+        Large ones are fewer at a time: what was not sent yet is in memory.
+
         Raises:
             ReturnedMessageError: No queue is bound for one of them; those before it are confirmed.
             PublishError: One was not confirmed. Later ones that were sent already may be in their queues.
@@ -121,13 +125,17 @@ class Publisher:
         """
         channel = await self._open()
         waiting: deque[tuple[asyncio.Future[str], str]] = deque()
-        confirmed = 0
+        confirmed = in_memory = 0
         try:
             async for message in _each(messages):
-                waiting.append((channel.publish(encode(message)), message.routing_key))
-                if len(waiting) >= self._window:
+                encoded = encode(message)
+                waiting.append((channel.publish(encoded), message.routing_key))
+                in_memory += len(encoded.body)
+                if len(waiting) >= self._window or in_memory >= _WINDOW_BYTES:
                     # Half of the window at a time: confirmations come in multiples, and so should we.
-                    confirmed += await self._confirm_down_to(self._window // 2, waiting)
+                    left = self._window // 2 if in_memory < _WINDOW_BYTES else 0
+                    confirmed += await self._confirm_down_to(left, waiting)
+                    in_memory = 0
                     if progress is not None:
                         progress(confirmed)
             confirmed += await self._confirm_down_to(0, waiting)

@@ -1,6 +1,7 @@
 """One bad message, or one lost channel, and what becomes of everybody else's."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -155,3 +156,22 @@ async def test_one_that_is_closed_while_it_connects_leaves_no_connection_and_pub
 
     assert [link._connection.is_closed for link in links] == [True]
     assert rabbit.depth(queue) == 0
+
+
+async def test_of_large_messages_fewer_are_under_way_than_the_window_allows(
+    rabbit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conquiet.rabbit.publisher._WINDOW_BYTES", 1_000)
+    queue = rabbit.queue()
+    under_way: list[int] = []
+    async with Publisher(rabbit.url, window=100) as publisher:
+
+        def messages() -> Iterator[Outgoing]:
+            for _ in range(20):
+                under_way.append(0 if publisher._channel is None else len(publisher._channel._waiting))
+                yield Outgoing(queue, b"x" * 400)
+
+        assert await publisher.publish_many(messages()) == 20
+
+    assert max(under_way) == 2  # and the third makes it more than 1,000 bytes
+    assert rabbit.depth(queue) == 20

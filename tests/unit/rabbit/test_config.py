@@ -199,6 +199,16 @@ def test_tls_verifies_by_default_and_names_the_host() -> None:
     assert parameters.ssl_options.server_hostname == "broker.example.org"
 
 
+def test_who_wants_tls_does_not_get_a_plain_connection() -> None:
+    import ssl
+
+    context = ssl.create_default_context()
+
+    with pytest.raises(ConfigurationError, match="nothing would be encrypted"):
+        Publisher(URL, ssl_context=context)
+    assert Publisher(["amqps://one", "amqp://127.0.0.1"], ssl_context=context)
+
+
 def test_the_nodes_of_a_cluster_are_tried_in_turn() -> None:
     address = Address(("amqp://one", "amqp://two"))
 
