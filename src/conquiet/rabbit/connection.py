@@ -95,7 +95,7 @@ class Link:
                 link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
             link._opened.cancel()  # nobody will ask it: an error put into it now would count as uncaught
-            link._abort()
+            link.abandon()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
                     f"no answer from RabbitMQ at {address.shown} within {address.timeout_s} s", reason="timeout"
@@ -236,15 +236,23 @@ class Link:
     async def close(self) -> None:
         """Close channel and connection. Never raises, never waits for longer than the timeout (twice)."""
         await self.close_channel()
-        self._abort()
+        self.abandon()
         await self._wait(self._connection_over, self._timeout_s)
+
+    def abandon(self) -> None:
+        """Begin to close the connection, from whatever state it is in: the broker takes back whatever is unsettled."""
+        self._alive = False
+        if self._connection is None or self._connection.is_closed:
+            self._connection_over.set()
+        elif not self._connection.is_closing:
+            self._connection.close()
 
     async def give_up(self) -> None:
         """Close without expecting much: the broker did not answer, or has closed a part of the link itself.
 
         A broker in the middle of a restart may hang on to a channel for long; the next attempt should not wait for it.
         """
-        self._abort()
+        self.abandon()
         await self._wait(self._connection_over, _PATIENCE_S)
 
     # -------------------------------------------------------------- inside
@@ -297,7 +305,7 @@ class Link:
             return False
         except BaseException as error:  # nobody knows what was sent: later confirmations could be taken for others'
             self._lose(LossKind.CHANNEL, error)
-            self._abort()
+            self.abandon()
             raise
         return True
 
@@ -308,14 +316,6 @@ class Link:
                 await event.wait()
         except TimeoutError:
             pass
-
-    def _abort(self) -> None:
-        """Begin to close the connection, from whatever state it is in."""
-        self._alive = False
-        if self._connection is None or self._connection.is_closed:
-            self._connection_over.set()
-        elif not self._connection.is_closing:
-            self._connection.close()
 
     def _lose(self, kind: LossKind, error: BaseException | None) -> None:
         self._alive = False

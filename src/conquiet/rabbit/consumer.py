@@ -207,9 +207,16 @@ class RabbitConsumer:
         except RabbitError as error:
             # A fatal error that came first is the better story.
             self._failure = self._failure or error
-            self._log_failure(error)
+            facts = {"queue": self._queue, "error": type(error).__name__, "reason": error.reason}
+            logger.error("consumer failed", extra=facts)  # noqa: TRY400 - its cause may quote what the broker said
         finally:
-            await self._shut_down()
+            try:
+                await self._shut_down()
+            except BaseException:  # cancelled once more: nothing may stay behind that holds messages
+                self._tally.add(Fate.ABANDONED, self._workers.abandon())
+                if self._session is not None:
+                    self._session.link.abandon()
+                raise
 
     async def _connect(self, attempt: int) -> Session:
         """Build everything anew: connection, channel, prefetch, consumer. Nothing of an earlier link is kept."""
@@ -379,10 +386,6 @@ class RabbitConsumer:
             logger.error("fatal error, the consumer stops", extra=facts)
         else:
             logger.warning("message not processed", extra=facts)
-
-    def _log_failure(self, error: RabbitError) -> None:
-        facts = {"queue": self._queue, "error": type(error).__name__, "reason": error.reason}
-        logger.error("consumer failed", extra=facts)
 
     def _make_workers(self) -> Workers:
         kind: Any = TaskWorkers if is_async(self._syncer) else ThreadWorkers
