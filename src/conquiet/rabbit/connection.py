@@ -235,8 +235,10 @@ class Link:
 
     async def close(self) -> None:
         """Close channel and connection. Never raises, never waits for longer than the timeout (twice)."""
-        await self.close_channel()
-        self.abandon()
+        try:
+            await self.close_channel()
+        finally:  # also if we are cancelled: it would live on, with everything that is unsettled
+            self.abandon()
         await self._wait(self._connection_over, self._timeout_s)
 
     def abandon(self) -> None:

@@ -50,9 +50,12 @@ async def fitting_policy(policy: SettlePolicy, link: Link, queue: str) -> Settle
 
 async def counts_hand_backs(link: Link, queue: str) -> bool:
     """Say whether handing a message back may be counted. True also where the answer is unclear."""
-    if link.broker_release >= _NACKS_ARE_FREE_SINCE:
-        return False
-    return await queue_type(link, queue) in {_QUORUM, None}
+    return not nacks_are_free(link) and await queue_type(link, queue) in {_QUORUM, None}
+
+
+def nacks_are_free(link: Link) -> bool:
+    """Say whether no queue of this broker counts a nack."""
+    return link.broker_release >= _NACKS_ARE_FREE_SINCE
 
 
 async def may_count_deliveries(address: Address, queue: str) -> bool:

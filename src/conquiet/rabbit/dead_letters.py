@@ -7,6 +7,7 @@ in between leaves it in both: twice is the preferred loss, never is not.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from conquiet.kernel.validation import require_positive
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import Fetched, Link
-from conquiet.rabbit.counting import counts_hand_backs
+from conquiet.rabbit.counting import counts_hand_backs, nacks_are_free
 from conquiet.rabbit.detours import PREFIX, Detours
 from conquiet.rabbit.intake import X_ACQUIRED_COUNT, X_DEATH, X_DELIVERY_COUNT, delivery_count
 from conquiet.rabbit.properties import renewed_properties
@@ -144,7 +145,11 @@ class DeadLetters:
         way_back = _WayBack(publisher, Detours(self._address))
         taken = replayed = skipped = 0
         kept: list[int] = []
-        try:
+        async with AsyncExitStack() as ends:  # each of them also when we are cancelled in another: last comes first
+            ends.push_async_callback(way_back.close)
+            ends.push_async_callback(link.close)
+            ends.callback(_hand_back, link, kept)
+            ends.push_async_callback(publisher.close)
             depth = await link.depth(dead_letter_queue)
             if chosen is not None and depth and not count_a_delivery:
                 await _refuse_to_count(link, dead_letter_queue)
@@ -161,7 +166,7 @@ class DeadLetters:
                 target = to or source_queue(message.headers)
                 if target is None:
                     skipped += 1
-                    if delivery_count(message.headers) and not count_a_delivery:
+                    if delivery_count(message.headers) and not (count_a_delivery or nacks_are_free(link)):
                         raise ConfigurationError(
                             f"stopped at a message of {dead_letter_queue} that says no source and was handed back "
                             f"before: its queue counts that and may drop it; name a queue (to=), or {_ALLOW}"
@@ -178,12 +183,6 @@ class DeadLetters:
                     replayed += 1
                 if progress is not None:
                     progress(replayed + skipped, expected)
-        finally:
-            await publisher.close()
-            for tag in kept:
-                link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
-            await link.close()
-            await way_back.close()
         return Replayed(replayed, skipped, way_back.rekeyed)
 
 
@@ -196,6 +195,11 @@ def _check_order(queue: object, to: object, limit: object, *functions: object) -
         require_positive("limit", limit)
     if any(function is not None and not callable(function) for function in functions):
         raise ConfigurationError("progress and chosen must be functions")
+
+
+def _hand_back(link: Link, tags: list[int]) -> None:
+    for tag in tags:
+        link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
 
 
 async def _refuse_to_count(link: Link, queue: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from conquiet.errors import ConfigurationError, PublishError
 from conquiet.rabbit import Outgoing, Publisher
 from conquiet.rabbit.connection import Link
+from conquiet.testing import wait_until_async
 
 
 @pytest.mark.parametrize(
@@ -175,3 +176,22 @@ async def test_of_large_messages_fewer_are_under_way_than_the_window_allows(
 
     assert max(under_way) == 2  # and the third makes it more than 1,000 bytes
     assert rabbit.depth(queue) == 20
+
+
+async def test_a_close_that_is_cancelled_closes_all_the_same(rabbit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher, closing = Publisher(rabbit.url), asyncio.Event()
+    await publisher.publish(rabbit.queue(), b"1")
+    assert publisher._channel is not None
+    link = publisher._channel.link
+
+    async def hangs() -> None:
+        closing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(link, "close_channel", hangs)
+    task = asyncio.create_task(publisher.close())
+    await closing.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    await wait_until_async(lambda: link._connection.is_closed)

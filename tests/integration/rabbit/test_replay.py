@@ -11,7 +11,7 @@ import pika
 import pytest
 
 from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
-from conquiet.rabbit import DeadLetters, RabbitConsumer, Replayed, SchemaRegistry, current_delivery
+from conquiet.rabbit import DeadLetters, Publisher, RabbitConsumer, Replayed, SchemaRegistry, current_delivery
 from conquiet.rabbit.connection import Link
 from conquiet.testing import wait_until_async
 
@@ -178,6 +178,29 @@ async def test_a_replay_stops_at_a_message_without_a_source_that_was_handed_back
         for _ in range(3):
             assert await DeadLetters(rabbit.url).replay(queue) == Replayed(0, 1)
             rabbit.wait_for_depth(queue, 1)
+
+
+async def test_a_replay_that_is_cancelled_at_its_end_keeps_no_message(
+    rabbit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rabbit.queue()
+    rabbit.put("dead", b"no source")
+    ending = asyncio.Event()
+
+    async def hangs(_: Publisher) -> None:
+        ending.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Publisher, "close", hangs)
+    running = asyncio.create_task(DeadLetters(rabbit.url).replay("dead"))
+    await ending.wait()
+    assert rabbit.depth("dead") == 0
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    rabbit.wait_for_depth("dead", 1)
 
 
 # ------------------------------------------------------------------ headers that only others write
