@@ -214,7 +214,7 @@ class Link:
         return True
 
     def reject(self, tag: int, *, requeue: bool) -> bool:
-        """Reject: from RabbitMQ 4.3 on, only this (and not a nack) counts toward a quorum queue's delivery limit."""
+        """Reject: from RabbitMQ 4.3 on, this (and not a nack) counts toward a quorum queue's delivery limit."""
         return self._order(lambda: self._channel.basic_reject(tag, requeue))
 
     def hand_back(self, tag: int) -> bool:
