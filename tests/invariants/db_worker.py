@@ -162,9 +162,10 @@ TASKS: dict[str, Task] = {"count": count, "transfer": transfer, "insert": insert
 def die_by_steps() -> None:
     """For each job on standard input fork a writer that waits at its step; go on when somebody has killed it."""
     for line in sys.stdin:
+        job: dict[str, Any] = json.loads(line)
+        create_engine(job["url"])  # for the driver that it imports: here, and not in each writer
         child = os.fork()
         if child == 0:
-            job: dict[str, Any] = json.loads(line)
             pause_at(create_engine(job["url"], pool_size=1), job)
             os._exit(1)  # nobody killed it
         _, status = os.waitpid(child, 0)
@@ -178,6 +179,7 @@ def main() -> None:
     if job["task"] == "die":
         die_by_steps()
         return
+    create_engine(job["url"])  # for the driver that it imports: here, and not in each worker
     start_reading, start_writing = os.pipe()
     readers: list[int] = []
     for number in range(job["workers"]):
