@@ -13,6 +13,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import redis
@@ -31,9 +32,10 @@ from conquiet.queue.client import (
     clone_sync,
     cluster_seeds,
 )
-from conquiet.runtime.servers import OneServer, Servers
+from conquiet.runtime.servers import OneServer, Servers, cut_off
 
 _ASK_S = 2.0
+_LOOK_S = 0.01
 _FRESH_S = 0.2
 """So long is an answer believed that somebody has just asked for. Several connections break together."""
 
@@ -66,6 +68,10 @@ class Cluster:
         self._lock = threading.Lock()
         self._asked_at = -_FRESH_S
         self._doubted = True
+        self._asking: redis.Redis | None = None
+        self._ended = False
+        # Not asyncio's own threads: what handlers do there may take all of them, for any time.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="conquiet-cluster")
 
     def together(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
         """See ``Servers``: by slot."""
@@ -77,7 +83,7 @@ class Cluster:
     async def connection(self, stream: str) -> Any:
         """See ``Servers``. Asks the cluster, unless that has just been done."""
         self.doubt()
-        host, port = await asyncio.to_thread(self._owner, stream)
+        host, port = await asyncio.get_running_loop().run_in_executor(self._thread, self._owner, stream)
         return self._pool.connection_class(**self._pool.connection_kwargs | {"host": host, "port": port})
 
     def client(self, stream: str) -> redis.Redis:
@@ -93,13 +99,27 @@ class Cluster:
         """See ``Servers``."""
         self._doubted = True
 
+    def cut(self) -> None:
+        """See ``Servers``. The lock is not asked for: whoever has it may be the one who waits."""
+        self._ended = True
+        for client in (self._asking, *list(self._clients.values())):
+            if client is not None:
+                cut_off(client)
+
     async def close(self) -> None:
         """See ``Servers``."""
-        with self._lock:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.cut()
+        while not self._lock.acquire(blocking=False):  # somebody is still asking, for an opening that was broken off
+            await asyncio.sleep(_LOOK_S)
+            self.cut()
+        try:
             for client in self._clients.values():
                 with contextlib.suppress(RedisError, OSError):
                     client.close()
             self._clients.clear()
+        finally:
+            self._lock.release()
 
     def _owner(self, stream: str) -> Address:
         with self._lock:
@@ -115,15 +135,18 @@ class Cluster:
         """Ask the nodes in turn who has what; the first that answers is believed, until the next doubt."""
         failure: RedisError | OSError = NodeUnreachableError("no node of the cluster is known")
         for address in list(self._addresses):
+            if self._ended:
+                raise NodeUnreachableError("the engine has ended")
             # Another one first next time: somebody who was cut off would repeat himself.
             self._addresses.append(self._addresses.pop(0))
-            client = self._clone(address, timeout_s=_ASK_S)
+            client = self._asking = self._clone(address, timeout_s=_ASK_S)
             try:
                 reply: Any = client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
             except (RedisError, OSError) as error:
                 failure = error
                 continue
             finally:
+                self._asking = None
                 client.close()
             found = {slots: self._remap(owner) for slots, owner in owners(reply, address).items()}
             if found:

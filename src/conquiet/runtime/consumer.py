@@ -44,7 +44,7 @@ from conquiet.runtime.room import Room
 from conquiet.runtime.runner import Handler, Invoker, Runner, lease_lost
 from conquiet.runtime.settings import RuntimeSettings, require_streams
 from conquiet.runtime.shard import Shard
-from conquiet.runtime.shutdown import FORCED_S, Shutdown, outlast
+from conquiet.runtime.shutdown import Shutdown, outlast
 from conquiet.runtime.wire import WireLostError
 
 logger = logging.getLogger(__name__)
@@ -296,6 +296,7 @@ class Consumer:
     async def _live(self) -> StopReport:
         failure: BaseException | None = None
         self._dispatcher.start()
+        cutting = asyncio.create_task(self._shutdown.cut_when_forced(), name="conquiet-cutting")
         try:
             self._opening = asyncio.create_task(self._open(), name="conquiet-opening")
             await self._opening
@@ -327,7 +328,9 @@ class Consumer:
             self._lifecycle.finish()
             if failure is not None:
                 self._tell(failure)
-            await self._dispatcher.close(timeout_s=FORCED_S)
+            await self._dispatcher.close(timeout_s=self._shutdown.patience_s)
+            cutting.cancel()
+            await asyncio.gather(cutting, return_exceptions=True)
         if failure is not None:
             raise failure
         return report

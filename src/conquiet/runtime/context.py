@@ -25,6 +25,7 @@ class RuntimeMessage:
         acknowledged: The handler acknowledged it early, or by means of its own.
         leaving: The server is being asked to let go of it: that it is not ours any more is no loss then.
         settled: Its handler is through: it holds no slot any more.
+        succeeded: It is, and well.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class RuntimeMessage:
         "settled",
         "started_at",
         "stream",
+        "succeeded",
     )
 
     def __init__(
@@ -62,6 +64,7 @@ class RuntimeMessage:
         self.acknowledged = False
         self.leaving = False
         self.settled = False
+        self.succeeded = False
 
     def __repr__(self) -> str:
         return f"RuntimeMessage(stream={self.stream!r}, id={self.id!r}, delivery_count={self.delivery_count})"

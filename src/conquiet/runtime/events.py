@@ -146,6 +146,8 @@ class EventDispatcher:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._emptied.set()
+        if self._queue:
+            logger.warning("event callbacks were not called", extra={"calls": len(self._queue)})
         return len(self._queue)
 
     async def _serve(self) -> None:

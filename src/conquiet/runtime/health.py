@@ -60,6 +60,9 @@ class StopReport:
         abandoned: ``(stream, id)`` of messages whose handler was broken off, or still runs in a thread.
         unacknowledged: ``(stream, id)`` of finished messages whose acknowledgement was not confirmed: they
             will be delivered again.
+        unanswered_reads: Reads whose answer was lost with its connection, or cut off by a forced stop, and was not
+            looked for afterwards. What the server gave in it, if anything, is pending under our name; nobody has seen
+            it, and it turns stale in time.
     """
 
     succeeded: int
@@ -68,6 +71,7 @@ class StopReport:
     stranded: int
     abandoned: tuple[tuple[str, str], ...]
     unacknowledged: tuple[tuple[str, str], ...]
+    unanswered_reads: int = 0
 
 
 NOTHING_DONE = StopReport(succeeded=0, failed=0, handed_back=0, stranded=0, abandoned=(), unacknowledged=())

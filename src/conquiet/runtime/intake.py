@@ -86,6 +86,7 @@ class Intake:
         self._room_waiter: asyncio.Future[None] | None = None
         self._found_last = False
         self._stranded: list[str] = []
+        self._lost_answer = False
         self._failure: QueueError | None = None
         self._flushed_at = 0.0
         # Of the last call that made entries ours, whether its reply has arrived or not.
@@ -114,6 +115,11 @@ class Intake:
     def is_blocked(self) -> bool:
         """True while a read waits on the server."""
         return self._doing is _Doing.BLOCKED
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True if an answer was lost, and what the server gave in it was not looked for yet."""
+        return self._lost_answer and bool(self._stranded)
 
     @property
     def is_stopping(self) -> bool:
@@ -334,6 +340,7 @@ class Intake:
         self._doing = _Doing.APART
         self._let_others()
         self._acknowledger.nudge()
+        self._lost_answer = error.in_doubt or self.is_unanswered
         self._stranded = list(self._all_streams)
         self._reader.begin_recovery()
         while not self._stopping.is_set():

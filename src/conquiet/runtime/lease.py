@@ -8,6 +8,7 @@ An extension never takes a message back. XCLAIM does not ask who the owner is, s
 one script (``EXTEND_LEASE``); what it does not keep is in other hands, and the loser is told.
 """
 
+import asyncio
 import logging
 import threading
 import time
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 Batch = tuple[str, list[RuntimeMessage]]
 """A stream, and messages of it."""
 
+_LOOK_S = 0.01
 _BATCH = 250
 """Ids in one script call: the server serves nobody else meanwhile, about a millisecond."""
 
@@ -135,14 +137,16 @@ class Heartbeat:
         self._last_success = time.monotonic()
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ask the thread to end."""
-        self._stop.set()
+    async def stop(self, *, timeout_s: float) -> bool:
+        """End the thread, in the middle of a call if need be. False if it did not end in time.
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread. False if it did not end in time."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        Looked at again and again, not waited for in a thread of asyncio's: handlers may have taken all of those.
+        """
+        self._stop.set()
+        deadline = time.monotonic() + timeout_s
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
+            self._servers.cut()
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -150,13 +154,15 @@ class Heartbeat:
         while not self._stop.wait(pause_s):
             try:
                 self.beat(time.monotonic())
-            except (RedisError, OSError) as error:
-                self._on_error(error)
+            except Exception as error:
+                if self._stop.is_set():
+                    return  # cut off, in whatever way that shows; nothing is held any more
+                if isinstance(error, RedisError | OSError):
+                    self._on_error(error)
+                else:
+                    # A defect of ours. Without its heartbeat the engine would look fine and lose its leases.
+                    logger.exception("lease heartbeat failed")
                 # Sooner than usual: a message may be one failed beat away from turning stale.
-                pause_s = self._settings.heartbeat_s / 4
-            except Exception:
-                # A defect of ours. Without its heartbeat the engine would look fine and lose its leases.
-                logger.exception("lease heartbeat failed")
                 pause_s = self._settings.heartbeat_s / 4
             else:
                 self._last_success = time.monotonic()

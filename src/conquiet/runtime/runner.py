@@ -147,7 +147,7 @@ class Runner:
         tally = self._tallies[message.stream]
         tally.succeeded += 1
         tally.handling_s.append(duration_s)
-        message.settled = True
+        message.settled = message.succeeded = True
         if message.acknowledged:
             self._table.release(message)
         else:

@@ -41,6 +41,10 @@ class Servers(Protocol):
         """A server refused, or was not there: do not trust what was known before. Any thread."""
         ...
 
+    def cut(self) -> None:
+        """Break off what a client from here waits for. Call it again until its user has noticed. Any thread."""
+        ...
+
     async def close(self) -> None:
         """Close what was opened on the way. Nobody uses a connection any more."""
         ...
@@ -71,9 +75,19 @@ class OneServer:
     def doubt(self) -> None:
         """See ``Servers``. There is only this one."""
 
+    def cut(self) -> None:
+        """See ``Servers``."""
+        cut_off(self._synchronous)
+
     async def close(self) -> None:
         """See ``Servers``."""
         with contextlib.suppress(RedisError, OSError):
             await self._asynchronous.aclose()
         with contextlib.suppress(RedisError, OSError):
             self._synchronous.close()
+
+
+def cut_off(client: redis.Redis) -> None:
+    """End the connections of a client that another thread is using: whatever it waits for fails at once."""
+    with contextlib.suppress(RedisError, OSError):
+        client.connection_pool.disconnect(inuse_connections=True)
