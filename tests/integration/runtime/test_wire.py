@@ -112,6 +112,7 @@ def test_a_reply_that_came_while_the_loop_was_blocked_is_not_taken_for_silence(o
             line._timer.cancel()
             line._look()
             assert await call == [b"PONG"]
+            assert line.lost is None
 
     on_loop(body)
 
