@@ -93,7 +93,7 @@ class Consumer:
         except TypeError as error:
             raise ConfigurationError(f"no such option of runtime.Consumer: {', '.join(options)}") from error
         self.claim_idle_s = self._settings.claim_idle_s
-        self._servers = servers_of(redis)
+        self._servers = servers_of(redis, timeout_s=self._settings.heartbeat_timeout_s)
         self._consumer_id = consumer_id or stable_consumer_id()
         self._lifecycle = Lifecycle("this Consumer")
         self._dispatcher = EventDispatcher()
@@ -251,7 +251,7 @@ class Consumer:
             status=self._lifecycle.status,
             connected=all(shard.read_wire.is_open for shard in self._shards),
             progress_age_s=time.monotonic()
-            - max(min(shard.intake.last_progress for shard in self._shards), self._runner.last_end),
+            - min(shard.intake.progress(self._runner.last_end) for shard in self._shards),
             active=self._pool.active,
             in_hand=len(self._table),
             unacknowledged=sum(shard.acknowledger.unconfirmed for shard in self._shards),

@@ -121,6 +121,11 @@ class Intake:
         """True if an answer was lost, and what the server gave in it was not looked for yet."""
         return self._lost_answer and bool(self._stranded)
 
+    def progress(self, last_end: float) -> float:
+        """When something last came of our work. While we wait for room, that is when a handler came to its end."""
+        waits_for_server = self._doing in {_Doing.BUSY, _Doing.BLOCKED}
+        return self.last_progress if waits_for_server else max(self.last_progress, last_end)
+
     @property
     def is_stopping(self) -> bool:
         """True once told to read nothing more."""

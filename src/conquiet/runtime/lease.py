@@ -122,6 +122,7 @@ class Heartbeat:
         self._settings = settings
         self._on_lost = on_lost
         self._on_error = on_error
+        self._doubtful: set[redis.Redis] = set()
         self._stop = threading.Event()
         self._last_success = time.monotonic()
         # A daemon: a process that ends without stopping its engine must not hang on it.
@@ -185,14 +186,16 @@ class Heartbeat:
                 failure = error
             else:
                 theirs += [(stream, messages[at : at + _BATCH]) for at in range(0, len(messages), _BATCH)]
-        for client, theirs in batches.items():
+        # Who has not answered last time is asked last: the streams of the other nodes are not to suffer from it.
+        doubtful, self._doubtful = self._doubtful, set()
+        for client in sorted(batches, key=doubtful.__contains__):
             try:
-                self._extend(client, theirs, now)
+                self._extend(client, batches[client], time.monotonic())
             except (RedisError, OSError) as error:
-                # The streams of the other nodes are not to suffer from it.
-                self._servers.doubt()
+                self._doubtful.add(client)
                 failure = error
         if failure is not None:
+            self._servers.look_again()
             raise failure
 
     def _extend(self, client: redis.Redis, batches: list[Batch], now: float) -> None:

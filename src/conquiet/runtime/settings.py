@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.backoff import Backoff
 from conquiet.kernel.validation import require_positive, require_seconds, require_text
+from conquiet.queue.client import SOCKET_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,11 @@ class RuntimeSettings:
     def heartbeat_s(self) -> float:
         """Time between two extensions: two may fail before a message turns stale."""
         return self.claim_idle_s / 3
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """How long an extension may take. Two servers that have fallen silent must not cost the others' leases."""
+        return min(SOCKET_TIMEOUT_S, max(1.0, self.heartbeat_s / 2))
 
     @property
     def slice_ms(self) -> int:
