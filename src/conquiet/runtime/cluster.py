@@ -182,5 +182,6 @@ class Cluster:
 
 def servers_of(client: AnyRedis | AnyCluster, *, timeout_s: float) -> Servers:
     """Return where the streams of this client live. Synchronous clients for them wait so long for an answer."""
-    kind = Cluster if isinstance(client, RedisCluster | AsyncRedisCluster) else OneServer
-    return kind(client, timeout_s=timeout_s)
+    if isinstance(client, RedisCluster | AsyncRedisCluster):
+        return Cluster(client, timeout_s=timeout_s)
+    return OneServer(client, timeout_s=timeout_s)

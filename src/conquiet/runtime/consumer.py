@@ -247,11 +247,11 @@ class Consumer:
 
     def health(self) -> Health:
         """Tell how it is doing, without asking the server."""
+        ended = self._runner.last_end
         return Health(
             status=self._lifecycle.status,
             connected=all(shard.read_wire.is_open for shard in self._shards),
-            progress_age_s=time.monotonic()
-            - min(shard.intake.progress(self._runner.last_end) for shard in self._shards),
+            progress_age_s=time.monotonic() - min(shard.intake.progress(ended) for shard in self._shards),
             active=self._pool.active,
             in_hand=len(self._table),
             unacknowledged=sum(shard.acknowledger.unconfirmed for shard in self._shards),

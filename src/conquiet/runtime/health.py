@@ -14,8 +14,8 @@ class Health:
     Attributes:
         status: Where its life stands.
         connected: Its reading connection is up.
-        progress_age_s: Seconds since the server last answered a read, or, while there is no room for one, since a message
-            was finished. On a cluster that of the reader which has waited longest.
+        progress_age_s: Seconds since the server last answered a read, or, while there is no room for one, since a
+            message was finished. On a cluster that of the reader which has waited longest.
         active: Handlers running.
         in_hand: Messages held: running, waiting for a slot, or not yet acknowledged.
         unacknowledged: Finished messages whose acknowledgement is not confirmed yet.

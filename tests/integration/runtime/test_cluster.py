@@ -337,7 +337,7 @@ async def test_a_node_that_falls_silent_costs_the_others_neither_their_leases_no
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         await asyncio.Event().wait()
 
-    engine: Any = make_engine(handler, redis=raw, streams=STREAMS, concurrency=7, claim_idle_ms=600_000)
+    engine: Any = make_engine(handler, redis=raw, streams=STREAMS, concurrency=20, claim_idle_ms=600_000)
     engine._servers._timeout_s = 0.3
     running = run(engine)
     await wait_until_async(lambda: engine.active_tasks == 6)
