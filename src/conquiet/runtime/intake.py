@@ -243,8 +243,13 @@ class Intake:
                 return room
             self._doing = _Doing.WAITING_FOR_ROOM
             self._acknowledger.nudge()
-            self._room_waiter = asyncio.get_running_loop().create_future()
-            await self._room_waiter
+            loop = asyncio.get_running_loop()
+            self._room_waiter = loop.create_future()
+            flushing = loop.call_later(_FLUSH_S, self._flush_now)  # handlers may take hours to make room
+            try:
+                await self._room_waiter
+            finally:
+                flushing.cancel()
         return 0
 
     async def _read(self, room: int) -> None:
@@ -333,8 +338,11 @@ class Intake:
         """Hand numbers to the metrics, now and then: it costs a stream as much as some messages do."""
         if self.last_progress >= self._flushed_at + _FLUSH_S:
             self._flushed_at = self.last_progress
-            for stream in self._all_streams:
-                self._tallies[stream].flush(self._held(stream))
+            self._flush_now()
+
+    def _flush_now(self) -> None:
+        for stream in self._all_streams:
+            self._tallies[stream].flush(self._held(stream))
 
     async def _come_back(self, error: QueueError) -> None:
         """Wait and connect anew. What a lost reply has left with us is fetched then, before anything else.
