@@ -12,6 +12,7 @@ import os
 import signal
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -46,6 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
     # The workers of xdist run tests and tell the controller, which writes the report.
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SpecReport(path))
+
+
+@pytest.fixture
+def rabbit_release(rabbitmq_server: Any) -> tuple[int, int]:
+    """The broker's release, such as ``(3, 10)``. What a delivery limit means depends on it, see docs/rabbit.md."""
+    major, minor = rabbitmq_server.api("GET", "/api/overview")["rabbitmq_version"].split(".")[:2]
+    return int(major), int(minor)
+
+
+@pytest.fixture
+def no_delivery_limit(rabbit_release: tuple[int, int]) -> dict[str, int]:
+    """The arguments of a quorum queue without one: from 4.0 on it has one unless told otherwise."""
+    return {"x-delivery-limit": -1} if rabbit_release >= (4, 0) else {}
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

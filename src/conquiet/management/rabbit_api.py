@@ -12,6 +12,7 @@ _OK: Final = 200
 _UNAUTHORIZED: Final = 401
 _DEFAULT_LIMIT_SINCE: Final = (4, 0)
 DEFAULT_LIMIT: Final = 20
+_NACKS_ARE_FREE_SINCE: Final = (4, 3)
 
 
 class RabbitApiError(Exception):
@@ -67,6 +68,11 @@ def setting(queue: dict[str, Any], argument: str, policy: str) -> Any:
 def release_of(version: str) -> tuple[int, ...]:
     """Return the first two numbers of a version."""
     return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+
+
+def nacks_are_free(version: str) -> bool:
+    """Say whether a quorum queue does not count a nack. What is beyond its limit already it drops all the same."""
+    return release_of(version) >= _NACKS_ARE_FREE_SINCE
 
 
 def delivery_limit(queue: dict[str, Any], version: str) -> int | None:

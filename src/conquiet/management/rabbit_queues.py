@@ -1,9 +1,9 @@
 """RabbitMQ's dead-letter queues, for operators: look, put back, throw away.
 
 AMQP cannot look without taking: a look takes messages and hands them back, and the broker puts them where they
-were, marked as redelivered. A quorum queue counts that, and deletes what was handed back more often than its delivery
-limit: such a queue is looked into only on demand, see ``conquiet.management.looking``. (It also puts what was handed
-back behind what was handed back before, so the order may change there.)
+were, marked as redelivered. A quorum queue deletes what is handed back beyond its delivery limit: such a queue is
+looked into only on demand, or not at all, see ``conquiet.management.looking``. (It also puts what was handed back
+behind what was handed back before, so the order may change there.)
 """
 
 import asyncio
@@ -80,7 +80,8 @@ class QueueDeadLetters:
     """One dead-letter queue.
 
     A look into it, and a filter (AMQP has none: all are taken, and the others handed back), raise
-    :class:`CountedLookError` before anything is taken if the queue would count it, unless that is allowed.
+    :class:`CountedLookError` before anything is taken if the queue would count it, unless that is allowed, or if a look
+    would delete messages.
 
     Args:
         url: The broker.
@@ -225,8 +226,8 @@ class QueueDeadLetters:
         finally:
             await link.close()
         cost = await cost_of_a_look(self._url, self._api_url, self._queue) if depth else FREE
-        if refuse and (cost.limit == 0 or not self._count_a_delivery):
-            cost.refuse(self._queue)  # a limit of 0 leaves no delivery to count: a look would delete everything
+        if refuse and (cost.deadly or not self._count_a_delivery):
+            cost.refuse(self._queue)
         return cost
 
     async def _link(self) -> Any:

@@ -2,7 +2,8 @@
 
 A quorum queue counts, and drops a message that came back more often than its delivery limit. Measured on RabbitMQ 3.10:
 nack, reject, recover and the end of a channel all count. On 4.3.6 a nack, which is what hands a message back here, does
-not; a reject and the end of a channel do.
+not; a reject and the end of a channel do. But there a message brings its count along from the queue it died in, and one
+that has more than the limit already, such as one that died of the same limit, is dropped by a nack too.
 
 No answer of AMQP tells the type of a queue, but a refusal does: a consumer with an argument that only streams know is
 refused by every other queue, with its type in the text (3.10 and 4.3.6). No consumer comes of it, so nothing is
@@ -14,7 +15,6 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from conquiet.rabbit.address import Address
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.settle import SettlePolicy
 
@@ -48,23 +48,14 @@ async def fitting_policy(policy: SettlePolicy, link: Link, queue: str) -> Settle
     return replace(policy, name="redelivered")
 
 
-async def counts_hand_backs(link: Link, queue: str) -> bool:
-    """Say whether handing a message back may be counted. True also where the answer is unclear."""
-    return not nacks_are_free(link) and await queue_type(link, queue) in {_QUORUM, None}
+async def may_drop_hand_backs(link: Link, queue: str) -> bool:
+    """Say whether the queue may drop what is handed back to it. True also where the answer is unclear."""
+    return await queue_type(link, queue) in {_QUORUM, None}
 
 
 def nacks_are_free(link: Link) -> bool:
-    """Say whether no queue of this broker counts a nack."""
+    """Say whether no queue of this broker counts a nack. What is beyond the limit already is dropped all the same."""
     return link.broker_release >= _NACKS_ARE_FREE_SINCE
-
-
-async def may_count_deliveries(address: Address, queue: str) -> bool:
-    """Ask the same over a connection of its own."""
-    link = await Link.open(address)
-    try:
-        return await counts_hand_backs(link, queue)
-    finally:
-        await link.close()
 
 
 def _ignore(*_: object) -> None:

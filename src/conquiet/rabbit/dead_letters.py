@@ -17,7 +17,7 @@ from conquiet.kernel.validation import require_positive
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import Fetched, Link
-from conquiet.rabbit.counting import counts_hand_backs, nacks_are_free
+from conquiet.rabbit.counting import may_drop_hand_backs, nacks_are_free
 from conquiet.rabbit.detours import PREFIX, Detours
 from conquiet.rabbit.intake import X_ACQUIRED_COUNT, X_DEATH, X_DELIVERY_COUNT, delivery_count
 from conquiet.rabbit.properties import renewed_properties
@@ -121,7 +121,8 @@ class DeadLetters:
 
         What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that
         before RabbitMQ 4.3, and drops what was handed back more often than its delivery limit, which AMQP does not
-        tell. So a choice among the messages of a queue that may count is refused before any is taken, and a replay
+        tell. From 4.3 on it counts nothing, but drops what came from the queue it died in with more deliveries than
+        that. So a choice among the messages of a quorum queue is refused before any is taken, and before 4.3 a replay
         stops at a message without a source that was handed back before, unless ``count_a_delivery`` allows it.
 
         Args:
@@ -131,12 +132,13 @@ class DeadLetters:
             per_second: No faster than this.
             progress: Called after each message with (done, expected).
             chosen: Only those for which it says yes; the others stay where they are. None is all.
-            count_a_delivery: Hand back also where it is counted: each time brings a message nearer to its end.
+            count_a_delivery: Hand back also to a quorum queue: give it where that has no limit, or one far away.
 
         Raises:
-            ConfigurationError: Messages would be handed back to a queue that counts it.
+            ConfigurationError: Messages would be handed back to a queue that may drop them.
             QueueMissingError: The dead-letter queue is not there.
-            PublishError: A message could not be put back; it is still in the dead-letter queue.
+            PublishError: A message could not be put back; it is still in the dead-letter queue (unless that is a
+                quorum queue, and the message beyond its delivery limit).
         """
         _check_order(dead_letter_queue, to, limit, progress, chosen)
         pace = _Pace(per_second, self._clock)
@@ -152,7 +154,7 @@ class DeadLetters:
             ends.push_async_callback(publisher.close)
             depth = await link.depth(dead_letter_queue)
             if chosen is not None and depth and not count_a_delivery:
-                await _refuse_to_count(link, dead_letter_queue)
+                await _refuse_to_hand_back(link, dead_letter_queue)
             expected = depth if limit is None else min(depth, limit)
             while (
                 taken < depth
@@ -202,11 +204,11 @@ def _hand_back(link: Link, tags: list[int]) -> None:
         link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
 
 
-async def _refuse_to_count(link: Link, queue: str) -> None:
-    if await counts_hand_backs(link, queue):
+async def _refuse_to_hand_back(link: Link, queue: str) -> None:
+    if await may_drop_hand_backs(link, queue):
         raise ConfigurationError(
-            f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue counts "
-            f"that and drops a message beyond its delivery limit; {_ALLOW}"
+            f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue drops "
+            f"what is handed back beyond its delivery limit; {_ALLOW}"
         )
 
 

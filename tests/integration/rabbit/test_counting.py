@@ -6,7 +6,7 @@ import pytest
 
 from conquiet.rabbit import DeadLetters, RabbitConsumer, SchemaRegistry
 from conquiet.rabbit.connection import Link
-from conquiet.rabbit.counting import may_count_deliveries, queue_type
+from conquiet.rabbit.counting import may_drop_hand_backs, queue_type
 from conquiet.testing import wait_until_async
 
 
@@ -14,17 +14,16 @@ from conquiet.testing import wait_until_async
 async def test_the_type_of_a_queue_is_learned_without_taking_or_marking_a_message(rabbit: Any, *, quorum: bool) -> None:
     queue = rabbit.queue(quorum=quorum)
     rabbit.put(queue, b"1")
-    address = DeadLetters(rabbit.url)._address
-    link = await Link.open(address)
+    link = await Link.open(DeadLetters(rabbit.url)._address)
 
     try:
         for _ in range(2):
             assert await queue_type(link, queue) == ("quorum" if quorum else "classic")
         assert await queue_type(link, "nowhere") is None
+        assert await may_drop_hand_backs(link, queue) is quorum
         assert await link.depth(queue) == 1  # the link itself is none the worse for it
     finally:
         await link.close()
-    assert await may_count_deliveries(address, queue) is (quorum and rabbit.counts_nacks)
     assert rabbit.channel.basic_get(queue)[0].redelivered is False
 
 

@@ -51,6 +51,10 @@ _NOT_REPLAYED = {
     "gone": "somebody else replayed or discarded them meanwhile",
 }
 _WHOLE = 2**30
+_LIFT = (
+    "take the limit from the queue (from RabbitMQ 4.0 on by a policy with delivery-limit -1, which holds at once, but "
+    "not against an argument of the queue), or bring all to a queue without one: replay --all --to QUEUE"
+)
 _COLUMNS = ["id", "event", "reason", "error", "attempts", "died"]
 
 
@@ -73,9 +77,10 @@ def list_(
     """List dead letters, the oldest first.
 
     With --rabbit the messages are taken and put back, and are marked as redelivered afterwards. A quorum queue counts
-    that toward its delivery limit; one that has a limit is looked into only with --count-a-delivery.
+    that toward its delivery limit; one that has a limit is looked into only with --count-a-delivery, and from
+    RabbitMQ 4.3 on not at all: it would delete what came with more deliveries than that.
 
-    Exit codes: 0 listed, 2 no server, no such queue, or looking would count.
+    Exit codes: 0 listed, 2 no server, no such queue, or looking would count or delete.
 
     Examples:
         conquiet dead-letters list orders
@@ -323,8 +328,9 @@ def _queue(flag: str, name: str, api: str, count_a_delivery: bool) -> "Iterator[
     try:
         yield QueueDeadLetters(need_url(flag, RABBIT), name, api_url=api_url, count_a_delivery=count_a_delivery)
     except CountedLookError as error:
-        fix = f"give --count-a-delivery to look all the same, or --rabbit-api (or ${_API}) if the limit is not known"
-        raise CommandError(str(error), fix="" if count_a_delivery else fix) from error
+        allow = f"give --count-a-delivery to look all the same, or --rabbit-api (or ${_API}) if the limit is not known"
+        fix = _LIFT if error.deadly else "" if count_a_delivery else allow
+        raise CommandError(str(error), fix=fix) from error
 
 
 def _filter(only: str, event: str, error: str) -> "DeadFilter":

@@ -8,13 +8,19 @@ from urllib.parse import quote, urlsplit
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.redaction import printable
 from conquiet.management.doctor.findings import Finding, Severity
-from conquiet.management.rabbit_api import RabbitApiError, ask_api, delivery_limit, setting
+from conquiet.management.rabbit_api import RabbitApiError, ask_api, delivery_limit, nacks_are_free, release_of, setting
 
 _MAX_QUEUES = 200
 _MAX_EXCHANGES = 50
 _MANY_UNACKED = 10_000
 _OLDEST = (3, 8)
 _NOT_FOUND = 404
+_NO_CLASSIC_TIMEOUT_SINCE = (4, 3)
+_WHAT_LIMITS_DO = "each look at a dead letter is a delivery, and the broker deletes what was looked at too often"
+_WHAT_LIMITS_DO_SINCE_4_3 = (
+    "a message brings its count along, and at the first look the broker deletes what came with more deliveries than "
+    "that, such as one that died of the same limit"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,7 @@ def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
                     "rabbit.delivery_limit",
                     Severity.WARNING,
                     f"dead-letter queue {_name(queue)!r} has a delivery limit of {limit}",
-                    "each look at a dead letter is a delivery, and the broker deletes what was looked at too often",
+                    _WHAT_LIMITS_DO_SINCE_4_3 if nacks_are_free(facts.version) else _WHAT_LIMITS_DO,
                     "take the limit from it: delivery-limit -1 from RabbitMQ 4.0 on, none before",
                 )
         elif limit is None:
@@ -241,15 +247,18 @@ def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_timeout(facts: RabbitFacts) -> Iterator[Finding]:
-    """A consumer timeout shorter than a slow handler."""
+    """A consumer timeout shorter than a slow handler. From 4.3 on it does nothing on a classic queue."""
     for queue in facts.queues:
+        if queue.get("type") != "quorum" and release_of(facts.version) >= _NO_CLASSIC_TIMEOUT_SINCE:
+            continue
         timeout = setting(queue, "x-consumer-timeout", "consumer-timeout")
         if isinstance(timeout, int) and timeout < 60_000:  # noqa: PLR2004 - the broker's default is 30 minutes
             yield Finding(
                 "rabbit.consumer_timeout",
                 Severity.WARNING,
                 f"queue {_name(queue)!r} has a consumer timeout of {timeout / 1000:g} s",
-                "the broker closes the channel of a handler that takes longer, and delivers its message again",
+                "the broker closes the channel of a handler that takes longer (from 4.3 on it cancels the consumer) "
+                "and delivers its message again",
                 "raise consumer-timeout above the slowest handler",
             )
 
