@@ -139,7 +139,7 @@ def test_a_look_that_is_allowed_to_count_stops_before_the_next_one_deletes(
 
 
 def test_no_look_deletes_what_died_of_a_delivery_limit(dead_letters: Run, broker: Broker, *, looks_count: bool) -> None:
-    """On RabbitMQ 4.3 it keeps its count, which is beyond the same limit of the dead-letter queue: a nack deletes it."""
+    """On RabbitMQ 4.3 it keeps its count, beyond the same limit of its dead-letter queue: a nack deletes it."""
     limited = {"x_queue_type": "quorum", "x_delivery_limit": 2}
     broker.queue("dead", 0, **limited)
     broker.queue("work", 1, **limited, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conquiet.errors import ConfigurationError, RabbitError
+from conquiet.errors import ConfigurationError, PublishError, RabbitError
 from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 from conquiet.kernel.validation import require_positive
 from conquiet.rabbit.address import Address, as_urls, require_name
@@ -25,14 +25,12 @@ from conquiet.rabbit.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
-# What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once. And to
-# whom else it went: they have it.
+# How often it was delivered, and to whom else it went: they have it.
+_COUNTS: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
+# What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once.
 _HISTORY: Final = (
-    "CC",
-    "BCC",
+    *_COUNTS,
     X_DEATH,
-    X_DELIVERY_COUNT,
-    X_ACQUIRED_COUNT,
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
 
@@ -137,8 +135,8 @@ class DeadLetters:
         Raises:
             ConfigurationError: Messages would be handed back to a queue that may drop them.
             QueueMissingError: The dead-letter queue is not there.
-            PublishError: A message could not be put back; it is still in the dead-letter queue (unless that is a
-                quorum queue, and the message beyond its delivery limit).
+            PublishError: A message could not be put back; it is still in the dead-letter queue, from RabbitMQ 4.3 on
+                perhaps as a copy behind the others: handed back it might be beyond the limit of a quorum queue.
         """
         _check_order(dead_letter_queue, to, limit, progress, chosen)
         pace = _Pace(per_second, self._clock)
@@ -175,7 +173,12 @@ class DeadLetters:
                         )
                 else:
                     await pace.wait()
-                    await way_back.send(message, target)
+                    try:
+                        await way_back.send(message, target)
+                    except PublishError:
+                        if await _renewed(way_back, link, message, dead_letter_queue):
+                            kept.pop()
+                        raise
                     if not link.ack(singles=(message.tag,)):
                         raise RabbitError(
                             "the connection was lost during a replay; the last message may be in both queues",
@@ -202,6 +205,17 @@ def _check_order(queue: object, to: object, limit: object, *functions: object) -
 def _hand_back(link: Link, tags: list[int]) -> None:
     for tag in tags:
         link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
+
+
+async def _renewed(way_back: "_WayBack", link: Link, message: Fetched, queue: str) -> bool:
+    """Lay a copy of what the queue may drop when it is handed back behind the others, in place of the message."""
+    if not (nacks_are_free(link) and delivery_count(message.headers) and await may_drop_hand_backs(link, queue)):
+        return False
+    try:
+        await way_back.renew(message, queue)
+    except RabbitError:
+        return False
+    return link.ack(singles=(message.tag,))
 
 
 async def _refuse_to_hand_back(link: Link, queue: str) -> None:
@@ -243,6 +257,10 @@ class _WayBack:
         await self._publisher.send_encoded(Encoded(exchange or "", key, message.body, properties))
         if exchange is None:
             self._count(target)
+
+    async def renew(self, message: Fetched, queue: str) -> None:
+        properties = renewed_properties(message.properties, _COUNTS)
+        await self._publisher.send_encoded(Encoded("", queue, message.body, properties))
 
     async def close(self) -> None:
         await self._detours.close()

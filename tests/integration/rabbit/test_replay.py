@@ -178,6 +178,27 @@ async def test_a_replay_stops_at_a_message_without_a_source_that_was_handed_back
             rabbit.wait_for_depth(queue, 1)
 
 
+async def test_a_replay_that_fails_does_not_drop_what_died_of_a_delivery_limit(rabbit: Any) -> None:
+    """From RabbitMQ 4.3 on it is beyond that limit in its dead-letter queue too, and a nack would drop it."""
+    dead = rabbit.queue("letters", quorum=True, dead=None, x_delivery_limit=1)
+    queue = rabbit.queue(quorum=True, dead=dead, x_delivery_limit=1)
+    rabbit.put(queue, b"1", headers={"mine": 1})
+    for _ in range(2):
+        await wait_until_async(lambda: rabbit.depth(queue) == 1)
+        rabbit.channel.basic_reject(rabbit.channel.basic_get(queue)[0].delivery_tag, requeue=True)
+    rabbit.wait_for_depth(dead, 1)
+    rabbit.channel.queue_delete(queue)
+
+    with pytest.raises(PublishError, match="no queue is bound for work"):
+        await DeadLetters(rabbit.url).replay(dead)
+    rabbit.wait_for_depth(dead, 1)
+    rabbit.queue(queue)
+
+    assert await DeadLetters(rabbit.url).replay(dead) == Replayed(1, 0)
+    assert rabbit.depth(dead) == 0
+    assert rabbit.take(queue) == [({"mine": 1}, b"1")]
+
+
 async def test_a_replay_that_is_cancelled_at_its_end_keeps_no_message(
     rabbit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
