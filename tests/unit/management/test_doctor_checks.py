@@ -87,6 +87,15 @@ def test_a_queue_that_bites_is_found(queue: dict[str, object], checks: set[str])
     assert rabbit(queue) == checks
 
 
+def test_from_4_3_on_a_classic_queue_has_no_consumer_timeout() -> None:
+    hasty: dict[str, object] = {"effective_policy_definition": {"consumer-timeout": 5_000}}
+    classic = hasty | {"type": "classic"}
+
+    assert rabbit(hasty, version="4.3.0") == {"rabbit.consumer_timeout"}
+    assert rabbit(classic, version="4.2.0") == {"rabbit.consumer_timeout", "rabbit.queue_type"}
+    assert rabbit(classic, version="4.3.0") == {"rabbit.queue_type"}
+
+
 def test_from_4_0_on_quorum_queues_have_a_limit_by_default() -> None:
     assert rabbit({"arguments": {"x-dead-letter-exchange": ""}}, version="4.0.1") == set()
     assert rabbit(version="3.7.0") == {"rabbit.version"}
@@ -107,14 +116,15 @@ def dead_letters(arguments: dict[str, object], *, version: str = "3.13.0", bound
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_a_dead_letter_queue_is_not_told_to_have_a_limit_but_warned_of_one(*, bound: bool) -> None:
-    """Each look at it is a delivery: with a limit, looking deletes dead letters."""
+    """With a limit, looking deletes dead letters: what was looked at too often or, from 4.3 on, came with too many."""
     assert dead_letters({}, bound=bound) == []
     assert dead_letters({"x-delivery-limit": 5}, bound=bound) == [
         "dead-letter queue 'orders.dead' has a delivery limit of 5"
     ]
-    assert dead_letters({}, bound=bound, version="4.1.0") == [
-        "dead-letter queue 'orders.dead' has a delivery limit of 20"
-    ]
+    for version in ("4.1.0", "4.3.0"):
+        assert dead_letters({}, bound=bound, version=version) == [
+            "dead-letter queue 'orders.dead' has a delivery limit of 20"
+        ]
     assert dead_letters({"x-delivery-limit": -1}, bound=bound, version="4.1.0") == []
 
 
