@@ -230,23 +230,6 @@ def test_a_word_that_is_not_utf_8_is_one_sentence(quick: Run, orders: str, words
     assert done.stderr == "conquiet: a name or an argument is not valid UTF-8; write it in UTF-8\n"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("pending", "{key}", "billing", "--min-idle"),
-        ("reclaim", "{key}", "billing", "--min-idle"),
-        ("retire", "{key}", "billing", "alice", "--min-idle"),
-        ("trim", "{key}", "--older-than"),
-        ("inspect", "{key}", "--watch"),
-    ],
-)
-def test_a_time_that_never_ends_is_one_sentence(quick: Run, orders: str, words: tuple[str, ...]) -> None:
-    done = quick(*(word.format(key=orders) for word in words), "inf")
-
-    assert done.returncode == 2
-    assert "must be a number of seconds, zero or more, got inf" in done.stderr
-
-
 def test_a_time_that_the_server_cannot_count_is_simply_long(quick: Run, orders: str) -> None:
     assert quick("pending", orders, "billing", "--min-idle", "1e300").stdout == "nothing is pending\n"
     assert quick("trim", orders, "--older-than", "1.7e308").stdout.startswith("0 entries removed")

@@ -10,6 +10,7 @@ import typer
 
 from conquiet.cli.connecting import broker, redis_server
 from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.numbers import finite
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, REDIS, AsJson, RabbitUrl, RedisUrl, need_url
@@ -201,7 +202,7 @@ def replay(
     source: Source = "",
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     to: Annotated[str, typer.Option(help="With --rabbit: another queue than the one they died in.")] = "",
-    rate: Annotated[float, typer.Option(min=0, help="At most so many a second; 0 is no limit.")] = 0,
+    rate: Annotated[float, typer.Option(min=0, callback=finite, help="At most so many a second; 0 is no limit.")] = 0,
     limit: Limit = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",

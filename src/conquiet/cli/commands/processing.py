@@ -7,6 +7,7 @@ import typer
 from conquiet.cli.connecting import redis_server
 from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.feeding import Feed
+from conquiet.cli.numbers import finite
 from conquiet.cli.output import print_json
 from conquiet.cli.payloads import read_payloads
 from conquiet.cli.progress import progress
@@ -23,7 +24,7 @@ def emit(
     ] = "{}",
     stream: Annotated[str, typer.Option("--stream", "-s", help="Where to.")] = "",
     message_id: Annotated[str, typer.Option("--id", help="Identity: a second message with it is not emitted.")] = "",
-    delay: Annotated[float, typer.Option(min=0, help="Seconds until it is due.")] = 0,
+    delay: Annotated[float, typer.Option(min=0, callback=finite, help="Seconds until it is due.")] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
