@@ -288,16 +288,6 @@ def test_no_url_at_all_says_how_to_give_one(invoke: Run) -> None:
     assert "conquiet.toml" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "url", ["localhost:6379", "redis://127.0.0.1:1?foo=abc", "redis://127.0.0.1:1?db=x", "redis://127.0.0.1:x"]
-)
-def test_a_url_that_is_none(invoke: Run, url: str) -> None:
-    done = invoke("inspect", "--redis-url", url)
-
-    assert done.returncode == 2
-    assert "the Redis URL cannot be read" in done.stderr
-
-
 def test_flag_beats_environment_beats_file(invoke: Run, redis_url: str, tmp_path: Any) -> None:
     nowhere = "redis://127.0.0.1:1"
     (tmp_path / "conquiet.toml").write_text(f'redis_url = "{redis_url}"\n')
@@ -307,7 +297,7 @@ def test_flag_beats_environment_beats_file(invoke: Run, redis_url: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"), [("redis_url = ", "cannot be read"), ("redis_url = 5", "must be a string")]
+    ("content", "complaint"), [("redis_url = ", "is not TOML (at"), ("redis_url = 5", "must be a string")]
 )
 def test_a_broken_file_is_named(invoke: Run, tmp_path: Any, content: str, complaint: str) -> None:
     (tmp_path / "conquiet.toml").write_text(content)

@@ -9,7 +9,7 @@ from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.feeding import Feed
 from conquiet.cli.numbers import finite
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import read_payloads
+from conquiet.cli.payloads import read_payloads, stopped_at
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import REDIS, AsJson, RedisUrl, need_url
 
@@ -61,11 +61,7 @@ def emit(
         try:
             with_redis(need_url(redis_url, REDIS), work)
         except CommandError as error:
-            raise CommandError(
-                f"{error}; {len(emitted)} before it are emitted",
-                fix="correct it, then send it and what follows it",
-                exit_code=error.exit_code,
-            ) from error
+            raise stopped_at(error, f"{len(emitted)} before it are emitted") from error.__cause__
         except (QueueError, KeyboardInterrupt, SystemExit) as error:
             if emitted or not isinstance(error, QueueError):
                 typer.echo(f"conquiet: at least {len(emitted)} are emitted", err=True)

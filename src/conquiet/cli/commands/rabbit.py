@@ -7,7 +7,7 @@ import typer
 from conquiet.cli.connecting import broker
 from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.feeding import Feed
-from conquiet.cli.payloads import read_payloads
+from conquiet.cli.payloads import read_payloads, stopped_at
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, RabbitUrl, need_url
 
@@ -121,11 +121,7 @@ def publish(
         try:
             published = asyncio.run(work(advance))
         except CommandError as error:
-            raise CommandError(
-                f"{error}; {counted} before it are confirmed",
-                fix="correct it, then send it and what follows it",
-                exit_code=error.exit_code,
-            ) from error
+            raise stopped_at(error, f"{counted} before it are confirmed") from error.__cause__
         except (PublishError, KeyboardInterrupt, SystemExit):
             typer.echo(f"conquiet: at least {counted} are confirmed", err=True)
             raise

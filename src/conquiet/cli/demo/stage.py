@@ -14,7 +14,7 @@ from conquiet.cli.connecting import UNUSABLE, UrlError, connected_engine
 from conquiet.cli.demo.store import Store, open_engine
 from conquiet.cli.failures import CannotConnectError, CommandError
 from conquiet.errors import ConquietError
-from conquiet.kernel.redaction import redact_url
+from conquiet.kernel.redaction import printable, redact_url
 from conquiet.management.addresses import client_for
 from conquiet.testing import MySQLServer, RedisServer
 from conquiet.testing.errors import ServerUnavailableError
@@ -111,7 +111,7 @@ def _redis_there(url: str, stream: str) -> Iterator[str]:
             raise UrlError("the Redis URL", "redis://host:6379/0", error) from None
         version = facts.get("valkey_version") or facts["redis_version"]
         try:
-            yield f"{facts.get('server_name', 'redis').capitalize()} {version} at {redact_url(url)}"
+            yield printable(f"{str(facts.get('server_name', 'redis')).capitalize()} {version} at {redact_url(url)}")
         finally:
             with suppress(RedisError):  # a server that is gone has nothing for us to remove
                 client.delete(stream)
