@@ -235,7 +235,10 @@ def test_a_time_that_the_server_cannot_count_is_simply_long(quick: Run, orders: 
     assert quick("trim", orders, "--older-than", "1.7e308").stdout.startswith("0 entries removed")
 
 
-@pytest.mark.parametrize("words", [("inspect", "{key}"), ("enqueue", "{key}", "{{}}"), ("trim", "{key}")])
+@pytest.mark.parametrize(
+    "words",
+    [("inspect", "{key}"), ("enqueue", "{key}", "{{}}"), ("emit", "e", "{{}}", "-s", "{key}"), ("trim", "{key}")],
+)
 def test_a_key_of_another_type_is_one_sentence(
     quick: Run, client: Redis, key_prefix: str, words: tuple[str, ...]
 ) -> None:

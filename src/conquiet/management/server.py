@@ -100,12 +100,16 @@ class Server:
 
     def require_stream(self, key: str | bytes) -> None:
         """Raise unless there is a stream at ``key``; the error says what is there instead."""
+        if not self.is_stream(key):
+            raise NoSuchStreamError(f"there is no stream at key {printable(shown(key))!r}", stream=shown(key))
+
+    def is_stream(self, key: str | bytes) -> bool:
+        """Say whether there is a stream at ``key``; raise if there is something else."""
         name = shown(key)
         kind = text(self.call("TYPE", key, stream=name))
-        if kind == "none":
-            raise NoSuchStreamError(f"there is no stream at key {printable(name)!r}", stream=name)
-        if kind != "stream":
+        if kind not in {"none", "stream"}:
             raise WrongKeyTypeError(f"the key {printable(name)!r} holds a {kind}, not a stream", stream=name)
+        return kind == "stream"
 
 
 def shown(name: str | bytes) -> str:

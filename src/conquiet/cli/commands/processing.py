@@ -32,7 +32,7 @@ def emit(
 
     A bad line ends it: everything before that line is emitted, and the line is named.
 
-    Exit codes: 0 emitted (or a duplicate of that id), 1 the data was refused, 2 no server.
+    Exit codes: 0 emitted (or a duplicate of that id), 1 the data was refused, 2 no server or wrong key.
 
     Examples:
         conquiet emit mail.send '{"to": 17}' --stream mails --delay 60
@@ -57,7 +57,8 @@ def emit(
             emitted.extend(await emitter.emit_many(messages))
             advance(len(batch))
 
-    with redis_server(redis_url), progress("emitted") as advance:
+    with redis_server(redis_url) as server, progress("emitted") as advance:
+        server.is_stream(stream)
         try:
             with_redis(need_url(redis_url, REDIS), work)
         except CommandError as error:
