@@ -40,7 +40,9 @@ def _refuse_misreading(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in {"redis", "rediss"}:
         return
-    if "@" in f"{parts.path}{parts.fragment}":
+    # An option may hold one: ?password=a@b. A bare word with one is the rest of a password that has a question mark.
+    bare = [word for word in parts.query.split("&") if "=" not in word]
+    if "@" in "".join((parts.path, parts.fragment, *bare)):
         raise ConfigurationError(
             "the Redis URL has an @ behind its host: write / ? # and @ in a name or a password as %2F %3F %23 and %40"
         )
