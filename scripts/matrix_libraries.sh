@@ -38,17 +38,22 @@ on() {
   "$interpreter" -m pytest -q $folders "${words[@]}" || failed+=("$name")
 }
 
-# lowest LIBRARY: the lower bound in pyproject.toml.
-lowest() { sed -n "s/^mysql = .*$1>=\([0-9.]*\).*/\1/p" pyproject.toml; }
+# lowest EXTRA LIBRARY: the lower bound in pyproject.toml.
+lowest() { sed -n "s/^$1 = .*$2>=\([0-9.]*\).*/\1/p" pyproject.toml; }
 
 for version in ${REDIS_PY_VERSIONS:-6.4 7.4 8.1}; do
   on "redis-py-$version" "tests/unit/queue tests/integration/queue" "redis==$version.*"
 done
 
 # The writer leans on a few private attributes of SQLAlchemy, so the lower bound is a promise that has to be run.
-sqlalchemy=$(lowest sqlalchemy) pymysql=$(lowest 'pymysql\[rsa\]')
+sqlalchemy=$(lowest mysql sqlalchemy) pymysql=$(lowest mysql 'pymysql\[rsa\]')
 on "sqlalchemy-$sqlalchemy-pymysql-$pymysql" "tests/unit/db tests/integration/db" \
   "sqlalchemy==$sqlalchemy" "pymysql==$pymysql"
+
+# Deliveries are read beside pika, on some of its private methods.
+pika=$(lowest rabbit pika) pynacl=$(lowest rabbit pynacl) msgspec=$(lowest rabbit msgspec)
+on "pika-$pika-pynacl-$pynacl-msgspec-$msgspec" "tests/unit/rabbit tests/integration/rabbit" \
+  "pika==$pika" "pynacl==$pynacl" "msgspec==$msgspec"
 
 # Built from source: where the headers are missing there is nothing to test.
 if command -v cc >/dev/null && pkg-config --exists libmariadb 2>/dev/null; then

@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pika
@@ -11,6 +11,10 @@ import pika
 from conquiet._version import __version__
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.redaction import redact_url
+from conquiet.kernel.validation import require_seconds, require_text
+from conquiet.rabbit.tables import pack_short
+
+_LONGEST_HEARTBEAT_S: Final = 65_535  # the protocol has 16 bits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,13 @@ class Address:
     def __post_init__(self) -> None:
         if not self.urls:
             raise ConfigurationError("at least one AMQP URL is needed")
+        require_seconds("timeout_s", self.timeout_s)
+        if self.ssl_context is not None and not isinstance(self.ssl_context, ssl.SSLContext):
+            raise ConfigurationError("ssl_context must be an ssl.SSLContext")
         for url in self.urls:
             self._parameters(url)
+        if self.ssl_context is not None and not any(url.startswith("amqps://") for url in self.urls):
+            raise ConfigurationError("ssl_context is for amqps:// and the URL says amqp://: nothing would be encrypted")
 
     @property
     def shown(self) -> str:
@@ -67,6 +76,8 @@ class Address:
             parameters.heartbeat = self.heartbeat_s
         if parameters.heartbeat == 0:
             raise ConfigurationError("heartbeat=0 in an AMQP URL is refused: a dead peer would never be noticed")
+        if isinstance(parameters.heartbeat, int) and parameters.heartbeat > _LONGEST_HEARTBEAT_S:
+            raise ConfigurationError(f"a heartbeat can be {_LONGEST_HEARTBEAT_S} s at most")
         parameters.client_properties = {
             "product": "conquiet",
             "version": __version__,
@@ -93,4 +104,18 @@ def _check_spelling(url: str) -> None:
 
 def as_urls(url: str | Sequence[str]) -> tuple[str, ...]:
     """One URL or several, as a tuple."""
-    return (url,) if isinstance(url, str) else tuple(url)
+    if isinstance(url, str):
+        return (url,)
+    if not isinstance(url, Sequence):
+        raise ConfigurationError("url must be an AMQP URL, or a list of them")
+    return tuple(url)
+
+
+def require_name(what: str, value: object) -> str:
+    """Return ``value`` if AMQP can have it as the name of something: a text of at most 255 bytes."""
+    name = require_text(what, value)
+    try:
+        pack_short(name)
+    except ValueError:
+        raise ConfigurationError(f"{what} must be a text of at most 255 bytes") from None
+    return name

@@ -119,6 +119,8 @@ class RabbitConfig:
             raise ConfigurationError("reconnect must be a Backoff")
         if self.key_store is not None and not callable(getattr(self.key_store, "private_key", None)):
             raise ConfigurationError("key_store must have a method private_key(public); see FileKeyStore")
+        if self.management_url is not None:
+            _require_http(self.management_url)
         if self.require_dead_letter and self.dead_letter is None and self.management_url is None:
             raise ConfigurationError(
                 "require_dead_letter needs a way to know: pass management_url, or dead_letter=True if you are sure"
@@ -144,6 +146,11 @@ def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> No
     # Compared by identity of type too: 1 == True, and "poison_guard=1" is a mistake.
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}")
+
+
+def _require_http(url: object) -> None:
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):  # not quoted: it may hold a password
+        raise ConfigurationError("management_url must be a URL that starts with http:// or https://")
 
 
 # The options and the settings are the same list, once for type checkers and once for real.

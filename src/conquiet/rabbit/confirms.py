@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final
 
 from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
@@ -48,7 +49,6 @@ class ConfirmChannel:
         self.blocked = False
         self._loop = asyncio.get_running_loop()
         self._next = 1
-        self._lowest = 1
         self._waiting: dict[int, tuple[asyncio.Future[str], _Key]] = {}
         # A returned message comes back without its number. Whoever shares id, exchange and key shares its fate.
         self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
@@ -105,11 +105,11 @@ class ConfirmChannel:
     def _on_confirm(self, frame: Any) -> None:
         method = frame.method
         outcome = "confirmed" if type(method).__name__ == "Ack" else "refused"
-        first = self._lowest if method.multiple else method.delivery_tag
-        for number in range(first, method.delivery_tag + 1):
+        numbers = [method.delivery_tag]
+        if method.multiple:  # they wait in the order of their numbers
+            numbers = list(takewhile(lambda number: number <= method.delivery_tag, self._waiting))
+        for number in numbers:
             self._resolve(number, outcome)
-        if method.multiple:
-            self._lowest = method.delivery_tag + 1
 
     def _fail_all(self) -> None:
         for number in list(self._waiting):
@@ -172,4 +172,6 @@ def _told(loss: Loss | None, exchange: str) -> str:
         # All that were on their way fail with one that names an exchange there is not; which one is not told.
         doubt = f"; is there an exchange {exchange}?" if exchange else ""
         return f" ({loss.reason}: one of the messages named an exchange that does not exist{doubt})"
+    if "larger than configured max size" in str(getattr(loss.error, "reply_text", "")):
+        return f" ({loss.reason}: one of the messages is larger than the broker takes, see its max_message_size)"
     return f" ({loss.reason})"

@@ -1,10 +1,9 @@
 """The seam over the AMQP client library: one connection with one channel, opened once, closed once.
 
-Nothing outside this module, ``stream``, ``tolerant_stream``, ``frames`` and ``address`` knows pika. A link never heals:
-when its connection or its channel closes, or the broker cancels its consumer, it is lost for good and says so through
-``lost``. Whoever wants to go on opens a new one. Delivery tags mean something on their own link only, and on a lost
-link every settlement is a no-op that answers False: sent on a newer channel it would close that channel, or settle
-somebody else's message.
+Nothing outside this module, ``stream``, ``frames`` and ``address`` knows pika. A link never heals: when its connection
+or its channel closes, or the broker cancels its consumer, it is lost for good and says so through ``lost``. Whoever
+wants to go on opens a new one. Delivery tags mean something on their own link only, and on a lost link every settlement
+is a no-op that answers False: sent on a newer channel it would close that channel, or settle somebody else's message.
 """
 
 import asyncio
@@ -20,8 +19,7 @@ from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.frames import pack_acks
 from conquiet.rabbit.properties import Properties
-from conquiet.rabbit.stream import OnArrivals
-from conquiet.rabbit.tolerant_stream import TolerantStream
+from conquiet.rabbit.stream import OnArrivals, Stream
 
 NOT_FOUND: Final = 404
 _PATIENCE_S: Final = 0.5
@@ -97,7 +95,7 @@ class Link:
                 link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
             link._opened.cancel()  # nobody will ask it: an error put into it now would count as uncaught
-            link._abort()
+            link.abandon()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
                     f"no answer from RabbitMQ at {address.shown} within {address.timeout_s} s", reason="timeout"
@@ -127,6 +125,13 @@ class Link:
     def frame_max(self) -> int:
         """The largest frame that was agreed on; 0 is no limit."""
         return int(self._connection.params.frame_max or 0)
+
+    @property
+    def broker_release(self) -> tuple[int, ...]:
+        """The first two numbers of the broker's version; empty when it does not say."""
+        version = (self._connection.server_properties or {}).get("version")
+        parts = version.split(".")[:2] if isinstance(version, str) else []
+        return tuple(int(part) for part in parts if part.isdecimal())
 
     # -------------------------------------------------------------- questions that are answered
     async def depth(self, queue: str) -> int:
@@ -176,6 +181,21 @@ class Link:
         if tag is not None and self._alive:
             await self._ask(lambda done: self._channel.basic_cancel(tag, callback=done))
 
+    async def words_of_refusal(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> str:
+        """Ask on a channel of its own and return with which words the broker closed it; empty when it did not."""
+        channel = await self._ask(lambda done: self._connection.channel(on_open_callback=done))
+
+        def ask(done: Callable[[Any], None]) -> None:
+            channel.add_on_close_callback(lambda _channel, error: done(error))
+            send(channel, done)
+
+        try:
+            answer = await self._ask(ask)
+        finally:
+            if channel.is_open:
+                channel.close()
+        return str(getattr(answer, "reply_text", ""))
+
     async def confirm_publishes(self, on_confirm: Callable[[Any], None], on_return: Callable[..., None]) -> None:
         """Switch the channel to publisher confirms."""
         self._channel.add_on_return_callback(on_return)
@@ -194,7 +214,7 @@ class Link:
         return True
 
     def reject(self, tag: int, *, requeue: bool) -> bool:
-        """Reject: from RabbitMQ 4.3 on, only this (and not a nack) counts toward a quorum queue's delivery limit."""
+        """Reject: from RabbitMQ 4.3 on, this (and not a nack) counts toward a quorum queue's delivery limit."""
         return self._order(lambda: self._channel.basic_reject(tag, requeue))
 
     def hand_back(self, tag: int) -> bool:
@@ -215,21 +235,31 @@ class Link:
 
     async def close(self) -> None:
         """Close channel and connection. Never raises, never waits for longer than the timeout (twice)."""
-        await self.close_channel()
-        self._abort()
+        try:
+            await self.close_channel()
+        finally:  # also if we are cancelled: it would live on, with everything that is unsettled
+            self.abandon()
         await self._wait(self._connection_over, self._timeout_s)
+
+    def abandon(self) -> None:
+        """Begin to close the connection, from whatever state it is in: the broker takes back whatever is unsettled."""
+        self._alive = False
+        if self._connection is None or self._connection.is_closed:
+            self._connection_over.set()
+        elif not self._connection.is_closing:
+            self._connection.close()
 
     async def give_up(self) -> None:
         """Close without expecting much: the broker did not answer, or has closed a part of the link itself.
 
         A broker in the middle of a restart may hang on to a channel for long; the next attempt should not wait for it.
         """
-        self._abort()
+        self.abandon()
         await self._wait(self._connection_over, _PATIENCE_S)
 
     # -------------------------------------------------------------- inside
     async def _connect(self, parameters: Any) -> None:
-        self._connection = TolerantStream(
+        self._connection = Stream(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
@@ -277,7 +307,7 @@ class Link:
             return False
         except BaseException as error:  # nobody knows what was sent: later confirmations could be taken for others'
             self._lose(LossKind.CHANNEL, error)
-            self._abort()
+            self.abandon()
             raise
         return True
 
@@ -288,14 +318,6 @@ class Link:
                 await event.wait()
         except TimeoutError:
             pass
-
-    def _abort(self) -> None:
-        """Begin to close the connection, from whatever state it is in."""
-        self._alive = False
-        if self._connection is None or self._connection.is_closed:
-            self._connection_over.set()
-        elif not self._connection.is_closing:
-            self._connection.close()
 
     def _lose(self, kind: LossKind, error: BaseException | None) -> None:
         self._alive = False
@@ -321,7 +343,9 @@ class Link:
 
     def _on_channel_closed(self, _channel: Any, error: BaseException) -> None:
         self._channel_over.set()
-        self._lose(LossKind.CHANNEL, error)
+        # The channels are told first when a connection ends.
+        ended = isinstance(error, amqp.AMQPConnectionError)
+        self._lose(LossKind.CONNECTION if ended else LossKind.CHANNEL, error)
 
     def _on_cancelled_by_broker(self, _frame: Any) -> None:
         # The queue was deleted, or its node went away. The channel lives, but nothing would ever arrive on it.

@@ -21,11 +21,11 @@ from conquiet.errors import ConfigurationError, FatalSyncerError, RabbitError
 from conquiet.kernel.background import until_ready
 from conquiet.kernel.functions import makes_coroutine
 from conquiet.kernel.lifecycle import Lifecycle, Status
-from conquiet.kernel.validation import require_text
-from conquiet.rabbit.address import Address, as_urls
+from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.config import RabbitConfig, RabbitOptions
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.counters import Counters, Fate, Tally
+from conquiet.rabbit.counting import fitting_policy
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.decrypt import Decryptor, KeyFault
 from conquiet.rabbit.delivery import Delivery
@@ -34,7 +34,7 @@ from conquiet.rabbit.loop_watch import LoopWatch
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.session import Session
 from conquiet.rabbit.settle import Settlement, Verdict, decide
-from conquiet.rabbit.supervisor import Supervisor
+from conquiet.rabbit.supervisor import Supervisor, unless_stopped
 from conquiet.rabbit.syncer import DONE, ContractBroken, Syncer
 from conquiet.rabbit.topology import check_dead_letters
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers, Workers
@@ -65,9 +65,9 @@ class RabbitConsumer:
         if not callable(syncer):
             raise ConfigurationError("syncer must be a function that takes a message and returns True or False")
         self._config = config = RabbitConfig(**options)
-        self._queue = require_text("queue", queue)
+        self._queue = require_name("queue", queue)
         self._syncer = syncer
-        self._tag = f"{socket.gethostname()}.{config.tag or PACKAGE}"
+        self._tag = require_name("consumer tag (host name and tag)", f"{socket.gethostname()}.{config.tag or PACKAGE}")
         self._address = Address(
             as_urls(url),
             ssl_context=config.ssl_context,
@@ -119,6 +119,8 @@ class RabbitConsumer:
 
     def listen(self, callback: Callable[[ConnectionEvent], None]) -> None:
         """Call ``callback`` whenever the connection is made, lost, blocked or unblocked. It must not block."""
+        if not callable(callback):
+            raise ConfigurationError("a listener is a function that takes a ConnectionEvent")
         self._listeners.add(callback)
 
     async def run(self) -> Counters:
@@ -196,7 +198,7 @@ class RabbitConsumer:
             nodes=len(self._address.urls),
         )
         try:
-            await check_dead_letters(self._config, self._address.vhost, self._queue)
+            await unless_stopped(stop, check_dead_letters(self._config, self._address.vhost, self._queue))
             session = await supervisor.first()
             self._ready.set()
             while session is not None and not await self._stopped_before_loss(session, stop):
@@ -206,9 +208,16 @@ class RabbitConsumer:
         except RabbitError as error:
             # A fatal error that came first is the better story.
             self._failure = self._failure or error
-            self._log_failure(error)
+            facts = {"queue": self._queue, "error": type(error).__name__, "reason": error.reason}
+            logger.error("consumer failed", extra=facts)  # noqa: TRY400 - its cause may quote what the broker said
         finally:
-            await self._shut_down()
+            try:
+                await self._shut_down()
+            except BaseException:  # cancelled once more: nothing may stay behind that holds messages
+                self._tally.add(Fate.ABANDONED, self._workers.abandon())
+                if self._session is not None:
+                    self._session.link.abandon()
+                raise
 
     async def _connect(self, attempt: int) -> Session:
         """Build everything anew: connection, channel, prefetch, consumer. Nothing of an earlier link is kept."""
@@ -219,6 +228,7 @@ class RabbitConsumer:
             if self.count.queued is None:
                 self._tally.started(depth)
                 logger.info("messages in the queue", extra={"queue": self._queue, "queued": depth})
+            self._policy = await fitting_policy(self._config.policy, link, self._queue)
             self._watch.start(link.heartbeat_s)
             self._session = session = Session(link, self._tally, self._config.window)
             await link.consume(
@@ -377,10 +387,6 @@ class RabbitConsumer:
             logger.error("fatal error, the consumer stops", extra=facts)
         else:
             logger.warning("message not processed", extra=facts)
-
-    def _log_failure(self, error: RabbitError) -> None:
-        facts = {"queue": self._queue, "error": type(error).__name__, "reason": error.reason}
-        logger.error("consumer failed", extra=facts)
 
     def _make_workers(self) -> Workers:
         kind: Any = TaskWorkers if makes_coroutine(self._syncer) else ThreadWorkers

@@ -1,40 +1,71 @@
-"""Whether a queue counts how often its messages are handed back, learned by AMQP alone and without taking any.
+"""Whether a queue counts how often its messages come back, learned by AMQP alone and without taking any.
 
-A quorum queue counts, and drops a message that was handed back more often than its delivery limit. Measured on RabbitMQ
-3.10: nack, reject, recover and the end of a channel all count. AMQP does not tell the type of a queue, but a quorum
-queue is the one that refuses a consumer whose prefetch is meant for the whole channel.
+A quorum queue counts, and drops a message that came back more often than its delivery limit. Measured on RabbitMQ 3.10:
+nack, reject, recover and the end of a channel all count. On 4.3.6 a nack, which is what hands a message back here, does
+not; a reject and the end of a channel do.
+
+No answer of AMQP tells the type of a queue, but a refusal does: a consumer with an argument that only streams know is
+refused by every other queue, with its type in the text (3.10 and 4.3.6). No consumer comes of it, so nothing is
+delivered and no message is marked.
 """
 
-from uuid import uuid4
+import logging
+import re
+from dataclasses import replace
+from typing import Final
 
-from conquiet.errors import RabbitConnectionError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.connection import Link
+from conquiet.rabbit.settle import SettlePolicy
+
+logger = logging.getLogger(__name__)
+
+_QUORUM: Final = "quorum"
+_TYPE: Final = re.compile(r"of queue type rabbit_([a-z]+)_queue")
+# A stream refuses the consumer too: it wants a prefetch, and the channel has none.
+_FOR_STREAMS_ALONE: Final = {"x-stream-offset": "next"}
+_NACKS_ARE_FREE_SINCE: Final = (4, 3)
+
+
+async def queue_type(link: Link, queue: str) -> str | None:
+    """Return ``classic`` or ``quorum``; None where the broker's answer is none we know."""
+    refusal = await link.words_of_refusal(
+        lambda channel, done: channel.basic_consume(queue, _ignore, arguments=_FOR_STREAMS_ALONE, callback=done)
+    )
+    found = _TYPE.search(refusal)
+    return None if found is None else found[1]
+
+
+async def fitting_policy(policy: SettlePolicy, link: Link, queue: str) -> SettlePolicy:
+    """Return the policy for this queue: where it does not count, a count is somebody else's and the flag decides."""
+    if policy.name == "redelivered" or await queue_type(link, queue) in {_QUORUM, None}:
+        return policy
+    logger.warning(
+        'the queue does not count deliveries: with settle="delivery_count" it wants to be a quorum queue; '
+        "until then a message that fails is put back once",
+        extra={"queue": queue},
+    )
+    return replace(policy, name="redelivered")
+
+
+async def counts_hand_backs(link: Link, queue: str) -> bool:
+    """Say whether handing a message back may be counted. True also where the answer is unclear."""
+    return not nacks_are_free(link) and await queue_type(link, queue) in {_QUORUM, None}
+
+
+def nacks_are_free(link: Link) -> bool:
+    """Say whether no queue of this broker counts a nack."""
+    return link.broker_release >= _NACKS_ARE_FREE_SINCE
 
 
 async def may_count_deliveries(address: Address, queue: str) -> bool:
-    """Ask over a connection of its own, which does not survive the question. True also where the answer is unclear."""
-    link = await _Question.open(address)
-    assert isinstance(link, _Question)  # noqa: S101 - made by its own class
+    """Ask the same over a connection of its own."""
+    link = await Link.open(address)
     try:
-        return not await link.takes_any_consumer(queue)
+        return await counts_hand_backs(link, queue)
     finally:
         await link.close()
 
 
-class _Question(Link):
-    async def takes_any_consumer(self, queue: str) -> bool:
-        """Say whether the queue takes a consumer of the kind that quorum queues refuse."""
-        tag = f"conquiet.question.{uuid4().hex}"
-        try:
-            await self._ask(lambda done: self._channel.basic_qos(prefetch_count=1, global_qos=True, callback=done))
-            await self._ask(lambda done: self._channel.basic_consume(queue, _ignore, consumer_tag=tag, callback=done))
-        except RabbitConnectionError:
-            if self.lost.done():
-                return False  # 540 from a quorum queue; anything else (no such right, an exclusive consumer) is unclear
-            raise
-        return True
-
-
 def _ignore(*_: object) -> None:
-    """Leave what is delivered meanwhile unsettled: it goes back with the channel, to where it was."""
+    """Stand in for a consumer that no broker allows."""

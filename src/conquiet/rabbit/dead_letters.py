@@ -7,18 +7,19 @@ in between leaves it in both: twice is the preferred loss, never is not.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
 from conquiet.errors import ConfigurationError, RabbitError
 from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
-from conquiet.kernel.validation import require_positive, require_text
-from conquiet.rabbit.address import Address, as_urls
+from conquiet.kernel.validation import require_positive
+from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import Fetched, Link
-from conquiet.rabbit.counting import may_count_deliveries
+from conquiet.rabbit.counting import counts_hand_backs, nacks_are_free
 from conquiet.rabbit.detours import PREFIX, Detours
-from conquiet.rabbit.intake import X_DEATH, X_DELIVERY_COUNT, delivery_count
+from conquiet.rabbit.intake import X_ACQUIRED_COUNT, X_DEATH, X_DELIVERY_COUNT, delivery_count
 from conquiet.rabbit.properties import renewed_properties
 from conquiet.rabbit.publisher import Publisher
 
@@ -31,10 +32,11 @@ _HISTORY: Final = (
     "BCC",
     X_DEATH,
     X_DELIVERY_COUNT,
+    X_ACQUIRED_COUNT,
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
 
-_LONGEST_KEY: Final = 255
+_LONGEST_NAME: Final = 255  # anybody may have written the header
 _ALLOW: Final = "if it has no limit, or one that is far away, allow it with count_a_delivery=True"
 
 
@@ -58,14 +60,14 @@ class Replayed:
 def source_queue(headers: object) -> str | None:
     """Return the queue in which a message died last, or None when it does not say."""
     name = _newest_death(headers).get("queue")
-    return name if isinstance(name, str) and name else None
+    return name if isinstance(name, str) and name and len(name.encode()) <= _LONGEST_NAME else None
 
 
 def original_key(headers: object) -> str | None:
     """Return the routing key with which a message was in the queue it died in, or None when it does not say."""
     keys = _newest_death(headers).get("routing-keys")
     key = keys[0] if isinstance(keys, list) and keys else None
-    return key if isinstance(key, str) and len(key.encode()) <= _LONGEST_KEY else None
+    return key if isinstance(key, str) and len(key.encode()) <= _LONGEST_NAME else None
 
 
 def _newest_death(headers: object) -> Mapping[Any, Any]:
@@ -117,9 +119,9 @@ class DeadLetters:
 
         Only as many as were there at the start: what fails again and comes back is left for another time.
 
-        What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that,
-        up to RabbitMQ 4.2 at least, and drops what was handed back more often than its delivery limit, which AMQP does
-        not tell. So a choice among the messages of a queue that may count is refused before any is taken, and a replay
+        What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that
+        before RabbitMQ 4.3, and drops what was handed back more often than its delivery limit, which AMQP does not
+        tell. So a choice among the messages of a queue that may count is refused before any is taken, and a replay
         stops at a message without a source that was handed back before, unless ``count_a_delivery`` allows it.
 
         Args:
@@ -136,19 +138,21 @@ class DeadLetters:
             QueueMissingError: The dead-letter queue is not there.
             PublishError: A message could not be put back; it is still in the dead-letter queue.
         """
-        require_text("dead_letter_queue", dead_letter_queue)
-        if limit is not None:
-            require_positive("limit", limit)
+        _check_order(dead_letter_queue, to, limit, progress, chosen)
         pace = _Pace(per_second, self._clock)
         link = await Link.open(self._address)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
         way_back = _WayBack(publisher, Detours(self._address))
         taken = replayed = skipped = 0
         kept: list[int] = []
-        try:
+        async with AsyncExitStack() as ends:  # each of them also when we are cancelled in another: last comes first
+            ends.push_async_callback(way_back.close)
+            ends.push_async_callback(link.close)
+            ends.callback(_hand_back, link, kept)
+            ends.push_async_callback(publisher.close)
             depth = await link.depth(dead_letter_queue)
             if chosen is not None and depth and not count_a_delivery:
-                await self._refuse_to_count(dead_letter_queue)
+                await _refuse_to_count(link, dead_letter_queue)
             expected = depth if limit is None else min(depth, limit)
             while (
                 taken < depth
@@ -162,7 +166,7 @@ class DeadLetters:
                 target = to or source_queue(message.headers)
                 if target is None:
                     skipped += 1
-                    if delivery_count(message.headers) and not count_a_delivery:
+                    if delivery_count(message.headers) and not (count_a_delivery or nacks_are_free(link)):
                         raise ConfigurationError(
                             f"stopped at a message of {dead_letter_queue} that says no source and was handed back "
                             f"before: its queue counts that and may drop it; name a queue (to=), or {_ALLOW}"
@@ -179,28 +183,39 @@ class DeadLetters:
                     replayed += 1
                 if progress is not None:
                     progress(replayed + skipped, expected)
-        finally:
-            await publisher.close()
-            for tag in kept:
-                link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
-            await link.close()
-            await way_back.close()
         return Replayed(replayed, skipped, way_back.rekeyed)
 
-    async def _refuse_to_count(self, queue: str) -> None:
-        if await may_count_deliveries(self._address, queue):
-            raise ConfigurationError(
-                f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue counts "
-                f"that and drops a message beyond its delivery limit; {_ALLOW}"
-            )
+
+def _check_order(queue: object, to: object, limit: object, *functions: object) -> None:
+    """Refuse what would fail with a message in hand."""
+    require_name("dead_letter_queue", queue)
+    if to is not None:
+        require_name("to", to)
+    if limit is not None:
+        require_positive("limit", limit)
+    if any(function is not None and not callable(function) for function in functions):
+        raise ConfigurationError("progress and chosen must be functions")
+
+
+def _hand_back(link: Link, tags: list[int]) -> None:
+    for tag in tags:
+        link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
+
+
+async def _refuse_to_count(link: Link, queue: str) -> None:
+    if await counts_hand_backs(link, queue):
+        raise ConfigurationError(
+            f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue counts "
+            f"that and drops a message beyond its delivery limit; {_ALLOW}"
+        )
 
 
 class _Pace:
     """Spaces calls evenly."""
 
     def __init__(self, per_second: float | None, clock: Clock) -> None:
-        if per_second is not None and not per_second > 0:
-            raise ConfigurationError(f"per_second must be more than 0, got {per_second}")
+        if per_second is not None and (type(per_second) not in {int, float} or not per_second > 0):
+            raise ConfigurationError("per_second must be a number above 0")
         self._gap_s = 0.0 if per_second is None else 1.0 / per_second
         self._clock = clock
         self._next = clock.monotonic()

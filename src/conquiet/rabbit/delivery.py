@@ -8,14 +8,12 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.errors import LifecycleError
-from conquiet.rabbit.intake import delivery_count
+from conquiet.rabbit.intake import X_ACQUIRED_COUNT, delivery_count
 from conquiet.rabbit.properties import Properties
 from conquiet.rabbit.settle import Facts
 
 if TYPE_CHECKING:
     from conquiet.rabbit.session import Session
-
-_ACQUIRED_COUNT: Final = "x-acquired-count"
 
 CURRENT: Final[ContextVar["Delivery"]] = ContextVar("conquiet_rabbit_delivery")
 """What the syncer of this task or thread is handling; set by the workers."""
@@ -66,7 +64,7 @@ class Delivery:
         Decoded anew: the syncer may have changed the headers it was shown, and has no say in this.
         """
         headers = Properties(self._raw).headers
-        counts_failures = isinstance(headers, dict) and _ACQUIRED_COUNT in headers
+        counts_failures = isinstance(headers, dict) and X_ACQUIRED_COUNT in headers
         return Facts(self.redelivered, delivery_count(headers), counts_failures)
 
     def __repr__(self) -> str:

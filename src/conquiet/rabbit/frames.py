@@ -11,9 +11,12 @@ frames of deliveries are read here. Every other frame is handed to the library a
 """
 
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
+from pika import frame as pika_frames
 from pika import spec
+
+from conquiet.rabbit.properties import Properties
 
 _METHOD: Final = spec.FRAME_METHOD
 _HEADER: Final = spec.FRAME_HEADER
@@ -27,6 +30,7 @@ _head = Struct(">BHI").unpack_from  # type, channel, size of what follows
 _index = Struct(">I").unpack_from  # class and method as one number
 _tag_and_flag = Struct(">QB").unpack_from
 _body_size = Struct(">Q").unpack_from
+_content_header = Struct(">BHIHHQ")
 _pack_ack = Struct(">BHIIQBB").pack
 _ACK_SIZE: Final = 13  # index, tag, flag
 
@@ -142,3 +146,20 @@ def pack_acks(channel: int, up_to: int | None, singles: tuple[int, ...] = ()) ->
     frames = [] if up_to is None else [_pack_ack(_METHOD, channel, _ACK_SIZE, _ACK, up_to, 1, _END)]
     frames += [_pack_ack(_METHOD, channel, _ACK_SIZE, _ACK, tag, 0, _END) for tag in singles]
     return b"".join(frames)
+
+
+def read_frame(data: bytes) -> tuple[int, Any]:
+    """Do as pika's ``decode_frame``, but leave the properties of a message undecoded.
+
+    For what is fetched and what is returned, which pika puts together: it decodes them while it reads the frame, and
+    one header that it cannot read would end the connection, with every message behind it out of reach.
+    """
+    if len(data) < _content_header.size or data[0] != _HEADER:
+        return pika_frames.decode_frame(data)  # type: ignore[no-any-return]  # pika has no types
+    _, channel, size, _, _, body_size = _content_header.unpack_from(data)
+    end = _OVERHEAD + size
+    if end > len(data):
+        return 0, None
+    if data[end - 1] != _END:
+        return pika_frames.decode_frame(data)  # type: ignore[no-any-return]  # which says what is wrong with it
+    return end, pika_frames.Header(channel, body_size, Properties(data[_content_header.size : end - 1]))

@@ -9,6 +9,7 @@ from typing import Final
 
 X_DEATH: Final = "x-death"
 X_DELIVERY_COUNT: Final = "x-delivery-count"
+X_ACQUIRED_COUNT: Final = "x-acquired-count"  # RabbitMQ 4.3: how often it was given to anybody, failed or not
 
 
 def retry_count(headers: object) -> int:

@@ -45,6 +45,8 @@ class FileKeyStore:
     __slots__ = ("_keys", "_path")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigurationError("the path of a key file must be a text or a Path")
         self._path = Path(path)
         self._keys = _parse(_read_safely(self._path), self._path)
 
@@ -74,9 +76,9 @@ def _read_safely(path: Path) -> bytes:
     try:
         # NOFOLLOW refuses a link as the last part of the path; NONBLOCK keeps a named pipe from hanging us.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
         raise ConfigurationError(
-            f"key file {path} cannot be opened; it must exist, be readable and not be a symbolic link"
+            f"key file {str(path)!a} cannot be opened; it must exist, be readable and not be a symbolic link"
         ) from error
     try:
         facts = os.fstat(handle)  # of what we hold open, not of whatever the path names by now

@@ -6,14 +6,13 @@ silent second attempt.
 """
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 from uuid import uuid4
-
-import msgspec
 
 from conquiet.errors import ConfigurationError, PublishError
 from conquiet.kernel.validation import require_positive
@@ -23,6 +22,11 @@ from conquiet.rabbit.connection import Link
 from conquiet.rabbit.properties import PERSISTENT, UnencodableError, encode_properties
 from conquiet.rabbit.tables import pack_short
 
+_WINDOW_BYTES: Final = 16 * 1_048_576
+
+# Not msgspec: it would write NaN as null, and bytes as a text.
+_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -30,7 +34,7 @@ class Outgoing:
 
     Attributes:
         routing_key: With the default exchange: the name of the queue.
-        body: Bytes, sent as they are, or anything that can be JSON.
+        body: Bytes, sent as they are, or what JSON can say: texts, finite numbers, lists, objects and the like.
         exchange: The default exchange delivers to the queue of the routing key's name.
         headers: AMQP headers.
         message_id: Made up when missing.
@@ -69,6 +73,7 @@ class Publisher:
         self._channel: ConfirmChannel | None = None
         self._opening = asyncio.Lock()
         self._attempts = 0
+        self._closed = False
 
     @property
     def is_blocked(self) -> bool:
@@ -110,6 +115,8 @@ class Publisher:
     ) -> int:
         """Publish many, at most ``window`` unconfirmed at a time, and return how many were confirmed: all of them.
 
+        Large ones are fewer at a time: what was not sent yet is in memory.
+
         Raises:
             ReturnedMessageError: No queue is bound for one of them; those before it are confirmed.
             PublishError: One was not confirmed. Later ones that were sent already may be in their queues.
@@ -118,13 +125,17 @@ class Publisher:
         """
         channel = await self._open()
         waiting: deque[tuple[asyncio.Future[str], str]] = deque()
-        confirmed = 0
+        confirmed = in_memory = 0
         try:
             async for message in _each(messages):
-                waiting.append((channel.publish(encode(message)), message.routing_key))
-                if len(waiting) >= self._window:
+                encoded = encode(message)
+                waiting.append((channel.publish(encoded), message.routing_key))
+                in_memory += len(encoded.body)
+                if len(waiting) >= self._window or in_memory >= _WINDOW_BYTES:
                     # Half of the window at a time: confirmations come in multiples, and so should we.
-                    confirmed += await self._confirm_down_to(self._window // 2, waiting)
+                    left = self._window // 2 if in_memory < _WINDOW_BYTES else 0
+                    confirmed += await self._confirm_down_to(left, waiting)
+                    in_memory = 0
                     if progress is not None:
                         progress(confirmed)
             confirmed += await self._confirm_down_to(0, waiting)
@@ -143,7 +154,8 @@ class Publisher:
         return confirmed
 
     async def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if there is one. What was not confirmed raises, and nothing is published any more."""
+        self._closed = True
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.link.close()
@@ -167,15 +179,21 @@ class Publisher:
                 over, self._channel = self._channel, None
                 await over.link.give_up()  # only its channel may be gone: the connection would stay for ever
             attempt, self._attempts = self._attempts, self._attempts + 1
+            self._require_open()
             link = await Link.open(self._address, attempt=attempt)
             try:
                 channel = ConfirmChannel(link)
                 await channel.start()
+                self._require_open()  # closed meanwhile: nobody would close this connection
             except BaseException:
                 await link.give_up()  # half open: nothing that is sent on it would ever be confirmed
                 raise
             self._channel = channel
             return channel
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise PublishError("this Publisher is closed: nothing was sent; create a new one", reason="closed")
 
     async def _confirm_down_to(self, left: int, waiting: "deque[tuple[asyncio.Future[str], str]]") -> int:
         confirmed = 0
@@ -211,9 +229,11 @@ def encode(message: Outgoing) -> Encoded:
     if not (_is_short_text(message.exchange) and _is_short_text(message.routing_key)):
         raise ConfigurationError("exchange and routing key of a message are texts of at most 255 bytes")
     body, content_type = message.body, message.content_type
-    if not isinstance(body, bytes):
+    if isinstance(body, bytearray | memoryview):
+        body = bytes(body)
+    elif not isinstance(body, bytes):
         try:
-            body = msgspec.json.encode(body)
+            body = _dump(body).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(
                 f"the body of a message for {message.routing_key} is neither bytes nor something JSON can hold"

@@ -2,8 +2,9 @@
 
 pika keeps the handshake, the heartbeats, the channel and everything that is asked and answered. Its own asyncio adapter
 is replaced for two reasons: it registers with the selector before each write and sends one turn of the loop later, and
-it leaves no room to read deliveries without it. The model is pika's Twisted adapter, which sits on a foreign transport
-in the same way. What is used of pika's inside is held fast by ``tests/unit/rabbit/test_what_we_need_of_pika.py``.
+it leaves no room to read deliveries and properties without it. The model is pika's Twisted adapter, which sits on a
+foreign transport in the same way. What is used of pika's inside is held fast by
+``tests/unit/rabbit/test_what_we_need_of_pika.py``.
 """
 
 import asyncio
@@ -12,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pika import exceptions as amqp
-from pika import frame as pika_frames
 from pika import tcp_socket_opts
 from pika.connection import Connection
 
-from conquiet.rabbit.frames import Arrival, FrameCutter
+from conquiet.rabbit.frames import Arrival, FrameCutter, read_frame
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,10 @@ OnArrivals = Callable[[list[Arrival]], None]
 
 
 class Stream(Connection, asyncio.Protocol):  # type: ignore[misc]  # pika has no types
-    """One AMQP connection over one transport. :meth:`connect` starts it; pika's callbacks tell how it goes on."""
+    """One AMQP connection over one transport. :meth:`connect` starts it; pika's callbacks tell how it goes on.
+
+    No property of any message can end it.
+    """
 
     _frame_buffer: bytes
 
@@ -119,6 +122,9 @@ class Stream(Connection, asyncio.Protocol):  # type: ignore[misc]  # pika has no
         if self._transport is not None:
             self._transport.write(data)
 
+    def _read_frame(self) -> tuple[int, Any]:
+        return read_frame(self._frame_buffer)
+
     # -------------------------------------------------------------- inside
     def _read(self, parts: list[list[Arrival] | bytes], received: int) -> None:
         # Also what is not a whole frame yet counts: heartbeats ask whether anything came at all.
@@ -128,5 +134,5 @@ class Stream(Connection, asyncio.Protocol):  # type: ignore[misc]  # pika has no
                 self.frames_received += len(part)
                 self._on_arrivals(part)
             else:
-                _, frame = pika_frames.decode_frame(part)
+                _, frame = read_frame(part)
                 self._process_frame(frame)

@@ -90,25 +90,20 @@ class Supervisor(Generic[S]):
                 )
         if isinstance(last, QueueMissingError):
             raise last
+        reason = None if last is None else _short(last)
         raise RabbitConnectionError(
-            f"gave up after {self._failures} failures in a row to get back to RabbitMQ", attempts=self._failures
+            f"gave up after {self._failures} failures in a row to get back to RabbitMQ"
+            + ("" if reason is None else f"; the last one: {reason}"),
+            reason=reason,
+            attempts=self._failures,
         ) from last
 
     async def _attempt(self) -> S | None:
         """Make one session; None when we were asked to stop before there was one."""
         number, self._attempts = self._attempts, self._attempts + 1
-        connecting = asyncio.ensure_future(self._connect(number))
-        stopping = asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-            broken_off = connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
-        if broken_off:
-            return None
+        session = await unless_stopped(self._stop, self._connect(number))
         self._since = self._clock.monotonic()
-        return connecting.result()
+        return session
 
     async def _stopped_within(self, delay_s: float) -> bool:
         try:
@@ -117,6 +112,18 @@ class Supervisor(Generic[S]):
         except TimeoutError:
             return False
         return True
+
+
+async def unless_stopped(stop: asyncio.Event, work: Awaitable[S]) -> S | None:
+    """Wait for the work and return what came of it; None when the stop was first, and the work is broken off."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        broken_off = working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    return None if broken_off else working.result()
 
 
 def _short(error: RabbitError) -> str:

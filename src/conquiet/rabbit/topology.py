@@ -8,9 +8,11 @@ import asyncio
 import base64
 import json
 import logging
-from contextlib import closing
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from conquiet.errors import RabbitError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from conquiet.rabbit.config import RabbitConfig
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MOST_HOPS: Final = 10
 _TIMEOUT_S: Final = 10.0
@@ -59,9 +63,9 @@ async def check_dead_letters(config: "RabbitConfig", vhost: str, queue: str) -> 
     known, url = config.dead_letter, config.management_url
     if url is not None:
         try:
-            answer = await asyncio.to_thread(ask_management, url, vhost, queue)
+            answer = await _aside(ask_management, url, vhost, queue)
             known = has_dead_letter_exchange(answer) if known is None else known
-            if config.exhausted == "dead_letter" and await asyncio.to_thread(_comes_back, url, vhost, queue, answer):
+            if config.exhausted == "dead_letter" and await _aside(_comes_back, url, vhost, queue, answer):
                 logger.warning(
                     'the dead letters of the queue come back to it: with exhausted="dead_letter" a message past '
                     'max_retries goes round for ever; use exhausted="drop" in a retry circuit',
@@ -83,6 +87,32 @@ async def check_dead_letters(config: "RabbitConfig", vhost: str, queue: str) -> 
         "the queue has no dead-letter exchange: a message that fails twice will be discarded",
         extra={"queue": queue},
     )
+
+
+async def _aside(ask: Callable[..., T], *args: Any) -> T:
+    """Call a function that blocks, in a thread that keeps nobody: not the loop, and not the end of the process."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if answer.cancelled():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast("T", result))
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = ask(*args)
+        except BaseException as raised:  # noqa: BLE001 - told to whoever asked
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=work, name="conquiet-rabbit-question", daemon=True).start()
+    return await answer
 
 
 def _comes_back(url: str, vhost: str, queue: str, description: Any) -> bool:

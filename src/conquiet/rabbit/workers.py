@@ -53,6 +53,10 @@ class Workers(Protocol):
         """Wait until nothing runs."""
         ...
 
+    def abandon(self) -> int:
+        """Tell all workers to end, wait for none, and return how many messages were in the syncer's hands; once."""
+        ...
+
     async def close(self) -> int:
         """End all workers and return how many messages had to be abandoned."""
         ...
@@ -116,12 +120,18 @@ class TaskWorkers:
         """See :class:`Workers`."""
         await self._idle.wait()
 
-    async def close(self) -> int:
+    def abandon(self) -> int:
         """See :class:`Workers`. Syncers that still run are cancelled; their messages are settled by nobody."""
-        abandoned = len(self._running)
+        if self._closing:
+            return 0
         self._closing = True
         for task in self._tasks:
             task.cancel()
+        return len(self._running)
+
+    async def close(self) -> int:
+        """See :class:`Workers`."""
+        abandoned = self.abandon()
         await asyncio.wait(self._tasks, timeout=1.0) if self._tasks else None
         return abandoned
 
@@ -170,7 +180,7 @@ class TaskWorkers:
     async def _handle(self, delivery: Delivery) -> Verdict:
         try:
             prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-        except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
+        except BaseException as error:  # noqa: BLE001 - a user's model or key store may raise anything, a panic too
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
             return prepared
@@ -250,12 +260,18 @@ class ThreadWorkers:
             self._idle.clear()
             await self._idle.wait()
 
-    async def close(self) -> int:
+    def abandon(self) -> int:
         """See :class:`Workers`. A thread cannot be stopped from outside: what still runs is left behind."""
+        if self._closing:
+            return 0
         self._closing = True
         for _ in range(self._concurrency):
             self._buffer.put(None)
         return len(self._outstanding)
+
+    async def close(self) -> int:
+        """See :class:`Workers`."""
+        return self.abandon()
 
     def _work(self) -> None:
         while (delivery := self._buffer.get()) is not None:
@@ -275,7 +291,7 @@ class ThreadWorkers:
     def _handle(self, delivery: Delivery) -> Verdict:
         try:
             prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-        except Exception as error:  # noqa: BLE001 - a user's key store may raise anything
+        except BaseException as error:  # noqa: BLE001 - a user's model or key store may raise anything, a panic too
             return broken_by(error, who="preparing the message")
         if not isinstance(prepared, Ready):
             return prepared

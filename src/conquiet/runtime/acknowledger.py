@@ -225,6 +225,8 @@ class Acknowledger:
 
     async def _rest(self, error: QueueError) -> bool:
         """Wait before the next attempt. False if there is none."""
+        if self._wire.is_cut:
+            return False
         delay_s = self._reconnect.delay_s()
         if delay_s is None:
             self._on_given_up(error)

@@ -13,6 +13,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import redis
@@ -31,9 +32,10 @@ from conquiet.queue.client import (
     clone_sync,
     cluster_seeds,
 )
-from conquiet.runtime.servers import OneServer, Servers
+from conquiet.runtime.servers import OneServer, Servers, cut_off
 
 _ASK_S = 2.0
+_LOOK_S = 0.01
 _FRESH_S = 0.2
 """So long is an answer believed that somebody has just asked for. Several connections break together."""
 
@@ -51,21 +53,31 @@ def owners(reply: Iterable[Any], asked: Address) -> dict[range, Address]:
 
 
 class Cluster:
-    """The nodes of a cluster; see ``Servers``. Opens no connection before it is asked for one."""
+    """The nodes of a cluster; see ``Servers``. Opens no connection before it is asked for one.
+
+    Args:
+        client: The caller's.
+        timeout_s: How long synchronous clients wait for an answer.
+    """
 
     may_move = True
 
-    def __init__(self, client: AnyCluster) -> None:
+    def __init__(self, client: AnyCluster, *, timeout_s: float = SOCKET_TIMEOUT_S) -> None:
         seeds = cluster_seeds(client)
+        self._timeout_s = timeout_s
         self._template = seeds.template
         self._pool: Any = clone_async(seeds.template).connection_pool
         self._remap = seeds.remap
+        self._seeds = seeds.addresses
         self._addresses = list(seeds.addresses)
         self._owners: dict[range, Address] = {}
         self._clients: dict[Address, redis.Redis] = {}
         self._lock = threading.Lock()
         self._asked_at = -_FRESH_S
-        self._doubted = True
+        self._asking: redis.Redis | None = None
+        self._ended = False
+        # Not asyncio's own threads: what handlers do there may take all of them, for any time.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="conquiet-cluster")
 
     def together(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
         """See ``Servers``: by slot."""
@@ -76,71 +88,100 @@ class Cluster:
 
     async def connection(self, stream: str) -> Any:
         """See ``Servers``. Asks the cluster, unless that has just been done."""
-        self.doubt()
-        host, port = await asyncio.to_thread(self._owner, stream)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
+        host, port = self._owner(stream)
         return self._pool.connection_class(**self._pool.connection_kwargs | {"host": host, "port": port})
 
     def client(self, stream: str) -> redis.Redis:
-        """See ``Servers``. Asks the cluster only when in doubt."""
+        """See ``Servers``. Takes no lock: whoever has it may be waiting for a node that is not the stream's."""
+        if not self._owners:
+            self._ask()
         owner = self._owner(stream)
-        with self._lock:
-            client = self._clients.get(owner)
-            if client is None:
-                client = self._clients[owner] = self._clone(owner)
-            return client
+        client = self._clients.get(owner)
+        if client is None:
+            client = self._clients[owner] = self._clone(owner, timeout_s=self._timeout_s)
+        return client
 
-    def doubt(self) -> None:
+    def look_again(self) -> None:
         """See ``Servers``."""
-        self._doubted = True
+        with contextlib.suppress(RedisError, OSError):
+            self._ask()
+        gone = self._clients.keys() - set(self._owners.values())
+        for address in gone:
+            self._clients.pop(address).close()
+
+    def cut(self) -> None:
+        """See ``Servers``. The lock is not asked for: whoever has it may be the one who waits."""
+        self._ended = True
+        for client in (self._asking, *list(self._clients.values())):
+            if client is not None:
+                cut_off(client)
 
     async def close(self) -> None:
         """See ``Servers``."""
-        with self._lock:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.cut()
+        while not self._lock.acquire(blocking=False):  # somebody is still asking, for an opening that was broken off
+            await asyncio.sleep(_LOOK_S)
+            self.cut()
+        try:
             for client in self._clients.values():
                 with contextlib.suppress(RedisError, OSError):
                     client.close()
             self._clients.clear()
+        finally:
+            self._lock.release()
 
     def _owner(self, stream: str) -> Address:
-        with self._lock:
-            if self._doubted and time.monotonic() - self._asked_at >= _FRESH_S:
-                self._ask()
-            slot = key_slot(stream.encode())
-            for slots, address in self._owners.items():
-                if slot in slots:
-                    return address
+        slot = key_slot(stream.encode())
+        for slots, address in self._owners.items():
+            if slot in slots:
+                return address
         raise NodeUnreachableError("no node of the cluster has the slot of the stream")
 
     def _ask(self) -> None:
-        """Ask the nodes in turn who has what; the first that answers is believed, until the next doubt."""
+        """Find out who has what, unless somebody has just done so."""
+        with self._lock:
+            if time.monotonic() - self._asked_at >= _FRESH_S:
+                self._ask_in_turn()
+
+    def _ask_in_turn(self) -> None:
+        """Ask the nodes one by one; the first that answers is believed."""
         failure: RedisError | OSError = NodeUnreachableError("no node of the cluster is known")
         for address in list(self._addresses):
+            if self._ended:
+                raise NodeUnreachableError("the engine has ended")
             # Another one first next time: somebody who was cut off would repeat himself.
             self._addresses.append(self._addresses.pop(0))
-            client = self._clone(address, timeout_s=_ASK_S)
+            client = self._asking = self._clone(address, timeout_s=_ASK_S)
             try:
                 reply: Any = client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
             except (RedisError, OSError) as error:
                 failure = error
                 continue
             finally:
+                self._asking = None
                 client.close()
             found = {slots: self._remap(owner) for slots, owner in owners(reply, address).items()}
             if found:
                 self._owners = found
-                self._addresses = list(dict.fromkeys([*self._addresses, *found.values()]))
+                # Those that have gone are not asked again: where nodes come back under other addresses, it would take
+                # longer and longer to find one that answers.
+                known = {*found.values(), *self._seeds}
+                self._addresses = [other for other in dict.fromkeys([*self._addresses, *known]) if other in known]
                 self._asked_at = time.monotonic()
-                self._doubted = False
                 return
         raise failure
 
-    def _clone(self, address: Address, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
+    def _clone(self, address: Address, *, timeout_s: float) -> redis.Redis:
         client = clone_sync(self._template, socket_timeout_s=timeout_s)
         changed = {"host": address[0], "port": address[1], "socket_connect_timeout": timeout_s}
         client.connection_pool.connection_kwargs |= changed
         return client
 
 
-def servers_of(client: AnyRedis | AnyCluster) -> Servers:
-    """Return where the streams of this client live."""
-    return Cluster(client) if isinstance(client, RedisCluster | AsyncRedisCluster) else OneServer(client)
+def servers_of(client: AnyRedis | AnyCluster, *, timeout_s: float) -> Servers:
+    """Return where the streams of this client live. Synchronous clients for them wait so long for an answer."""
+    if isinstance(client, RedisCluster | AsyncRedisCluster):
+        return Cluster(client, timeout_s=timeout_s)
+    return OneServer(client, timeout_s=timeout_s)

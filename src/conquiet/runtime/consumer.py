@@ -17,6 +17,7 @@ This file is the engine's life: putting the parts together, starting, asking for
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
 from collections.abc import Collection, Sequence
@@ -30,7 +31,7 @@ from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.background import until_ready
 from conquiet.kernel.identity import stable_consumer_id
 from conquiet.kernel.lifecycle import Lifecycle, Status
-from conquiet.kernel.validation import require_positive, require_text
+from conquiet.kernel.validation import require_positive
 from conquiet.queue.client import AnyCluster, AnyRedis
 from conquiet.queue.faults import translate
 from conquiet.runtime.cluster import servers_of
@@ -42,9 +43,9 @@ from conquiet.runtime.lease import Heartbeat, LeaseTable
 from conquiet.runtime.metrics import StreamTally, observe_lease_lost
 from conquiet.runtime.room import Room
 from conquiet.runtime.runner import Handler, Invoker, Runner, lease_lost
-from conquiet.runtime.settings import RuntimeSettings, require_streams
+from conquiet.runtime.settings import RuntimeSettings, require_name, require_streams, settings_from
 from conquiet.runtime.shard import Shard
-from conquiet.runtime.shutdown import FORCED_S, Shutdown, outlast
+from conquiet.runtime.shutdown import Shutdown, outlast
 from conquiet.runtime.wire import WireLostError
 
 logger = logging.getLogger(__name__)
@@ -83,17 +84,12 @@ class Consumer:
     ) -> None:
         self._streams = require_streams(streams)
         self._concurrency = require_positive("concurrency", concurrency)
-        self._group = require_text("group", group)
+        self._group = require_name("group", group)
         if consumer_id is not None:
-            require_text("consumer_id", consumer_id)
-        if settings is not None and options:
-            raise ConfigurationError("pass settings or single options, not both")
-        try:
-            self._settings = settings or RuntimeSettings(**options)
-        except TypeError as error:
-            raise ConfigurationError(f"no such option of runtime.Consumer: {', '.join(options)}") from error
+            require_name("consumer_id", consumer_id)
+        self._settings = settings_from(settings, options)
         self.claim_idle_s = self._settings.claim_idle_s
-        self._servers = servers_of(redis)
+        self._servers = servers_of(redis, timeout_s=self._settings.heartbeat_timeout_s)
         self._consumer_id = consumer_id or stable_consumer_id()
         self._lifecycle = Lifecycle("this Consumer")
         self._dispatcher = EventDispatcher()
@@ -210,6 +206,8 @@ class Consumer:
             QueueError: The server could not be reached, at the start or for too long.
             LifecycleError: It was started or stopped before. An engine lives once.
         """
+        if stop_event is not None and not inspect.iscoroutinefunction(getattr(stop_event, "wait", None)):
+            raise ConfigurationError("stop_event must be an asyncio.Event: waiting for another kind blocks the loop")
         self._lifecycle.start()
         self._loop = asyncio.get_running_loop()
         engine = asyncio.create_task(self._live(), name=f"conquiet-engine-{self._consumer_id}")
@@ -237,6 +235,8 @@ class Consumer:
 
         What was read already goes on. The engine does not look for a reason: that is for a higher layer.
         """
+        if isinstance(streams, str):
+            raise ConfigurationError("withhold takes a list of stream names, not a single one")
         for shard in self._shards:
             shard.withhold(streams)
 
@@ -247,11 +247,11 @@ class Consumer:
 
     def health(self) -> Health:
         """Tell how it is doing, without asking the server."""
+        ended = self._runner.last_end
         return Health(
             status=self._lifecycle.status,
             connected=all(shard.read_wire.is_open for shard in self._shards),
-            progress_age_s=time.monotonic()
-            - max(min(shard.intake.last_progress for shard in self._shards), self._runner.last_end),
+            progress_age_s=time.monotonic() - min(shard.intake.progress(ended) for shard in self._shards),
             active=self._pool.active,
             in_hand=len(self._table),
             unacknowledged=sum(shard.acknowledger.unconfirmed for shard in self._shards),
@@ -296,6 +296,7 @@ class Consumer:
     async def _live(self) -> StopReport:
         failure: BaseException | None = None
         self._dispatcher.start()
+        cutting = asyncio.create_task(self._shutdown.cut_when_forced(), name="conquiet-cutting")
         try:
             self._opening = asyncio.create_task(self._open(), name="conquiet-opening")
             await self._opening
@@ -327,7 +328,9 @@ class Consumer:
             self._lifecycle.finish()
             if failure is not None:
                 self._tell(failure)
-            await self._dispatcher.close(timeout_s=FORCED_S)
+            await self._dispatcher.close(timeout_s=self._shutdown.patience_s)
+            cutting.cancel()
+            await asyncio.gather(cutting, return_exceptions=True)
         if failure is not None:
             raise failure
         return report

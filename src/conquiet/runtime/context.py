@@ -2,10 +2,15 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from conquiet.errors import LeaseLostError
+
+T = TypeVar("T")
+
+_LOOK_S = 1.0
 
 
 class RuntimeMessage:
@@ -25,6 +30,7 @@ class RuntimeMessage:
         acknowledged: The handler acknowledged it early, or by means of its own.
         leaving: The server is being asked to let go of it: that it is not ours any more is no loss then.
         settled: Its handler is through: it holds no slot any more.
+        succeeded: It is, and well.
     """
 
     __slots__ = (
@@ -39,6 +45,7 @@ class RuntimeMessage:
         "settled",
         "started_at",
         "stream",
+        "succeeded",
     )
 
     def __init__(
@@ -62,6 +69,7 @@ class RuntimeMessage:
         self.acknowledged = False
         self.leaving = False
         self.settled = False
+        self.succeeded = False
 
     def __repr__(self) -> str:
         return f"RuntimeMessage(stream={self.stream!r}, id={self.id!r}, delivery_count={self.delivery_count})"
@@ -156,11 +164,14 @@ class _Lease:
 
     def _refuse_late(self) -> None:
         if self.message.lease_lost or self.message.settled:
-            raise LeaseLostError(
-                "the message is not ours to acknowledge any more: its lease was lost, or its handler has ended",
-                stream=self.message.stream,
-                message_id=self.message.id,
-            )
+            raise self._too_late()
+
+    def _too_late(self) -> LeaseLostError:
+        return LeaseLostError(
+            "the message is not ours any more: its lease was lost, or its handler has ended",
+            stream=self.message.stream,
+            message_id=self.message.id,
+        )
 
     def leaving(self) -> "Leaving":
         """Wrap ``with`` around a call that acknowledges the entry by other means, and ``mark_acknowledged()`` in it.
@@ -194,11 +205,14 @@ class MessageContext(_Lease):
     async def extend(self) -> None:
         """Ask the server now whether the message is ours, and keep it for another ``claim_idle``.
 
-        The heartbeat does that by itself; this is for certainty at one moment.
+        The heartbeat does that by itself; this is for certainty at one moment. After ``ack()`` it does nothing.
 
         Raises:
-            LeaseLostError: Somebody else holds it, or it was acknowledged elsewhere.
+            LeaseLostError: Somebody else holds it, or it was acknowledged elsewhere, or the handler is over.
         """
+        if self.message.acknowledged:
+            return
+        self._refuse_late()
         if not await self._custody.extend(self.message):
             self.message.lease_lost = True
             self.check_lease()
@@ -217,10 +231,29 @@ class SyncMessageContext(_Lease):
         """See ``MessageContext.ack``."""
         if not self.message.acknowledged:
             self._refuse_late()
-            asyncio.run_coroutine_threadsafe(self._custody.acknowledge(self.message), self._loop).result()
+            self._on_loop(self._custody.acknowledge(self.message))
 
     def extend(self) -> None:
         """See ``MessageContext.extend``."""
-        if not asyncio.run_coroutine_threadsafe(self._custody.extend(self.message), self._loop).result():
+        if self.message.acknowledged:
+            return
+        self._refuse_late()
+        if not self._on_loop(self._custody.extend(self.message)):
             self.message.lease_lost = True
             self.check_lease()
+
+    def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Have it run by the event loop and wait for it; not for ever, if that loop has come to its end meanwhile."""
+        try:
+            answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise self._too_late() from None
+        while True:
+            try:
+                return answer.result(_LOOK_S)
+            except TimeoutError:
+                if answer.done():
+                    raise
+                if self._loop.is_closed():
+                    raise self._too_late() from None

@@ -110,7 +110,9 @@ class EventDispatcher:
                 result = callback(event)
                 if inspect.isawaitable(result):  # a plain function that returned a coroutine
                     self._defer(functools.partial(_the_same, result), event)
-            except Exception:  # the caller's own mistake: it must not hurt the engine or the message
+            except (Exception, asyncio.CancelledError):
+                # The caller's own mistake: it must not hurt the engine or the message. It does not wait for anything,
+                # so a cancellation is not meant for us: it has looked at something that was cancelled.
                 logger.exception("event callback failed", extra={"event": kind.__name__})
         for callback in self._deferred[kind]:
             self._defer(callback, event)
@@ -146,6 +148,8 @@ class EventDispatcher:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._emptied.set()
+        if self._queue:
+            logger.warning("event callbacks were not called", extra={"calls": len(self._queue)})
         return len(self._queue)
 
     async def _serve(self) -> None:

@@ -14,9 +14,7 @@ from redis.exceptions import ResponseError
 
 from conquiet.queue.commands import pack
 from conquiet.runtime.context import RuntimeMessage
-
-IDLE_MS = 24 * 60 * 60 * 1000
-"""Longer than any sensible claim threshold."""
+from conquiet.runtime.settings import HANDED_BACK_IDLE_MS
 
 HAND_BACK = """
 local given = 0
@@ -45,7 +43,7 @@ def commands(messages: Sequence[RuntimeMessage], group: str, consumer_id: str) -
             stream,
             group,
             consumer_id,
-            IDLE_MS,
+            HANDED_BACK_IDLE_MS,
             *[word for message in those for word in (message.id, max(message.delivery_count - 1, 0))],
         )
         for stream, those in by_stream.items()

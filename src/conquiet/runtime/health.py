@@ -14,7 +14,8 @@ class Health:
     Attributes:
         status: Where its life stands.
         connected: Its reading connection is up.
-        progress_age_s: Seconds since the server last answered a read or a message was finished.
+        progress_age_s: Seconds since the server last answered a read, or, while there is no room for one, since a
+            message was finished. On a cluster that of the reader which has waited longest.
         active: Handlers running.
         in_hand: Messages held: running, waiting for a slot, or not yet acknowledged.
         unacknowledged: Finished messages whose acknowledgement is not confirmed yet.
@@ -60,6 +61,9 @@ class StopReport:
         abandoned: ``(stream, id)`` of messages whose handler was broken off, or still runs in a thread.
         unacknowledged: ``(stream, id)`` of finished messages whose acknowledgement was not confirmed: they
             will be delivered again.
+        unanswered_reads: Reads whose answer was lost with its connection, or cut off by a forced stop, and was not
+            looked for afterwards. What the server gave in it, if anything, is pending under our name; nobody has seen
+            it, and it turns stale in time.
     """
 
     succeeded: int
@@ -68,6 +72,7 @@ class StopReport:
     stranded: int
     abandoned: tuple[tuple[str, str], ...]
     unacknowledged: tuple[tuple[str, str], ...]
+    unanswered_reads: int = 0
 
 
 NOTHING_DONE = StopReport(succeeded=0, failed=0, handed_back=0, stranded=0, abandoned=(), unacknowledged=())

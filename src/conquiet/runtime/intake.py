@@ -86,6 +86,7 @@ class Intake:
         self._room_waiter: asyncio.Future[None] | None = None
         self._found_last = False
         self._stranded: list[str] = []
+        self._lost_answer = False
         self._failure: QueueError | None = None
         self._flushed_at = 0.0
         # Of the last call that made entries ours, whether its reply has arrived or not.
@@ -114,6 +115,16 @@ class Intake:
     def is_blocked(self) -> bool:
         """True while a read waits on the server."""
         return self._doing is _Doing.BLOCKED
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True if an answer was lost, and what the server gave in it was not looked for yet."""
+        return self._lost_answer and bool(self._stranded)
+
+    def progress(self, last_end: float) -> float:
+        """When something last came of our work. While we wait for room, that is when a handler came to its end."""
+        waits_for_server = self._doing in {_Doing.BUSY, _Doing.BLOCKED}
+        return self.last_progress if waits_for_server else max(self.last_progress, last_end)
 
     @property
     def is_stopping(self) -> bool:
@@ -232,8 +243,13 @@ class Intake:
                 return room
             self._doing = _Doing.WAITING_FOR_ROOM
             self._acknowledger.nudge()
-            self._room_waiter = asyncio.get_running_loop().create_future()
-            await self._room_waiter
+            loop = asyncio.get_running_loop()
+            self._room_waiter = loop.create_future()
+            flushing = loop.call_later(_FLUSH_S, self._flush_now)  # handlers may take hours to make room
+            try:
+                await self._room_waiter
+            finally:
+                flushing.cancel()
         return 0
 
     async def _read(self, room: int) -> None:
@@ -322,8 +338,11 @@ class Intake:
         """Hand numbers to the metrics, now and then: it costs a stream as much as some messages do."""
         if self.last_progress >= self._flushed_at + _FLUSH_S:
             self._flushed_at = self.last_progress
-            for stream in self._all_streams:
-                self._tallies[stream].flush(self._held(stream))
+            self._flush_now()
+
+    def _flush_now(self) -> None:
+        for stream in self._all_streams:
+            self._tallies[stream].flush(self._held(stream))
 
     async def _come_back(self, error: QueueError) -> None:
         """Wait and connect anew. What a lost reply has left with us is fetched then, before anything else.
@@ -334,6 +353,7 @@ class Intake:
         self._doing = _Doing.APART
         self._let_others()
         self._acknowledger.nudge()
+        self._lost_answer = error.in_doubt or self.is_unanswered
         self._stranded = list(self._all_streams)
         self._reader.begin_recovery()
         while not self._stopping.is_set():

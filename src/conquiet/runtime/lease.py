@@ -8,6 +8,7 @@ An extension never takes a message back. XCLAIM does not ask who the owner is, s
 one script (``EXTEND_LEASE``); what it does not keep is in other hands, and the loser is told.
 """
 
+import asyncio
 import logging
 import threading
 import time
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 Batch = tuple[str, list[RuntimeMessage]]
 """A stream, and messages of it."""
 
+_LOOK_S = 0.01
 _BATCH = 250
 """Ids in one script call: the server serves nobody else meanwhile, about a millisecond."""
 
@@ -120,6 +122,7 @@ class Heartbeat:
         self._settings = settings
         self._on_lost = on_lost
         self._on_error = on_error
+        self._doubtful: set[redis.Redis] = set()
         self._stop = threading.Event()
         self._last_success = time.monotonic()
         # A daemon: a process that ends without stopping its engine must not hang on it.
@@ -135,28 +138,36 @@ class Heartbeat:
         self._last_success = time.monotonic()
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ask the thread to end."""
-        self._stop.set()
+    async def stop(self, *, timeout_s: float) -> bool:
+        """End the thread, in the middle of a call if need be. False if it did not end in time.
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread. False if it did not end in time."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        Looked at again and again, not waited for in a thread of asyncio's: handlers may have taken all of those.
+        """
+        self._stop.set()
+        deadline = time.monotonic() + timeout_s
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
+            self._servers.cut()
+        if self._thread.is_alive():
+            # In the middle of connecting, which nobody can break off. It ends with the time allowed for that.
+            logger.warning("lease heartbeat has not ended yet")
+            return False
+        return True
 
     def _run(self) -> None:
         pause_s = self._settings.heartbeat_s
         while not self._stop.wait(pause_s):
             try:
                 self.beat(time.monotonic())
-            except (RedisError, OSError) as error:
-                self._on_error(error)
+            except Exception as error:
+                if self._stop.is_set():
+                    return  # cut off, in whatever way that shows; nothing is held any more
+                if isinstance(error, RedisError | OSError):
+                    self._on_error(error)
+                else:
+                    # A defect of ours. Without its heartbeat the engine would look fine and lose its leases.
+                    logger.exception("lease heartbeat failed")
                 # Sooner than usual: a message may be one failed beat away from turning stale.
-                pause_s = self._settings.heartbeat_s / 4
-            except Exception:
-                # A defect of ours. Without its heartbeat the engine would look fine and lose its leases.
-                logger.exception("lease heartbeat failed")
                 pause_s = self._settings.heartbeat_s / 4
             else:
                 self._last_success = time.monotonic()
@@ -179,14 +190,16 @@ class Heartbeat:
                 failure = error
             else:
                 theirs += [(stream, messages[at : at + _BATCH]) for at in range(0, len(messages), _BATCH)]
-        for client, theirs in batches.items():
+        # Who has not answered last time is asked last: the streams of the other nodes are not to suffer from it.
+        doubtful, self._doubtful = self._doubtful, set()
+        for client in sorted(batches, key=doubtful.__contains__):
             try:
-                self._extend(client, theirs, now)
+                self._extend(client, batches[client], time.monotonic())
             except (RedisError, OSError) as error:
-                # The streams of the other nodes are not to suffer from it.
-                self._servers.doubt()
+                self._doubtful.add(client)
                 failure = error
         if failure is not None:
+            self._servers.look_again()
             raise failure
 
     def _extend(self, client: redis.Redis, batches: list[Batch], now: float) -> None:

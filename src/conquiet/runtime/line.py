@@ -81,9 +81,13 @@ class ReplyLine(asyncio.Protocol):
 
         Nothing is waited for: no farewell of TLS, and no bytes unsent; whoever closes has had the replies it wanted.
         """
-        self._transport.abort()
+        self.cut()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), 1.0)
+
+    def cut(self) -> None:
+        """End the connection and wait for nothing. Whoever waits for a reply is told at the next turn of the loop."""
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""

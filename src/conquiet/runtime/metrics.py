@@ -79,8 +79,9 @@ class StreamTally:
             observe_many(self._wait, self.wait_s)
             self.wait_s.clear()
         if in_hand != self._flushed_in_hand:
+            # By the difference: several engines of a process may read one stream, each for a group of its own.
+            self._in_hand.inc(in_hand - self._flushed_in_hand)
             self._flushed_in_hand = in_hand
-            self._in_hand.set(in_hand)
 
 
 @never_raises

@@ -147,7 +147,7 @@ class Runner:
         tally = self._tallies[message.stream]
         tally.succeeded += 1
         tally.handling_s.append(duration_s)
-        message.settled = True
+        message.settled = message.succeeded = True
         if message.acknowledged:
             self._table.release(message)
         else:
@@ -180,6 +180,9 @@ class Runner:
                 await self._on_exhausted(message)
             elif self._is_news(message):
                 self._dispatcher.emit(EngineError(_exhausted(message), message))
+        except asyncio.CancelledError as error:
+            self._dispatcher.emit(EngineError(error, message))
+            raise
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             self._dispatcher.emit(EngineError(error, message))
         finally:

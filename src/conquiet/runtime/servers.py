@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import redis
 from redis.exceptions import RedisError
 
-from conquiet.queue.client import AnyRedis, clone_async, clone_sync
+from conquiet.queue.client import SOCKET_TIMEOUT_S, AnyRedis, clone_async, clone_sync
 
 
 class Servers(Protocol):
@@ -34,11 +34,18 @@ class Servers(Protocol):
         ...
 
     def client(self, stream: str) -> redis.Redis:
-        """Return the synchronous client for where the stream is now; the same one for the same place."""
+        """Return the synchronous client for where the stream is, as far as is known; the same for the same place.
+
+        For one thread. Asks nobody, unless nothing is known at all.
+        """
         ...
 
-    def doubt(self) -> None:
-        """A server refused, or was not there: do not trust what was known before. Any thread."""
+    def look_again(self) -> None:
+        """A server refused, or was not there: find out who has what now. In the same thread; may take seconds."""
+        ...
+
+    def cut(self) -> None:
+        """Break off what a client from here waits for. Call it again until its user has noticed. Any thread."""
         ...
 
     async def close(self) -> None:
@@ -47,13 +54,18 @@ class Servers(Protocol):
 
 
 class OneServer:
-    """Every stream is on the server of this client: a plain one, or the master that Sentinel names."""
+    """Every stream is on the server of this client: a plain one, or the master that Sentinel names.
+
+    Args:
+        client: The caller's.
+        timeout_s: How long the synchronous client waits for an answer.
+    """
 
     may_move = False
 
-    def __init__(self, client: AnyRedis) -> None:
+    def __init__(self, client: AnyRedis, *, timeout_s: float = SOCKET_TIMEOUT_S) -> None:
         self._asynchronous = clone_async(client)
-        self._synchronous = clone_sync(client)
+        self._synchronous = clone_sync(client, socket_timeout_s=timeout_s)
 
     def together(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
         """See ``Servers``."""
@@ -68,8 +80,12 @@ class OneServer:
         """See ``Servers``."""
         return self._synchronous
 
-    def doubt(self) -> None:
+    def look_again(self) -> None:
         """See ``Servers``. There is only this one."""
+
+    def cut(self) -> None:
+        """See ``Servers``."""
+        cut_off(self._synchronous)
 
     async def close(self) -> None:
         """See ``Servers``."""
@@ -77,3 +93,9 @@ class OneServer:
             await self._asynchronous.aclose()
         with contextlib.suppress(RedisError, OSError):
             self._synchronous.close()
+
+
+def cut_off(client: redis.Redis) -> None:
+    """End the connections of a client that another thread is using: whatever it waits for fails at once."""
+    with contextlib.suppress(RedisError, OSError):
+        client.connection_pool.disconnect(inuse_connections=True)

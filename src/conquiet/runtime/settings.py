@@ -1,11 +1,16 @@
 """How an engine behaves, checked once when it is built."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.backoff import Backoff
 from conquiet.kernel.validation import require_positive, require_seconds, require_text
+from conquiet.queue.client import SOCKET_TIMEOUT_S
+
+HANDED_BACK_IDLE_MS = 24 * 60 * 60 * 1000
+"""So long counts what is handed back as untouched: everybody finds it stale, whatever his claim time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +20,7 @@ class RuntimeSettings:
     Attributes:
         block_ms: Longest wait of one read. The engine cuts it into shorter ones, so that a stop
             and stale work are noticed.
-        claim_idle_ms: How long an entry must have been untouched before anybody may take it over.
+        claim_idle_ms: How long an entry must have been untouched before anybody may take it over, a day at most.
             The engine extends what it holds every third of that time.
         prefetch: Most messages held beyond the free slots. Only as many are taken as the slots
             will start within a blink, by the average handling time: slow handlers prefetch nothing.
@@ -44,7 +49,11 @@ class RuntimeSettings:
 
     def __post_init__(self) -> None:
         require_positive("block_ms", self.block_ms)
-        require_positive("claim_idle_ms", self.claim_idle_ms)
+        if require_positive("claim_idle_ms", self.claim_idle_ms) > HANDED_BACK_IDLE_MS:
+            raise ConfigurationError(
+                f"claim_idle_ms must be at most {HANDED_BACK_IDLE_MS}, a day, got {self.claim_idle_ms}: "
+                "a message that is handed back at a stop counts as untouched for that long"
+            )
         if self.prefetch != 0 or isinstance(self.prefetch, bool):
             require_positive("prefetch", self.prefetch)
         if self.max_deliveries is not None:
@@ -55,6 +64,10 @@ class RuntimeSettings:
         require_positive("max_payload_bytes", self.max_payload_bytes)
         if not isinstance(self.reconnect, Backoff):
             raise ConfigurationError("reconnect must be a Backoff")
+        if not isinstance(self.recreate_group, bool):
+            raise ConfigurationError("recreate_group must be True or False")
+        if not isinstance(self.priorities, Mapping):
+            raise ConfigurationError("priorities must be a mapping of stream names to integers")
         for stream, level in self.priorities.items():
             require_text("priorities", stream)
             if isinstance(level, bool) or not isinstance(level, int):
@@ -71,16 +84,45 @@ class RuntimeSettings:
         return self.claim_idle_s / 3
 
     @property
+    def heartbeat_timeout_s(self) -> float:
+        """How long an extension may take. Two servers that have fallen silent must not cost the others' leases."""
+        return min(SOCKET_TIMEOUT_S, max(1.0, self.heartbeat_s / 2))
+
+    @property
     def slice_ms(self) -> int:
         """Longest single BLOCK. Short against the claim time, because a lease is counted from before the read."""
         return max(1, min(self.block_ms, 1_000, self.claim_idle_ms // 4))
+
+
+def settings_from(settings: RuntimeSettings | None, options: dict[str, Any]) -> RuntimeSettings:
+    """Return the settings that were given together, or one by one, or not at all."""
+    if settings is not None:
+        if options:
+            raise ConfigurationError("pass settings or single options, not both")
+        if not isinstance(settings, RuntimeSettings):
+            raise ConfigurationError("settings must be RuntimeSettings(...)")
+        return settings
+    unknown = options.keys() - {known.name for known in fields(RuntimeSettings)}
+    if unknown:
+        raise ConfigurationError(f"no such option of runtime.Consumer: {', '.join(sorted(unknown))}")
+    return RuntimeSettings(**options)
+
+
+def require_name(what: str, name: object) -> str:
+    """Return a name that the server can be told."""
+    text = require_text(what, name)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{what} must be text that UTF-8 can write: it holds half of a character") from None
+    return text
 
 
 def require_streams(streams: object) -> tuple[str, ...]:
     """Return the streams as a tuple if there is at least one, each is a name, and none comes twice."""
     if isinstance(streams, str) or not isinstance(streams, list | tuple) or not streams:
         raise ConfigurationError("streams must be a list of at least one stream name")
-    names = tuple(require_text("streams", name) for name in streams)
+    names = tuple(require_name("streams", name) for name in streams)
     if len(set(names)) != len(names):
         raise ConfigurationError("streams must not name a stream twice")
     return names

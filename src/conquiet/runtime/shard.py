@@ -162,6 +162,11 @@ class Shard:
             observe_handed_back(stream, count)
         return sum(given)
 
+    def cut(self) -> None:
+        """Break off whatever waits for the server, and let nothing wait for it again. See ``Wire.cut``."""
+        self.read_wire.cut()
+        self._ack_wire.cut()
+
     async def close(self) -> list[RuntimeMessage]:
         """Close the connections. Returns what was not confirmed to be acknowledged."""
         if self._unblocking is not None:

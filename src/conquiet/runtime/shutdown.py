@@ -5,12 +5,15 @@
       report ◀── end heartbeat and callbacks ◀── close connections ◀── last acknowledgements
 
 The heartbeat goes on until the last handler is through: what runs in its grace period is still ours.
+
+Once the stop is forced, a server that answers has half a second for all of it. Then the connections are cut, and
+whatever still waits for an answer fails: there is one way out of every wait, whoever waits and wherever.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from conquiet.runtime.concurrency_pool import ConcurrencyPool
 from conquiet.runtime.context import RuntimeMessage
@@ -22,8 +25,12 @@ from conquiet.runtime.shard import Shard
 
 logger = logging.getLogger(__name__)
 
-FORCED_S = 5.0
+_BROKEN_OFF_S = 5.0
+"""How long handlers that were broken off, and callbacks that are behind, may take to come to their end."""
 _ACKS_S = 5.0
+_LAST_WORDS_S = 0.5
+"""The same, and for everything that a server is still to be told, once the stop is forced."""
+_CUT_AGAIN_S = 0.05
 
 
 class Shutdown:
@@ -60,56 +67,77 @@ class Shutdown:
         self._tallies = tallies
         self._grace_s = grace_s
         self._forced = forced
+        self._cut = asyncio.Event()
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for what was told to end."""
+        return _LAST_WORDS_S if self._forced.is_set() else _BROKEN_OFF_S
+
+    async def cut_when_forced(self) -> None:
+        """Cut the connections soon after the stop is forced, and again until cancelled."""
+        await self._forced.wait()
+        await asyncio.sleep(_LAST_WORDS_S)
+        self._cut.set()
+        while True:
+            for shard in self._shards:
+                shard.cut()
+            await asyncio.sleep(_CUT_AGAIN_S)
 
     async def run(self) -> StopReport:
         """Go through it all; nothing is being fetched any more."""
         self._pool.hold()
         unstarted = self._pool.take_back()
         handed_back = await self._hand_back(unstarted)
-        await self._let_finish()
-        abandoned = self._pool.cancel_running()
-        if abandoned:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._pool.wait_quiet(), FORCED_S)
-        stubborn = await self._pool.close(timeout_s=FORCED_S)
+        await _either(self._pool.wait_quiet(), self._forced, timeout_s=self._grace_s)
+        broken_off = self._pool.cancel_running()
+        if broken_off:
+            await _either(self._pool.wait_quiet(), self._cut, timeout_s=_BROKEN_OFF_S)
+        stubborn = await self._pool.close(timeout_s=self.patience_s)
         unacknowledged = await self._settle()
-        self._heartbeat.stop()
-        await asyncio.to_thread(self._heartbeat.join, FORCED_S)
+        await self._heartbeat.stop(timeout_s=self.patience_s)
         await self._servers.close()
-        for stream, tally in self._tallies.items():
-            tally.flush(len(self._table.of(stream)))
+        for tally in self._tallies.values():
+            tally.flush(0)  # whatever is left behind: nobody here has it in hand any more
         report = StopReport(
             succeeded=sum(tally.succeeded for tally in self._tallies.values()),
             failed=sum(tally.failed for tally in self._tallies.values()),
             handed_back=handed_back,
             stranded=len(unstarted) - handed_back,
-            abandoned=tuple((message.stream, message.id) for message in abandoned),
+            # Told to break off, some are through all the same, or have been: they wait for callbacks to catch up.
+            abandoned=tuple((message.stream, message.id) for message in broken_off if not message.succeeded),
             unacknowledged=tuple((message.stream, message.id) for message in unacknowledged),
+            unanswered_reads=sum(shard.intake.is_unanswered for shard in self._shards),
         )
         _log(report, stubborn)
         return report
 
     async def _hand_back(self, unstarted: list[RuntimeMessage]) -> int:
-        given = 0
-        for shard in self._shards:
-            given += await shard.hand_back([message for message in unstarted if message.stream in shard.streams])
-        return given
-
-    async def _let_finish(self) -> None:
-        """Give running handlers the grace period, or until the stop is forced."""
-        quiet = asyncio.create_task(self._pool.wait_quiet())
-        forced = asyncio.create_task(self._forced.wait())
-        await asyncio.wait({quiet, forced}, timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in (quiet, forced):
-            task.cancel()
-        await asyncio.gather(quiet, forced, return_exceptions=True)
+        # At the same time: a node that does not answer keeps nobody else's messages.
+        given = [
+            shard.hand_back([message for message in unstarted if message.stream in shard.streams])
+            for shard in self._shards
+        ]
+        return sum(await asyncio.gather(*given))
 
     async def _settle(self) -> list[RuntimeMessage]:
         """Send the last acknowledgements and close the connections. Returns what was not confirmed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ACKS_S):
-                await asyncio.gather(*(shard.acknowledger.flush() for shard in self._shards))
-        return [message for shard in self._shards for message in await shard.close()]
+        await _either(_all_of([shard.acknowledger.flush() for shard in self._shards]), self._cut, timeout_s=_ACKS_S)
+        left = await asyncio.gather(*(shard.close() for shard in self._shards))
+        return [message for messages in left for message in messages]
+
+
+async def _either(waiting: Coroutine[Any, Any, None], event: asyncio.Event, *, timeout_s: float) -> None:
+    """Return when the one has ended or the other has happened, and at the latest after so long."""
+    tasks = {asyncio.create_task(waiting), asyncio.create_task(event.wait())}
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _all_of(waiting: list[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*waiting)
 
 
 async def outlast(
@@ -148,6 +176,7 @@ def _log(report: StopReport, stubborn: int) -> None:
         "stranded": report.stranded,
         "abandoned": len(report.abandoned),
         "unacknowledged": len(report.unacknowledged),
+        "unanswered_reads": report.unanswered_reads,
         "stubborn": stubborn,
     }
     logger.info("engine stopped", extra=facts)

@@ -5,11 +5,13 @@ come back in order, so that several commands can go out in one write and the fir
 last one still waits on the server.
 """
 
+import asyncio
 import contextlib
 from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, RedisError, ResponseError, TryAgainError
 
+from conquiet.kernel.cancellation import heeding_cancellation
 from conquiet.queue.commands import pack
 from conquiet.runtime.line import ReplyLine
 from conquiet.runtime.servers import Servers
@@ -47,6 +49,8 @@ class Wire:
         self._stream = stream
         self._connection: Any = None
         self._line: ReplyLine | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self.is_cut = False
         self.client_id: int | None = None
 
     @property
@@ -66,6 +70,23 @@ class Wire:
             WireLostError: There is no connection to be had.
         """
         await self.close()
+        if self.is_cut:
+            raise _ended()
+        self._opening = asyncio.create_task(self._connect(), name="conquiet-connecting")
+        with heeding_cancellation():  # ours, that is, and not only that of the task we wait for
+            try:
+                await self._opening
+            except asyncio.CancelledError:
+                if self.is_cut:
+                    raise _ended() from None
+                raise
+            finally:
+                self._opening = None
+        # Only to cut a waiting read short at a stop. Who is not allowed to ask waits for the slice to end.
+        (number,) = await self.call([pack("CLIENT", "ID")])
+        self.client_id = number if isinstance(number, int) else None
+
+    async def _connect(self) -> None:
         connection = None
         try:
             connection = await self._servers.connection(self._stream)
@@ -76,10 +97,19 @@ class Wire:
         except BaseException:
             await _quietly_close(connection)
             raise
+        # Here and not by who waits for us: he may be cancelled at this very turn, and it is to be closed all the same.
         self._connection, self._line = connection, ReplyLine(connection)
-        # Only to cut a waiting read short at a stop. Who is not allowed to ask waits for the slice to end.
-        (number,) = await self.call([pack("CLIENT", "ID")])
-        self.client_id = number if isinstance(number, int) else None
+
+    def cut(self) -> None:
+        """Break off whoever waits here, and let nobody wait again: from now on every call is a ``WireLostError``.
+
+        Call it again until they are gone: up to Python 3.11 a cancellation can be swallowed on the way.
+        """
+        self.is_cut = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._line is not None:
+            self._line.cut()
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
@@ -126,6 +156,10 @@ class Wire:
             return isinstance(reply, _ELSEWHERE)
         # A stream that leaves for another node ends a waiting read as if it had been deleted. The next one tells.
         return isinstance(reply, _ELSEWHERE_IN_A_CLUSTER) or str(reply).startswith("UNBLOCKED")
+
+
+def _ended() -> WireLostError:
+    return WireLostError(ConnectionError("the engine has ended"))
 
 
 async def _quietly_close(connection: Any) -> None:

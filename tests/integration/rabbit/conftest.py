@@ -41,6 +41,12 @@ class Rabbit:
     def api(self, method: str, path: str, body: Any = None) -> Any:
         return self._api(method, path.replace("{vhost}", quote(self.vhost, safe="")), body)
 
+    @property
+    def counts_nacks(self) -> bool:
+        """Whether a message that was nacked is nearer to the delivery limit of its quorum queue."""
+        version: str = self.api("GET", "/api/overview")["rabbitmq_version"]
+        return tuple(map(int, version.split(".")[:2])) < (4, 3)
+
     def queue(self, name: str = "work", *, quorum: bool = False, dead: str | None = "dead", **arguments: Any) -> str:
         """Make a durable queue; what it dead-letters goes to the queue ``dead``."""
         extra = {key.replace("_", "-"): value for key, value in arguments.items()}

@@ -311,6 +311,42 @@ async def test_a_cancelled_run_still_closes_in_order(
     assert rabbit.depth(queue) == 0
 
 
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_run_that_is_cancelled_twice_keeps_no_message(rabbit: Any, action: Any, *, plain: bool) -> None:
+    """Its connection would live on, and with it the broker's belief that somebody has the messages in hand."""
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1), action(2))
+    begun, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    async def waits(_: Any) -> bool:
+        begun.set()
+        await asyncio.Event().wait()
+        return True
+
+    def blocks(_: Any) -> bool:
+        loop.call_soon_threadsafe(begun.set)
+        return go_on.wait()
+
+    consumer = RabbitConsumer(rabbit.url, queue, blocks if plain else waits)
+    running = asyncio.create_task(consumer.run())
+    await begun.wait()
+    session = consumer._session
+    assert session is not None
+
+    running.cancel()
+    await asyncio.to_thread(rabbit.wait_for_depth, queue, 1)  # the second message is back: it waits for the first
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    await asyncio.to_thread(rabbit.wait_for_depth, queue, 2)
+    await wait_until_async(lambda: session.link._connection.is_closed)
+    await wait_until_async(lambda: len(asyncio.all_tasks()) == 1)  # we
+    assert consumer.count.abandoned == 1
+    go_on.set()
+
+
 async def test_a_consumer_lives_once(rabbit: Any, recorder: Any) -> None:
     queue = rabbit.queue()
     consumer = RabbitConsumer(rabbit.url, queue, recorder())

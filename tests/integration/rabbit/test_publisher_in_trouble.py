@@ -1,6 +1,7 @@
 """One bad message, or one lost channel, and what becomes of everybody else's."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +10,7 @@ import pytest
 from conquiet.errors import ConfigurationError, PublishError
 from conquiet.rabbit import Outgoing, Publisher
 from conquiet.rabbit.connection import Link
+from conquiet.testing import wait_until_async
 
 
 @pytest.mark.parametrize(
@@ -132,3 +134,64 @@ async def test_a_channel_that_never_came_to_confirm_is_not_used(rabbit: Any, mon
 
     assert [link._connection.is_closed for link in links] == [True]
     assert [body for _, body in rabbit.take(queue)] == [b"2"]
+
+
+async def test_one_that_is_closed_while_it_connects_leaves_no_connection_and_publishes_nothing(
+    rabbit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = rabbit.queue()
+    links: list[Link] = []
+    opened = Link.open
+    publisher = Publisher(rabbit.url, timeout_s=10)
+
+    async def closed_meanwhile(*arguments: Any, **options: Any) -> Link:
+        links.append(await opened(*arguments, **options))
+        await publisher.close()
+        return links[-1]
+
+    monkeypatch.setattr(Link, "open", closed_meanwhile)
+    for _ in range(2):  # and it does not come to life again
+        with pytest.raises(PublishError, match="is closed") as caught:
+            await publisher.publish(queue, b"1")
+        assert caught.value.reason == "closed"
+
+    assert [link._connection.is_closed for link in links] == [True]
+    assert rabbit.depth(queue) == 0
+
+
+async def test_of_large_messages_fewer_are_under_way_than_the_window_allows(
+    rabbit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conquiet.rabbit.publisher._WINDOW_BYTES", 1_000)
+    queue = rabbit.queue()
+    under_way: list[int] = []
+    async with Publisher(rabbit.url, window=100) as publisher:
+
+        def messages() -> Iterator[Outgoing]:
+            for _ in range(20):
+                under_way.append(0 if publisher._channel is None else len(publisher._channel._waiting))
+                yield Outgoing(queue, b"x" * 400)
+
+        assert await publisher.publish_many(messages()) == 20
+
+    assert max(under_way) == 2  # and the third makes it more than 1,000 bytes
+    assert rabbit.depth(queue) == 20
+
+
+async def test_a_close_that_is_cancelled_closes_all_the_same(rabbit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher, closing = Publisher(rabbit.url), asyncio.Event()
+    await publisher.publish(rabbit.queue(), b"1")
+    assert publisher._channel is not None
+    link = publisher._channel.link
+
+    async def hangs() -> None:
+        closing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(link, "close_channel", hangs)
+    task = asyncio.create_task(publisher.close())
+    await closing.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    await wait_until_async(lambda: link._connection.is_closed)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +15,7 @@ import redis.asyncio
 from redis.crc import key_slot
 
 from conquiet.kernel.backoff import Backoff
-from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, cluster
 from conquiet.testing import RedisServer, free_port, wait_until, wait_until_async
 
 pytestmark = pytest.mark.xdist_group("redis-cluster")
@@ -320,3 +322,74 @@ async def test_a_cluster_that_is_not_there_is_an_error_of_the_queue(nodes: Nodes
     with pytest.raises(Exception, match="was not sent: no connection to the server"):
         await make_engine(print, redis=client, streams=STREAMS).start()
     client.close()
+
+
+async def test_a_node_that_falls_silent_costs_the_others_neither_their_leases_nor_their_end(
+    shared_nodes: Nodes, make_engine: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_ASK_S", 0.3)
+    raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
+    silent = shared_nodes.masters[shared_nodes.has(STREAMS[0])]
+    on_silent = [stream for stream in STREAMS if shared_nodes.masters[shared_nodes.has(stream)] is silent]
+    for stream in STREAMS:
+        fill(raw, stream, 1)
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        await asyncio.Event().wait()
+
+    engine: Any = make_engine(handler, redis=raw, streams=STREAMS, concurrency=20, claim_idle_ms=600_000)
+    engine._servers._timeout_s = 0.3
+    running = run(engine)
+    await wait_until_async(lambda: engine.active_tasks == 6)
+    asked: list[int] = []
+    extend = engine._heartbeat._extend
+
+    def noted(client: Any, *arguments: Any) -> None:
+        asked.append(client.connection_pool.connection_kwargs["port"])
+        extend(client, *arguments)
+
+    engine._heartbeat._extend = noted
+    await asyncio.to_thread(silent.pause)
+    try:
+        for _ in range(2):
+            with pytest.raises(redis.exceptions.TimeoutError):
+                await asyncio.to_thread(engine._heartbeat.beat, time.monotonic() + 300)
+        # As it will be in a while: nothing read there, and handlers of the others that come to their end.
+        engine._shard_of[STREAMS[0]].intake.last_progress -= 10
+        engine._runner.last_end = time.monotonic()
+        health = engine.health()
+        engine.stop()
+        engine.stop()
+        report = await asyncio.wait_for(running.task, 5)
+    finally:
+        await asyncio.to_thread(silent.resume)
+    raw.close()
+
+    assert sorted(set(asked)) == sorted(node.port for node in shared_nodes.masters)
+    assert asked.index(silent.port, 3) == 5  # at the second time the last of three
+    assert not health.ready
+    assert report.unanswered_reads == len(on_silent)
+    assert len(report.abandoned) == 6
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("conquiet-lease")] == []
+
+
+async def test_nodes_that_have_gone_are_not_asked_again(shared_nodes: Nodes, make_engine: Any) -> None:
+    """Where nodes come back under other addresses, each one asked in vain would cost a silence."""
+    raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
+    servers: Any = make_engine(print, redis=raw, streams=STREAMS)._servers
+    gone = ("127.0.0.1", free_port())
+    servers._addresses.insert(0, gone)
+
+    servers.look_again()
+    servers.client(STREAMS[0])
+    servers._owners = dict.fromkeys(servers._owners, gone)
+    for stream in STREAMS:
+        servers.client(stream)
+    servers._asked_at -= 1
+    servers.look_again()
+    clients = set(servers._clients)
+    await servers.close()
+    raw.close()
+
+    assert gone not in clients
+    assert sorted(servers._addresses) == sorted(("127.0.0.1", node.port) for node in shared_nodes.masters)

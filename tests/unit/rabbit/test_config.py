@@ -1,11 +1,13 @@
+import math
 import socket
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from conquiet.errors import ConfigurationError
-from conquiet.rabbit import RabbitConfig, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit import DeadLetters, Publisher, RabbitConfig, RabbitConsumer, SchemaRegistry
 from conquiet.rabbit.address import Address
 
 URL = "amqp://guest:s3cret@127.0.0.1:1/%2F"
@@ -63,6 +65,12 @@ def test_the_consumer_tag_is_host_and_tag_or_package() -> None:
         {"schemas": {}},
         {"reconnect": 3},
         {"require_dead_letter": True},
+        {"tag": "x" * 255},
+        {"tag": "\ud800"},
+        {"heartbeat_s": 65_536},
+        {"management_url": "localhost:15672"},  # would ask whoever listens on this machine
+        {"management_url": 7},
+        {"ssl_context": True},
     ],
 )
 def test_every_other_setting_is_checked_too(options: dict[str, Any]) -> None:
@@ -127,7 +135,45 @@ def test_no_repr_shows_the_password() -> None:
     assert repr(consumer) == "RabbitConsumer(amqp://***@127.0.0.1:1/%2F, 'work', new)"
 
 
-@pytest.mark.parametrize("queue", ["", "  ", None, "a\nb"])
+@pytest.mark.parametrize("url", [None, 7, True, [], [None], {}])
+@pytest.mark.parametrize("kind", [lambda url: RabbitConsumer(url, "work", plain), Publisher, DeadLetters])
+def test_an_address_is_a_text_or_a_list_of_them(kind: Callable[[Any], object], url: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        kind(url)
+
+
+@pytest.mark.parametrize("seconds", [None, True, 0, -1, math.inf, math.nan, "5"])
+@pytest.mark.parametrize("kind", [Publisher, DeadLetters])
+def test_nobody_waits_for_a_time_that_is_none(kind: Any, seconds: Any) -> None:
+    with pytest.raises(ConfigurationError, match="timeout_s"):
+        kind(URL, timeout_s=seconds)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"to": 7},
+        {"to": "x" * 256},
+        {"to": "\ud800"},
+        {"limit": True},
+        {"per_second": True},
+        {"per_second": "5"},
+        {"per_second": math.nan},
+        {"progress": 7},
+        {"chosen": "all"},
+    ],
+)
+async def test_a_replay_is_checked_before_a_message_is_taken(order: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        await DeadLetters(URL).replay("dead", **order)
+
+
+def test_a_listener_must_be_callable() -> None:
+    with pytest.raises(ConfigurationError, match="listener"):
+        RabbitConsumer(URL, "work", plain).listen(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("queue", ["", "  ", None, "a\nb", "x" * 256, "\ud800"])
 def test_a_queue_needs_a_name(queue: Any) -> None:
     with pytest.raises(ConfigurationError, match="queue"):
         RabbitConsumer(URL, queue, plain)
@@ -151,6 +197,16 @@ def test_tls_verifies_by_default_and_names_the_host() -> None:
     assert parameters.ssl_options.context.verify_mode is ssl.CERT_REQUIRED
     assert parameters.ssl_options.context.check_hostname is True
     assert parameters.ssl_options.server_hostname == "broker.example.org"
+
+
+def test_who_wants_tls_does_not_get_a_plain_connection() -> None:
+    import ssl
+
+    context = ssl.create_default_context()
+
+    with pytest.raises(ConfigurationError, match="nothing would be encrypted"):
+        Publisher(URL, ssl_context=context)
+    Publisher(["amqps://one", "amqp://127.0.0.1"], ssl_context=context)
 
 
 def test_the_nodes_of_a_cluster_are_tried_in_turn() -> None:

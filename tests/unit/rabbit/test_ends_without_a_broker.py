@@ -14,7 +14,7 @@ from conquiet.rabbit import RabbitConsumer, runner, sync_queue
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.schema import SchemaRegistry
-from conquiet.rabbit.workers import ThreadWorkers
+from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers
 
 NOWHERE = "amqp://127.0.0.1:1"
 
@@ -77,6 +77,47 @@ async def test_a_stop_while_nobody_answers_is_a_good_end_at_once() -> None:
             count = await running
 
     assert count.ack == 0
+
+
+async def test_a_stop_while_the_management_api_does_not_answer_is_a_good_end_at_once() -> None:
+    asked: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    before = set(threading.enumerate())
+
+    async with await asyncio.start_server(lambda _, writer: asked.put_nowait(writer), "127.0.0.1", 0) as listening:
+        nobody = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        consumer = RabbitConsumer(NOWHERE, "q", never, management_url=nobody)
+        running = asyncio.create_task(consumer.run())
+        writer = await asked.get()
+        consumer.stop()
+
+        async with asyncio.timeout(5):  # half of what the question itself may take
+            assert (await running).ack == 0
+        writer.close()
+        await writer.wait_closed()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "conquiet-rabbit-question":
+            await asyncio.to_thread(thread.join, 30)
+
+
+class Panic(BaseException):
+    """What a library written in Rust raises when it breaks: pydantic's is none that ``except Exception`` catches."""
+
+
+@pytest.mark.parametrize("kind", [TaskWorkers, ThreadWorkers])
+async def test_a_model_that_panics_is_reported_and_no_worker_dies_of_it(kind: Any) -> None:
+    def panics(_: Any) -> None:
+        raise Panic
+
+    finished: asyncio.Queue[Any] = asyncio.Queue()
+    pipeline = Pipeline(SchemaRegistry(built_in=False).register_default(panics), None, None, 1_000)
+    workers = kind(never, pipeline, 1, lambda _delivery, verdict: finished.put_nowait(verdict))
+    workers.start()
+    session: Any = SimpleNamespace(is_open=True, flush=lambda: None)
+
+    workers.submit([Delivery(session, 1, False, b"", b"{}")])  # noqa: FBT003
+    async with asyncio.timeout(10):
+        assert (await finished.get()).reason == "preparing the message raised Panic"
+    assert await workers.close() == 0
 
 
 async def test_a_late_stop_leaves_the_threads_their_marks_to_end_by() -> None:

@@ -93,11 +93,20 @@ def by_pika(stream: bytes) -> list[Any]:
             method, header, body = content
             if isinstance(method.method, spec.Basic.Deliver):
                 props = header.properties
-                told = (method.method.delivery_tag, method.method.redelivered, props.headers, props.message_id, body)
-                seen.append(told)
+                tag, redelivered = method.method.delivery_tag, method.method.redelivered
+                seen.append((tag, redelivered, in_utc(props.headers), props.message_id, body))
             else:
                 seen.append(method.method.NAME)
     return seen
+
+
+def in_utc(value: Any) -> Any:
+    """Give times their zone; pika 1.3 reads them without one."""
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC)
+    if isinstance(value, dict):
+        return {name: in_utc(inner) for name, inner in value.items()}
+    return [in_utc(inner) for inner in value] if isinstance(value, list) else value
 
 
 def by_us(pieces: list[bytes]) -> list[Any]:

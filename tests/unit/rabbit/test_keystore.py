@@ -29,6 +29,12 @@ def test_keys_are_found_by_the_text_of_the_public_key(tmp_path: Path) -> None:
     assert SECRET_TEXT not in repr(store)
 
 
+@pytest.mark.parametrize("path", [None, 7, b"keys.json", "a\0b", "\ud800"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigurationError, match="key file"):
+        FileKeyStore(path)
+
+
 def test_stricter_than_0600_is_fine(tmp_path: Path) -> None:
     assert len(FileKeyStore(a_key_file(tmp_path, mode=0o400))) == 1
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import spec
 
+from conquiet.rabbit.frames import read_frame
 from conquiet.rabbit.intake import retry_count
 from conquiet.rabbit.properties import Properties, UnencodableError, encode_properties, renewed_properties
 from conquiet.rabbit.tables import cut_table, pack_table, read_table
-from conquiet.rabbit.tolerant_stream import read_frame
 
 HEADERS, MESSAGE_ID = spec.BasicProperties.FLAG_HEADERS, spec.BasicProperties.FLAG_MESSAGE_ID
 MILLISECONDS = b"T" + struct.pack(">Q", 1_700_000_000_000)

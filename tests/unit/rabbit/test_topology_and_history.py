@@ -35,6 +35,7 @@ def test_a_management_api_that_is_not_there_is_named_without_its_password() -> N
     [
         ({"x-death": [{"queue": "work"}, {"queue": "older"}]}, "work"),
         ({"x-death": [{"queue": 7}]}, None),
+        ({"x-death": [{"queue": "x" * 256}]}, None),  # no queue has it, and no replay would get past it
         ({"x-death": [{}]}, None),
         ({"x-death": "odd"}, None),
         ({}, None),

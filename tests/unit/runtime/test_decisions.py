@@ -17,7 +17,7 @@ from conquiet.runtime.lease import LeaseTable, due, lapsed
 from conquiet.runtime.metrics import observe_many
 from conquiet.runtime.reconnect import Reconnect
 from conquiet.runtime.runner import is_async
-from conquiet.runtime.settings import RuntimeSettings, require_streams
+from conquiet.runtime.settings import RuntimeSettings, require_streams, settings_from
 from conquiet.runtime.stealing import START, StealSchedule, after
 
 
@@ -33,12 +33,36 @@ def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> Runti
     [
         {"block_ms": 0}, {"claim_idle_ms": True}, {"prefetch": -1}, {"prefetch": False}, {"max_deliveries": 0},
         {"max_lease_s": 0}, {"grace_s": -1}, {"max_reconnects": 0}, {"reconnect": 3}, {"max_payload_bytes": "1"},
-        {"priorities": {"s": True}}, {"priorities": {"": 1}},
+        {"priorities": {"s": True}}, {"priorities": {"": 1}}, {"priorities": ["s"]}, {"priorities": None},
+        {"recreate_group": "no"}, {"recreate_group": 1}, {"claim_idle_ms": 86_400_001}, {"grace_s": float("nan")},
+        {"max_lease_s": float("inf")},
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         RuntimeSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "told"),
+    [
+        (RuntimeSettings(), {"grace_s": 1}, "not both"),
+        ({}, {}, "must be RuntimeSettings"),
+        (None, {"grace_s": 1, "grase_s": 2}, "no such option of runtime.Consumer: grase_s$"),
+    ],
+)
+def test_settings_are_given_together_or_one_by_one_and_by_their_names(
+    settings: Any, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        settings_from(settings, options)
+
+
+def test_an_extension_may_take_a_sixth_of_the_claim_time() -> None:
+    """Of three that a lease can miss, two may wait for servers that say nothing."""
+    assert RuntimeSettings().heartbeat_timeout_s == 5.0
+    assert RuntimeSettings(claim_idle_ms=600_000).heartbeat_timeout_s == 10.0
+    assert RuntimeSettings(claim_idle_ms=300).heartbeat_timeout_s == 1.0
 
 
 def test_defaults_are_those_of_the_seed() -> None:
@@ -50,7 +74,7 @@ def test_defaults_are_those_of_the_seed() -> None:
     assert RuntimeSettings(claim_idle_ms=400).slice_ms == 100
 
 
-@pytest.mark.parametrize("wrong", ["s", [], None, ["s", "s"], [""], [1]])
+@pytest.mark.parametrize("wrong", ["s", [], None, ["s", "s"], [""], [1], ["\ud800"]])
 def test_streams_must_be_a_list_of_different_names(wrong: Any) -> None:
     with pytest.raises(ConfigurationError):
         require_streams(wrong)

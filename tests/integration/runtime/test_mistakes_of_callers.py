@@ -1,0 +1,128 @@
+"""What callers get wrong outside of their handlers: callbacks, wrong kinds of arguments, threads that live on."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from conquiet.errors import ConfigurationError, LeaseLostError
+from conquiet.metrics.registry import RUNTIME_IN_HAND
+from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.runtime.context import SyncMessageContext
+from conquiet.testing import wait_until, wait_until_async
+
+
+def in_hand(stream: str) -> float:
+    value: float = RUNTIME_IN_HAND.labels(stream)._value.get()
+    return value
+
+
+async def test_a_callback_that_raises_a_cancellation_costs_no_message(make_engine: Any, run: Any, enqueue: Any) -> None:
+    """It has looked at a future of its own that was cancelled. The message was never run, and never let go of."""
+    enqueue(1)
+    ran: list[str] = []
+
+    def careless(_: object) -> None:
+        raise asyncio.CancelledError
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        ran.append(message.id)
+
+    engine = make_engine(handler)
+    engine.on("started", careless)
+    running = run(engine)
+    await wait_until_async(lambda: ran)
+    report = await running.stop()
+
+    assert report.succeeded == 1
+
+
+async def test_a_cancellation_out_of_on_exhausted_is_told(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    enqueue(1)
+    raw.xgroup_create(stream, "processor", "0")
+    raw.xreadgroup("processor", "gone", {stream: ">"})
+
+    async def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    running = run(make_engine(print, on_exhausted=cancelled, max_deliveries=1, claim_idle_ms=100))
+    await wait_until_async(lambda: running.errors)
+    await running.stop()
+
+    assert {type(error) for error in running.errors} == {asyncio.CancelledError}
+
+
+async def test_a_stop_event_that_would_block_the_loop_is_refused(make_engine: Any) -> None:
+    engine = make_engine(print)
+
+    with pytest.raises(ConfigurationError, match=r"asyncio\.Event"):
+        await engine.start(threading.Event())
+
+
+def test_a_single_name_cannot_be_withheld_letter_by_letter(make_engine: Any, stream: str) -> None:
+    with pytest.raises(ConfigurationError, match="list of stream names"):
+        make_engine(print).withhold(stream)
+
+
+async def test_what_engines_of_one_process_have_in_hand_is_shown_and_added_up(
+    make_engine: Any, run: Any, enqueue: Any, stream: str
+) -> None:
+    """Also while no slot is free, which is when nothing else moves the numbers."""
+    enqueue(3)
+    leave = asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        await leave.wait()
+
+    first, second = (run(make_engine(handler, group=group, concurrency=3)) for group in ("one", "two"))
+    await wait_until_async(lambda: in_hand(stream) == 6)
+    first.engine.stop()
+    first.engine.stop()
+    await first.task
+    after_one = in_hand(stream)
+    leave.set()
+    await second.stop()
+
+    assert after_one == 3
+    assert in_hand(stream) == 0
+
+
+def test_a_thread_that_outlives_its_engine_and_loop_is_told_and_not_kept_waiting(
+    enqueue: Any, make_engine: Any
+) -> None:
+    enqueue(1)
+    entered, ended = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def handler(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
+        entered.set()
+        ended.wait(20)
+        for call in (ctx.extend, ctx.ack):
+            try:
+                call()
+            except LeaseLostError:
+                told.append("refused")
+        # The same, had it been about to call when its loop ended.
+        message.settled = False
+        for call in (ctx.extend, ctx.ack):
+            try:
+                call()
+            except LeaseLostError:
+                told.append("too late")
+
+    async def life() -> None:
+        engine = make_engine(handler)
+        task = asyncio.create_task(engine.start())
+        await wait_until_async(entered.is_set)
+        engine.stop()
+        engine.stop()
+        assert len((await task).abandoned) == 1
+
+    asyncio.run(life())
+    ended.set()
+    wait_until(lambda: len(told) == 4)
+
+    assert told == ["refused", "refused", "too late", "too late"]

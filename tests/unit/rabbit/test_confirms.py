@@ -1,0 +1,62 @@
+"""Which confirmation belongs to which message, without a broker."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pika import spec
+
+from conquiet.errors import PublishError, ReturnedMessageError
+from conquiet.rabbit import Outgoing
+from conquiet.rabbit.confirms import ConfirmChannel
+from conquiet.rabbit.publisher import encode
+
+
+def a_channel() -> ConfirmChannel:
+    lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    link: Any = SimpleNamespace(lost=lost, frame_max=0, publish=lambda *_, **__: True)
+    return ConfirmChannel(link)
+
+
+def fates(sent: list["asyncio.Future[str]"]) -> list[str]:
+    return [
+        "waits" if not one.done() else type(one.exception()).__name__ if one.exception() else "sent" for one in sent
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([spec.Basic.Ack(2, multiple=False)], ["waits", "sent", "waits", "waits"]),
+        ([spec.Basic.Ack(3, multiple=True)], ["sent", "sent", "sent", "waits"]),
+        (
+            [spec.Basic.Ack(2), spec.Basic.Ack(1), spec.Basic.Nack(3, multiple=True)],
+            ["sent", "sent", "refused", "waits"],
+        ),
+        ([spec.Basic.Nack(2), spec.Basic.Ack(4, multiple=True)], ["sent", "refused", "sent", "sent"]),
+        ([spec.Basic.Ack(1, multiple=True), spec.Basic.Ack(4, multiple=True)], ["sent"] * 4),
+        ([spec.Basic.Ack(9, multiple=True), spec.Basic.Ack(1)], ["sent"] * 4),
+    ],
+)
+async def test_each_message_has_the_answer_to_its_own_number(told: list[Any], expected: list[str]) -> None:
+    channel = a_channel()
+    sent = [channel.publish(encode(Outgoing("q", b""))) for _ in range(4)]
+
+    for method in told:
+        channel._on_confirm(SimpleNamespace(method=method))
+
+    assert fates(sent) == [name.replace("refused", PublishError.__name__) for name in expected]
+    assert len(channel._waiting) == len(channel._by_key) == expected.count("waits")
+
+
+async def test_of_messages_that_share_an_id_each_return_takes_one() -> None:
+    channel = a_channel()
+    twins = [channel.publish(encode(Outgoing("q", b"", message_id="m"))) for _ in range(3)]
+    for _ in range(2):
+        channel._on_return(None, SimpleNamespace(exchange="", routing_key="q"), SimpleNamespace(message_id="m"), b"")
+
+    channel._on_confirm(SimpleNamespace(method=spec.Basic.Ack(3, multiple=True)))
+
+    assert fates(twins) == [ReturnedMessageError.__name__, ReturnedMessageError.__name__, "sent"]
+    assert not channel._returned
