@@ -69,6 +69,7 @@ class DeadFilter:
         event: Event of the message.
         error_type: Qualified class name, as ``groups()`` tells it; ``builtins.`` may stand before a built-in one.
         reason: A value of ``Reason``.
+        group: Consumer group it died in.
         before_ms: Died before this time.
         since_ms: Died at this time or after it.
     """
@@ -77,6 +78,7 @@ class DeadFilter:
     event: str | None = None
     error_type: str | None = None
     reason: str | None = None
+    group: str | None = None
     before_ms: int | None = None
     since_ms: int | None = None
 
@@ -88,6 +90,7 @@ class DeadFilter:
             and (self.event is None or self.event == record.event)
             and (self.error_type is None or self.error_type.removeprefix("builtins.") == _cause(record))
             and (self.reason is None or self.reason == record.reason)
+            and (self.group is None or self.group == record.group)
             and (self.before_ms is None or dead.died_ms < self.before_ms)
             and (self.since_ms is None or dead.died_ms >= self.since_ms)
         )
@@ -105,7 +108,7 @@ class ReplayReport:
         replayed: Those brought back (in a dry run: that would be).
         gone: Those that somebody else replayed or discarded meanwhile.
         unreplayable: Those that stay: they were no message in the first place, are nested deeper than can be
-            written, or are for a group that does not exist.
+            read, or are for a group that does not exist.
         dry_run: True if nothing was done.
     """
 
@@ -312,10 +315,8 @@ class _Replay:
         args: list[Arg] = ["1" if self._dry_run else "0"]
         for dead in chunk:
             group = self._group or dead.record.group
-            try:
-                args += (dead.id, group, joined(replayed(dead.record.payload or {}, group=group)))
-            except RecursionError:
-                self.unreplayable += 1
+            # However deep it is nested: what was read one level deeper, inside its record, can be written.
+            args += (dead.id, group, joined(replayed(dead.record.payload or {}, group=group)))
         names = (self._keys.stream, self._keys.dead)
         answers = await script("replay").call(self._client, names, args, stream=self._keys.stream)
         self.taken += answers.count(_TAKEN)

@@ -44,10 +44,8 @@ class JobState(Enum):
 
 _NUMBER = {state: number for number, state in enumerate(JobState, start=1)}
 
-_FORGET = 0
-
-NewState = tuple[str, str, int, JobState | None]
-"""Id, event, attempt and state of one job; None if it was replaced before it ran, and is to be forgotten."""
+NewState = tuple[str, str, int, JobState]
+"""Id, event, attempt and state of one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ class JobRecorder:
         try:
             await script("jobs").call(self._client, names, args, stream=keys.stream)
         except QueueError as error:
-            _complain(keys, len(notes), error)
+            complain(keys, len(notes), type(error).__name__)
 
 
 def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s: float) -> None:
@@ -169,12 +167,12 @@ def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s
         try:
             script("jobs").call_sync(client, names, args, stream=keys.stream)
         except QueueError as error:
-            _complain(keys, len(batch), error)
+            complain(keys, len(batch), type(error).__name__)
 
 
 def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool) -> _Note:
     job_id, event, attempt, state = job
-    args = (_FORGET if state is None else _NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
+    args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
     return _Note(keys, args, keys.job(job_id))
 
 
@@ -186,11 +184,9 @@ def _command(keys: Keys, notes: Sequence[_Note], ttl_ms: int) -> tuple[list[str]
     return names, args
 
 
-def _complain(keys: Keys, count: int, error: QueueError) -> None:
-    logger.warning(
-        "job states not written",
-        extra={"stream": printable(keys.stream), "jobs": count, "error": type(error).__name__},
-    )
+def complain(keys: Keys, count: int, error: str) -> None:
+    """Log that states were not written, which is all that comes of it."""
+    logger.warning("job states not written", extra={"stream": printable(keys.stream), "jobs": count, "error": error})
 
 
 def _milliseconds(seconds: float) -> int:

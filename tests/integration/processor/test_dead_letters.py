@@ -22,6 +22,9 @@ from conquiet.queue.client import clone_async
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
 
+NESTED = '{"reason":"r","id":"m","entry_id":"1-0","group":"g","payload":' + '{"a":' * 100_000 + "1" + "}" * 100_001
+"""A record of ours, nested deeper than a stack holds."""
+
 
 @pytest.mark.spec("CM-006.4", "CM-002.7")
 async def test_a_message_without_attempts_left_becomes_a_dead_letter_with_its_story(
@@ -302,10 +305,11 @@ async def test_depth_and_age_are_measured(make_processor: Callable[..., Processo
         await wait_until_async(lambda: PROCESSOR_DEAD_LETTERS.labels(stream)._value.get() == 3)
 
 
+@pytest.mark.parametrize("data", ["not ours", b"\xff", NESTED], ids=["text", "bytes", "nested"])
 async def test_what_others_write_into_the_dead_letters_is_shown_and_can_be_discarded(
-    client: Any, make_processor: Callable[..., Processor], keys: Any
+    client: Any, make_processor: Callable[..., Processor], keys: Any, data: Any
 ) -> None:
-    await client.xadd(keys.dead, {"data": "not ours"})
+    await client.xadd(keys.dead, {"data": data})
     letters = make_processor().dead_letters()
 
     (dead,) = (await letters.list()).items

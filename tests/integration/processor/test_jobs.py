@@ -1,6 +1,7 @@
 """Job states: off unless asked for, and then right."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,16 @@ import pytest
 import redis
 
 from conquiet import SyncEmitter
-from conquiet.processor import JobContext, Jobs, JobState, NewMessage, Processor, RetryPolicy
+from conquiet.processor import (
+    Emitter,
+    JobContext,
+    Jobs,
+    JobState,
+    NewMessage,
+    Processor,
+    ProcessorSettings,
+    RetryPolicy,
+)
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.jobs import JobRecorder
 from conquiet.testing import wait_until_async
@@ -167,6 +177,70 @@ async def test_of_a_burst_only_the_job_that_waits_is_known(
     assert states[2] is not None
     assert states[2].state is JobState.DELAYED
     assert sum((await processor.jobs.count(keys.stream)).values()) == 1
+
+
+@pytest.mark.parametrize("slower", ["first", "second"])
+async def test_of_two_who_debounce_one_name_only_the_job_that_waits_is_known(
+    client: Any, keys: Any, slower: str
+) -> None:
+    """Whichever of them hears late, or never, what became of its message."""
+    settings = ProcessorSettings(job_ttl_s=90)
+    slow = _SlowReplies(client)
+    clients: list[Any] = [slow, client] if slower == "first" else [client, slow]
+    first, second = (Emitter(one, keys.stream, settings, jobs=JobRecorder(one, ttl_s=90)) for one in clients)
+
+    waiting = asyncio.create_task(first.emit("pay", delay=60, debounce="x"))
+    await (slow.answered.wait() if slower == "first" else waiting)
+    replacing = asyncio.create_task(second.emit("pay", delay=60, debounce="x"))
+    await (slow.answered.wait() if slower == "second" else replacing)
+
+    (payload,) = await client.zrange(keys.delayed, 0, -1)
+    assert await client.zrange(keys.jobs("delayed"), 0, -1) == [json.loads(payload)["id"].encode()]
+    slow.go.set()
+    replaced, kept = await waiting, await replacing
+    jobs = Jobs(client)
+    assert await jobs.get(keys.stream, replaced.id) is None
+    job: Any = await jobs.get(keys.stream, kept.id)
+    assert (job.state, job.event, job.attempt, list(job.times_ms)) == (JobState.DELAYED, "pay", 1, [JobState.DELAYED])
+    assert sum((await jobs.count(keys.stream)).values()) == 1
+
+
+async def test_a_replaced_job_is_forgotten_also_by_who_keeps_no_states(client: Any, keys: Any) -> None:
+    settings = ProcessorSettings(job_ttl_s=90)
+    await Emitter(client, keys.stream, settings, jobs=JobRecorder(client, ttl_s=90)).emit("pay", delay=60, debounce="x")
+
+    await Emitter(client, keys.stream).emit("pay", delay=60, debounce="x")
+
+    assert await client.zcard(keys.jobs("delayed")) == 0
+    assert await client.keys("*:job:*") == []
+
+
+async def test_a_debounced_message_waits_also_where_its_state_cannot_be_written(
+    client: Any, keys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    emitter = Emitter(client, keys.stream, ProcessorSettings(job_ttl_s=90), jobs=JobRecorder(client, ttl_s=90))
+    await client.set(keys.jobs("delayed"), "in the way")
+
+    await emitter.emit("pay", delay=60, debounce="x")
+    await emitter.emit("pay", delay=60, debounce="x")
+
+    assert await client.zcard(keys.delayed) == 1
+    assert [record.message for record in caplog.records] == ["job states not written"] * 2
+
+
+class _SlowReplies:
+    """A client whose replies are held back."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.answered = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def execute_command(self, *words: Any) -> Any:
+        reply = await self._client.execute_command(*words)
+        self.answered.set()
+        await self.go.wait()
+        return reply
 
 
 async def _nothing(ctx: JobContext) -> None:
