@@ -19,6 +19,7 @@ from conquiet.kernel.validation import require_positive, require_seconds, requir
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, never_raises
 from conquiet.processor.envelope import joined, replayed
 from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.policy import milliseconds, require_count
 from conquiet.processor.records import DeadRecord, decode_record
 from conquiet.processor.scripts import Arg, script
 
@@ -231,8 +232,8 @@ class DeadLetters:
 
     async def trim(self, *, max_count: int | None = None, max_age_s: float | None = None) -> int:
         """Apply a retention now. Returns how many dead letters fell to it."""
-        most = 0 if max_count is None else require_positive("max_count", max_count)
-        age_ms = 0 if max_age_s is None else max(1, round(require_seconds("max_age_s", max_age_s) * 1000))
+        most = 0 if max_count is None else require_count("max_count", max_count)
+        age_ms = 0 if max_age_s is None else max(1, milliseconds(require_seconds("max_age_s", max_age_s)))
         fallen: int = await script("trim").call(
             self._client, (self._keys.dead,), (most, age_ms), stream=self._keys.stream
         )

@@ -35,7 +35,7 @@ class Emitter:
     ) -> None:
         self._client = client
         self._jobs = jobs
-        self._plans = Plans(stream, settings or ProcessorSettings())
+        self._plans = Plans(stream, ProcessorSettings() if settings is None else settings)
 
     async def emit(
         self,

@@ -18,10 +18,12 @@ from enum import Enum
 import redis
 import redis.asyncio
 
-from conquiet.errors import QueueError
+from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.redaction import printable
+from conquiet.kernel.validation import require_positive
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.policy import milliseconds
 from conquiet.processor.records import describe
 from conquiet.processor.scripts import Arg, script
 
@@ -94,7 +96,7 @@ class JobRecorder:
 
     def __init__(self, client: redis.asyncio.Redis, *, ttl_s: float) -> None:
         self._client = client
-        self._ttl_ms = _milliseconds(ttl_s)
+        self._ttl_ms = max(1, milliseconds(ttl_s))
         self._due: list[_Note] = []
         self._flushing: asyncio.Task[None] | None = None
 
@@ -163,7 +165,7 @@ def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s
     notes = [_noted(keys, job, "", only_new=True) for job in jobs]
     for start in range(0, len(notes), _BATCH):
         batch = notes[start : start + _BATCH]
-        names, args = _command(keys, batch, _milliseconds(ttl_s))
+        names, args = _command(keys, batch, max(1, milliseconds(ttl_s)))
         try:
             script("jobs").call_sync(client, names, args, stream=keys.stream)
         except QueueError as error:
@@ -187,10 +189,6 @@ def _command(keys: Keys, notes: Sequence[_Note], ttl_ms: int) -> tuple[list[str]
 def complain(keys: Keys, count: int, error: str) -> None:
     """Log that states were not written, which is all that comes of it."""
     logger.warning("job states not written", extra={"stream": printable(keys.stream), "jobs": count, "error": error})
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
 
 
 class Jobs:
@@ -227,6 +225,11 @@ class Jobs:
 
     async def list(self, stream: str, state: JobState, *, cursor: int = 0, limit: int = 100) -> JobPage:
         """Return about ``limit`` ids in a state. A job that stays in it is on one of the pages; order is not kept."""
+        if not isinstance(state, JobState):
+            raise ConfigurationError("state must be a JobState")
+        require_positive("limit", limit)
+        if cursor != 0:
+            require_positive("cursor", cursor)
         names = (keys_of(stream).jobs(state.value),)
-        following, pairs = await script("scan").call(self._client, names, (cursor, limit), stream=stream)
+        following, pairs = await script("scan").call(self._client, names, (int(cursor), limit), stream=stream)
         return JobPage(tuple(job_id.decode() for job_id in pairs[::2]), int(following))

@@ -15,15 +15,13 @@ from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL, never_raises
 from conquiet.processor.envelope import check_new, new_id
 from conquiet.processor.jobs import JobState, NewState, complain
 from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import ADD_ONE, Arg, Script, script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.queue.codec import TOO_LARGE, CodecError, encode_payload
 
 _DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
 """How long after its due time a debounced message that nobody moved can still be replaced."""
-
-_FOR_EVER_MS = 2**52
-"""Longest window of ids: the server refuses a time that its clock cannot reach."""
 
 _MOST_KEYS = 1_000
 
@@ -96,7 +94,7 @@ class Plans:
         self._stream = stream
         self._settings = settings
         self._keys = {stream: keys_of(stream)}
-        self._window_ms = min(_FOR_EVER_MS, max(1, round(settings.dedupe_window_s * 1000)))
+        self._window_ms = max(1, milliseconds(settings.dedupe_window_s))
 
     def steps(
         self, messages: Iterable[NewMessage], stream: str | None = None, *, debounce: str | None = None
@@ -135,7 +133,7 @@ class Plans:
         return Step(script("emit"), (keys.stream, keys.delayed, keys.wake, *remembered), args, keys, chunk)
 
     def _keys_of(self, stream: str | None) -> Keys:
-        name = stream or self._stream
+        name = self._stream if stream is None else stream
         keys = self._keys.get(name)
         if keys is None:
             if len(self._keys) >= _MOST_KEYS:  # somebody makes stream names from data
@@ -221,10 +219,10 @@ def _when(delay: Delay | None, at: Moment | None) -> str:
             if at.tzinfo is None:
                 raise ConfigurationError("at must be a datetime with a time zone, e.g. datetime.now(UTC)")
             at = at.timestamp()
-        return f"={round(require_seconds('at', at, zero_allowed=True) * 1000)}"
+        return f"={milliseconds(require_seconds('at', at, zero_allowed=True))}"
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    milliseconds = round(require_seconds("delay", seconds, zero_allowed=True) * 1000)
-    return f"+{milliseconds}" if milliseconds else ""
+    wait_ms = milliseconds(require_seconds("delay", seconds, zero_allowed=True))
+    return f"+{wait_ms}" if wait_ms else ""
 
 
 def _emitted(message_id: str, stream: str, answer: bytes) -> Emitted:

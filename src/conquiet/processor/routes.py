@@ -16,6 +16,7 @@ from conquiet.processor.context import Delivery, JobContext, SyncJobContext
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.middleware import Middleware, wrapped
+from conquiet.processor.policy import Reject, Retry
 from conquiet.processor.settings import HandlerSettings
 from conquiet.runtime.runner import is_async
 
@@ -97,7 +98,7 @@ class Route:
 
         A thread cannot be killed. Trying the message again beside it would be the very thing this library
         exists to prevent, so the message stays with its thread, leased, until that ends. If it
-        succeeds late, it has succeeded; if it fails late, it has timed out.
+        succeeds late, it has succeeded; if it fails late, it has timed out. What it decides itself holds, late or not.
         """
         call = asyncio.ensure_future(self._call(ctx))
         try:
@@ -115,6 +116,8 @@ class Route:
         )
         try:
             await call
+        except (Reject, Retry):
+            raise
         except Exception as error:
             raise self._timed_out("failed after it, in its thread") from error
 

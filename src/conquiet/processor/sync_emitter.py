@@ -23,7 +23,7 @@ class SyncEmitter:
     """
 
     def __init__(self, redis: AnyRedis, stream: str, settings: ProcessorSettings | None = None) -> None:
-        self._settings = settings or ProcessorSettings()
+        self._settings = ProcessorSettings() if settings is None else settings
         self._plans = Plans(stream, self._settings)
         self._client = clone_sync(redis)
 

@@ -1,6 +1,7 @@
 """Dead letters: complete, scrubbed, and brought back once."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -303,6 +304,21 @@ async def test_depth_and_age_are_measured(make_processor: Callable[..., Processo
 
     async with processor:
         await wait_until_async(lambda: PROCESSOR_DEAD_LETTERS.labels(stream)._value.get() == 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"), [({"dead_letters_max_age_s": 3_600}, 1), ({"dead_letters_max": 2}, 2)], ids=["age", "count"]
+)
+async def test_a_retention_holds_also_when_nothing_dies_any_more(
+    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any, settings: dict[str, Any], kept: int
+) -> None:
+    for age_ms in (7_200_000, 3_601_000, 60_000):
+        await client.xadd(keys.dead, {"data": "x"}, id=f"{int(time.time() * 1000) - age_ms}-0")
+    fallen = PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL.labels(keys.stream)
+
+    async with make_processor(**settings):  # it looks once before it begins
+        assert await place.dead() == kept
+    assert fallen._value.get() == 3 - kept
 
 
 @pytest.mark.parametrize("data", ["not ours", b"\xff", NESTED], ids=["text", "bytes", "nested"])

@@ -91,6 +91,20 @@ async def test_a_dead_job_is_dead_and_a_finished_one_is_forgotten_in_time(
         assert (await processor.jobs.count(stream))[JobState.DEAD] == 1
 
 
+async def test_finished_jobs_leave_the_index_some_at_a_time(client: Any, keys: Any) -> None:
+    """After a quiet time all of them are over, and a million at once would hold everybody up."""
+    await client.zadd(keys.jobs("succeeded"), {f"m{number}": 1 for number in range(1_500)})
+    recorder = JobRecorder(client, ttl_s=90)
+    left = []
+
+    for _ in range(3):
+        await recorder.note(keys, Envelope("pay", "m"), JobState.SUCCEEDED)
+        left.append(await client.zcard(keys.jobs("succeeded")))
+
+    assert left == [501, 1, 1]
+    assert await client.zrange(keys.jobs("succeeded"), 0, -1) == [b"m"]
+
+
 @pytest.mark.parametrize("count", [5, 700])
 async def test_jobs_of_a_state_can_be_paged_through(make_processor: Callable[..., Processor], count: int) -> None:
     processor = make_processor(job_ttl_s=60)

@@ -11,7 +11,7 @@ import pytest
 
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.metrics.registry import PROCESSOR_OUTCOMES_TOTAL, PROCESSOR_TIMEOUTS_TOTAL
-from conquiet.processor import JobContext, NewMessage, Processor, RateLimit, RetryPolicy, SyncJobContext
+from conquiet.processor import JobContext, NewMessage, Processor, RateLimit, Reject, RetryPolicy, SyncJobContext
 from conquiet.testing import wait_until_async
 
 SOON = RetryPolicy.fixed(0.01, max_attempts=2)
@@ -91,6 +91,32 @@ async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
 
     assert overdue == [True]
     assert running == ([1, 2] if fails else [1])
+
+
+async def test_what_a_late_thread_decides_itself_holds(
+    make_processor: Callable[..., Processor], place: Any, stream: str
+) -> None:
+    """It says that this message can never succeed; another attempt would do once more what cannot end well."""
+    processor = make_processor()
+    release = threading.Event()
+    attempts: list[int] = []
+
+    @processor.handler("pay", retry=SOON, timeout=0.02)
+    def pay(ctx: SyncJobContext) -> None:
+        attempts.append(ctx.attempt)
+        release.wait(20)
+        raise Reject("no such account")
+
+    async with processor:
+        await processor.emit("pay")
+        counter = PROCESSOR_TIMEOUTS_TOTAL.labels(stream, "pay", "running_on")
+        await wait_until_async(lambda: counter._value.get() == 1)
+        release.set()
+        await wait_until_async(lambda: _is(place.dead, 1))
+        (dead,) = (await processor.dead_letters().list()).items
+
+    assert attempts == [1]
+    assert (dead.record.reason, dead.record.error) == ("rejected", "no such account")
 
 
 async def test_a_plain_function_runs_in_a_thread_and_may_ack_and_emit(
