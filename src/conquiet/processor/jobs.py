@@ -5,12 +5,14 @@
                                       └─▶ dead                     (no attempt is left)
 
 The truth is in the streams: a state is written after the fact it tells of, gathered with others into one
-round trip, and a state that cannot be written is counted and logged, and fails nobody's message. A
-finished job is forgotten after its time; one that is not finished stays.
+round trip, and a state that cannot be written is logged, and fails nobody's message. A finished job is
+forgotten after its time; one that is not finished stays. So an end is tried again: without it the job would
+run for ever. What comes before an end is not: it would be told after the end, and begin a new life.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 250
 _MOST_DUE = 4 * _BATCH
+_PAUSE_S = 1.0
+_TRIES = 30
 
 
 class JobState(Enum):
@@ -45,6 +49,7 @@ class JobState(Enum):
 
 
 _NUMBER = {state: number for number, state in enumerate(JobState, start=1)}
+_ENDS = {_NUMBER[JobState.SUCCEEDED], _NUMBER[JobState.DEAD]}
 
 NewState = tuple[str, str, int, JobState]
 """Id, event, attempt and state of one job."""
@@ -84,6 +89,11 @@ class _Note:
     keys: Keys
     args: tuple[Arg, ...]
     job: str
+    tries: int = 0
+
+    @property
+    def is_worth_another_try(self) -> bool:
+        return self.args[0] in _ENDS and self.tries < _TRIES
 
 
 class JobRecorder:
@@ -98,6 +108,8 @@ class JobRecorder:
         self._client = client
         self._ttl_ms = max(1, milliseconds(ttl_s))
         self._due: list[_Note] = []
+        self._failed: list[_Note] = []
+        self._failed_at = 0.0
         self._flushing: asyncio.Task[None] | None = None
 
     async def note(self, keys: Keys, envelope: Envelope, state: JobState, failure: BaseException | None = None) -> None:
@@ -128,10 +140,23 @@ class JobRecorder:
         else:
             self._flush_soon()
 
+    def try_again(self) -> None:
+        """Begin anew with the ends that could not be written, unless that was a moment ago."""
+        if self._failed and time.monotonic() - self._failed_at >= _PAUSE_S:
+            self._take_back_failed()
+            self._flush_soon()
+
     async def drain(self) -> None:
-        """Return when nothing is due any more."""
+        """Return when nothing is due any more. What cannot be written now is given up."""
+        self._take_back_failed()
         if self._due or (self._flushing is not None and not self._flushing.done()):
             await self._written()
+        for note in self._failed:
+            complain(note.keys, 1, "QueueError")
+        self._failed = []
+
+    def _take_back_failed(self) -> None:
+        self._due, self._failed = self._failed + self._due, []
 
     async def _written(self) -> None:
         # Shielded: others' states are in the same flush, and a cancelled handler must not take them along.
@@ -157,7 +182,14 @@ class JobRecorder:
         try:
             await script("jobs").call(self._client, names, args, stream=keys.stream)
         except QueueError as error:
-            complain(keys, len(notes), type(error).__name__)
+            room = _MOST_DUE - len(self._failed)
+            again = [note for note in notes if note.is_worth_another_try][:room]
+            for note in again:
+                note.tries += 1
+            self._failed += again
+            self._failed_at = time.monotonic()
+            if len(again) < len(notes):
+                complain(keys, len(notes) - len(again), type(error).__name__)
 
 
 def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s: float) -> None:

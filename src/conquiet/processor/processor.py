@@ -323,6 +323,8 @@ class Processor:
         self._execution.note_server_time(found.ahead_ms)
         self._execution.flush_counts()
         self._burials.try_again()
+        if self._recorder is not None:
+            self._recorder.try_again()
         await self._pauses.learn(keys, found)
         withheld = frozenset(stream for stream in self._streams if self._pauses.is_stream_paused(stream))
         if withheld != self._withheld:  # told once: each time it cuts a waiting read short

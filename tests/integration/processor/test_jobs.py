@@ -242,6 +242,74 @@ async def test_a_debounced_message_waits_also_where_its_state_cannot_be_written(
     assert [record.message for record in caplog.records] == ["job states not written"] * 2
 
 
+@pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.DEAD])
+async def test_an_end_that_could_not_be_written_is_written_later(
+    client: Any, keys: Any, end: JobState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One lost connection, and the job would run for ever."""
+    monkeypatch.setattr("conquiet.processor.jobs._PAUSE_S", 0.0)
+    gone: Any = _Gone(client)
+    recorder, jobs = JobRecorder(gone, ttl_s=90), Jobs(client)
+    await recorder.note(keys, Envelope("pay", "m"), JobState.RUNNING)
+    gone.times = 2
+
+    await recorder.note(keys, Envelope("pay", "m"), end)
+    recorder.try_again()
+    await recorder.note(keys, Envelope("pay", "n"), JobState.RUNNING)  # lost, and not told after its end
+    await recorder.note(keys, Envelope("pay", "n"), end)
+    recorder.try_again()
+    await recorder.note(keys, Envelope("pay", "o"), end)
+
+    assert gone.times == 0
+    assert (await jobs.count(keys.stream))[end] == 3
+    assert [(record.message, record.jobs) for record in caplog.records] == [("job states not written", 1)]
+
+
+async def test_an_end_that_cannot_be_written_is_given_up_at_the_end(
+    client: Any, keys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone: Any = _Gone(client, times=5)
+    recorder = JobRecorder(gone, ttl_s=90)
+    await recorder.note(keys, Envelope("pay", "m"), JobState.SUCCEEDED)
+    assert not caplog.records
+
+    await recorder.drain()
+    await recorder.drain()
+
+    assert gone.times == 3
+    assert [record.message for record in caplog.records] == ["job states not written"]
+
+
+async def test_a_processor_tries_to_write_ends_again(
+    make_processor: Callable[..., Processor], client: Any, keys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conquiet.processor.jobs._PAUSE_S", 0.0)
+    processor: Any = make_processor(job_ttl_s=90, refresh_s=0.05)
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        processor._recorder._client = _Gone(client, times=1)
+
+    async with processor:
+        await processor.emit("pay", id="m")
+        await wait_until_async(lambda: _state(processor.jobs, keys.stream, "m", JobState.SUCCEEDED))
+        assert processor._recorder._client.times == 0
+
+
+class _Gone:
+    """A client whose connection is lost so many times."""
+
+    def __init__(self, client: Any, times: int = 0) -> None:
+        self._client = client
+        self.times = times
+
+    async def execute_command(self, *words: Any) -> Any:
+        if self.times > 0:
+            self.times -= 1
+            raise redis.ConnectionError
+        return await self._client.execute_command(*words)
+
+
 class _SlowReplies:
     """A client whose replies are held back."""
 
