@@ -262,7 +262,7 @@ async def test_an_end_that_could_not_be_written_is_written_later(
 
     assert gone.times == 0
     assert (await jobs.count(keys.stream))[end] == 3
-    assert [(record.message, record.jobs) for record in caplog.records] == [("job states not written", 1)]
+    assert [(record.message, record.__dict__["jobs"]) for record in caplog.records] == [("job states not written", 1)]
 
 
 async def test_an_end_that_cannot_be_written_is_given_up_at_the_end(
@@ -284,16 +284,17 @@ async def test_a_processor_tries_to_write_ends_again(
     make_processor: Callable[..., Processor], client: Any, keys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("conquiet.processor.jobs._PAUSE_S", 0.0)
-    processor: Any = make_processor(job_ttl_s=90, refresh_s=0.05)
+    processor = make_processor(job_ttl_s=90, refresh_s=0.05)
+    recorder: Any = processor._recorder
 
     @processor.handler("pay")
     async def pay(ctx: JobContext) -> None:
-        processor._recorder._client = _Gone(client, times=1)
+        recorder._client = _Gone(client, times=1)
 
     async with processor:
         await processor.emit("pay", id="m")
         await wait_until_async(lambda: _state(processor.jobs, keys.stream, "m", JobState.SUCCEEDED))
-        assert processor._recorder._client.times == 0
+        assert recorder._client.times == 0
 
 
 class _Gone:
