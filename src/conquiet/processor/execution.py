@@ -125,6 +125,9 @@ class Execution:
             envelope = from_payload(message.data, entry_id=message.id)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
             envelope = None
+        if envelope is not None and envelope.group not in {None, self._group}:
+            await ctx.ack()  # another group's retry, which a dead letter of ours would bring back for us
+            return
         await self._bury(message, ctx, envelope, Reason.DELIVERIES_EXHAUSTED, note=_EXHAUSTED)
 
     async def malformed(self, stream: str, entry_id: str, reason: str) -> None:
