@@ -155,16 +155,16 @@ class DeadLetters:
     async def groups(self) -> Sequence[DeadGroup]:
         """Return what they died of, most frequent first. Reads all of them, page by page."""
         counts: Counter[tuple[str, str]] = Counter()
-        first: dict[tuple[str, str], DeadMessage] = {}
+        first: dict[tuple[str, str], tuple[int, str]] = {}  # and not the letter, which has the whole message
         last: dict[tuple[str, str], int] = {}
         async for dead in self._all(EVERYTHING):
             key = (dead.record.event, _cause(dead.record))
             counts[key] += 1
-            first.setdefault(key, dead)
+            first.setdefault(key, (dead.died_ms, dead.id))
             last[key] = dead.died_ms
         return [
-            DeadGroup(event, cause, count, first[event, cause].died_ms, last[event, cause], first[event, cause].id)
-            for (event, cause), count in counts.most_common()
+            DeadGroup(*key, count, first_ms=first[key][0], last_ms=last[key], example_id=first[key][1])
+            for key, count in counts.most_common()
         ]
 
     async def replay(

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigurationError, LifecycleError, MalformedMessageError
+from conquiet.kernel.functions import refuse_generator_function
 from conquiet.kernel.identity import stable_consumer_id
 from conquiet.kernel.lifecycle import Status
 from conquiet.kernel.validation import require_positive, require_text
@@ -142,6 +143,7 @@ class Processor:
             raise LifecycleError("middlewares are added before the start")
         if not callable(middleware):
             raise ConfigurationError("a middleware must be callable: async def middleware(ctx, call_next)")
+        refuse_generator_function("a middleware", middleware)
         self._middlewares.append(middleware)
 
     def on(self, event: str, callback: Callback) -> None:

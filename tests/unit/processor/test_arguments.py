@@ -68,10 +68,13 @@ async def test_half_a_character_is_refused(argument: str) -> None:
         await Emitter(NOBODY, "orders").emit(**options)
 
 
-def test_what_cannot_be_called_is_no_middleware() -> None:
-    """It would be found out by the first message, and then by every other: all of them dead letters."""
-    broken: Any = None
+async def _yields(ctx: Any, call_next: Any) -> Any:
+    yield await call_next(ctx)
 
+
+@pytest.mark.parametrize("broken", [None, _yields])
+def test_what_cannot_be_awaited_is_no_middleware(broken: Any) -> None:
+    """It would be found out by the first message, and then by every other: all of them dead letters."""
     with pytest.raises(ConfigurationError, match="middleware"):
         Processor(NOBODY, ["orders"]).add_middleware(broken)
 

@@ -153,17 +153,20 @@ async def test_another_groups_retry_is_no_dead_letter_of_ours_however_often_it_w
 
 
 async def test_an_exception_that_cannot_be_told_is_settled_like_any_other() -> None:
-    class Untold(ConquietError):
+    class UntoldError(ConquietError):
         def __str__(self) -> str:
             raise LookupError
 
     async def fails(ctx: Any) -> None:
-        raise Untold
+        raise UntoldError
 
     message, ((_, record),), _ = await run(to_payload(Envelope("pay", "m")), fails)
 
     assert message.acknowledged
-    assert (record.error_type.endswith("Untold"), record.error) == (True, "its text cannot be told: str() of it fails")
+    assert (record.error_type.endswith("UntoldError"), record.error) == (
+        True,
+        "its text cannot be told: str() of it fails",
+    )
 
 
 @pytest.mark.spec("CM-006.5")
