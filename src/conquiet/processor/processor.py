@@ -260,6 +260,9 @@ class Processor:
 
     # ------------------------------------------------------------ inside
 
+    def _is_stopping(self) -> bool:
+        return self.status in {Status.STOPPING, Status.STOPPED}
+
     def _first_or(self, stream: str | None) -> str:
         return self._streams[0] if stream is None else stream
 
@@ -283,7 +286,8 @@ class Processor:
             group=self._group,
             consumer_id=self._consumer_id,
             routes={
-                event: Route(settings, self._middlewares, self._threads) for event, settings in self._handlers.items()
+                event: Route(settings, self._middlewares, self._threads, self._is_stopping)
+                for event, settings in self._handlers.items()
             },
             keys=self._keys,
             pauses=self._pauses,
@@ -324,6 +328,8 @@ class Processor:
         assert self._burials is not None  # noqa: S101 - the same
         self._execution.note_server_time(found.ahead_ms)
         self._execution.flush_counts()
+        if self._is_stopping():
+            self._execution.withdraw()
         self._burials.try_again()
         if self._recorder is not None:
             self._recorder.try_again()
