@@ -63,8 +63,8 @@ conformance: $(READY) servers ## Run the tests that prove rules; print proved / 
 	@$(BIN)/python scripts/conformance.py --report $(REPORT)
 
 .PHONY: matrix
-matrix: $(READY) servers ## Fetch MySQL 9, Redis 8 and Valkey 9 and run the integration tests on each
-	@PYTHON="$(BIN)/python" scripts/matrix.sh $(ARGS)
+matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9 (fetched) and other library versions
+	@PYTHON="$(BIN)/python" scripts/matrix.sh -n $(WORKERS) --dist loadgroup $(ARGS)
 
 .PHONY: torture
 torture: $(READY) servers ## The invariants with many more processes, messages and kills (about an hour)

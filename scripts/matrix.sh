@@ -29,8 +29,7 @@ done
 on "MySQL 9, Redis 8" tests/integration/bridge CONQUIET_TEST_DB_FLAVOURS=mysql \
   CONQUIET_REDIS_SERVER="$servers/redis/bin/redis-server"
 
-PYTHON=$python scripts/matrix_redis.sh "${words[@]}" || failed+=("redis-py versions")
-PYTHON=$python scripts/matrix_sqlalchemy.sh "${words[@]}" || failed+=("the oldest SQLAlchemy")
+PYTHON=$python scripts/matrix_libraries.sh "${words[@]}" || failed+=("the libraries")
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[@]}"

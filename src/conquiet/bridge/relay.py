@@ -11,7 +11,7 @@ that one has locked are passed over by the others, and a key belongs to whoever 
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -249,6 +249,7 @@ class OutboxRelay:
                 "target failed, trying letter by letter", extra={"target": route.name, "error": type(error).__name__}
             )
             return self._isolate(route, letters)
+        _require_verdicts(route, verdicts, len(letters))
         route.failures = 0
         return verdicts
 
@@ -273,15 +274,16 @@ class OutboxRelay:
                 verdicts.append(HELD)
                 continue
             try:
-                (verdict,) = route.target.publish([letter])
+                answer = route.target.publish([letter])
             except (ConquietError, OSError) as error:
                 self._put_off(route, error)
                 return [*verdicts, *[HELD] * (len(letters) - len(verdicts))]
             except Exception as error:  # noqa: BLE001 - as above; its text may quote the payload
-                verdict = (Outcome.REFUSED, type(error).__name__)
+                answer = [(Outcome.REFUSED, type(error).__name__)]
                 failures.append(error)
-            verdicts.append(verdict)
-            if letter.key is not None and verdict[0] is not Outcome.PUBLISHED:
+            _require_verdicts(route, answer, 1)
+            verdicts += answer
+            if letter.key is not None and answer[0][0] is not Outcome.PUBLISHED:
                 blocked.add(letter.key)
         if len(failures) > 1 and PUBLISHED not in verdicts:
             # Not one of several was taken: it is the target, whatever it raises when it is away.
@@ -321,6 +323,23 @@ class OutboxRelay:
         deadline = time.monotonic() + duration_s
         while not self._life.is_stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
+
+
+def _require_verdicts(route: _Route, verdicts: object, letters: int) -> None:
+    """A target of the user's may answer anything; a guess would delete what was not published."""
+    if not isinstance(verdicts, Sequence) or len(verdicts) != letters or not all(map(_is_verdict, verdicts)):
+        raise ConfigurationError(
+            f"the target {route.name!r} must answer publish() with one (Outcome, reason) for each letter, in their "
+            "order; its letters stay in the outbox"
+        )
+
+
+def _is_verdict(answer: object) -> bool:
+    match answer:
+        case (Outcome(), str()):
+            return True
+        case _:
+            return False
 
 
 def _own_engine(engine: Engine) -> Engine:

@@ -118,21 +118,29 @@ def test_a_value_that_cannot_be_sent_is_failed_and_not_unknown(engine: Engine, a
 
 @pytest.mark.parametrize("strategy", [LockStrategy.ROW, LockStrategy.ADVISORY, LockStrategy.ADVISORY_AND_ROW])
 def test_a_time_limit_while_waiting_for_a_row_is_not_kept_waiting_for_it(
-    engine: Engine, admin: Connection, strategy: LockStrategy, caplog: pytest.LogCaptureFixture
+    engine: Engine, admin: Connection, driver: str, strategy: LockStrategy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Giving the advisory lock back on a connection whose reply is still to come would wait for the row first."""
+    """Giving the advisory lock back on a connection whose reply is still to come would wait for the row first.
+
+    mysqlclient waits in C, where no signal handler runs: there the limit strikes when the server has given up.
+    """
     caplog.set_level(logging.WARNING, logger="conquiet")
+    python_waits = driver == "pymysql"
+    if not python_waits:
+        event.listen(engine, "checkout", lambda dbapi, *_: dbapi.query("SET innodb_lock_wait_timeout = 1"))
     writer = DbWriter(engine, DbConfig("orders"), strategy)
     writer.execute(insert(1))
     with engine.connect() as holds:
         holds.execute(text("SELECT id FROM orders FOR UPDATE"))
 
-        with pytest.raises(DbWriteError) as caught, time_limit(admin, _ROW_WAIT, interval_s=0.2):
+        with pytest.raises((DbWriteError, TimeLimitError)) as caught, time_limit(admin, _ROW_WAIT, interval_s=0.2):
             writer.modify(1, lambda _: pytest.fail("the row is locked"))
         still = admin.execute(_ROW_WAIT).scalar()
 
-    assert still == 1  # to the server it still waits; we do not
-    assert isinstance(caught.value.__cause__, TimeLimitError)
+    assert still == python_waits  # to the server it still waits; we do not
+    if python_waits:
+        assert isinstance(caught.value, DbWriteError)
+        assert isinstance(caught.value.__cause__, TimeLimitError)
     assert not isinstance(caught.value, CommitUnknownError)
     assert caplog.records == []  # nor was it tried and given up: "advisory lock not given back"
     assert writer.modify(1, lambda _: {"amount": 1}) == WriteOutcome(rows=1)

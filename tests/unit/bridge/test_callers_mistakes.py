@@ -11,6 +11,7 @@ from sqlalchemy.engine import Engine
 from conquiet.bridge import Fence, Inbox, Letter, Outbox, OutboxRelay, Outcome, for_processor, for_rabbit, for_runtime
 from conquiet.bridge.handlers import effect_once
 from conquiet.bridge.rabbit_target import ToRabbit
+from conquiet.bridge.targets import PUBLISHED
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, RabbitConnectionError
 from conquiet.kernel.backoff import Backoff
@@ -131,6 +132,30 @@ def test_a_target_that_goes_away_while_letters_are_tried_one_by_one_is_left_alon
     relay = OutboxRelay(engine, {"t": Failing(RuntimeError())}, max_attempts=1, backoff=NO_WAIT)
 
     assert relay.relay_once().held == 3
+    assert Outbox().parked(engine) == []
+
+
+@pytest.mark.parametrize("answer", [None, [], [PUBLISHED] * 4, [Outcome.PUBLISHED] * 3, [True] * 3, "abc"])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_target_that_does_not_answer_for_each_letter_is_named_and_nothing_is_deleted(
+    engine: Engine,
+    answer: Any,
+    one_by_one: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    add(engine, 3)
+
+    class Careless:
+        def publish(self, letters: Sequence[Letter]) -> Any:
+            if one_by_one and len(letters) > 1:
+                raise RuntimeError
+            return answer
+
+    relay = OutboxRelay(engine, {"t": Careless()}, max_attempts=1, backoff=NO_WAIT)
+
+    with pytest.raises(ConfigurationError, match=r"'t' must answer .* for each letter"):
+        relay.relay_once()
+
+    assert rows(engine, "conquiet_outbox") == 3
     assert Outbox().parked(engine) == []
 
 
