@@ -25,8 +25,8 @@ settings.register_profile(
 )
 settings.load_profile("conquiet")
 
-# PyMySQL reads the machine's certificate authorities for every connection: 30 ms of CPU, thousands of times. The servers
-# of the tests are private, and a test of TLS names the authority that it means.
+# PyMySQL reads the machine's certificate authorities for every connection: 30 ms of CPU, thousands of times. The
+# servers of the tests are private, and a test of TLS names the authority that it means.
 os.environ["SSL_CERT_FILE"] = os.devnull
 
 RABBIT_FIXTURES = {"rabbitmq_server", "amqp_url", "private_rabbitmq"}

@@ -1,9 +1,10 @@
-"""Worker processes for the database invariants: started once, forks itself, reports as JSON.
+"""Worker processes for the database invariants: started once, forks itself for each job that it reads.
 
-    python db_worker.py '{"task": "count", "url": …, "strategy": "row", "workers": 4, "times": 100, …}'
+    → {"task": "count", "url": …, "strategy": "row", "workers": 4, "times": 100, …}
+    ← [{"1": 31, "2": 27, …}, …]
 
-All workers start together. Each reports what was acknowledged to it; the test compares that with the table.
-The task "die" is another: it forks one writer for each step that it reads, to be killed there.
+All workers of a job start together. Each reports what was acknowledged to it; the test compares that with the table.
+A job with a "step" is another: one writer goes there, says its process id, and is to be killed.
 """
 
 import json
@@ -159,25 +160,18 @@ def _kind(statement: str) -> str:
 TASKS: dict[str, Task] = {"count": count, "transfer": transfer, "insert": insert}
 
 
-def die_by_steps() -> None:
-    """For each job on standard input fork a writer that waits at its step; go on when somebody has killed it."""
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            job: dict[str, Any] = json.loads(line)
-            pause_at(create_engine(job["url"], pool_size=1), job)
-            os._exit(1)  # nobody killed it
-        _, status = os.waitpid(child, 0)
-        sys.stdout.write("killed\n" if os.WIFSIGNALED(status) else "ended by itself\n")
-        sys.stdout.flush()
+def die(job: dict[str, Any]) -> str:
+    """Fork a writer that waits at its step; return when somebody has killed it."""
+    child = os.fork()
+    if child == 0:
+        pause_at(create_engine(job["url"], pool_size=1), job)
+        os._exit(1)  # nobody killed it
+    _, status = os.waitpid(child, 0)
+    return "killed" if os.WIFSIGNALED(status) else "ended by itself"
 
 
-def main() -> None:
+def storm(job: dict[str, Any]) -> str:
     """Run the job in as many forked processes as it asks for."""
-    job: dict[str, Any] = json.loads(sys.argv[1])
-    if job["task"] == "die":
-        die_by_steps()
-        return
     start_reading, start_writing = os.pipe()
     readers: list[int] = []
     for number in range(job["workers"]):
@@ -192,12 +186,25 @@ def main() -> None:
             os._exit(0)
         os.close(writing)
         readers.append(reading)
+    os.close(start_reading)
     os.close(start_writing)
-    reports = [os.fdopen(reader, "rb").read() for reader in readers]
+    reports = []
+    for reader in readers:
+        with os.fdopen(reader, "rb") as pipe:
+            reports.append(pipe.read())
     failed = [status for _ in readers if (status := os.wait()[1]) != 0]
     if failed:
-        sys.exit(f"{len(failed)} workers failed")
-    sys.stdout.write(json.dumps([json.loads(report) for report in reports]))
+        return json.dumps(f"{len(failed)} workers failed")
+    return json.dumps([json.loads(report) for report in reports])
+
+
+def main() -> None:
+    """Do each job on standard input, one after the other, and answer it with a line."""
+    for line in sys.stdin:
+        job: dict[str, Any] = json.loads(line)
+        create_engine(job["url"])  # for the driver that it imports: here, and not in each fork
+        sys.stdout.write((die(job) if "step" in job else storm(job)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

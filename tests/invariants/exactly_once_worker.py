@@ -198,6 +198,7 @@ def work(role: str, name: str) -> None:
 def main() -> None:
     global _halt, _left, _name  # set once in each child
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    create_engine(SETTINGS["db"])  # for the driver that it imports: here, and not in each worker
     # Children that were killed stay zombies until the end: no pid of ours can become somebody else's meanwhile.
     children: list[int] = []
     for line in sys.stdin:

@@ -48,7 +48,7 @@ class Mortals:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), '{"task": "die"}'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def reach(self, step: str, way: str, url: str) -> int:

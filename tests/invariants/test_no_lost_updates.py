@@ -45,14 +45,33 @@ def share(conquiet_mysql_flavour: MySQLFlavour | None) -> float:
     return SCALE * (0.2 if beside_mariadb and SCALE == 1 else 1.0)
 
 
-def run(**job: Any) -> list[dict[str, int]]:
-    """Run a job of db_worker.py and return what its workers reported."""
-    result = subprocess.run(
-        [sys.executable, str(WORKER), json.dumps(job)], capture_output=True, text=True, timeout=280 * SCALE, check=False
-    )
-    assert result.returncode == 0, result.stderr[-4_000:]
-    reports: list[dict[str, int]] = json.loads(result.stdout)
-    return reports
+class Workers:
+    """Processes that write at once. One Python for all jobs of this file: each worker is a fork of it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, **job: Any) -> list[dict[str, int]]:
+        """Let them do a job of db_worker.py and return what they reported."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        reports: list[dict[str, int]] = json.loads(self._process.stdout.readline())
+        assert isinstance(reports, list), reports
+        return reports
+
+    def close(self) -> None:
+        self._process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Workers]:
+    made = Workers()
+    yield made
+    made.close()
 
 
 def changes(admin: Connection) -> dict[str, int]:
@@ -69,25 +88,25 @@ def acknowledged(reports: list[dict[str, int]]) -> dict[str, int]:
 @pytest.mark.spec("CQ-001.8", "CQ-005.16", "CQ-008.8")
 @pytest.mark.timeout(900 * SCALE)
 @pytest.mark.parametrize("strategy", SAFE)
-def test_no_update_is_lost(db_url: str, admin: Connection, strategy: str, share: float) -> None:
+def test_no_update_is_lost(db_url: str, admin: Connection, crew: Workers, strategy: str, share: float) -> None:
     """5,000 row updates: counters by 4 and by 16 processes, then transfers between accounts by 8."""
     for workers, times in ((4, round(600 * share)), (16, round(100 * share))):
         before = changes(admin)
-        reports = run(task="count", url=db_url, strategy=strategy, workers=workers, times=times, rows=ROWS)
+        reports = crew.run(task="count", url=db_url, strategy=strategy, workers=workers, times=times, rows=ROWS)
         after = changes(admin)
         assert sum(acknowledged(reports).values()) == workers * times
         assert {row: after[row] - before[row] for row in after} == acknowledged(reports)
 
     before = changes(admin)
-    reports = run(task="transfer", url=db_url, strategy=strategy, workers=8, times=round(63 * share), rows=ROWS)
+    reports = crew.run(task="transfer", url=db_url, strategy=strategy, workers=8, times=round(63 * share), rows=ROWS)
     after = changes(admin)
     assert {row: after[row] - before[row] for row in after} == acknowledged(reports)
     assert sum(after.values()) == sum(before.values())
 
 
 @pytest.mark.spec("CQ-005.15", "CQ-006.19")
-def test_without_a_lock_updates_are_lost_so_this_test_can_see_it(db_url: str, admin: Connection) -> None:
-    reports = run(task="count", url=db_url, strategy="none", workers=4, times=300, rows=1)
+def test_without_a_lock_updates_are_lost_so_this_test_can_see_it(db_url: str, admin: Connection, crew: Workers) -> None:
+    reports = crew.run(task="count", url=db_url, strategy="none", workers=4, times=300, rows=1)
 
     reported, happened = sum(acknowledged(reports).values()), changes(admin)["1"]
     assert reported == 1_200
@@ -95,10 +114,10 @@ def test_without_a_lock_updates_are_lost_so_this_test_can_see_it(db_url: str, ad
 
 
 @pytest.mark.spec("CQ-001.8", "CQ-005.2", "CQ-005.9", "CQ-008.7")
-def test_the_same_ids_from_eight_writers_give_one_row_each(db_url: str, admin: Connection) -> None:
+def test_the_same_ids_from_eight_writers_give_one_row_each(db_url: str, admin: Connection, crew: Workers) -> None:
     ids = 1_000 * SCALE
 
-    reports = run(task="insert", url=db_url, workers=8, times=ids)
+    reports = crew.run(task="insert", url=db_url, workers=8, times=ids)
 
     assert admin.execute(text("SELECT COUNT(*), COUNT(DISTINCT id) FROM events")).one() == (ids, ids)
     assert sum(report["first"] for report in reports) == ids
