@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from conquiet.errors import LifecycleError
 from conquiet.kernel.redaction import printable
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
@@ -15,6 +16,9 @@ from conquiet.processor.plans import Emitted
 logger = logging.getLogger("conquiet.processor.job")
 
 T = TypeVar("T")
+
+_LOOK_S = 1.0
+_ENDED = "the event loop has ended before this handler: whoever claims its message begins anew"
 
 
 class Delivery(Protocol):
@@ -121,7 +125,19 @@ class SyncJobContext(JobContext):
         return self._wait(self._emitter.emit(event, data, **options))
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        """Let the event loop do it. A loop that ends meanwhile would never tell: its process could not end, either."""
+        if self._loop.is_closed():
+            call.close()
+            raise LifecycleError(_ENDED)
+        answer = asyncio.run_coroutine_threadsafe(call, self._loop)
+        while True:
+            try:
+                return answer.result(_LOOK_S)
+            except TimeoutError:
+                if answer.done():  # the call's own
+                    raise
+                if self._loop.is_closed():
+                    raise LifecycleError(_ENDED) from None
 
 
 def _named(ctx: JobContext) -> dict[str, Any]:
