@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from conquiet.errors import LifecycleError
 from conquiet.kernel.redaction import printable
+from conquiet.kernel.threads import wait_on_loop
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.plans import Emitted
@@ -17,7 +18,6 @@ logger = logging.getLogger("conquiet.processor.job")
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0
 _ENDED = "the event loop has ended before this handler: whoever claims its message begins anew"
 
 
@@ -125,19 +125,7 @@ class SyncJobContext(JobContext):
         return self._wait(self._emitter.emit(event, data, **options))
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        """Let the event loop do it. A loop that ends meanwhile would never tell: its process could not end, either."""
-        if self._loop.is_closed():
-            call.close()
-            raise LifecycleError(_ENDED)
-        answer = asyncio.run_coroutine_threadsafe(call, self._loop)
-        while True:
-            try:
-                return answer.result(_LOOK_S)
-            except TimeoutError:
-                if answer.done():  # the call's own
-                    raise
-                if self._loop.is_closed():
-                    raise LifecycleError(_ENDED) from None
+        return wait_on_loop(self._loop, call, too_late=lambda: LifecycleError(_ENDED))
 
 
 def _named(ctx: JobContext) -> dict[str, Any]:
