@@ -13,6 +13,7 @@ from conquiet.processor.records import DeadRecord
 
 Run = Callable[..., Any]
 
+STAYS = "no messages in the first place, or of a group that is not there (give --to GROUP); they stay"
 ERROR_NAMES = ("TimeoutError", "builtins.TimeoutError", "asyncio.TimeoutError")
 
 
@@ -47,13 +48,49 @@ def test_a_limit_is_a_limit_for_discarding_too(quick: Run, client: Redis, key_pr
     assert client.xlen(keys_of(stream).dead) == 3
 
 
-def test_a_target_is_refused_where_there_is_none_to_choose(quick: Run, client: Redis, key_prefix: str) -> None:
+def test_a_letter_comes_back_for_the_group_it_died_in_or_for_the_one_that_is_named(
+    run: Run, quick: Run, client: Redis, redis_url: str, key_prefix: str
+) -> None:
+    stream = f"{key_prefix}orders"
+    write_dead_letters(
+        client, stream, *[{"group": name, "payload": {"v": 1}} for name in ("old", "old", "mail", "pay")]
+    )
+    for group in ("new", "mail", "pay"):
+        client.xgroup_create(stream, group, mkstream=True)
+    env = {"CONQUIET_REDIS_URL": redis_url}
+
+    listed = quick("dead-letters", "list", stream, "--group", "old", "--json")
+    stays = quick("dead-letters", "replay", stream, "--group", "old")
+    nobody = quick("dead-letters", "replay", stream, "--all", "--to", "nobody", "--dry-run", "--json")
+    moved = run("dead-letters", "replay", stream, "--group", "old", "--to", "new", env=env)
+    back = quick("dead-letters", "replay", stream, "--group", "pay")
+    discarded = quick("dead-letters", "discard", stream, "--group", "mail")
+
+    assert [one["group"] for one in json.loads(listed.stdout)] == ["old", "old"]
+    assert stays.stdout.splitlines() == ["0 replayed", f"2 unreplayable: {STAYS}"]
+    assert json.loads(nobody.stdout)["unreplayable"] == 4
+    assert (moved.returncode, moved.stdout) == (0, "2 replayed\n")
+    assert (back.stdout, discarded.stdout) == ("1 replayed\n", "1 discarded\n")
+    entries: Any = client.xrange(stream)
+    assert [json.loads(next(iter(fields.values())))["group"] for _, fields in entries] == ["new", "new", "pay"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--source", "orders"), "--source is for RabbitMQ"),
+        (("--rabbit", "--group", "g"), "--group is for Redis streams"),
+    ],
+)
+def test_what_only_the_other_kind_knows_is_refused(
+    quick: Run, client: Redis, key_prefix: str, words: tuple[str, ...], told: str
+) -> None:
     stream = f"{key_prefix}orders"
     write_dead_letters(client, stream, {"payload": {}})
 
-    done = quick("dead-letters", "replay", stream, "--all", "--to", "elsewhere")
+    done = quick("dead-letters", "discard", stream, *words)
 
-    assert (done.returncode, "--to is for RabbitMQ" in done.stderr) == (2, True)
+    assert (done.returncode, told in done.stderr) == (2, True)
     assert client.xlen(keys_of(stream).dead) == 1
 
 
@@ -70,7 +107,7 @@ def test_an_error_is_named_with_or_without_its_module_and_what_is_left_is_told(
     assert [len(json.loads(one)) for one in lists] == [2, 2, 0]
     assert replayed.stdout.splitlines() == [
         "1 replayed",
-        "1 unreplayable: no messages in the first place, or of a group that is not there; they stay",
+        f"1 unreplayable: {STAYS}",
     ]
 
 

@@ -104,7 +104,7 @@ def test_the_whole_demo_in_a_pipe_loses_nothing_and_leaves_nothing(start: Start,
 
 def test_on_a_terminal_it_is_live_and_ends_with_the_ledger(start: Start, home: Path) -> None:
     ours, theirs = pty.openpty()
-    process = start("--orders", "1500", "--workers", "3", stdin=theirs, stdout=theirs, stderr=theirs, text=False)
+    process = start("--orders", "400", "--workers", "2", stdin=theirs, stdout=theirs, stderr=theirs, text=False)
     os.close(theirs)
     seen = b""
     with contextlib.suppress(OSError):  # the terminal ends with its last process
@@ -117,7 +117,7 @@ def test_on_a_terminal_it_is_live_and_ends_with_the_ledger(start: Start, home: P
     assert "\x1b[" in screen, "it moves the cursor"
     assert "worker-1" in screen
     assert "took over" in screen
-    assert "Nothing lost, nothing done twice: 1,500 orders" in screen
+    assert "Nothing lost, nothing done twice: 400 orders" in screen
     wait_until_nothing_is_left(home)
 
 
@@ -126,7 +126,7 @@ def test_on_a_terminal_it_is_live_and_ends_with_the_ledger(start: Start, home: P
     [("orders enqueued", signal.SIGINT), ("worker processes", signal.SIGTERM), ("killed with", signal.SIGINT)],
 )
 def test_a_signal_at_any_moment_cleans_up(start: Start, home: Path, moment: str, signum: signal.Signals) -> None:
-    process = start("--orders", "3000", "--workers", "2")
+    process = start("--orders", "3000", "--workers", "1")
     read_until(process, moment)
 
     process.send_signal(signum)
@@ -139,7 +139,7 @@ def test_a_signal_at_any_moment_cleans_up(start: Start, home: Path, moment: str,
 
 
 def test_killed_itself_it_leaves_nothing_running_and_nothing_lying_around(start: Start, home: Path) -> None:
-    process = start("--orders", "5000", "--workers", "2")
+    process = start("--orders", "3000", "--workers", "1")
     read_until(process, "worker processes")
 
     process.kill()
@@ -152,7 +152,7 @@ def test_on_servers_of_yours_it_removes_what_it_made(
 ) -> None:
     """On MySQL the balances are read under row locks."""
     before = set(client.scan_iter("*"))
-    process = start("--orders", "400", "--workers", "2", "--redis-url", redis_url, "--db-url", db_url, "--json")
+    process = start("--orders", "200", "--workers", "2", "--redis-url", redis_url, "--db-url", db_url, "--json")
 
     output, _ = process.communicate()
 
@@ -167,7 +167,7 @@ def test_on_servers_of_yours_it_removes_what_it_made(
 
 
 def test_chaos_kills_every_worker_twice_and_redis_too_and_the_sum_is_still_right(start: Start, home: Path) -> None:
-    process = start("--chaos", "--orders", "1500", "--workers", "2", "--json")
+    process = start("--chaos", "--orders", "400", "--workers", "2", "--json")
 
     output, _ = process.communicate()
 

@@ -107,7 +107,7 @@ def test_a_database_that_goes_away_meanwhile_is_one_sentence(
 
 
 def test_sqlite_is_named_for_what_it_is(invoke: Run) -> None:
-    done = invoke("doctor", "--db-url", "sqlite://")
+    done = invoke("doctor", "--db-url", "sqlite:///shop.db")
 
     assert done.returncode == 0
     assert "database.dialect: the database is sqlite" in done.stdout

@@ -18,6 +18,9 @@ def main() -> None:
         raise SystemExit(f"conquiet: {error}") from None
     from conquiet.cli.app import app
     from conquiet.cli.failures import set_debugging
+    from conquiet.cli.streams import mend_standard_streams
+
+    mend_standard_streams()
 
     # Wherever it stands: whoever meets an error adds it to the end of the line.
     if "--debug" in sys.argv[1:]:

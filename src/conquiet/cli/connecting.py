@@ -1,17 +1,32 @@
 """Opening what a command works on, with a sentence instead of a traceback when it is not there."""
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from conquiet.cli.failures import CannotConnectError, CommandError
 from conquiet.cli.settings import DB, RABBIT, REDIS, need_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import Engine
 
     from conquiet.management.server import Server
+
+_DB_EXAMPLE: Final = "mysql+pymysql://user@host/database"
+_RABBIT_EXAMPLE: Final = "amqp://user:password@host:5672/%2F"
+
+UNUSABLE: Final = (TypeError, ValueError, AttributeError)
+"""What client libraries raise for a host or an option that they cannot use, some of it only when they connect."""
+
+
+class UrlError(CommandError):
+    """A URL cannot be used. The library's own words may quote it, password included, so only their type is said."""
+
+    def __init__(self, what: str, example: str, error: BaseException) -> None:
+        super().__init__(
+            f"{what} cannot be used ({type(error).__name__})", fix=f"write it as {example}, and check its options"
+        )
 
 
 @contextmanager
@@ -26,6 +41,8 @@ def redis_server(flag: str) -> "Iterator[Server]":
             server.call("PING")
         except QueueError as error:
             raise CannotConnectError("Redis", url, error.__cause__ or error) from error
+        except UNUSABLE as error:
+            raise UrlError("the Redis URL", "redis://host:6379/0", error) from None
         yield server
 
 
@@ -33,20 +50,29 @@ def redis_server(flag: str) -> "Iterator[Server]":
 def database(flag: str) -> "Iterator[Engine]":
     """Open the database that is configured and make sure that it answers."""
     from sqlalchemy import create_engine
-    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-    url = need_url(flag, DB)
+    with connected_engine(need_url(flag, DB), lambda url: create_engine(url, hide_parameters=True)) as engine:
+        yield engine
+
+
+@contextmanager
+def connected_engine(url: str, make: "Callable[[str], Engine]") -> "Iterator[Engine]":
+    """Make an engine, see that its database answers, and dispose of it in the end."""
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
-        engine = create_engine(url, hide_parameters=True)
-    except (ArgumentError, SQLAlchemyError, ImportError, ValueError) as error:
-        raise CommandError(
-            "the database URL cannot be used", fix="write it as mysql+pymysql://user@host/database"
-        ) from error
+        engine = make(url)
+    except (SQLAlchemyError, ImportError, *UNUSABLE) as error:
+        raise UrlError("the database URL", _DB_EXAMPLE, error) from None
     try:
+        if engine.dialect.name == "sqlite" and engine.url.database in {None, "", ":memory:"}:
+            raise CommandError("a database in memory ends with this command", fix="name a file: sqlite:///shop.db")
         try:
             engine.connect().close()
         except SQLAlchemyError as error:
             raise CannotConnectError("the database", url, error) from error
+        except (OSError, *UNUSABLE) as error:  # the driver's own, of an option in the URL
+            raise UrlError("the database URL", _DB_EXAMPLE, error) from None
         yield engine
     finally:
         engine.dispose()
@@ -56,7 +82,7 @@ def broker(flag: str) -> None:
     """Make sure that the RabbitMQ that is configured answers and lets us in."""
     import asyncio
 
-    from conquiet.errors import RabbitConnectionError
+    from conquiet.errors import ConfigurationError, RabbitConnectionError
     from conquiet.rabbit.address import Address
     from conquiet.rabbit.connection import Link
 
@@ -70,3 +96,7 @@ def broker(flag: str) -> None:
         asyncio.run(knock())
     except RabbitConnectionError as error:
         raise CannotConnectError("RabbitMQ", url, error.__cause__ or error) from error
+    except ConfigurationError as error:
+        raise CommandError(str(error), fix=f"write it as {_RABBIT_EXAMPLE}") from None
+    except UNUSABLE as error:
+        raise UrlError("the RabbitMQ URL", _RABBIT_EXAMPLE, error) from None

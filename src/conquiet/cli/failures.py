@@ -123,14 +123,27 @@ def reporting() -> Iterator[None]:
     except ConquietError as error:
         complain(str(error))
         raise typer.Exit(FAILED) from None
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
     except BrokenPipeError:
         # The reader of our output left (``| head``). Nothing more can be said; do not say it again at exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from None
+    except OSError as error:
+        complain(
+            f"the machine refused: {error.strerror or type(error).__name__}", "see where with --debug, and mend that"
+        )
+        raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         complain("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:  # noqa: BLE001 - the last one: a traceback is for --debug
+        # Its text may hold anything of a message or of a URL: its class is what may be shown.
+        complain(
+            f"this should not have happened ({type(error).__name__})", "report it, with what --debug shows in addition"
+        )
+        raise typer.Exit(FAILED) from None
 
 
 def complain(sentence: str, fix: str = "") -> None:

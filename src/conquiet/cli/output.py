@@ -26,8 +26,9 @@ def make_console(*, quiet: bool = False) -> "Console":
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document."""
-    typer.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    """Print one JSON document. What a terminal would obey, or could not show, is escaped: it stays the same JSON."""
+    text = json.dumps(value, indent=2, default=str, ensure_ascii=not _is_utf8())
+    typer.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))
 
 
 def print_rows(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, empty: str) -> None:
@@ -43,13 +44,21 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, A
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    # Text: a name with brackets in it is no markup.
+    table = Table(title=Text(_cell(title), "table.title"), title_justify="left", header_style="bold")
     for column in columns:
         numeric = any(isinstance(row.get(column), int | float) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+        # A name is folded and never cut: half a name is of no use in the next command.
+        table.add_column(
+            column.replace("_", " "), justify="right" if numeric else "left", overflow="ellipsis" if numeric else "fold"
+        )
     for row in rows:
         table.add_row(*(Text(_cell(row.get(column))) for column in columns))
     make_console().print(table)
+
+
+def _is_utf8() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("_", "-") in {"utf-8", "utf8"}
 
 
 def _cell(value: Any) -> str:

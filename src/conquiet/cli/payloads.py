@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from conquiet.cli.failures import FAILED, CommandError
+from conquiet.cli.failures import FAILED, NOT_DONE, CommandError
 
 
 @contextmanager
@@ -25,6 +25,8 @@ def _opened(source: str) -> Iterator[IO[bytes]]:
 
 def _stdin() -> IO[bytes]:
     """Return stdin as a file of its own: with ``sys.stdin`` the interpreter aborts if a thread still reads it."""
+    if sys.stdin is None:
+        raise CommandError("stdin is closed", fix="pipe something into it, or give @FILE")
     try:
         return open(sys.stdin.fileno(), "rb", closefd=False)
     except OSError:  # it is no real file
@@ -62,11 +64,8 @@ def _parsed(text: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def size_of(source: str) -> int | None:
-    """Return how many bytes ``source`` has, if that can be known, for a progress bar."""
-    if source.startswith("@"):
-        try:
-            return Path(source[1:]).stat().st_size
-        except OSError:
-            return None
-    return None
+def stopped_at(error: Exception, sent: str) -> CommandError:
+    """Return what to say when one payload ends it all. A source that cannot be read at all is said as it is."""
+    if isinstance(error, CommandError) and error.exit_code == NOT_DONE:
+        return error
+    return CommandError(f"{error}; {sent}", fix="correct it, then send it and what follows it", exit_code=FAILED)

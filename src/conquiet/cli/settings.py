@@ -9,6 +9,7 @@ which every user of the machine can read in the list of processes.
 """
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,8 +61,17 @@ def _from_file(variable: str) -> str:
         if named:
             raise CommandError(f"the file {path} does not exist", fix=f"correct or unset {CONFIG}") from None
         return ""
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CommandError(f"{path} cannot be read ({type(error).__name__})", fix="correct the file") from error
+    except tomllib.TOMLDecodeError as error:
+        # Its text may quote the file, passwords included; the place is all that is needed.
+        place = re.search(r"at line \d+, column \d+|at end of document", str(error))
+        raise CommandError(f"{path} is not TOML{f' ({place[0]})' if place else ''}", fix="correct the file") from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise CommandError(f"{path} cannot be read ({type(error).__name__})", fix="correct the file") from None
+    unknown = sorted(settings.keys() - _KEYS.values())
+    if unknown:
+        raise CommandError(
+            f"{path} has a setting {unknown[0]!r} that nobody knows", fix=f"the keys are {', '.join(_KEYS.values())}"
+        )
     value = settings.get(_KEYS[variable], "")
     if not isinstance(value, str):
         raise CommandError(f"{_KEYS[variable]} in {path} must be a string", fix="put it into quotes")

@@ -1,5 +1,6 @@
 """Functions of the caller's that run in a thread: what they must not be, and what they must not do there."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +8,19 @@ from typing import Any
 from conquiet.errors import ConfigurationError
 
 
+def makes_coroutine(function: Callable[..., Any]) -> bool:
+    """Tell whether calling it only makes a coroutine: ``async def``, or an object whose ``__call__`` is one.
+
+    A plain wrapper (``functools.wraps``) is taken for what it wraps, an ``async def`` one for what it is.
+    """
+    return any(inspect.iscoroutinefunction(layer) for layer in _layers(function))
+
+
 def require_plain_function(name: str, function: Callable[..., Any]) -> None:
     """Raise ``ConfigurationError`` if calling it would only make a coroutine, which nobody would ever run."""
     if not callable(function):
         raise ConfigurationError(f"{name} must be a function")
-    if inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
-    ):
+    if makes_coroutine(function):
         raise ConfigurationError(f"{name} must be a plain function, not 'async def': it is called in a thread")
 
 
@@ -27,8 +34,7 @@ def refuse_awaitable(name: str, result: object) -> None:
 
 def refuse_generator_function(name: str, function: Callable[..., Any]) -> None:
     """Raise ``ConfigurationError`` for a function with a ``yield`` in it: calling it runs not one line of it."""
-    unwrapped = inspect.unwrap(function)
-    if inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(unwrapped):
+    if any(inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer) for layer in _layers(function)):
         raise ConfigurationError(f"{name} must not be a generator: remove its yield, or nothing of it is ever run")
 
 
@@ -50,3 +56,10 @@ def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> 
         refuse_awaitable(name, result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise ConfigurationError(f"{name} returned a generator, so its work was not done; make it a plain function")
+
+
+def _layers(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return where its kind shows: the function itself, what it wraps, and the method that a call of an object runs."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function, inspect.unwrap(function), getattr(function, "__call__", None)  # noqa: B004 - the method itself

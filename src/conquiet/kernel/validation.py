@@ -9,7 +9,8 @@ import re
 
 from conquiet.errors import ConfigurationError
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Surrogates are halves of characters: nothing can be sent that has one, and JSON from elsewhere may have them.
+_CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 # MySQL allows more in a quoted identifier. What is left out here (spaces, backticks, dots,
 # unicode look-alikes) buys nothing that is worth an injection.
@@ -30,9 +31,13 @@ def require_seconds(name: str, value: object, *, zero_allowed: bool = False) -> 
     wanted = "a number of seconds, zero or more" if zero_allowed else "a positive number of seconds"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationError(f"{name} must be {wanted}, got {_kind(value)}")
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
-        raise ConfigurationError(f"{name} must be {wanted}, got {value}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero_allowed):
+        raise ConfigurationError(f"{name} must be {wanted}, got {number:g}")
+    return number
 
 
 def require_text(name: str, value: object) -> str:
@@ -42,7 +47,7 @@ def require_text(name: str, value: object) -> str:
     if not value.strip():
         raise ConfigurationError(f"{name} must be a non-empty string, got an empty one")
     if _CONTROL.search(value):
-        raise ConfigurationError(f"{name} must not contain control characters such as a newline")
+        raise ConfigurationError(f"{name} must not contain control characters such as a newline, or surrogates")
     return value
 
 

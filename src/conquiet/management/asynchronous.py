@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from conquiet.errors import ConfigurationError, QueueError
+from conquiet.errors import QueueError
+from conquiet.management.addresses import client_for
 from conquiet.queue.client import clone_async
 from conquiet.queue.faults import translate
 
@@ -17,6 +18,7 @@ def with_redis(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Run ``await work(client)`` with an asyncio client that repeats nothing, and return its answer.
 
     Raises:
+        ConfigurationError: The URL cannot be used.
         QueueError: Redis refused, or did not answer.
     """
 
@@ -24,10 +26,7 @@ def with_redis(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
         from redis.asyncio import Redis
         from redis.exceptions import RedisError
 
-        try:
-            given = Redis.from_url(url, socket_connect_timeout=_TIMEOUT_S)
-        except ValueError:
-            raise ConfigurationError("the Redis URL cannot be read; write it as redis://host:6379/0") from None
+        given = client_for(Redis.from_url, url, socket_connect_timeout=_TIMEOUT_S)
         client = clone_async(given, socket_timeout_s=_TIMEOUT_S)
         try:
             return await work(client)

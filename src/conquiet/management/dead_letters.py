@@ -81,13 +81,14 @@ class StreamDeadLetters:
         dry_run: bool,
         rate_per_s: float | None,
         limit: int | None,
+        group: str | None = None,
         on_progress: "Callable[[ReplayReport], None] | None" = None,
     ) -> "ReplayReport":
-        """Bring them back to the end of their stream, each in one step."""
+        """Bring them back to the end of their stream, each in one step, for the group they died in or for ``group``."""
 
         async def work(letters: Any) -> "ReplayReport":
             done: ReplayReport = await letters.replay(
-                where, dry_run=dry_run, rate_per_s=rate_per_s, limit=limit, on_progress=on_progress
+                where, dry_run=dry_run, rate_per_s=rate_per_s, limit=limit, group=group, on_progress=on_progress
             )
             return done
 

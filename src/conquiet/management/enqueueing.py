@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from conquiet.errors import PayloadError, WrongKeyTypeError
-from conquiet.kernel.redaction import printable
+from conquiet.errors import PayloadError
 from conquiet.kernel.validation import require_text
 from conquiet.management.server import Server
 from conquiet.queue.codec import CodecError, encode_payload
@@ -30,9 +29,7 @@ def enqueue_batches(
 ) -> Iterator[list[str]]:
     """Do the same with batches that somebody else has made; see :func:`enqueue_all`."""
     require_text("stream", stream)
-    kind = text(server.call("TYPE", stream, stream=stream))
-    if kind not in {"none", "stream"}:
-        raise WrongKeyTypeError(f"the key {printable(stream)!r} holds a {kind}, not a stream", stream=stream)
+    server.is_stream(stream)
     for batch in batches:
         encoded: list[bytes] = []
         problem: PayloadError | None = None

@@ -2,11 +2,14 @@
 
 import base64
 import json
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
+from conquiet.errors import ConfigurationError
+
+_PORTS: Final = {"http": 15672, "https": 15671}
 _TIMEOUT_S: Final = 10.0
 _OK: Final = 200
 _UNAUTHORIZED: Final = 401
@@ -31,23 +34,27 @@ class RabbitApiError(Exception):
 def management_url(amqp_url: str) -> str:
     """Return where the management API of a broker usually is: the same host and login, port 15672."""
     parts = urlsplit(amqp_url)
-    scheme, port = ("https", 15671) if parts.scheme == "amqps" else ("http", 15672)
+    scheme = "https" if parts.scheme == "amqps" else "http"
     login = f"{parts.username}:{parts.password or ''}@" if parts.username else ""
-    return f"{scheme}://{login}{parts.hostname or 'localhost'}:{port}"
+    host = parts.hostname or "localhost"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{scheme}://{login}{host}:{_PORTS[scheme]}"
 
 
 def ask_api(api_url: str, path: str) -> Any:
     """Return what is there.
 
     Raises:
+        ConfigurationError: The URL is none of HTTP.
         RabbitApiError: No answer, or a refusal.
     """
-    parts = urlsplit(api_url)
+    parts, port = _parsed(api_url)
     login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
     headers = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     try:
-        with closing(kind(parts.hostname or "localhost", parts.port or 15672, timeout=_TIMEOUT_S)) as connection:
+        with closing(kind(parts.hostname or "", port, timeout=_TIMEOUT_S)) as connection:
             connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
             response = connection.getresponse()
             body = response.read()
@@ -56,6 +63,18 @@ def ask_api(api_url: str, path: str) -> Any:
     except (OSError, HTTPException, ValueError) as error:
         raise RabbitApiError(f"no answer ({type(error).__name__})") from error
     raise RabbitApiError(f"HTTP {response.status}", status=response.status)
+
+
+def _parsed(api_url: str) -> tuple[SplitResult, int]:
+    """Return its parts and its port. Without http:// the host would be read as a scheme, and somebody else be asked."""
+    with suppress(KeyError, ValueError):
+        parts = urlsplit(api_url)
+        port = parts.port or _PORTS[parts.scheme]
+        if parts.scheme in _PORTS and parts.hostname:
+            return parts, port
+    raise ConfigurationError(
+        "the URL of RabbitMQ's management API cannot be read; write it as http://user:password@host:15672"
+    )
 
 
 def setting(queue: dict[str, Any], argument: str, policy: str) -> Any:

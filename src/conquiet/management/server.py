@@ -6,8 +6,9 @@ from typing import Any, Self
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from conquiet.errors import ConfigurationError, NoSuchStreamError, WrongKeyTypeError
+from conquiet.errors import NoSuchStreamError, WrongKeyTypeError
 from conquiet.kernel.redaction import printable
+from conquiet.management.addresses import client_for
 from conquiet.queue.client import AnyRedis, clone_sync
 from conquiet.queue.commands import Word, encoded, pack
 from conquiet.queue.faults import translate
@@ -29,13 +30,7 @@ class Server:
     @classmethod
     def from_url(cls, url: str, *, timeout_s: float = 10.0) -> Self:
         """Open by URL. Nothing is sent before the first command."""
-        try:
-            client = Redis.from_url(url, socket_connect_timeout=min(timeout_s, 5.0))
-            # Makes a connection and does not open it: a word of the query that none knows is found out only here.
-            client.connection_pool.make_connection()
-        except (TypeError, ValueError):
-            raise ConfigurationError("the Redis URL cannot be read; write it as redis://host:6379/0") from None
-        with client:
+        with client_for(Redis.from_url, url, socket_connect_timeout=min(timeout_s, 5.0)) as client:
             return cls(client, timeout_s=timeout_s)
 
     def close(self) -> None:
@@ -105,12 +100,16 @@ class Server:
 
     def require_stream(self, key: str | bytes) -> None:
         """Raise unless there is a stream at ``key``; the error says what is there instead."""
+        if not self.is_stream(key):
+            raise NoSuchStreamError(f"there is no stream at key {printable(shown(key))!r}", stream=shown(key))
+
+    def is_stream(self, key: str | bytes) -> bool:
+        """Say whether there is a stream at ``key``; raise if there is something else."""
         name = shown(key)
         kind = text(self.call("TYPE", key, stream=name))
-        if kind == "none":
-            raise NoSuchStreamError(f"there is no stream at key {printable(name)!r}", stream=name)
-        if kind != "stream":
+        if kind not in {"none", "stream"}:
             raise WrongKeyTypeError(f"the key {printable(name)!r} holds a {kind}, not a stream", stream=name)
+        return kind == "stream"
 
 
 def shown(name: str | bytes) -> str:

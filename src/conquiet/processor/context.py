@@ -7,7 +7,9 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from conquiet.errors import LifecycleError
 from conquiet.kernel.redaction import printable
+from conquiet.kernel.threads import wait_on_loop
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.plans import Emitted
@@ -15,6 +17,8 @@ from conquiet.processor.plans import Emitted
 logger = logging.getLogger("conquiet.processor.job")
 
 T = TypeVar("T")
+
+_ENDED = "the event loop has ended before this handler: whoever claims its message begins anew"
 
 
 class Delivery(Protocol):
@@ -121,7 +125,7 @@ class SyncJobContext(JobContext):
         return self._wait(self._emitter.emit(event, data, **options))
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        return wait_on_loop(self._loop, call, too_late=lambda: LifecycleError(_ENDED))
 
 
 def _named(ctx: JobContext) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from conquiet.kernel.validation import require_positive, require_seconds, requir
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, never_raises
 from conquiet.processor.envelope import joined, replayed
 from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.policy import milliseconds, require_count
 from conquiet.processor.records import DeadRecord, decode_record
 from conquiet.processor.scripts import Arg, script
 
@@ -69,6 +70,7 @@ class DeadFilter:
         event: Event of the message.
         error_type: Qualified class name, as ``groups()`` tells it; ``builtins.`` may stand before a built-in one.
         reason: A value of ``Reason``.
+        group: Consumer group it died in.
         before_ms: Died before this time.
         since_ms: Died at this time or after it.
     """
@@ -77,6 +79,7 @@ class DeadFilter:
     event: str | None = None
     error_type: str | None = None
     reason: str | None = None
+    group: str | None = None
     before_ms: int | None = None
     since_ms: int | None = None
 
@@ -88,6 +91,7 @@ class DeadFilter:
             and (self.event is None or self.event == record.event)
             and (self.error_type is None or self.error_type.removeprefix("builtins.") == _cause(record))
             and (self.reason is None or self.reason == record.reason)
+            and (self.group is None or self.group == record.group)
             and (self.before_ms is None or dead.died_ms < self.before_ms)
             and (self.since_ms is None or dead.died_ms >= self.since_ms)
         )
@@ -105,7 +109,7 @@ class ReplayReport:
         replayed: Those brought back (in a dry run: that would be).
         gone: Those that somebody else replayed or discarded meanwhile.
         unreplayable: Those that stay: they were no message in the first place, are nested deeper than can be
-            written, or are for a group that does not exist.
+            read, or are for a group that does not exist.
         dry_run: True if nothing was done.
     """
 
@@ -151,16 +155,16 @@ class DeadLetters:
     async def groups(self) -> Sequence[DeadGroup]:
         """Return what they died of, most frequent first. Reads all of them, page by page."""
         counts: Counter[tuple[str, str]] = Counter()
-        first: dict[tuple[str, str], DeadMessage] = {}
+        first: dict[tuple[str, str], tuple[int, str]] = {}  # and not the letter, which has the whole message
         last: dict[tuple[str, str], int] = {}
         async for dead in self._all(EVERYTHING):
             key = (dead.record.event, _cause(dead.record))
             counts[key] += 1
-            first.setdefault(key, dead)
+            first.setdefault(key, (dead.died_ms, dead.id))
             last[key] = dead.died_ms
         return [
-            DeadGroup(event, cause, count, first[event, cause].died_ms, last[event, cause], first[event, cause].id)
-            for (event, cause), count in counts.most_common()
+            DeadGroup(*key, count, first_ms=first[key][0], last_ms=last[key], example_id=first[key][1])
+            for key, count in counts.most_common()
         ]
 
     async def replay(
@@ -228,8 +232,8 @@ class DeadLetters:
 
     async def trim(self, *, max_count: int | None = None, max_age_s: float | None = None) -> int:
         """Apply a retention now. Returns how many dead letters fell to it."""
-        most = 0 if max_count is None else require_positive("max_count", max_count)
-        age_ms = 0 if max_age_s is None else max(1, round(require_seconds("max_age_s", max_age_s) * 1000))
+        most = 0 if max_count is None else require_count("max_count", max_count)
+        age_ms = 0 if max_age_s is None else max(1, milliseconds(require_seconds("max_age_s", max_age_s)))
         fallen: int = await script("trim").call(
             self._client, (self._keys.dead,), (most, age_ms), stream=self._keys.stream
         )
@@ -312,10 +316,8 @@ class _Replay:
         args: list[Arg] = ["1" if self._dry_run else "0"]
         for dead in chunk:
             group = self._group or dead.record.group
-            try:
-                args += (dead.id, group, joined(replayed(dead.record.payload or {}, group=group)))
-            except RecursionError:
-                self.unreplayable += 1
+            # However deep it is nested: what was read one level deeper, inside its record, can be written.
+            args += (dead.id, group, joined(replayed(dead.record.payload or {}, group=group)))
         names = (self._keys.stream, self._keys.dead)
         answers = await script("replay").call(self._client, names, args, stream=self._keys.stream)
         self.taken += answers.count(_TAKEN)

@@ -29,6 +29,7 @@ from conquiet.metrics.registry import (
     never_raises,
 )
 from conquiet.processor.keys import Keys
+from conquiet.processor.policy import FOR_EVER_MS
 from conquiet.processor.scripts import script
 
 logger = logging.getLogger(__name__)
@@ -79,16 +80,24 @@ async def tick(client: redis.asyncio.Redis, keys: Keys, *, limit: int) -> Tick:
     moved, due, now, wake_id, paused, parked, waiting, dead, oldest = reply
     return Tick(
         moved=moved,
-        next_due_ms=int(float(due)) if due else None,
+        next_due_ms=int(min(float(due), FOR_EVER_MS)) if due else None,
         now_ms=int(now),
         ahead_ms=clock_difference(int(now), asked_ms, answered_ms),
         wake_id=wake_id.decode(),
-        paused={what.decode(): int(since) for what, since in zip(paused[::2], paused[1::2], strict=True)},
-        parked=frozenset(event.decode() for event in parked),
+        paused=read_pauses(paused),
+        parked=frozenset(event.decode(errors="backslashreplace") for event in parked),
         waiting=waiting,
         dead=dead,
         oldest_dead_ms=int(oldest.split(b"-")[0]) if oldest else None,
     )
+
+
+def read_pauses(reply: Sequence[bytes]) -> dict[str, int]:
+    """Return what is paused and since when. A pause that somebody set by hand, with whatever value, is one, too."""
+    return {
+        what.decode(errors="backslashreplace"): int(since) if since.isdigit() else 0
+        for what, since in zip(reply[::2], reply[1::2], strict=True)
+    }
 
 
 def clock_difference(server_ms: int, asked_ms: float, answered_ms: float) -> int:

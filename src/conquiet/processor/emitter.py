@@ -11,18 +11,7 @@ from typing import Any
 import redis.asyncio
 
 from conquiet.processor.jobs import JobRecorder
-from conquiet.processor.plans import (
-    Delay,
-    Emitted,
-    Moment,
-    NewMessage,
-    Plans,
-    Step,
-    answered,
-    debounced,
-    debounced_states,
-    new_states,
-)
+from conquiet.processor.plans import Delay, Emitted, Moment, NewMessage, Plans, Step, answered, new_states
 from conquiet.processor.settings import ProcessorSettings
 
 
@@ -32,8 +21,8 @@ class Emitter:
     Args:
         client: A client without retries, such as ``clone_async`` makes. It stays the caller's.
         stream: Where messages go that name no stream.
-        settings: Window of ids, chunk size, payload limit.
-        jobs: Where the states of new jobs are noted, if they are.
+        settings: Window of ids, chunk size, payload limit, and whether job states are kept.
+        jobs: Writes those.
     """
 
     def __init__(
@@ -46,7 +35,7 @@ class Emitter:
     ) -> None:
         self._client = client
         self._jobs = jobs
-        self._plans = Plans(stream, settings or ProcessorSettings())
+        self._plans = Plans(stream, ProcessorSettings() if settings is None else settings)
 
     async def emit(
         self,
@@ -80,13 +69,7 @@ class Emitter:
             QueueError: The server refused, or did not answer.
         """
         message = NewMessage(event, data, id, delay, at, max_attempts)
-        if debounce is not None:
-            step = self._plans.debounce_step(message, debounce, stream)
-            reply = await self._send(step)
-            if self._jobs is not None:
-                await self._jobs.note_all(step.keys, debounced_states(step, reply), only_new=True)
-            return debounced(step, reply)
-        return (await self.emit_many((message,), stream=stream))[0]
+        return (await self._send(self._plans.steps((message,), stream, debounce=debounce)))[0]
 
     async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
         """Emit many messages, ``chunk_size`` of them in one atomic step each: all of a chunk are there, or none.
@@ -94,14 +77,15 @@ class Emitter:
         Arguments are checked before anything is sent. If a chunk fails, the chunks before it are there;
         with ids of yours the whole call may be repeated.
         """
+        return await self._send(self._plans.steps(messages, stream))
+
+    async def _send(self, steps: Iterable[Step]) -> list[Emitted]:
         emitted: list[Emitted] = []
-        for step in self._plans.steps(messages, stream):
-            sent = answered(step, await self._send(step))
-            if self._jobs is not None:
+        for step in steps:
+            reply = await step.script.call(self._client, step.names, step.args, stream=step.keys.stream)
+            sent = answered(step, reply)
+            if self._jobs is not None and (states := new_states(step, sent)):
                 # Afterwards, and only for jobs not yet known: a host may have run one of them by now.
-                await self._jobs.note_all(step.keys, new_states(step, sent), only_new=True)
+                await self._jobs.note_all(step.keys, states, only_new=True)
             emitted += sent
         return emitted
-
-    async def _send(self, step: Step) -> Any:
-        return await step.script.call(self._client, step.names, step.args, stream=step.keys.stream)

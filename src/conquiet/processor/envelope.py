@@ -176,7 +176,6 @@ def next_attempt(
 ) -> dict[str, Any]:
     """Return the payload of the attempt after this one. Keys of others are kept, the wait is over by then."""
     following = same_attempt(payload, envelope, group=group, entry_id=entry_id)
-    following.pop("reserved", None)
     following["attempt"] = envelope.attempt + 1
     following["first_failed_ms"] = failed_ms if envelope.first_failed_ms is None else envelope.first_failed_ms
     return following
@@ -188,10 +187,11 @@ def same_attempt(
     """Return the payload of this very attempt, to be stored elsewhere and come back later for this group.
 
     It names the entry that is acknowledged for it. Equal messages are one in a set, and two entries are never equal.
+    A turn that was booked is void: it will be over by then. ``reserved`` says that another one is.
     """
     later = dict(payload)
-    later.pop("delay_until_ms", None)
-    later.pop("reserved_ms", None)
+    for key in ("delay_until_ms", "reserved", "reserved_ms"):
+        later.pop(key, None)
     later["id"] = envelope.id
     later["group"] = group
     later["from_entry"] = entry_id

@@ -1,8 +1,8 @@
 """One message, from the engine's hands to its end. To the engine this is a handler like any other.
 
-    read the envelope ─▶ for this group? ─▶ due? ─▶ known event? ─▶ paused? ─▶ its turn? ─▶ run ─▶ decide
-            │                  │              │          │            │           │
-         dead letter       nothing         waits     dead letter    parked      waits
+    read the envelope ─▶ for this group? ─▶ due? ─▶ known event? ─▶ paused? ─▶ its turn? ─▶ a slot? ─▶ run ─▶ decide
+            │                  │              │          │            │           │           │
+         dead letter       nothing         waits     dead letter    parked      waits   back, if we stop
 
 Whatever takes a message out of the engine's hands acknowledges it in the same step on the server. What
 returns normally is acknowledged by the engine. What is stored anew is made from the bytes that were read:
@@ -117,7 +117,7 @@ class Execution:
         rate = route.rate
         if rate is not None and not await self._has_turn(message, ctx, envelope, rate):
             return
-        await self._run(message, ctx, envelope, route)
+        await (self._run if route.slots is None else self._run_in_slot)(message, ctx, envelope, route)
 
     async def exhausted(self, message: RuntimeMessage, ctx: Delivery) -> None:
         """Bury what was delivered too often: it kills whoever works on it."""
@@ -125,6 +125,9 @@ class Execution:
             envelope = from_payload(message.data, entry_id=message.id)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
             envelope = None
+        if envelope is not None and envelope.group not in {None, self._group}:
+            await ctx.ack()  # another group's retry, which a dead letter of ours would bring back for us
+            return
         await self._bury(message, ctx, envelope, Reason.DELIVERIES_EXHAUSTED, note=_EXHAUSTED)
 
     async def malformed(self, stream: str, entry_id: str, reason: str) -> None:
@@ -139,6 +142,18 @@ class Execution:
         record = self._record(entry_id, None, Reason.MALFORMED, None)
         record.error, record.raw = reason, raw
         await self._settler.bury(keys, entry_id, encode_record(record))
+
+    async def _run_in_slot(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, route: Route) -> None:
+        """Run it when the handler has a slot for it. The wait costs one of the engine's, but the message is leased."""
+        assert route.slots is not None  # noqa: S101 - else it needs none
+        if not await route.slots.acquire():
+            # We stop, and it has not begun: to the end of the stream with it, for whoever reads there.
+            await self._let_wait(message, ctx, envelope, "+0", JobState.WAITING)
+            return
+        try:
+            await self._run(message, ctx, envelope, route)
+        finally:
+            route.slots.release()
 
     async def _run(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, route: Route) -> None:
         if self._jobs is not None:
@@ -298,6 +313,12 @@ class Execution:
         if self._jobs is not None and wait_ms > 0:
             await self._jobs.note(keys, envelope, JobState.DELAYED)
         return False
+
+    def withdraw(self) -> None:
+        """Let go of what waits for a slot of its handler: we stop, and it is not to begin here."""
+        for route in self._routes.values():
+            if route.slots is not None:
+                route.slots.withdraw()
 
     def flush_counts(self) -> None:
         """Hand what was counted to the metrics."""

@@ -5,12 +5,14 @@
                                       └─▶ dead                     (no attempt is left)
 
 The truth is in the streams: a state is written after the fact it tells of, gathered with others into one
-round trip, and a state that cannot be written is counted and logged, and fails nobody's message. A
-finished job is forgotten after its time; one that is not finished stays.
+round trip, and a state that cannot be written is logged, and fails nobody's message. A finished job is
+forgotten after its time; one that is not finished stays. So an end is tried again: without it the job would
+run for ever. What comes before an end is not: it would be told after the end, and begin a new life.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -18,10 +20,12 @@ from enum import Enum
 import redis
 import redis.asyncio
 
-from conquiet.errors import QueueError
+from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.redaction import printable
+from conquiet.kernel.validation import require_positive
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.policy import milliseconds
 from conquiet.processor.records import describe
 from conquiet.processor.scripts import Arg, script
 
@@ -29,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 250
 _MOST_DUE = 4 * _BATCH
+_PAUSE_S = 1.0
+_TRIES = 30
 
 
 class JobState(Enum):
@@ -43,11 +49,10 @@ class JobState(Enum):
 
 
 _NUMBER = {state: number for number, state in enumerate(JobState, start=1)}
+_ENDS = {_NUMBER[JobState.SUCCEEDED], _NUMBER[JobState.DEAD]}
 
-_FORGET = 0
-
-NewState = tuple[str, str, int, JobState | None]
-"""Id, event, attempt and state of one job; None if it was replaced before it ran, and is to be forgotten."""
+NewState = tuple[str, str, int, JobState]
+"""Id, event, attempt and state of one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,11 @@ class _Note:
     keys: Keys
     args: tuple[Arg, ...]
     job: str
+    tries: int = 0
+
+    @property
+    def is_worth_another_try(self) -> bool:
+        return self.args[0] in _ENDS and self.tries < _TRIES
 
 
 class JobRecorder:
@@ -96,8 +106,10 @@ class JobRecorder:
 
     def __init__(self, client: redis.asyncio.Redis, *, ttl_s: float) -> None:
         self._client = client
-        self._ttl_ms = _milliseconds(ttl_s)
+        self._ttl_ms = max(1, milliseconds(ttl_s))
         self._due: list[_Note] = []
+        self._failed: list[_Note] = []
+        self._failed_at = 0.0
         self._flushing: asyncio.Task[None] | None = None
 
     async def note(self, keys: Keys, envelope: Envelope, state: JobState, failure: BaseException | None = None) -> None:
@@ -128,10 +140,23 @@ class JobRecorder:
         else:
             self._flush_soon()
 
+    def try_again(self) -> None:
+        """Begin anew with the ends that could not be written, unless that was a moment ago."""
+        if self._failed and time.monotonic() - self._failed_at >= _PAUSE_S:
+            self._take_back_failed()
+            self._flush_soon()
+
     async def drain(self) -> None:
-        """Return when nothing is due any more."""
+        """Return when nothing is due any more. What cannot be written now is given up."""
+        self._take_back_failed()
         if self._due or (self._flushing is not None and not self._flushing.done()):
             await self._written()
+        for note in self._failed:
+            complain(note.keys, 1, "QueueError")
+        self._failed = []
+
+    def _take_back_failed(self) -> None:
+        self._due, self._failed = self._failed + self._due, []
 
     async def _written(self) -> None:
         # Shielded: others' states are in the same flush, and a cancelled handler must not take them along.
@@ -157,7 +182,14 @@ class JobRecorder:
         try:
             await script("jobs").call(self._client, names, args, stream=keys.stream)
         except QueueError as error:
-            _complain(keys, len(notes), error)
+            room = _MOST_DUE - len(self._failed)
+            again = [note for note in notes if note.is_worth_another_try][:room]
+            for note in again:
+                note.tries += 1
+            self._failed += again
+            self._failed_at = time.monotonic()
+            if len(again) < len(notes):
+                complain(keys, len(notes) - len(again), type(error).__name__)
 
 
 def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s: float) -> None:
@@ -165,16 +197,16 @@ def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s
     notes = [_noted(keys, job, "", only_new=True) for job in jobs]
     for start in range(0, len(notes), _BATCH):
         batch = notes[start : start + _BATCH]
-        names, args = _command(keys, batch, _milliseconds(ttl_s))
+        names, args = _command(keys, batch, max(1, milliseconds(ttl_s)))
         try:
             script("jobs").call_sync(client, names, args, stream=keys.stream)
         except QueueError as error:
-            _complain(keys, len(batch), error)
+            complain(keys, len(batch), type(error).__name__)
 
 
 def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool) -> _Note:
     job_id, event, attempt, state = job
-    args = (_FORGET if state is None else _NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
+    args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
     return _Note(keys, args, keys.job(job_id))
 
 
@@ -186,15 +218,9 @@ def _command(keys: Keys, notes: Sequence[_Note], ttl_ms: int) -> tuple[list[str]
     return names, args
 
 
-def _complain(keys: Keys, count: int, error: QueueError) -> None:
-    logger.warning(
-        "job states not written",
-        extra={"stream": printable(keys.stream), "jobs": count, "error": type(error).__name__},
-    )
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+def complain(keys: Keys, count: int, error: str) -> None:
+    """Log that states were not written, which is all that comes of it."""
+    logger.warning("job states not written", extra={"stream": printable(keys.stream), "jobs": count, "error": error})
 
 
 class Jobs:
@@ -231,6 +257,11 @@ class Jobs:
 
     async def list(self, stream: str, state: JobState, *, cursor: int = 0, limit: int = 100) -> JobPage:
         """Return about ``limit`` ids in a state. A job that stays in it is on one of the pages; order is not kept."""
+        if not isinstance(state, JobState):
+            raise ConfigurationError("state must be a JobState")
+        require_positive("limit", limit)
+        if cursor != 0:
+            require_positive("cursor", cursor)
         names = (keys_of(stream).jobs(state.value),)
-        following, pairs = await script("scan").call(self._client, names, (cursor, limit), stream=stream)
+        following, pairs = await script("scan").call(self._client, names, (int(cursor), limit), stream=stream)
         return JobPage(tuple(job_id.decode() for job_id in pairs[::2]), int(following))

@@ -7,7 +7,7 @@ running goes on.
 
 import redis.asyncio
 
-from conquiet.processor.delays import Tick
+from conquiet.processor.delays import Tick, read_pauses
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import require_event
 from conquiet.processor.scripts import script
@@ -38,8 +38,7 @@ class Pauses:
     async def paused(self, stream: str) -> dict[str, int]:
         """Return what is paused, asked anew: ``*`` for the whole stream or events, and since when (ms)."""
         keys = keys_of(stream)
-        reply = await script("hash").call(self._client, (keys.paused,), (), stream=stream)
-        return {what.decode(): int(since) for what, since in zip(reply[::2], reply[1::2], strict=True)}
+        return read_pauses(await script("hash").call(self._client, (keys.paused,), (), stream=stream))
 
     def is_stream_paused(self, stream: str) -> bool:
         """True if the stream was paused when the mover last looked."""

@@ -13,17 +13,15 @@ from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_seconds, require_text
 from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL, never_raises
 from conquiet.processor.envelope import check_new, new_id
-from conquiet.processor.jobs import JobState, NewState
+from conquiet.processor.jobs import JobState, NewState, complain
 from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import ADD_ONE, Arg, Script, script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.queue.codec import TOO_LARGE, CodecError, encode_payload
 
 _DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
 """How long after its due time a debounced message that nobody moved can still be replaced."""
-
-_FOR_EVER_MS = 2**52
-"""Longest window of ids: the server refuses a time that its clock cannot reach."""
 
 _MOST_KEYS = 1_000
 
@@ -96,25 +94,31 @@ class Plans:
         self._stream = stream
         self._settings = settings
         self._keys = {stream: keys_of(stream)}
-        self._window_ms = min(_FOR_EVER_MS, max(1, round(settings.dedupe_window_s * 1000)))
+        self._window_ms = max(1, milliseconds(settings.dedupe_window_s))
 
-    def steps(self, messages: Iterable[NewMessage], stream: str | None) -> Iterator[Step]:
-        """Return the steps that emit these messages. All of them are checked before the first step is returned."""
+    def steps(
+        self, messages: Iterable[NewMessage], stream: str | None = None, *, debounce: str | None = None
+    ) -> Iterator[Step]:
+        """Return the steps that emit these messages. All of them are checked before the first step is returned.
+
+        With ``debounce`` each message waits in place of the one that waits under this name.
+        """
         keys = self._keys_of(stream)
         now_ms = int(time.time() * 1000)
+        if debounce is not None:
+            require_text("debounce", debounce)
+            messages = [_debounceable(message) for message in messages]
         planned = [self._plan(message, keys, now_ms) for message in messages]
+        if debounce is not None:
+            return (self._debounce_step(plan, keys, debounce) for plan in planned)
         size = self._settings.chunk_size
         return (self._step(planned[start : start + size], keys) for start in range(0, len(planned), size))
 
-    def debounce_step(self, message: NewMessage, name: str, stream: str | None) -> Step:
-        """Return the step that lets a message wait in place of the one that waits under this name."""
-        require_text("debounce", name)
-        if message.delay is None or message.at is not None or message.id is not None:
-            raise ConfigurationError("debounce needs delay, and goes neither with at nor with id")
-        keys = self._keys_of(stream)
-        plan = self._plan(message, keys, int(time.time() * 1000))
-        names = (keys.delayed, keys.wake, keys.debounce(message.event, name))
-        return Step(script("debounce"), names, (plan.payload, plan.when[1:] or 0, _DEBOUNCE_KEPT_MS), keys, (plan,))
+    def _debounce_step(self, plan: Planned, keys: Keys, name: str) -> Step:
+        names = (keys.delayed, keys.wake, keys.debounce(plan.event, name), keys.jobs(JobState.DELAYED.value))
+        noted_id = "" if self._settings.job_ttl_s is None else plan.id
+        args = (plan.payload, plan.when[1:] or 0, _DEBOUNCE_KEPT_MS, keys.job(""), noted_id, plan.event)
+        return Step(script("debounce"), names, args, keys, (plan,))
 
     def _step(self, chunk: Sequence[Planned], keys: Keys) -> Step:
         if all(plan.is_plain for plan in chunk):
@@ -129,7 +133,7 @@ class Plans:
         return Step(script("emit"), (keys.stream, keys.delayed, keys.wake, *remembered), args, keys, chunk)
 
     def _keys_of(self, stream: str | None) -> Keys:
-        name = stream or self._stream
+        name = self._stream if stream is None else stream
         keys = self._keys.get(name)
         if keys is None:
             if len(self._keys) >= _MOST_KEYS:  # somebody makes stream names from data
@@ -167,8 +171,14 @@ class Plans:
 
 
 def answered(step: Step, reply: Any) -> list[Emitted]:
-    """Read the answer of a step of ``Plans.steps``, and count what it did."""
+    """Read the answer of a step, and count what it did."""
     stream = step.keys.stream
+    if step.script.name == "debounce":
+        due, replaced, state_failed = reply
+        _count(stream, "replacing" if replaced else "emitted", 1)
+        if state_failed:
+            complain(step.keys, 1, "ResponseError")
+        return [Emitted(step.messages[0].id, stream, None, int(due))]
     if step.script.name == "emit_now":
         _count(stream, "emitted", len(reply))
         return [
@@ -181,28 +191,21 @@ def answered(step: Step, reply: Any) -> list[Emitted]:
     return emitted
 
 
-def debounced(step: Step, reply: Any) -> Emitted:
-    """Read the answer of a step of ``Plans.debounce_step``, and count what it did."""
-    due, replaced, _ = reply
-    _count(step.keys.stream, "replacing" if replaced else "emitted", 1)
-    return Emitted(step.messages[0].id, step.keys.stream, None, int(due))
-
-
-def debounced_states(step: Step, reply: Any) -> list[NewState]:
-    """Return the states that a step of ``Plans.debounce_step`` changed: one job waits, in place of another, maybe."""
-    (plan,) = step.messages
-    replaced = reply[2].decode()
-    begun: list[NewState] = [(plan.id, plan.event, 1, JobState.DELAYED)]
-    return [*begun, (replaced, plan.event, 1, None)] if replaced else begun
-
-
 def new_states(step: Step, emitted: Sequence[Emitted]) -> list[NewState]:
-    """Return the states of the jobs that a step began."""
+    """Return the states of the jobs that a step began and has not noted itself."""
+    if step.script.name == "debounce":
+        return []
     return [
         (one.id, plan.event, 1, JobState.WAITING if one.due_ms is None else JobState.DELAYED)
         for plan, one in zip(step.messages, emitted, strict=True)
         if not one.duplicate
     ]
+
+
+def _debounceable(message: NewMessage) -> NewMessage:
+    if message.delay is None or message.at is not None or message.id is not None:
+        raise ConfigurationError("debounce needs delay, and goes neither with at nor with id")
+    return message
 
 
 def _when(delay: Delay | None, at: Moment | None) -> str:
@@ -216,10 +219,10 @@ def _when(delay: Delay | None, at: Moment | None) -> str:
             if at.tzinfo is None:
                 raise ConfigurationError("at must be a datetime with a time zone, e.g. datetime.now(UTC)")
             at = at.timestamp()
-        return f"={round(require_seconds('at', at, zero_allowed=True) * 1000)}"
+        return f"={milliseconds(require_seconds('at', at, zero_allowed=True))}"
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    milliseconds = round(require_seconds("delay", seconds, zero_allowed=True) * 1000)
-    return f"+{milliseconds}" if milliseconds else ""
+    wait_ms = milliseconds(require_seconds("delay", seconds, zero_allowed=True))
+    return f"+{wait_ms}" if wait_ms else ""
 
 
 def _emitted(message_id: str, stream: str, answer: bytes) -> Emitted:

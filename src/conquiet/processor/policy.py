@@ -89,6 +89,14 @@ Decision = Done | RetryAt | DeadLetter
 
 DONE = Done()
 
+FOR_EVER_MS = 2**52
+"""The longest time there is: a script's numbers are floats, and a server refuses what its clock cannot reach."""
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a time in whole milliseconds; one that is longer than there is, is for ever."""
+    return round(min(seconds * 1000, FOR_EVER_MS))
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -160,7 +168,7 @@ def decide(
         delay_s = error.after
     else:
         delay_s = policy.backoff.delay_s(attempt, rand=rand)
-    return RetryAt(math.ceil(delay_s * 1000))
+    return RetryAt(math.ceil(min(delay_s * 1000, FOR_EVER_MS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +193,7 @@ class RateLimit:
     @property
     def turn_us(self) -> int:
         """Microseconds from one turn to the next."""
-        return max(1, round(self.per_s * 1_000_000 / self.count))
+        return max(1, round(min(self.per_s * 1_000_000 / min(self.count, FOR_EVER_MS), FOR_EVER_MS)))
 
     def has_lapsed(self, turn_ms: int | None, *, now_ms: int) -> bool:
         """True if a turn is over by more than a second, or by more than one turn where they are further apart.
@@ -194,6 +202,13 @@ class RateLimit:
         booked them, holds.
         """
         return turn_ms is not None and now_ms > turn_ms + max(1_000, self.turn_us // 1_000)
+
+
+def require_count(name: str, value: object) -> int:
+    """Return ``value`` if it is a count that a script can hold."""
+    if require_positive(name, value) > FOR_EVER_MS:
+        raise ConfigurationError(f"{name} must be below 2**52")
+    return require_positive(name, value)
 
 
 def require_event(event: object) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigurationError, LifecycleError, MalformedMessageError
+from conquiet.kernel.functions import refuse_generator_function
 from conquiet.kernel.identity import stable_consumer_id
 from conquiet.kernel.lifecycle import Status
 from conquiet.kernel.validation import require_positive, require_text
@@ -72,9 +73,9 @@ class Processor:
         self._keys = {stream: keys_of(stream) for stream in self._streams}
         self._concurrency = require_positive("concurrency", concurrency)
         self._group = require_text("group", group)
-        self._consumer_id = consumer_id or stable_consumer_id()
-        self._settings = settings or ProcessorSettings()
-        self._runtime = runtime or RuntimeSettings()
+        self._consumer_id = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
+        self._settings = ProcessorSettings() if settings is None else settings
+        self._runtime = RuntimeSettings() if runtime is None else runtime
         self._redis = redis
         self._client = clone_async(redis)
         self._handlers: dict[str, HandlerSettings] = {}
@@ -127,7 +128,7 @@ class Processor:
             self._handlers[event] = HandlerSettings(
                 event=event,
                 function=function,
-                retry=retry or self._settings.retry,
+                retry=self._settings.retry if retry is None else retry,
                 timeout_s=timeout,
                 concurrency=concurrency,
                 rate=rate,
@@ -140,6 +141,9 @@ class Processor:
         """Run ``async def middleware(ctx, call_next)`` around every handler; the first added is the outermost."""
         if self._consumer is not None:
             raise LifecycleError("middlewares are added before the start")
+        if not callable(middleware):
+            raise ConfigurationError("a middleware must be callable: async def middleware(ctx, call_next)")
+        refuse_generator_function("a middleware", middleware)
         self._middlewares.append(middleware)
 
     def on(self, event: str, callback: Callback) -> None:
@@ -235,19 +239,19 @@ class Processor:
 
     async def pause(self, stream: str | None = None, *, event: str | None = None) -> bool:
         """Pause a stream (the first one if none is named) or one event of it, on all hosts, until ``resume``."""
-        return await self._pauses.pause(stream or self._streams[0], event)
+        return await self._pauses.pause(self._first_or(stream), event)
 
     async def resume(self, stream: str | None = None, *, event: str | None = None) -> bool:
         """End a pause."""
-        return await self._pauses.resume(stream or self._streams[0], event)
+        return await self._pauses.resume(self._first_or(stream), event)
 
     async def paused(self, stream: str | None = None) -> dict[str, int]:
         """Return what is paused (``*`` is the whole stream) and since when, in milliseconds."""
-        return await self._pauses.paused(stream or self._streams[0])
+        return await self._pauses.paused(self._first_or(stream))
 
     def dead_letters(self, stream: str | None = None) -> DeadLetters:
         """Return the dead letters of a stream."""
-        return DeadLetters(self._client, stream or self._streams[0])
+        return DeadLetters(self._client, self._first_or(stream))
 
     @property
     def jobs(self) -> Jobs:
@@ -255,6 +259,12 @@ class Processor:
         return Jobs(self._client)
 
     # ------------------------------------------------------------ inside
+
+    def _is_stopping(self) -> bool:
+        return self.status in {Status.STOPPING, Status.STOPPED}
+
+    def _first_or(self, stream: str | None) -> str:
+        return self._streams[0] if stream is None else stream
 
     async def _end(self, mover: Mover) -> None:
         await mover.close()
@@ -276,7 +286,8 @@ class Processor:
             group=self._group,
             consumer_id=self._consumer_id,
             routes={
-                event: Route(settings, self._middlewares, self._threads) for event, settings in self._handlers.items()
+                event: Route(settings, self._middlewares, self._threads, self._is_stopping)
+                for event, settings in self._handlers.items()
             },
             keys=self._keys,
             pauses=self._pauses,
@@ -317,12 +328,25 @@ class Processor:
         assert self._burials is not None  # noqa: S101 - the same
         self._execution.note_server_time(found.ahead_ms)
         self._execution.flush_counts()
+        if self._is_stopping():
+            self._execution.withdraw()
         self._burials.try_again()
+        if self._recorder is not None:
+            self._recorder.try_again()
         await self._pauses.learn(keys, found)
         withheld = frozenset(stream for stream in self._streams if self._pauses.is_stream_paused(stream))
         if withheld != self._withheld:  # told once: each time it cuts a waiting read short
             self._withheld = withheld
             self._consumer.withhold(withheld)
+        await self._apply_retention(keys, found)
+
+    async def _apply_retention(self, keys: Keys, found: Tick) -> None:
+        """Let dead letters fall that are too old or too many. Burying does it, too, but maybe nothing dies any more."""
+        most, age_s = self._settings.dead_letters_max, self._settings.dead_letters_max_age_s
+        too_many = most is not None and found.dead > most
+        age_ms = 0 if found.oldest_dead_ms is None else found.now_ms - found.oldest_dead_ms
+        if too_many or (age_s is not None and age_ms > age_s * 1000):
+            await DeadLetters(self._client, keys.stream).trim(max_count=most, max_age_s=age_s)
 
     def _hear_error(self, event: EngineError) -> None:
         error = event.error

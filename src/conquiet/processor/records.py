@@ -36,8 +36,7 @@ def describe(error: BaseException | None, *, store_text: bool) -> Failure | None
     if error is None:
         return None
     shown = store_text or isinstance(error, ConquietError | Reject | Retry)
-    text = printable(error, limit=_TEXT) if shown else ""
-    return Failure(_type_name(error), text, _frames(error))
+    return Failure(_type_name(error), _text(error) if shown else "", _frames(error))
 
 
 class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -89,6 +88,13 @@ class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     def replayable(self) -> bool:
         """False for what was no envelope: it would only die again."""
         return self.payload is not None and self.reason not in {Reason.NOT_AN_ENVELOPE.value, Reason.MALFORMED.value}
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return printable(error, limit=_TEXT)
+    except Exception:  # noqa: BLE001 - a foreign __str__; without its text the message is settled all the same
+        return "its text cannot be told: str() of it fails"
 
 
 def _type_name(error: BaseException) -> str:

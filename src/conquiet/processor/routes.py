@@ -16,7 +16,9 @@ from conquiet.processor.context import Delivery, JobContext, SyncJobContext
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.middleware import Middleware, wrapped
+from conquiet.processor.policy import Reject, Retry
 from conquiet.processor.settings import HandlerSettings
+from conquiet.processor.slots import Slots
 from conquiet.runtime.runner import is_async
 
 logger = logging.getLogger(__name__)
@@ -29,29 +31,36 @@ class Route:
         settings: The handler as it was registered.
         middlewares: What runs around it, outermost first.
         executor: Where plain functions run.
+        is_stopping: True once no run is to be begun any more.
+
+    Attributes:
+        slots: To be had before ``invoke`` if the handler has a concurrency of its own, else None.
     """
 
     def __init__(
-        self, settings: HandlerSettings, middlewares: Sequence[Middleware], executor: Callable[[], Executor]
+        self,
+        settings: HandlerSettings,
+        middlewares: Sequence[Middleware],
+        executor: Callable[[], Executor],
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.event = settings.event
         self.retry = settings.retry
         self.rate = settings.rate
         self._settings = settings
         self._timeout_s = settings.timeout_s
-        self._slots = None if settings.concurrency is None else asyncio.Semaphore(settings.concurrency)
+        self.slots = None if settings.concurrency is None else Slots(settings.concurrency, is_stopping)
         self._is_async = is_async(settings.function)
         self._executor = executor
         self._call = wrapped(settings.function if self._is_async else self._in_thread, middlewares)
-        self._is_bare = self._slots is None and self._timeout_s is None
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def invoke(self, envelope: Envelope, delivery: Delivery, emitter: Emitter, stream: str) -> Awaitable[object]:
-        """Return what to await: the handler within its limits. Raises what it raises, or ``HandlerTimeoutError``."""
+        """Return what to await: the handler within its time. Raises what it raises, or ``HandlerTimeoutError``."""
         max_attempts = self.retry.max_attempts if envelope.max_attempts is None else envelope.max_attempts
         ctx = JobContext(envelope, delivery, emitter, max_attempts)
-        # Most handlers have no limits: one layer of awaiting less is a tenth of what a no-op costs.
-        return self._call(ctx) if self._is_bare else self._limited(ctx, stream)
+        # Most handlers have no limit: one layer of awaiting less is a tenth of what a no-op costs.
+        return self._call(ctx) if self._timeout_s is None else self._within_time(ctx, self._timeout_s, stream)
 
     def count(self, stream: str, outcome: str) -> None:
         """Count what became of one attempt; ``flush_counts`` hands it on."""
@@ -63,19 +72,7 @@ class Route:
         for (stream, outcome), count in counts.items():
             _count_outcomes(stream, self.event, outcome, count)
 
-    async def _limited(self, ctx: JobContext, stream: str) -> None:
-        if self._slots is None:
-            await self._within_time(ctx, stream)
-        else:
-            # The wait costs one of the engine's slots, but the message is leased: nobody takes it away.
-            async with self._slots:
-                await self._within_time(ctx, stream)
-
-    async def _within_time(self, ctx: JobContext, stream: str) -> None:
-        timeout_s = self._timeout_s
-        if timeout_s is None:
-            await self._call(ctx)
-            return
+    async def _within_time(self, ctx: JobContext, timeout_s: float, stream: str) -> None:
         ctx.deadline = time.monotonic() + timeout_s
         if self._is_async:
             await self._cancelled_in_time(ctx, timeout_s, stream)
@@ -97,7 +94,7 @@ class Route:
 
         A thread cannot be killed. Trying the message again beside it would be the very thing this library
         exists to prevent, so the message stays with its thread, leased, until that ends. If it
-        succeeds late, it has succeeded; if it fails late, it has timed out.
+        succeeds late, it has succeeded; if it fails late, it has timed out. What it decides itself holds, late or not.
         """
         call = asyncio.ensure_future(self._call(ctx))
         try:
@@ -115,6 +112,8 @@ class Route:
         )
         try:
             await call
+        except (Reject, Retry):
+            raise
         except Exception as error:
             raise self._timed_out("failed after it, in its thread") from error
 

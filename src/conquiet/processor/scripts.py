@@ -48,7 +48,7 @@ class Script:
         )
 
     async def call(
-        self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str, group: str = "-"
+        self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str, group: str = ""
     ) -> Any:
         """Run it once; what goes wrong is a ``QueueError`` that names the stream and no argument."""
         try:
@@ -68,7 +68,7 @@ class Script:
         try:
             return self.run_sync(client, keys, args)
         except (RedisError, OSError) as error:
-            raise translate(error, stream=stream, group="-", command=self.name) from error
+            raise translate(error, stream=stream, group="", command=self.name) from error
 
 
 class _AddOne(Script):

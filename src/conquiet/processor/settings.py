@@ -7,7 +7,7 @@ from typing import Any
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.backoff import Backoff
 from conquiet.kernel.validation import require_positive, require_seconds
-from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
+from conquiet.processor.policy import RateLimit, RetryPolicy, require_count, require_event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class ProcessorSettings:
         dedupe_window_s: How long an id given to ``emit`` counts as emitted already.
         chunk_size: Most messages of one atomic ``emit_many`` step, and of one step of a mover.
         dead_letters_max: Most dead letters kept per stream; None keeps all.
-        dead_letters_max_age_s: Greatest age of a dead letter; None keeps all.
+        dead_letters_max_age_s: Greatest age of a dead letter; None keeps all. Older ones fall within ``refresh_s``.
         store_error_text: Keep the text of any exception in the dead letter. Off, because such texts
             tend to quote what was in the message; the type and the traceback are always kept.
         refresh_s: Longest time between two looks at pauses and due messages without a wake-up.
@@ -51,7 +51,7 @@ class ProcessorSettings:
         require_seconds("dedupe_window_s", self.dedupe_window_s)
         require_positive("chunk_size", self.chunk_size)
         if self.dead_letters_max is not None:
-            require_positive("dead_letters_max", self.dead_letters_max)
+            require_count("dead_letters_max", self.dead_letters_max)
         if self.dead_letters_max_age_s is not None:
             require_seconds("dead_letters_max_age_s", self.dead_letters_max_age_s)
         if self.job_ttl_s is not None:

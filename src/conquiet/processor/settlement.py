@@ -24,6 +24,7 @@ from conquiet.metrics.registry import (
     never_raises,
 )
 from conquiet.processor.keys import Keys
+from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import Arg, Script, script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.queue.faults import translate
@@ -103,7 +104,7 @@ class Settler:
         args: list[Arg] = [self._group, self._consumer_id]
         if is_burial:
             age_s = self._settings.dead_letters_max_age_s
-            args += [self._settings.dead_letters_max or 0, 0 if age_s is None else max(1, round(age_s * 1000))]
+            args += [self._settings.dead_letters_max or 0, 0 if age_s is None else max(1, milliseconds(age_s))]
         for item in items:
             args += item.args
         if is_burial:

@@ -1,22 +1,11 @@
 """The emitter for code without asyncio: the same messages by the same scripts, only the waiting differs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from conquiet.processor.jobs import NewState, note_new
-from conquiet.processor.plans import (
-    Delay,
-    Emitted,
-    Moment,
-    NewMessage,
-    Plans,
-    Step,
-    answered,
-    debounced,
-    debounced_states,
-    new_states,
-)
+from conquiet.processor.jobs import note_new
+from conquiet.processor.plans import Delay, Emitted, Moment, NewMessage, Plans, Step, answered, new_states
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.queue.client import AnyRedis, clone_sync
 
@@ -34,7 +23,7 @@ class SyncEmitter:
     """
 
     def __init__(self, redis: AnyRedis, stream: str, settings: ProcessorSettings | None = None) -> None:
-        self._settings = settings or ProcessorSettings()
+        self._settings = ProcessorSettings() if settings is None else settings
         self._plans = Plans(stream, self._settings)
         self._client = clone_sync(redis)
 
@@ -52,21 +41,11 @@ class SyncEmitter:
     ) -> Emitted:
         """Emit one message; see ``Emitter.emit`` for the arguments and errors."""
         message = NewMessage(event, data, id, delay, at, max_attempts)
-        if debounce is not None:
-            step = self._plans.debounce_step(message, debounce, stream)
-            reply = self._send(step)
-            self._note(step, debounced_states(step, reply))
-            return debounced(step, reply)
-        return self.emit_many((message,), stream=stream)[0]
+        return self._send(self._plans.steps((message,), stream, debounce=debounce))[0]
 
     def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
         """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
-        emitted: list[Emitted] = []
-        for step in self._plans.steps(messages, stream):
-            sent = answered(step, self._send(step))
-            self._note(step, new_states(step, sent))
-            emitted += sent
-        return emitted
+        return self._send(self._plans.steps(messages, stream))
 
     def close(self) -> None:
         """Close our connections."""
@@ -81,9 +60,12 @@ class SyncEmitter:
         """Close our connections."""
         self.close()
 
-    def _note(self, step: Step, states: Sequence[NewState]) -> None:
-        if self._settings.job_ttl_s is not None:
-            note_new(self._client, step.keys, states, ttl_s=self._settings.job_ttl_s)
-
-    def _send(self, step: Step) -> Any:
-        return step.script.call_sync(self._client, step.names, step.args, stream=step.keys.stream)
+    def _send(self, steps: Iterable[Step]) -> list[Emitted]:
+        emitted: list[Emitted] = []
+        for step in steps:
+            reply = step.script.call_sync(self._client, step.names, step.args, stream=step.keys.stream)
+            sent = answered(step, reply)
+            if self._settings.job_ttl_s is not None:
+                note_new(self._client, step.keys, new_states(step, sent), ttl_s=self._settings.job_ttl_s)
+            emitted += sent
+        return emitted

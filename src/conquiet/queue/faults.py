@@ -53,16 +53,18 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
 
     Args:
         error: What the client library raised.
-        stream: Key of the stream.
-        group: The consumer group.
+        stream: Key of the stream; empty for a command that is about none.
+        group: The consumer group; empty for a command that is about none.
         command: Name of the command, for people and for ``QueueError.command``.
         sent: False if it is certain that the server did not get the command.
     """
-    place = f"on stream {printable(stream)!r}, group {printable(group)!r}"
+    named = {"stream": stream, "group": group}
+    place = ", ".join([f"{kind} {printable(name)!r}" for kind, name in named.items() if name])
+    what = f"{command} on {place}" if place else command
     kind = _code(error)
     if not sent:
         return QueueError(
-            f"{command} {place} was not sent: no connection to the server ({kind})",
+            f"{what} was not sent: no connection to the server ({kind})",
             stream=stream,
             group=group,
             command=command,
@@ -70,7 +72,7 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
     if _is_refusal(error):
         if str(error).startswith(_GROUP_GONE):
             return GroupMissingError(
-                f"{command} {place}: the stream or its consumer group is gone. What was pending in it is lost; "
+                f"{what}: the stream or its consumer group is gone. What was pending in it is lost; "
                 "create the queue anew once you know why",
                 stream=stream,
                 group=group,
@@ -78,13 +80,13 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
             )
         advice = ". Allow its user the command and the key (ACL SETUSER)" if kind == "NOPERM" else ""
         return QueueError(
-            f"{command} {place} was refused by the server ({kind}){advice}",
+            f"{what} was refused by the server ({kind}){advice}",
             stream=stream,
             group=group,
             command=command,
         )
     return QueueError(
-        f"{command} {place} got no answer ({kind}). It was sent once and not repeated, and it may have taken effect",
+        f"{what} got no answer ({kind}). It was sent once and not repeated, and it may have taken effect",
         stream=stream,
         group=group,
         command=command,

@@ -19,6 +19,7 @@ from typing import Any, Self, Unpack
 
 from conquiet.errors import ConfigurationError, FatalSyncerError, RabbitError
 from conquiet.kernel.background import until_ready
+from conquiet.kernel.functions import makes_coroutine
 from conquiet.kernel.lifecycle import Lifecycle, Status
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.config import RabbitConfig, RabbitOptions
@@ -34,7 +35,7 @@ from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.session import Session
 from conquiet.rabbit.settle import Settlement, Verdict, decide
 from conquiet.rabbit.supervisor import Supervisor, unless_stopped
-from conquiet.rabbit.syncer import DONE, ContractBroken, Syncer, is_async
+from conquiet.rabbit.syncer import DONE, ContractBroken, Syncer
 from conquiet.rabbit.topology import check_dead_letters
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers, Workers
 
@@ -388,7 +389,7 @@ class RabbitConsumer:
             logger.warning("message not processed", extra=facts)
 
     def _make_workers(self) -> Workers:
-        kind: Any = TaskWorkers if is_async(self._syncer) else ThreadWorkers
+        kind: Any = TaskWorkers if makes_coroutine(self._syncer) else ThreadWorkers
         workers: Workers = kind(self._syncer, self._pipeline, self._config.concurrency, self._on_finished)
         return workers
 

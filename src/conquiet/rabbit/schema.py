@@ -11,10 +11,10 @@ from typing import Any, Final, NewType, Self, get_origin
 import msgspec
 
 from conquiet.errors import ConfigurationError
+from conquiet.kernel.functions import makes_coroutine
 from conquiet.kernel.validation import require_text
 from conquiet.rabbit import normalize, proca
 from conquiet.rabbit.decode import Unreadable
-from conquiet.rabbit.syncer import is_async
 
 Validate = Callable[[dict[str, Any]], Any]
 Normalize = Callable[[dict[str, Any]], dict[str, Any]]
@@ -130,7 +130,7 @@ def _validator(model: Any) -> Validate | None:
         return lambda message: msgspec.convert(message, model)
     if callable(model):
         function: Validate = model
-        if is_async(function):
+        if makes_coroutine(function):
             raise ConfigurationError("a schema is validated by a plain function: nobody would await a coroutine")
         return function
     raise ConfigurationError("a schema is validated by a pydantic model, a msgspec struct or a function")

@@ -53,15 +53,3 @@ def judge(result: object) -> Outcome:
 def broken_by(error: BaseException, *, who: str = "the syncer") -> ContractBroken:
     """Turn what the syncer (or something on the way to it) raised into an outcome."""
     return ContractBroken(f"{who} raised {type(error).__name__}", error)
-
-
-def is_async(syncer: Syncer) -> bool:
-    """Tell whether calling the syncer gives a coroutine: ``async def``, or an object whose ``__call__`` is one.
-
-    A plain wrapper (``functools.wraps``) is taken for what it wraps, an ``async def`` one for what it is.
-    """
-    return (
-        inspect.iscoroutinefunction(syncer)
-        or inspect.iscoroutinefunction(inspect.unwrap(syncer))
-        or inspect.iscoroutinefunction(getattr(syncer, "__call__", None))  # noqa: B004 - the method itself is wanted
-    )

@@ -7,10 +7,9 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from conquiet.errors import LeaseLostError
+from conquiet.kernel.threads import wait_on_loop
 
 T = TypeVar("T")
-
-_LOOK_S = 1.0
 
 
 class RuntimeMessage:
@@ -242,18 +241,5 @@ class SyncMessageContext(_Lease):
             self.message.lease_lost = True
             self.check_lease()
 
-    def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Have it run by the event loop and wait for it; not for ever, if that loop has come to its end meanwhile."""
-        try:
-            answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:
-            coroutine.close()
-            raise self._too_late() from None
-        while True:
-            try:
-                return answer.result(_LOOK_S)
-            except TimeoutError:
-                if answer.done():
-                    raise
-                if self._loop.is_closed():
-                    raise self._too_late() from None
+    def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
+        return wait_on_loop(self._loop, call, too_late=self._too_late)

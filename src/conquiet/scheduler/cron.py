@@ -23,9 +23,6 @@ from conquiet.errors import ConfigurationError
 from conquiet.kernel.redaction import printable
 from conquiet.kernel.validation import require_text
 
-COUNT_CAP = 10_000
-"""Ticks of one expression that are counted one by one; a longer absence counts as this many."""
-
 NICKNAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -41,6 +38,8 @@ _LONGEST = 256
 _SECOND_MS = 1_000
 # No zone has ever moved its clocks back by more than a day.
 _LONGEST_FOLD_S = 24 * 3600
+_DAY_S = 24 * 3600
+_ONE_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +76,31 @@ class Cron:
         return None if found is None else found * _SECOND_MS
 
     def count_between(self, after_ms: int, until_ms: int) -> int:
-        """Return how many ticks lie in ``(after_ms, until_ms]``, at most ``COUNT_CAP``."""
+        """Return how many ticks lie in ``(after_ms, until_ms]``.
+
+        They are counted by days and not walked: a year's absence of a schedule of seconds is told in milliseconds,
+        and whoever shares the event loop is not held up.
+        """
+        zone = _zone(self.tz)
+        start, end = after_ms // _SECOND_MS + 1, until_ms // _SECOND_MS + 1
         count = 0
-        tick = self.next_after(after_ms)
-        while tick is not None and tick <= until_ms and count < COUNT_CAP:
-            count += 1
-            tick = self.next_after(tick)
+        while start < end:
+            count += int(self._fixed and self._is_made_up_for(start, zone))
+            stop = _next_change(start, end, zone)
+            new = max(start, _shown_until(start, zone)) if self._fixed else start
+            if new < stop:
+                wall = _wall(new, zone)
+                count += _count_walls(self._pattern, wall, wall + timedelta(seconds=stop - new))
+            start = stop
         return count
+
+    def _is_made_up_for(self, instant_s: int, zone: ZoneInfo) -> bool:
+        """True if the clock has just jumped over something that is due, and what it shows now is not due itself."""
+        expected, shown = _wall(instant_s - 1, zone) + _ONE_SECOND, _wall(instant_s, zone)
+        if shown <= expected or _count_walls(self._pattern, shown, shown + _ONE_SECOND):
+            return False
+        following = _next_wall(self._pattern, expected - _ONE_SECOND)
+        return following is not None and following < shown
 
     def _next_fixed(self, after_s: int, zone: ZoneInfo) -> int | None:
         # The instant never falls while the wall clock rises, so the first one past ``after_s`` is the next.
@@ -164,6 +181,30 @@ def _next_wall(pattern: str, wall: datetime) -> datetime | None:
         return None
 
 
+def _count_walls(pattern: str, start: datetime, end: datetime) -> int:
+    """Return how many wall-clock times in ``[start, end)`` match. On each day that matches they are the same."""
+    count = 0
+    wall = _next_wall(pattern, start - _ONE_SECOND)
+    while wall is not None and wall < end:
+        midnight = wall.replace(hour=0, minute=0, second=0)
+        until_s, from_s = ((moment - midnight).total_seconds() for moment in (end, start))
+        count += _times_before(pattern, int(min(until_s, _DAY_S))) - _times_before(pattern, int(max(from_s, 0)))
+        wall = _next_wall(pattern, midnight + timedelta(seconds=_DAY_S - 1))
+    return count
+
+
+def _times_before(pattern: str, second_of_day: int) -> int:
+    """Return how many of a matching day's times come before this second of it."""
+    times = _parsed(pattern)
+    hour, minute, second = second_of_day // 3600, second_of_day // 60 % 60, second_of_day % 60
+    count = sum(one < hour for one in times.hours) * len(times.minutes) * len(times.seconds)
+    if hour in times.hours:
+        count += sum(one < minute for one in times.minutes) * len(times.seconds)
+        if minute in times.minutes:
+            count += sum(one < second for one in times.seconds)
+    return count
+
+
 def _wall(instant_s: int, zone: ZoneInfo) -> datetime:
     return datetime.fromtimestamp(instant_s, zone).replace(tzinfo=None, fold=0)
 
@@ -191,6 +232,26 @@ def _turned_back_at(instant_s: int, zone: ZoneInfo) -> int | None:
     if _offset(later, zone) >= _offset(instant_s, zone):
         return None
     return _change_between(instant_s, later, zone)
+
+
+def _next_change(start_s: int, end_s: int, zone: ZoneInfo) -> int:
+    """Return the first instant after ``start_s`` with another offset, or ``end_s`` if that comes first."""
+    offset = _offset(start_s, zone)
+    for day in range(start_s, end_s, _DAY_S):
+        later = min(day + _DAY_S, end_s)
+        if _offset(later, zone) != offset:
+            return _change_between(day, later, zone)
+    return end_s
+
+
+def _shown_until(instant_s: int, zone: ZoneInfo) -> int:
+    """Return until when the clock shows times that it has shown before; ``instant_s`` if it does not."""
+    wall = _wall(instant_s, zone)
+    first = _first_instant(wall, zone)
+    if first == instant_s:
+        return instant_s
+    turn = _change_between(first, instant_s, zone)
+    return turn + int((_wall(turn - 1, zone) + _ONE_SECOND - _wall(turn, zone)).total_seconds())
 
 
 def _change_between(before_s: int, after_s: int, zone: ZoneInfo) -> int:

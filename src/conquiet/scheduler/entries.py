@@ -30,6 +30,7 @@ _MS = 1_000
 _SHORTEST_S = 0.1
 _LONGEST_S = 10 * 366 * 24 * 3600.0
 _LONGEST_JITTER_S = 3600.0
+_END_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()  # what is due then is fired later, and has to be a date, too
 _LONGEST_NAME = 180  # with "@" and a due time it is an id, and those have at most 200
 _LONGEST_EVENT = 200
 _FIRE_ID = re.compile(r".+@(\d{1,14})", re.DOTALL)
@@ -84,7 +85,8 @@ class Once:
     at: datetime
 
     def __post_init__(self) -> None:
-        to_ms("at", self.at)
+        if to_ms("at", self.at) <= 0:
+            raise ConfigurationError("at must lie after the first second of 1970")
 
     @property
     def at_ms(self) -> int:
@@ -204,6 +206,8 @@ def to_ms(setting: str, moment: object) -> int:
     """Return an aware datetime in milliseconds since the epoch."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise ConfigurationError(f"{setting} must be a datetime with a time zone, e.g. datetime(..., tzinfo=UTC)")
+    if moment.timestamp() >= _END_S:
+        raise ConfigurationError(f"{setting} must lie before the year 9999")
     return round(moment.timestamp() * _MS)
 
 

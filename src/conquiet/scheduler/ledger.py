@@ -21,19 +21,23 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from conquiet.errors import QueueError
+from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.cancellation import heeding_cancellation
 from conquiet.processor.keys import keys_of
 from conquiet.processor.scripts import Arg
 from conquiet.queue.faults import translate
 from conquiet.scheduler import records
 from conquiet.scheduler.catch_up import Plan
-from conquiet.scheduler.entries import Once, Origin, ScheduleEntry
+from conquiet.scheduler.entries import Once, Origin, ScheduleEntry, from_ms
 from conquiet.scheduler.scripts import script
 
 # One script call stays short for the server's other clients.
 _PLANS_PER_CALL = 100
 _BYTES_PER_CALL = 4 * 1024 * 1024
+
+
+_NO_VERSION = -2
+"""Neither the server's nor that of ``NO_MARK``."""
 
 
 class Declared(Enum):
@@ -137,7 +141,7 @@ class Ledger:
             if isinstance(reply, ResponseError):
                 raise self._failure(reply) from reply
         marks = dict(zip(streams, replies, strict=True))
-        unknown = sorted({member.decode() for member in members} - marks.keys())
+        unknown = sorted({_text(member) for member in members if _can_be_a_stream(_text(member))} - marks.keys())
         if unknown:
             pipeline = self._client.pipeline(transaction=False)
             for stream in unknown:
@@ -157,19 +161,19 @@ class Ledger:
         pipeline.hgetall(self._entries(stream))
         pipeline.hgetall(self._state(stream))
         definitions, raw = await self._send(pipeline, stream)
-        state = {field.decode(): value.decode() for field, value in raw.items()}
+        state = {_text(field): _text(value) for field, value in raw.items()}
         found: list[Record] = []
         unreadable: list[str] = []
         # One entry that changed makes us read all of them again; parsing only the new ones keeps that cheap.
         before, parsed = self._parsed.get(stream, {}), dict[bytes, ScheduleEntry]()
-        for name, definition in sorted((name.decode(), text) for name, text in definitions.items()):
+        for name, definition in sorted((_text(name), text) for name, text in definitions.items()):
             try:
                 entry = parsed[definition] = before.get(definition) or records.load(definition)
                 found.append(_record(entry, name, stream, state))
-            except (records.RecordError, KeyError, ValueError):
+            except (records.RecordError, KeyError, ValueError, OverflowError):
                 unreadable.append(name)
         self._parsed[stream] = parsed
-        return Mark(state.get("epoch"), int(state.get("version", 0))), found, unreadable
+        return Mark(state.get("epoch"), _version(state.get("version"))), found, unreadable
 
     async def declare(
         self,
@@ -281,7 +285,27 @@ class Ledger:
 
 def _mark(reply: list[bytes | None]) -> Mark:
     epoch, version = reply
-    return Mark(None if epoch is None else epoch.decode(), int(version or 0))
+    return Mark(None if epoch is None else _text(epoch), _version(version))
+
+
+def _text(raw: bytes) -> str:
+    """What we wrote is UTF-8. What somebody else wrote beside it is his name for it, and not the end of us."""
+    return raw.decode(errors="backslashreplace")
+
+
+def _can_be_a_stream(name: str) -> bool:
+    try:
+        keys_of(name)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _version(text: bytes | str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        return _NO_VERSION
 
 
 def _record(entry: ScheduleEntry, name: str, stream: str, state: dict[str, str]) -> Record:
@@ -291,7 +315,7 @@ def _record(entry: ScheduleEntry, name: str, stream: str, state: dict[str, str])
         entry=entry,
         revision=state[f"rev:{name}"],
         origin=Origin(state[f"origin:{name}"]),
-        decided=int(state[f"last:{name}"]),
+        decided=_moment(state[f"last:{name}"]),
         last_fire=_optional(state.get(f"fire:{name}")),
         fired=int(state.get(f"fired:{name}", 0)),
         missed=int(state.get(f"missed:{name}", 0)),
@@ -300,7 +324,13 @@ def _record(entry: ScheduleEntry, name: str, stream: str, state: dict[str, str])
 
 
 def _optional(text: str | None) -> int | None:
-    return None if text is None else int(text)
+    return None if text is None else _moment(text)
+
+
+def _moment(text: str) -> int:
+    moment = int(text)
+    from_ms(moment)  # ValueError if it is none
+    return moment
 
 
 def moved(record: Record, pointer: int) -> Record:

@@ -1,6 +1,7 @@
 """Dead letters: complete, scrubbed, and brought back once."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ from conquiet.processor import (
 from conquiet.queue.client import clone_async
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
+
+NESTED = '{"reason":"r","id":"m","entry_id":"1-0","group":"g","payload":' + '{"a":' * 100_000 + "1" + "}" * 100_001
+"""A record of ours, nested deeper than a stack holds."""
 
 
 @pytest.mark.spec("CM-006.4", "CM-002.7")
@@ -302,10 +306,26 @@ async def test_depth_and_age_are_measured(make_processor: Callable[..., Processo
         await wait_until_async(lambda: PROCESSOR_DEAD_LETTERS.labels(stream)._value.get() == 3)
 
 
-async def test_what_others_write_into_the_dead_letters_is_shown_and_can_be_discarded(
-    client: Any, make_processor: Callable[..., Processor], keys: Any
+@pytest.mark.parametrize(
+    ("settings", "kept"), [({"dead_letters_max_age_s": 3_600}, 1), ({"dead_letters_max": 2}, 2)], ids=["age", "count"]
+)
+async def test_a_retention_holds_also_when_nothing_dies_any_more(
+    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any, settings: dict[str, Any], kept: int
 ) -> None:
-    await client.xadd(keys.dead, {"data": "not ours"})
+    for age_ms in (7_200_000, 3_601_000, 60_000):
+        await client.xadd(keys.dead, {"data": "x"}, id=f"{int(time.time() * 1000) - age_ms}-0")
+    fallen = PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL.labels(keys.stream)
+
+    async with make_processor(**settings):  # it looks once before it begins
+        assert await place.dead() == kept
+    assert fallen._value.get() == 3 - kept
+
+
+@pytest.mark.parametrize("data", ["not ours", b"\xff", NESTED], ids=["text", "bytes", "nested"])
+async def test_what_others_write_into_the_dead_letters_is_shown_and_can_be_discarded(
+    client: Any, make_processor: Callable[..., Processor], keys: Any, data: Any
+) -> None:
+    await client.xadd(keys.dead, {"data": data})
     letters = make_processor().dead_letters()
 
     (dead,) = (await letters.list()).items

@@ -9,11 +9,30 @@ from typing import Any
 
 import pytest
 
-from conquiet.processor import JobContext, NewMessage, Processor
+from conquiet.processor import JobContext, JobState, NewMessage, Processor
 from conquiet.processor.delays import Mover, tick
 from conquiet.processor.keys import Keys
 from conquiet.queue.client import clone_async
 from conquiet.testing import wait_until_async
+
+
+@pytest.mark.parametrize("seconds", [1e15, 1.7e308])
+async def test_what_is_due_at_no_time_waits(
+    make_processor: Callable[..., Processor], client: Any, keys: Keys, seconds: float
+) -> None:
+    processor = make_processor(job_ttl_s=seconds, dedupe_window_s=seconds)
+
+    sent = [
+        await processor.emit("remind", delay=seconds),
+        await processor.emit("remind", at=seconds, id="m"),
+        await processor.emit("remind", delay=seconds, debounce="x"),
+    ]
+
+    found = await tick(client, keys, limit=10)
+    assert (found.moved, found.waiting) == (0, 3)
+    assert all(one.due_ms is not None and one.due_ms >= 1e15 for one in sent)
+    assert 1e15 <= (found.next_due_ms or 0) < 2**53
+    assert (await processor.jobs.count(keys.stream))[JobState.DELAYED] == 3
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Job states: off unless asked for, and then right."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,16 @@ import pytest
 import redis
 
 from conquiet import SyncEmitter
-from conquiet.processor import JobContext, Jobs, JobState, NewMessage, Processor, RetryPolicy
+from conquiet.processor import (
+    Emitter,
+    JobContext,
+    Jobs,
+    JobState,
+    NewMessage,
+    Processor,
+    ProcessorSettings,
+    RetryPolicy,
+)
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.jobs import JobRecorder
 from conquiet.testing import wait_until_async
@@ -79,6 +89,20 @@ async def test_a_dead_job_is_dead_and_a_finished_one_is_forgotten_in_time(
         await processor.emit("pay", id="n")
         await wait_until_async(lambda: _state(processor.jobs, stream, "n", JobState.DEAD))
         assert (await processor.jobs.count(stream))[JobState.DEAD] == 1
+
+
+async def test_finished_jobs_leave_the_index_some_at_a_time(client: Any, keys: Any) -> None:
+    """After a quiet time all of them are over, and a million at once would hold everybody up."""
+    await client.zadd(keys.jobs("succeeded"), {f"m{number}": 1 for number in range(1_500)})
+    recorder = JobRecorder(client, ttl_s=90)
+    left = []
+
+    for _ in range(3):
+        await recorder.note(keys, Envelope("pay", "m"), JobState.SUCCEEDED)
+        left.append(await client.zcard(keys.jobs("succeeded")))
+
+    assert left == [501, 1, 1]
+    assert await client.zrange(keys.jobs("succeeded"), 0, -1) == [b"m"]
 
 
 @pytest.mark.parametrize("count", [5, 700])
@@ -167,6 +191,139 @@ async def test_of_a_burst_only_the_job_that_waits_is_known(
     assert states[2] is not None
     assert states[2].state is JobState.DELAYED
     assert sum((await processor.jobs.count(keys.stream)).values()) == 1
+
+
+@pytest.mark.parametrize("slower", ["first", "second"])
+async def test_of_two_who_debounce_one_name_only_the_job_that_waits_is_known(
+    client: Any, keys: Any, slower: str
+) -> None:
+    """Whichever of them hears late, or never, what became of its message."""
+    settings = ProcessorSettings(job_ttl_s=90)
+    slow = _SlowReplies(client)
+    clients: list[Any] = [slow, client] if slower == "first" else [client, slow]
+    first, second = (Emitter(one, keys.stream, settings, jobs=JobRecorder(one, ttl_s=90)) for one in clients)
+
+    waiting = asyncio.create_task(first.emit("pay", delay=60, debounce="x"))
+    await (slow.answered.wait() if slower == "first" else waiting)
+    replacing = asyncio.create_task(second.emit("pay", delay=60, debounce="x"))
+    await (slow.answered.wait() if slower == "second" else replacing)
+
+    (payload,) = await client.zrange(keys.delayed, 0, -1)
+    assert await client.zrange(keys.jobs("delayed"), 0, -1) == [json.loads(payload)["id"].encode()]
+    slow.go.set()
+    replaced, kept = await waiting, await replacing
+    jobs = Jobs(client)
+    assert await jobs.get(keys.stream, replaced.id) is None
+    job: Any = await jobs.get(keys.stream, kept.id)
+    assert (job.state, job.event, job.attempt, list(job.times_ms)) == (JobState.DELAYED, "pay", 1, [JobState.DELAYED])
+    assert sum((await jobs.count(keys.stream)).values()) == 1
+
+
+async def test_a_replaced_job_is_forgotten_also_by_who_keeps_no_states(client: Any, keys: Any) -> None:
+    settings = ProcessorSettings(job_ttl_s=90)
+    await Emitter(client, keys.stream, settings, jobs=JobRecorder(client, ttl_s=90)).emit("pay", delay=60, debounce="x")
+
+    await Emitter(client, keys.stream).emit("pay", delay=60, debounce="x")
+
+    assert await client.zcard(keys.jobs("delayed")) == 0
+    assert await client.keys("*:job:*") == []
+
+
+async def test_a_debounced_message_waits_also_where_its_state_cannot_be_written(
+    client: Any, keys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    emitter = Emitter(client, keys.stream, ProcessorSettings(job_ttl_s=90), jobs=JobRecorder(client, ttl_s=90))
+    await client.set(keys.jobs("delayed"), "in the way")
+
+    await emitter.emit("pay", delay=60, debounce="x")
+    await emitter.emit("pay", delay=60, debounce="x")
+
+    assert await client.zcard(keys.delayed) == 1
+    assert [record.message for record in caplog.records] == ["job states not written"] * 2
+
+
+@pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.DEAD])
+async def test_an_end_that_could_not_be_written_is_written_later(
+    client: Any, keys: Any, end: JobState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One lost connection, and the job would run for ever."""
+    monkeypatch.setattr("conquiet.processor.jobs._PAUSE_S", 0.0)
+    gone: Any = _Gone(client)
+    recorder, jobs = JobRecorder(gone, ttl_s=90), Jobs(client)
+    await recorder.note(keys, Envelope("pay", "m"), JobState.RUNNING)
+    gone.times = 2
+
+    await recorder.note(keys, Envelope("pay", "m"), end)
+    recorder.try_again()
+    await recorder.note(keys, Envelope("pay", "n"), JobState.RUNNING)  # lost, and not told after its end
+    await recorder.note(keys, Envelope("pay", "n"), end)
+    recorder.try_again()
+    await recorder.note(keys, Envelope("pay", "o"), end)
+
+    assert gone.times == 0
+    assert (await jobs.count(keys.stream))[end] == 3
+    assert [(record.message, record.__dict__["jobs"]) for record in caplog.records] == [("job states not written", 1)]
+
+
+async def test_an_end_that_cannot_be_written_is_given_up_at_the_end(
+    client: Any, keys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone: Any = _Gone(client, times=5)
+    recorder = JobRecorder(gone, ttl_s=90)
+    await recorder.note(keys, Envelope("pay", "m"), JobState.SUCCEEDED)
+    assert not caplog.records
+
+    await recorder.drain()
+    await recorder.drain()
+
+    assert gone.times == 3
+    assert [record.message for record in caplog.records] == ["job states not written"]
+
+
+async def test_a_processor_tries_to_write_ends_again(
+    make_processor: Callable[..., Processor], client: Any, keys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conquiet.processor.jobs._PAUSE_S", 0.0)
+    processor = make_processor(job_ttl_s=90, refresh_s=0.05)
+    recorder: Any = processor._recorder
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        recorder._client = _Gone(client, times=1)
+
+    async with processor:
+        await processor.emit("pay", id="m")
+        await wait_until_async(lambda: _state(processor.jobs, keys.stream, "m", JobState.SUCCEEDED))
+        assert recorder._client.times == 0
+
+
+class _Gone:
+    """A client whose connection is lost so many times."""
+
+    def __init__(self, client: Any, times: int = 0) -> None:
+        self._client = client
+        self.times = times
+
+    async def execute_command(self, *words: Any) -> Any:
+        if self.times > 0:
+            self.times -= 1
+            raise redis.ConnectionError
+        return await self._client.execute_command(*words)
+
+
+class _SlowReplies:
+    """A client whose replies are held back."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.answered = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def execute_command(self, *words: Any) -> Any:
+        reply = await self._client.execute_command(*words)
+        self.answered.set()
+        await self.go.wait()
+        return reply
 
 
 async def _nothing(ctx: JobContext) -> None:

@@ -11,7 +11,17 @@ import pytest
 
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.metrics.registry import PROCESSOR_OUTCOMES_TOTAL, PROCESSOR_TIMEOUTS_TOTAL
-from conquiet.processor import JobContext, NewMessage, Processor, RateLimit, RetryPolicy, SyncJobContext
+from conquiet.processor import (
+    JobContext,
+    Jobs,
+    JobState,
+    NewMessage,
+    Processor,
+    RateLimit,
+    Reject,
+    RetryPolicy,
+    SyncJobContext,
+)
 from conquiet.testing import wait_until_async
 
 SOON = RetryPolicy.fixed(0.01, max_attempts=2)
@@ -91,6 +101,65 @@ async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
 
     assert overdue == [True]
     assert running == ([1, 2] if fails else [1])
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it goes on"])
+async def test_what_waits_for_its_handler_when_we_stop_is_not_begun_but_given_back(
+    make_processor: Callable[..., Processor], place: Any, *, ends: bool
+) -> None:
+    """It would begin while the engine is trying to end, and be broken off halfway."""
+    processor = make_processor(job_ttl_s=60, refresh_s=0.05)
+    begun: list[str] = []
+    go = asyncio.Event()
+
+    @processor.handler("pay", concurrency=1)
+    async def pay(ctx: JobContext) -> None:
+        begun.append(ctx.id)
+        await go.wait()
+
+    async with processor:
+        await processor.emit_many([NewMessage("pay", id=f"m{number}") for number in range(4)])
+        await wait_until_async(lambda: _is(place.pending, 4))
+        await wait_until_async(lambda: begun)
+        assert (await processor.jobs.count(place.keys.stream))[JobState.RUNNING] == 1
+        processor.stop()
+        if ends:
+            go.set()
+        else:  # told by the next look at the stream
+            await wait_until_async(lambda: _is(place.pending, 1))
+            go.set()
+
+    assert begun == ["m0"]
+    assert await place.pending() == 0
+    assert sorted((await place.attempts())[4:]) == [("m1", 1), ("m2", 1), ("m3", 1)]
+    jobs = Jobs(place.client)
+    assert (await jobs.count(place.keys.stream))[JobState.WAITING] == 3
+
+
+async def test_what_a_late_thread_decides_itself_holds(
+    make_processor: Callable[..., Processor], place: Any, stream: str
+) -> None:
+    """It says that this message can never succeed; another attempt would do once more what cannot end well."""
+    processor = make_processor()
+    release = threading.Event()
+    attempts: list[int] = []
+
+    @processor.handler("pay", retry=SOON, timeout=0.02)
+    def pay(ctx: SyncJobContext) -> None:
+        attempts.append(ctx.attempt)
+        release.wait(20)
+        raise Reject("no such account")
+
+    async with processor:
+        await processor.emit("pay")
+        counter = PROCESSOR_TIMEOUTS_TOTAL.labels(stream, "pay", "running_on")
+        await wait_until_async(lambda: counter._value.get() == 1)
+        release.set()
+        await wait_until_async(lambda: _is(place.dead, 1))
+        (dead,) = (await processor.dead_letters().list()).items
+
+    assert attempts == [1]
+    assert (dead.record.reason, dead.record.error) == ("rejected", "no such account")
 
 
 async def test_a_plain_function_runs_in_a_thread_and_may_ack_and_emit(

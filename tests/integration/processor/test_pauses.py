@@ -191,6 +191,21 @@ async def test_a_pause_can_be_set_without_a_processor(client: Any, keys: Any) ->
     await own.aclose()
 
 
+async def test_a_pause_that_was_set_by_hand_is_one_and_what_is_no_name_stops_nobody(
+    make_noting: Any, client: Any, keys: Any
+) -> None:
+    await client.hset(keys.paused, mapping={"*": "yes", b"\xff": "1"})
+    await client.sadd(keys.parked, b"\xfe")
+    await client.zadd(keys.delayed, {"no message": float("inf")})
+    processor = make_noting()
+
+    async with processor:
+        assert await processor.paused() == {"*": 0, "\\xff": 1}
+        await processor.emit("pay")
+        await processor.resume()
+        await wait_until_async(lambda: processor.seen)
+
+
 def _reads(host: Any, stream: str) -> bool:
     """True until the engine has heard of the pause and the read that was waiting when it came is over."""
     return any(stream in shard.intake._streams for shard in host._consumer._shards)

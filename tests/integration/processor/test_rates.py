@@ -36,6 +36,25 @@ async def test_turns_that_were_missed_are_taken_anew(
     assert all(message["reserved"] and message["reserved_ms"] > now for message in waiting)
 
 
+async def test_turns_of_messages_that_were_parked_are_taken_anew(
+    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+) -> None:
+    """Their turns came while the event was paused. All of them would start the moment it is over."""
+    processor = make_processor()
+    seen = _rated(processor)
+    await processor.pause(event="call")
+
+    async with processor:
+        turn = {"reserved": True, "reserved_ms": int(time.time() * 1000)}
+        for number in range(3):
+            await client.xadd(stream, {"data": json.dumps({"v": 1, "event": "call", "id": f"m{number}"} | turn)})
+        await wait_until_async(lambda: _is(lambda: client.llen(place.keys.parked_event("call")), 3))
+        await processor.resume(event="call")
+        await wait_until_async(lambda: _is(place.waiting, 2))
+
+    assert len(seen) == 1
+
+
 async def test_a_clock_that_was_set_back_takes_the_turns_with_it(
     make_processor: Callable[..., Processor], place: Any, client: Any
 ) -> None:

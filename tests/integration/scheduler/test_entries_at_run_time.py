@@ -273,6 +273,28 @@ async def test_a_definition_of_a_newer_release_is_reported_and_stops_nothing_els
     assert await host.remove("future")
 
 
+@pytest.mark.parametrize("where", ["name", "state", "version", "pointer", "directory", "braces"])
+async def test_what_others_write_into_the_ledger_ends_no_scheduler(stage: Stage, where: str) -> None:
+    host = await stage.started(stage.entry())
+    await host.add(stage.entry("other"))
+    (entries,) = [key async for key in stage.redis.scan_iter(f"*{stage.group}:entries")]
+    state = entries.replace(b":entries", b":state")
+    match where:
+        case "name":
+            await stage.redis.hset(entries, b"\xff", "{}")
+        case "state":
+            await stage.redis.hset(state, b"\xff", b"\xff")
+        case "version":
+            await stage.redis.hset(state, "version", "x")
+        case "pointer":
+            await stage.redis.hset(state, "last:other", "9" * 30)
+        case _:
+            await stage.redis.sadd(f"{stage.group}:schedules", b"\xff" if where == "directory" else "a{b")
+
+    assert (await stage.at(10, host))[0] == 10
+    assert "beat" in [listed.entry.name for listed in await host.list_entries()]
+
+
 async def test_a_lost_ledger_is_written_again_from_code(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """FLUSHALL, or a server that came back empty. Nothing due before that is fired again."""
     host, other = await stage.started(stage.entry()), await stage.started(stage.entry())

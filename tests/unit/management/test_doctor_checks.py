@@ -145,10 +145,14 @@ def test_an_exclusive_queue_is_meant_to_go_with_its_connection() -> None:
     assert rabbit(fleeting | {"exclusive": True}) == set()
 
 
-@pytest.mark.parametrize("url", ["host:15672", "amqp://host", "localhost", "http://", ""])
-def test_a_management_url_without_a_scheme_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="http://user:password@host:15672"):
+@pytest.mark.parametrize(
+    "url", ["host:15672", "amqp://host:1", "localhost", "http://", "", "http://[::1", "http://u:geheim@host:port"]
+)
+def test_a_management_url_without_a_scheme_or_a_host_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="http://user:password@host:15672") as refused:
         examine_rabbit(url)
+
+    assert refused.value.__context__ is None, "urllib's own words quote the URL"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +161,8 @@ def test_a_management_url_without_a_scheme_is_refused(url: str) -> None:
         ("amqp://host", "http://host:15672"),
         ("amqp://user:pass@host:5673/shop", "http://user:pass@host:15672"),
         ("amqps://host", "https://host:15671"),
+        ("amqp://user:pass@[::1]:5673/shop", "http://user:pass@[::1]:15672"),
+        ("amqp://", "http://localhost:15672"),
     ],
 )
 def test_the_management_api_is_looked_for_beside_the_broker(amqp: str, http: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conquiet.errors import ConfigurationError
+from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.processor.delays import clock_difference
 from conquiet.processor.envelope import Envelope, EnvelopeError, to_payload
 from conquiet.processor.execution import Execution
@@ -139,6 +139,34 @@ async def test_what_was_delivered_too_often_is_buried_whatever_is_wrong_with_it(
     ((_, record),) = settler.calls
     assert (record.reason, record.payload) == ("deliveries_exhausted", {"odd": 1})
     assert message.acknowledged
+
+
+async def test_another_groups_retry_is_no_dead_letter_of_ours_however_often_it_was_delivered() -> None:
+    """Replayed, it would be run by us, who have dealt with it."""
+    settler = FakeSettler()
+    payload = to_payload(Envelope("pay", "m", group="another"))
+    message = RuntimeMessage("s", "1-1", payload, raw=encode_payload(payload, max_bytes=10**6))
+
+    await execution_of(settler, print).exhausted(message, FakeDelivery(message))
+
+    assert (message.acknowledged, settler.calls) == (True, [])
+
+
+async def test_an_exception_that_cannot_be_told_is_settled_like_any_other() -> None:
+    class UntoldError(ConquietError):
+        def __str__(self) -> str:
+            raise LookupError
+
+    async def fails(ctx: Any) -> None:
+        raise UntoldError
+
+    message, ((_, record),), _ = await run(to_payload(Envelope("pay", "m")), fails)
+
+    assert message.acknowledged
+    assert (record.error_type.endswith("UntoldError"), record.error) == (
+        True,
+        "its text cannot be told: str() of it fails",
+    )
 
 
 @pytest.mark.spec("CM-006.5")

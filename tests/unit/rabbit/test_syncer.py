@@ -1,10 +1,9 @@
-import functools
 import numbers
 from typing import Any
 
 import pytest
 
-from conquiet.rabbit.syncer import ContractBroken, Done, Refused, broken_by, is_async, judge
+from conquiet.rabbit.syncer import ContractBroken, Done, Refused, broken_by, judge
 
 
 @pytest.mark.spec("MW-004.2", "MW-004.3", "MW-004.4")
@@ -39,49 +38,3 @@ def test_what_was_raised_is_named_by_its_type_only() -> None:
     assert outcome.reason == "the syncer raised ValueError"
     assert "jane" not in repr(outcome)
     assert isinstance(outcome.error, ValueError)
-
-
-def plain(_: object) -> bool:
-    return True
-
-
-@functools.wraps(plain)
-async def coroutine_around_plain(_: object) -> bool:
-    return True
-
-
-async def coroutine(_: object) -> bool:
-    return True
-
-
-class AsyncObject:
-    async def __call__(self, _: object) -> bool:
-        return True
-
-
-class PlainObject:
-    def __call__(self, _: object) -> bool:
-        return True
-
-
-@functools.wraps(coroutine)
-def plain_around_coroutine(message: object) -> Any:
-    return coroutine(message)
-
-
-@pytest.mark.parametrize(
-    ("syncer", "expected"),
-    [
-        (coroutine, True),
-        (functools.partial(coroutine), True),
-        (coroutine_around_plain, True),
-        (plain_around_coroutine, True),
-        (AsyncObject(), True),
-        (AsyncObject().__call__, True),
-        (PlainObject(), False),
-        (lambda _: True, False),
-        (functools.partial(bool), False),
-    ],
-)
-def test_coroutine_functions_are_recognised(syncer: Any, *, expected: bool) -> None:
-    assert is_async(syncer) is expected

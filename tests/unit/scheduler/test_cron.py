@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conquiet.errors import ConfigurationError
-from conquiet.scheduler.cron import COUNT_CAP, NICKNAMES, Cron
+from conquiet.scheduler.cron import NICKNAMES, Cron
 from conquiet.scheduler.entries import from_ms, to_ms
 
 START = to_ms("start", datetime(2026, 11, 15, 21, 57, 56, tzinfo=UTC))  # a Sunday
@@ -121,12 +121,53 @@ def test_the_next_run_does_not_depend_on_where_between_two_runs_one_asks(instant
     assert cron.next_after((instant + following - 1) // 2) == following
 
 
-def test_ticks_between_two_moments_are_counted_up_to_a_cap() -> None:
+def test_ticks_between_two_moments_are_counted() -> None:
     hour = 3_600_000
 
     assert Cron("*/10 * * * *").count_between(START, START + hour) == 6
-    assert Cron("* * * * * *").count_between(START, START + 24 * hour) == COUNT_CAP
+    assert Cron("* * * * * *", "Europe/Berlin").count_between(START, START + 3_650 * 24 * hour) == 3_650 * 86_400
+    assert Cron("0 3 * * 1-5", "Europe/Berlin").count_between(START, START + 7 * 24 * hour) == 5
+
+
+EXPRESSIONS = [
+    *("*/7 * * * *", "30 * * * *", "* 0-2 * * *", "30 2 * * *", "0 0 * * *", "15,45 0-3,23 * * *", "30 23 * * *"),
+    *("20,40 5-59/20 0-3 * * *", "0 0 0 * * MON", "0 12 30 12 *"),
+]
+CHANGES = {
+    "Europe/Berlin": ["2026-03-29T01:00", "2026-10-25T01:00"],
+    "Australia/Lord_Howe": ["2026-04-04T15:00", "2026-10-03T15:30"],
+    "Antarctica/Troll": ["2026-03-29T01:00", "2026-10-25T01:00"],
+    "America/Sao_Paulo": ["2018-02-18T02:00", "2018-11-04T03:00"],  # at midnight
+    "America/Scoresbysund": ["2024-03-31T00:00"],  # 23:00 to midnight, and over the hour before
+    "Pacific/Apia": ["2011-12-30T10:00"],  # a whole day was left out
+    "UTC": ["2026-11-16T00:00"],
+}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from([(zone, change) for zone, changes in CHANGES.items() for change in changes]),
+    st.sampled_from(EXPRESSIONS),
+    st.integers(-30 * 3_600, 3_600),
+    st.integers(0, 40 * 3_600),
+)
+def test_ticks_are_counted_as_they_come_across_any_change_of_clocks(
+    where: tuple[str, str], expression: str, before_s: int, long_s: int
+) -> None:
+    zone, change = where
+    cron = Cron(expression, zone)
+    after = int(datetime.fromisoformat(change).replace(tzinfo=UTC).timestamp() + before_s) * 1_000
+    until = after + long_s * 1_000
+    walked = 0
+    tick = cron.next_after(after)
+    while tick is not None and tick <= until:
+        walked += 1
+        tick = cron.next_after(tick)
+
+    assert cron.count_between(after, until) == walked
 
 
 def test_there_is_nothing_after_the_end_of_the_calendar() -> None:
-    assert Cron("@yearly").next_after(to_ms("end", datetime(9999, 12, 1, tzinfo=UTC))) is None
+    end = datetime(9999, 12, 1, tzinfo=UTC)
+
+    assert Cron("@yearly").next_after(int(end.timestamp() * 1_000)) is None

@@ -103,6 +103,24 @@ def test_the_id_of_a_fire_is_entry_and_due_time_and_can_be_read_back() -> None:
     assert due_of("jane@example.org") is None
 
 
+@pytest.mark.parametrize("at", [datetime.fromtimestamp(0, UTC), datetime(1960, 1, 1, tzinfo=UTC)])
+def test_a_moment_that_would_never_be_fired_is_refused(at: datetime) -> None:
+    """An entry's pointer starts at the epoch: what is not after it would wait for ever, and nobody would be told."""
+    with pytest.raises(ConfigurationError, match="1970"):
+        Once(at)
+
+
+def test_a_moment_that_could_be_stored_but_not_read_is_refused() -> None:
+    last = datetime.max.replace(tzinfo=UTC)
+
+    for build in (lambda: Once(last), lambda: Every(60, anchor=last)):
+        with pytest.raises(ConfigurationError, match="9999"):
+            build()
+    latest = an_entry(when=Once(datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)), jitter_s=3_600)
+    assert records.load(records.dump(latest)) == latest
+    from_ms(latest.fire_at(to_ms("at", datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC))))  # a date, too
+
+
 WHENS = st.one_of(
     st.sampled_from([Cron("30 2 * * *", "Europe/Berlin"), Cron("@hourly"), Cron("*/5 * * * * *")]),
     st.builds(
@@ -110,7 +128,7 @@ WHENS = st.one_of(
         st.integers(100, 10**9),
         st.integers(0, 2 * 10**12),
     ),
-    st.builds(lambda ms: Once(from_ms(ms)), st.integers(0, 4 * 10**12)),
+    st.builds(lambda ms: Once(from_ms(ms)), st.integers(1, 4 * 10**12)),
 )
 
 

@@ -6,6 +6,7 @@ import typer
 
 from conquiet.cli.connecting import database
 from conquiet.cli.failures import reported
+from conquiet.cli.numbers import finite
 from conquiet.cli.settings import DbUrl
 
 app = typer.Typer(help="Create the tables of the inbox and the outbox, and keep them small.", no_args_is_help=True)
@@ -46,7 +47,9 @@ def init(
 @app.command()
 @reported
 def purge(
-    older_than: Annotated[float, typer.Option(min=1, help="Seconds; a message must not come back later than that.")],
+    older_than: Annotated[
+        float, typer.Option(min=1, callback=finite, help="Seconds; a message must not come back later than that.")
+    ],
     inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per transaction.")] = 1_000,
     db_url: DbUrl = "",

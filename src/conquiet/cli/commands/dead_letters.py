@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import os
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from conquiet.cli.connecting import broker, redis_server
 from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.letters import WHOLE, facts_of_delivery, facts_of_message, print_delivery, print_facts, time_of
+from conquiet.cli.numbers import finite
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, REDIS, AsJson, RabbitUrl, RedisUrl, need_url
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from conquiet.management.dead_letters import StreamDeadLetters
     from conquiet.management.rabbit_queues import DeliveryFilter, QueueDeadLetters
-    from conquiet.processor import DeadFilter, DeadMessage, ReplayReport
+    from conquiet.processor import DeadFilter, ReplayReport
 
 app = typer.Typer(help="List, show, replay and discard what was given up.", no_args_is_help=True)
 
@@ -33,6 +34,7 @@ ErrorType = Annotated[
     str, typer.Option("--error", help="Only those that died of this: an error, or a reason, as 'groups' names it.")
 ]
 Source = Annotated[str, typer.Option(help="With --rabbit: only those that died in this queue.")]
+Group = Annotated[str, typer.Option(help="Only those that died in this consumer group of a Redis stream.")]
 Only = Annotated[str, typer.Option("--id", help="Only this one; with --rabbit a message id.")]
 Limit = Annotated[int, typer.Option(min=0, help="At most so many; 0 is no limit.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
@@ -47,15 +49,14 @@ ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print payload
 
 _NOT_REPLAYED = {
     "skipped": "they do not say where they died and stay; give --to QUEUE",
-    "unreplayable": "no messages in the first place, or of a group that is not there; they stay",
+    "unreplayable": "no messages in the first place, or of a group that is not there (give --to GROUP); they stay",
     "gone": "somebody else replayed or discarded them meanwhile",
 }
-_WHOLE = 2**30
 _LIFT = (
     "take the limit from the queue (from RabbitMQ 4.0 on by a policy with delivery-limit -1, which holds at once, but "
     "not against an argument of the queue), or bring all to a queue without one: replay --all --to QUEUE"
 )
-_COLUMNS = ["id", "event", "reason", "error", "attempts", "died"]
+_COLUMNS = ["id", "event", "group", "reason", "error", "attempts", "died"]
 
 
 @app.command("list")
@@ -66,6 +67,7 @@ def list_(
     event: Event = "",
     error: ErrorType = "",
     source: Source = "",
+    group: Group = "",
     limit: Limit = 100,
     show_payload: ShowPayload = False,
     redis_url: RedisUrl = "",
@@ -88,15 +90,15 @@ def list_(
         conquiet dead-letters list orders.dead --rabbit --json
     """
     if rabbit:
-        where = _delivery_filter("", event, error, source)
+        where = _delivery_filter("", event, error, source, group)
         with _queue(rabbit_url, name, rabbit_api, count_a_delivery) as queue:
             found = queue.peek(limit=limit or None, where=where)
-        rows = [_of_delivery(one, show_payload=show_payload) for one in found]
+        rows = [facts_of_delivery(one, show_payload=show_payload) for one in found]
         columns = ["position", "message_id", "source", "reason", "count", "size_bytes"]
     else:
-        _refuse_for_streams(source=source)
-        letters = _stream(redis_url, name).oldest(limit=limit or None, where=_filter("", event, error))
-        rows = [_of_message(one, show_payload=show_payload) for one in letters]
+        _refuse_for_streams(source)
+        letters = _stream(redis_url, name).oldest(limit=limit or None, where=_filter("", event, error, group))
+        rows = [facts_of_message(one, show_payload=show_payload) for one in letters]
         columns = _COLUMNS
     if as_json:
         print_json(rows)
@@ -137,13 +139,12 @@ def show(
                 f"queue {name} has no dead letter {letter}",
                 fix="see them with: conquiet dead-letters list --rabbit",
             )
-        _print_delivery(_of_delivery(delivery, show_payload=show_payload), as_json=as_json)
+        print_delivery(facts_of_delivery(delivery, show_payload=show_payload), as_json=as_json)
         return
     found = _stream(redis_url, name).show(letter)
-    facts = _of_message(found, show_payload=show_payload) | {
+    facts = facts_of_message(found, show_payload=show_payload) | {
         "message_id": found.record.id,
         "entry_id": found.record.entry_id,
-        "group": found.record.group,
         "deliveries": found.record.deliveries,
         "host": found.record.host,
         "consumer": found.record.consumer,
@@ -153,11 +154,11 @@ def show(
     if as_json:
         print_json(facts)
         return
-    _print_facts(facts, apart="traceback")
+    print_facts(facts, apart="traceback")
     if found.record.traceback:
         typer.echo()
         for line in found.record.traceback.rstrip().split("\n"):
-            typer.echo(printable(line, limit=_WHOLE))
+            typer.echo(printable(line, limit=WHOLE))
 
 
 @app.command()
@@ -185,7 +186,7 @@ def groups(
     else:
         rows = [
             {"event": one.event, "error": one.error_type, "count": one.count, "example": one.example_id}
-            | {"first": _time(one.first_ms), "last": _time(one.last_ms)}
+            | {"first": time_of(one.first_ms), "last": time_of(one.last_ms)}
             for one in _stream(redis_url, name).groups()
         ]
         columns = ["event", "error", "count", "first", "last", "example"]
@@ -204,9 +205,10 @@ def replay(
     event: Event = "",
     error: ErrorType = "",
     source: Source = "",
+    group: Group = "",
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    to: Annotated[str, typer.Option(help="With --rabbit: another queue than the one they died in.")] = "",
-    rate: Annotated[float, typer.Option(min=0, help="At most so many a second; 0 is no limit.")] = 0,
+    to: Annotated[str, typer.Option(help="Another consumer group (or queue) than the one they died in.")] = "",
+    rate: Annotated[float, typer.Option(min=0, callback=finite, help="At most so many a second; 0 is no limit.")] = 0,
     limit: Limit = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
@@ -217,16 +219,21 @@ def replay(
 ) -> None:
     """Bring dead letters back to where they came from, with all their attempts anew.
 
+    A dead letter of a Redis stream comes back for the consumer group it died in, and for no other. If that group is not
+    there any more it stays, unless --to names another one.
+
     Exit codes: 0 done (also if there was nothing to do), 2 no server, no such queue, or no choice made.
 
     Examples:
         conquiet dead-letters replay orders --error TimeoutError --rate 50 --dry-run
 
+        conquiet dead-letters replay orders --group processor --to processor-2
+
         conquiet dead-letters replay orders.dead --rabbit --source orders --error rejected
     """
-    _require_choice(only, event, error, source, everything=everything)
+    _require_choice(only, event, error, source, group, everything=everything)
     if rabbit:
-        where = _delivery_filter(only, event, error, source)
+        where = _delivery_filter(only, event, error, source, group)
         with _queue(rabbit_url, name, rabbit_api, count_a_delivery) as queue, progress("replayed") as advance:
             if dry_run:
                 meant = queue.peek(limit=limit or None, where=where)
@@ -242,7 +249,7 @@ def replay(
                 )
         counts = {"replayed": done, "skipped": skipped, "dry_run": dry_run}
     else:
-        _refuse_for_streams(source=source, to=to)
+        _refuse_for_streams(source)
         with progress("replayed") as advance:
             seen = 0
 
@@ -252,10 +259,11 @@ def replay(
                 seen = report.replayed
 
             report = _stream(redis_url, name).replay(
-                _filter(only, event, error),
+                _filter(only, event, error, group),
                 dry_run=dry_run,
                 rate_per_s=rate or None,
                 limit=limit or None,
+                group=to or None,
                 on_progress=note,
             )
         counts = dataclasses.asdict(report)
@@ -277,6 +285,7 @@ def discard(
     event: Event = "",
     error: ErrorType = "",
     source: Source = "",
+    group: Group = "",
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     limit: Limit = 0,
     dry_run: DryRun = False,
@@ -293,17 +302,17 @@ def discard(
     Examples:
         conquiet dead-letters discard orders --id 1763244000000-0
     """
-    _require_choice(only, event, error, source, everything=everything)
+    _require_choice(only, event, error, source, group, everything=everything)
     if rabbit:
-        where = _delivery_filter(only, event, error, source)
+        where = _delivery_filter(only, event, error, source, group)
         with _queue(rabbit_url, name, rabbit_api, count_a_delivery) as queue:
             if dry_run:
                 count = len(queue.peek(limit=limit or None, where=where))
             else:
                 count = queue.discard(limit=limit or None, where=where)
     else:
-        _refuse_for_streams(source=source)
-        where_dead = _filter(only, event, error)
+        _refuse_for_streams(source)
+        where_dead = _filter(only, event, error, group)
         count = _stream(redis_url, name).discard(where_dead, dry_run=dry_run, limit=limit or None)
     if as_json:
         print_json({"discarded": count, "dry_run": dry_run})
@@ -333,71 +342,30 @@ def _queue(flag: str, name: str, api: str, count_a_delivery: bool) -> "Iterator[
         raise CommandError(str(error), fix=fix) from error
 
 
-def _filter(only: str, event: str, error: str) -> "DeadFilter":
+def _filter(only: str, event: str, error: str, group: str) -> "DeadFilter":
     from conquiet.processor import DeadFilter
 
-    return DeadFilter(id=only or None, event=event or None, error_type=error or None)
+    return DeadFilter(id=only or None, event=event or None, error_type=error or None, group=group or None)
 
 
-def _delivery_filter(only: str, event: str, error: str, source: str) -> "DeliveryFilter":
+def _delivery_filter(only: str, event: str, error: str, source: str, group: str) -> "DeliveryFilter":
     from conquiet.management.rabbit_queues import DeliveryFilter
 
     if event:
         raise CommandError("messages of RabbitMQ have no event", fix="give --source, --error or --id")
+    if group:
+        raise CommandError("--group is for Redis streams", fix="give --source: the queue they died in")
     return DeliveryFilter(message_id=only or None, source=source or None, reason=error or None)
 
 
-def _refuse_for_streams(*, source: str, to: str = "") -> None:
+def _refuse_for_streams(source: str) -> None:
     if source:
-        raise CommandError("--source is for RabbitMQ", fix="give --rabbit too, or --event for a Redis stream")
-    if to:
-        raise CommandError("--to is for RabbitMQ", fix="give --rabbit too; a Redis stream gets its own messages back")
+        raise CommandError("--source is for RabbitMQ", fix="give --rabbit too, or --group for a Redis stream")
 
 
 def _require_choice(*filters: str, everything: bool) -> None:
     if everything == any(filters):
         raise CommandError(
             "say which dead letters are meant",
-            fix="give --id, --error, --event or (with --rabbit) --source, or --all alone",
+            fix="give --id, --error, --event, --group or (with --rabbit) --source, or --all alone",
         )
-
-
-def _print_delivery(facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-        return
-    _print_facts(facts, apart="deaths")
-    for death in facts["deaths"]:
-        told = f"{death['time'] or '-'} {death['reason']} in {death['queue']}, {death['count']} times"
-        typer.echo(f"died         {printable(told, limit=_WHOLE)}")
-
-
-def _print_facts(facts: dict[str, Any], *, apart: str) -> None:
-    """Print a line for each, escaped: whoever sent a message must not write lines of his own."""
-    for key, value in facts.items():
-        if key != apart:
-            shown = ", ".join(value) if isinstance(value, list) else value
-            typer.echo(f"{key:<12} {'-' if shown in (None, '') else printable(shown, limit=_WHOLE)}")
-
-
-def _of_message(dead: "DeadMessage", *, show_payload: bool) -> dict[str, Any]:
-    record = dead.record
-    facts: dict[str, Any] = {
-        "id": dead.id,
-        "event": record.event,
-        "reason": record.reason,
-        "error": record.error_type,
-        "attempts": record.attempts,
-        "died": _time(dead.died_ms),
-    }
-    return facts | ({"payload": record.payload} if show_payload else {})
-
-
-def _of_delivery(one: Any, *, show_payload: bool) -> dict[str, Any]:
-    facts: dict[str, Any] = one.as_dict()
-    body = facts.pop("body")
-    return facts | ({"payload": body.decode("utf-8", "backslashreplace")} if show_payload else {})
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from conquiet.cli.connecting import redis_server
-from conquiet.cli.failures import FAILED, CommandError, reported
+from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.feeding import Feed
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import read_payloads
+from conquiet.cli.payloads import read_payloads, stopped_at
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import AsJson, RedisUrl
 
@@ -46,11 +46,7 @@ def enqueue(
                 ids += batch
                 advance(len(batch))
         except (PayloadError, CommandError) as error:
-            raise CommandError(
-                f"{error}; {len(ids)} payloads before it are enqueued",
-                fix="correct it, then send it and what follows it",
-                exit_code=error.exit_code if isinstance(error, CommandError) else FAILED,
-            ) from error
+            raise stopped_at(error, f"{len(ids)} payloads before it are enqueued") from error.__cause__
         except (QueueError, KeyboardInterrupt, SystemExit) as error:
             if ids or not isinstance(error, QueueError):
                 typer.echo(f"conquiet: at least {len(ids)} payloads are enqueued", err=True)

@@ -2,13 +2,13 @@
 
 import sys
 import time
-from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conquiet.cli.connecting import redis_server
 from conquiet.cli.failures import reported
+from conquiet.cli.numbers import finite
 from conquiet.cli.output import make_console, print_json, print_rows
 from conquiet.cli.settings import AsJson, RedisUrl
 
@@ -35,7 +35,9 @@ def inspect(
     stream: Annotated[str, typer.Argument(help="One stream in detail; without it, all of them.")] = "",
     pattern: Annotated[str, typer.Option(help="Only streams whose key matches, e.g. 'shop:*'.")] = "*",
     limit: Annotated[int, typer.Option(min=1, help="Most streams shown.")] = 100,
-    watch: Annotated[float, typer.Option(min=0, help="Look again every so many seconds, until Ctrl-C.")] = 0,
+    watch: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Look again every so many seconds, until Ctrl-C.")
+    ] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -52,15 +54,12 @@ def inspect(
 
         conquiet inspect --pattern 'shop:*' --json
     """
-    from conquiet.kernel.validation import require_seconds
-
-    pause_s = min(require_seconds("--watch", watch, zero_allowed=True), TIMEOUT_MAX)
     with redis_server(redis_url) as server:
         while True:
             _show(server, stream, pattern, limit, as_json=as_json)
-            if not pause_s:
+            if not watch:
                 return
-            time.sleep(pause_s)
+            time.sleep(watch)
             if sys.stdout.isatty() and not as_json:
                 make_console().clear()
 

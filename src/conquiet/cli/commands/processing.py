@@ -7,8 +7,9 @@ import typer
 from conquiet.cli.connecting import redis_server
 from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.feeding import Feed
+from conquiet.cli.numbers import finite
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import read_payloads
+from conquiet.cli.payloads import read_payloads, stopped_at
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import REDIS, AsJson, RedisUrl, need_url
 
@@ -23,7 +24,7 @@ def emit(
     ] = "{}",
     stream: Annotated[str, typer.Option("--stream", "-s", help="Where to.")] = "",
     message_id: Annotated[str, typer.Option("--id", help="Identity: a second message with it is not emitted.")] = "",
-    delay: Annotated[float, typer.Option(min=0, help="Seconds until it is due.")] = 0,
+    delay: Annotated[float, typer.Option(min=0, callback=finite, help="Seconds until it is due.")] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +32,7 @@ def emit(
 
     A bad line ends it: everything before that line is emitted, and the line is named.
 
-    Exit codes: 0 emitted (or a duplicate of that id), 1 the data was refused, 2 no server.
+    Exit codes: 0 emitted (or a duplicate of that id), 1 the data was refused, 2 no server or wrong key.
 
     Examples:
         conquiet emit mail.send '{"to": 17}' --stream mails --delay 60
@@ -56,15 +57,12 @@ def emit(
             emitted.extend(await emitter.emit_many(messages))
             advance(len(batch))
 
-    with redis_server(redis_url), progress("emitted") as advance:
+    with redis_server(redis_url) as server, progress("emitted") as advance:
+        server.is_stream(stream)
         try:
             with_redis(need_url(redis_url, REDIS), work)
         except CommandError as error:
-            raise CommandError(
-                f"{error}; {len(emitted)} before it are emitted",
-                fix="correct it, then send it and what follows it",
-                exit_code=error.exit_code,
-            ) from error
+            raise stopped_at(error, f"{len(emitted)} before it are emitted") from error.__cause__
         except (QueueError, KeyboardInterrupt, SystemExit) as error:
             if emitted or not isinstance(error, QueueError):
                 typer.echo(f"conquiet: at least {len(emitted)} are emitted", err=True)

@@ -7,7 +7,7 @@ import typer
 from conquiet.cli.connecting import broker
 from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.feeding import Feed
-from conquiet.cli.payloads import read_payloads
+from conquiet.cli.payloads import read_payloads, stopped_at
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, RabbitUrl, need_url
 
@@ -31,8 +31,10 @@ def run(
     url: Annotated[str, typer.Argument(metavar="URL|-", help=f"The broker; - takes ${RABBIT} or conquiet.toml.")],
     queue: Annotated[str, typer.Argument(help="A queue that exists.")],
     syncer: Annotated[str, typer.Argument(metavar="MODULE:SYNCER", help="Gets each message; returns True or False.")],
-    concurrency: Annotated[int, typer.Option(min=1, help="Messages handled at once.")] = 1,
-    prefetch: Annotated[int, typer.Option(min=0, help="Unsettled messages the broker gives; 0: 2 x concurrency.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, max=65_535, help="Messages handled at once.")] = 1,
+    prefetch: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Unsettled messages the broker gives; 0: 2 x concurrency.")
+    ] = 0,
     max_retries: Annotated[int, typer.Option(min=0, help="Skip what died more often than this; 0: no limit.")] = 0,
     keys: Annotated[str, typer.Option(metavar="FILE", help="Key file for personal data, mode 0600.")] = "",
     tag: Annotated[str, typer.Option(help="Second half of the consumer tag.")] = "",
@@ -119,11 +121,7 @@ def publish(
         try:
             published = asyncio.run(work(advance))
         except CommandError as error:
-            raise CommandError(
-                f"{error}; {counted} before it are confirmed",
-                fix="correct it, then send it and what follows it",
-                exit_code=error.exit_code,
-            ) from error
+            raise stopped_at(error, f"{counted} before it are confirmed") from error.__cause__
         except (PublishError, KeyboardInterrupt, SystemExit):
             typer.echo(f"conquiet: at least {counted} are confirmed", err=True)
             raise

@@ -6,27 +6,18 @@ import typer
 
 from conquiet.cli.connecting import redis_server
 from conquiet.cli.failures import reported
+from conquiet.cli.numbers import finite
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.settings import AsJson, RedisUrl
 
 Stream = Annotated[str, typer.Argument(help="Key of the stream.")]
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
 Consumer = Annotated[str, typer.Option(help="Only entries of this consumer.")]
-MinIdle = Annotated[float, typer.Option(min=0, help="Only entries untouched for so many seconds.")]
+MinIdle = Annotated[float, typer.Option(min=0, callback=finite, help="Only entries untouched for so many seconds.")]
 MinDeliveries = Annotated[int, typer.Option(min=0, help="Only entries delivered at least so often.")]
 Ghosts = Annotated[bool, typer.Option("--ghosts", help="Only entries whose owner is dead.")]
 Limit = Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-
-_FOR_EVER_S = 2.0**40
-"""Thirty thousand years: what is longer means the same, and the server's counters cannot hold it."""
-
-
-def _milliseconds(option: str, seconds: float) -> int:
-    """Return what the server counts in. ``inf`` is a float to the parser of the command line."""
-    from conquiet.kernel.validation import require_seconds
-
-    return round(min(require_seconds(option, seconds, zero_allowed=True), _FOR_EVER_S) * 1000)
 
 
 @reported
@@ -56,7 +47,7 @@ def pending(
 
     wanted = PendingFilter(
         consumer=consumer,
-        min_idle_ms=_milliseconds("--min-idle", min_idle),
+        min_idle_ms=round(min_idle * 1000),
         min_deliveries=min_deliveries,
         ghosts_only=ghosts,
         limit=limit,
@@ -100,7 +91,7 @@ def reclaim(
 
     wanted = PendingFilter(
         consumer=consumer,
-        min_idle_ms=_milliseconds("--min-idle", min_idle),
+        min_idle_ms=round(min_idle * 1000),
         min_deliveries=min_deliveries,
         ghosts_only=ghosts,
         limit=limit,
@@ -120,7 +111,9 @@ def retire(
     group: Group,
     consumer: Annotated[str, typer.Argument(help="The consumer that is gone.")],
     heir: Annotated[str, typer.Option(help="Who gets what it has pending.")] = "",
-    min_idle: Annotated[float, typer.Option(min=0, help="It counts as gone after so many seconds.")] = 60,
+    min_idle: Annotated[
+        float, typer.Option(min=0, callback=finite, help="It counts as gone after so many seconds.")
+    ] = 60,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -134,7 +127,7 @@ def retire(
     from conquiet.management import retire as carry_out
 
     with redis_server(redis_url) as server:
-        done = carry_out(server, stream, group, consumer, heir=heir, min_idle_ms=_milliseconds("--min-idle", min_idle))
+        done = carry_out(server, stream, group, consumer, heir=heir, min_idle_ms=round(min_idle * 1000))
     if as_json:
         print_json(done.as_dict())
         return
@@ -145,7 +138,9 @@ def retire(
 @reported
 def trim(
     stream: Stream,
-    older_than: Annotated[float, typer.Option(min=0, help="Keep what is younger than so many seconds.")] = 0,
+    older_than: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Keep what is younger than so many seconds.")
+    ] = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,

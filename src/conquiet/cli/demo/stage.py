@@ -5,16 +5,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redis import Redis
 from redis.exceptions import RedisError
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from conquiet.cli.connecting import UNUSABLE, UrlError, connected_engine
 from conquiet.cli.demo.store import Store, open_engine
 from conquiet.cli.failures import CannotConnectError, CommandError
 from conquiet.errors import ConquietError
-from conquiet.kernel.redaction import redact_url
+from conquiet.kernel.redaction import printable, redact_url
+from conquiet.management.addresses import client_for
 from conquiet.testing import MySQLServer, RedisServer
 from conquiet.testing.errors import ServerUnavailableError
 
@@ -59,7 +60,7 @@ def open_stage(*, redis_url: str | None, db_url: str | None, mysql: bool, durabl
         name = stack.enter_context(_redis_there(url, stream))
         if db_url is None and mysql:
             db_url = stack.enter_context(_private_mysql())
-        engine = stack.enter_context(_engine(db_url or f"sqlite:///{folder / 'demo.sqlite'}"))
+        engine = stack.enter_context(connected_engine(db_url or f"sqlite:///{folder / 'demo.sqlite'}", open_engine))
         store = stack.enter_context(_tables(engine, suffix))
         yield Stage(
             redis_url=url,
@@ -101,42 +102,24 @@ def _private_mysql() -> Iterator[str]:
 
 @contextmanager
 def _redis_there(url: str, stream: str) -> Iterator[str]:
-    try:
-        client = Redis.from_url(url, socket_timeout=10, socket_connect_timeout=5)
-    except ValueError as error:
-        raise CommandError("the Redis URL cannot be read", fix="write it as redis://host:6379/0") from error
-    with client:
+    with client_for(Redis.from_url, url, socket_timeout=10, socket_connect_timeout=5) as client:
         try:
-            facts = client.info("server")
+            facts: dict[str, Any] = client.info("server")
         except RedisError as error:
             raise CannotConnectError("Redis", url, error) from error
+        except UNUSABLE as error:
+            raise UrlError("the Redis URL", "redis://host:6379/0", error) from None
         version = facts.get("valkey_version") or facts["redis_version"]
         try:
-            yield f"{facts.get('server_name', 'redis').capitalize()} {version} at {redact_url(url)}"
+            yield printable(f"{str(facts.get('server_name', 'redis')).capitalize()} {version} at {redact_url(url)}")
         finally:
             with suppress(RedisError):  # a server that is gone has nothing for us to remove
                 client.delete(stream)
 
 
 @contextmanager
-def _engine(url: str) -> Iterator["Engine"]:
-    try:
-        engine = open_engine(url)
-    except (ArgumentError, ImportError, SQLAlchemyError) as error:
-        raise CommandError("the database URL cannot be read", fix="write it as mysql+pymysql://host/db") from error
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-
-
-@contextmanager
 def _tables(engine: "Engine", suffix: str) -> Iterator[Store]:
     store = Store(engine, suffix)
-    try:
-        engine.connect().close()
-    except SQLAlchemyError as error:
-        raise CannotConnectError("the database", engine.url.render_as_string(hide_password=False), error) from error
     try:
         store.create()
         yield store

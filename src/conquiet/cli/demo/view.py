@@ -169,8 +169,10 @@ class LiveView:
 
     def say(self, sentence: str) -> None:
         """Print an event above the picture."""
+        from rich.text import Text
+
         style = "bold red" if "killed" in sentence else "green" if "took over" in sentence else "default"
-        self._console.print(f"[dim]{self._elapsed_s:6.1f} s[/]  [{style}]{sentence}[/]", highlight=False)
+        self._console.print(Text.assemble((f"{self._elapsed_s:6.1f} s  ", "dim"), (sentence, style)))
 
     def show(self, snapshot: Snapshot) -> None:
         """Redraw the picture."""

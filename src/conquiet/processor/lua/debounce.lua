@@ -1,12 +1,16 @@
--- Let a message wait, in place of the one that waits under the same name.
--- KEYS: delayed, wake, debounce; ARGV: payload, delay in ms, how long the name is remembered beyond that in ms
--- Answers {due time, 1 if another message was replaced, its id}.
+-- Let a message wait, in place of the one that waits under the same name, and note that in the states of both jobs. One
+-- step: of two hosts the slower one would tell of a job that the other has replaced, and that would wait for ever.
+-- KEYS: delayed, wake, debounce, ids of the delayed jobs
+-- ARGV: payload, delay in ms, how long the name is remembered beyond that in ms, what the names of the jobs' hashes begin
+-- with, id of the message (empty: states are not kept), its event
+-- Answers {due time, 1 if another message was replaced, 1 if a state could not be noted}.
 -- What can be refused is refused before the first write: an error ends a script where it stands, and what waited would be
--- gone, or the new message there and nobody told.
+-- gone, or the new message there and nobody told. A state is a view and fails no message.
 redis.call('ZCARD', KEYS[1])
 redis.call('XLEN', KEYS[2])
 local t = redis.call('TIME')
-local due = t[1] * 1000 + math.floor(t[2] / 1000) + tonumber(ARGV[2])
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local due = now + tonumber(ARGV[2])
 local kept = string.format('%.0f', math.min(tonumber(ARGV[2]) + tonumber(ARGV[3]), 2 ^ 52))
 local waiting = redis.call('GET', KEYS[3])
 local replaced = 0
@@ -15,6 +19,23 @@ redis.call('ZADD', KEYS[1], due, ARGV[1])
 redis.call('SET', KEYS[3], ARGV[1], 'PX', kept)
 local first = redis.call('ZRANGE', KEYS[1], 0, 0)
 if first[1] == ARGV[1] then redis.call('XADD', KEYS[2], 'MAXLEN', 1, '*', 'w', '1') end
--- Within a JSON text quotes are escaped, so the first place that looks like this is the one.
-local id = replaced == 1 and string.match(waiting, ',"id":"(%x+)","attempt":1,')
-return {string.format('%.0f', due), replaced, id or ''}
+
+local failed = 0
+local function try(...)
+  local answer = redis.pcall(...)
+  if type(answer) == 'table' and answer.err then failed = 1 end
+  return answer
+end
+
+-- Within a JSON text quotes are escaped, so the first place that looks like this is the one. Who is replaced is known only
+-- here, so the name of its hash is made here. It lies in the same slot: what it begins with has the hash tag.
+local gone = replaced == 1 and string.match(waiting, ',"id":"(%x+)","attempt":1,')
+if gone and try('HGET', ARGV[4] .. gone, 'state') == 'delayed' then
+  try('ZREM', KEYS[4], gone)
+  try('DEL', ARGV[4] .. gone)
+end
+if ARGV[5] ~= '' then
+  try('ZADD', KEYS[4], now, ARGV[5])
+  try('HSET', ARGV[4] .. ARGV[5], 'state', 'delayed', 'event', ARGV[6], 'attempt', 1, 'delayed_ms', now)
+end
+return {string.format('%.0f', due), replaced, failed}

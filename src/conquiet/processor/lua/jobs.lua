@@ -1,6 +1,6 @@
 -- Note the states of jobs. KEYS: the sets of the six states, then one hash per job
--- ARGV: ms a finished job is kept, then per job: number of its state (0: it was replaced before it ran, forget it), id,
--- event, attempt, error, '1' if only a new job is noted
+-- ARGV: ms a finished job is kept, then per job: number of its state, id, event, attempt, error, '1' if only a new job is
+-- noted
 local names = {'waiting', 'delayed', 'running', 'succeeded', 'failed', 'dead'}
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
@@ -18,27 +18,20 @@ for i = 2, #ARGV, 6 do
   local state, id = tonumber(ARGV[i]), ARGV[i + 1]
   local known = redis.call('HMGET', job, 'state', 'attempt')
   local old = known[1]
-  local skipped
-  if state == 0 then
-    skipped = old ~= 'delayed'
-  elseif old then
-    skipped = ARGV[i + 5] == '1' or is_late(old, tonumber(known[2]), state, tonumber(ARGV[i + 3]))
-  end
-  if not skipped then
+  if not old or (ARGV[i + 5] ~= '1' and not is_late(old, tonumber(known[2]), state, tonumber(ARGV[i + 3]))) then
     for s = 1, 6 do
       if names[s] == old then redis.call('ZREM', KEYS[s], id) end
     end
-    if state == 0 then
-      redis.call('DEL', job)
-    else
-      redis.call('ZADD', KEYS[state], now, id)
-      redis.call('HSET', job, 'state', names[state], 'event', ARGV[i + 2], 'attempt', ARGV[i + 3], names[state] .. '_ms', now)
-      if ARGV[i + 4] ~= '' then redis.call('HSET', job, 'error', ARGV[i + 4]) end
-      if state == 4 or state == 6 then redis.call('PEXPIRE', job, ARGV[1]) else redis.call('PERSIST', job) end
-    end
+    redis.call('ZADD', KEYS[state], now, id)
+    redis.call('HSET', job, 'state', names[state], 'event', ARGV[i + 2], 'attempt', ARGV[i + 3], names[state] .. '_ms', now)
+    if ARGV[i + 4] ~= '' then redis.call('HSET', job, 'error', ARGV[i + 4]) end
+    if state == 4 or state == 6 then redis.call('PEXPIRE', job, ARGV[1]) else redis.call('PERSIST', job) end
   end
 end
+-- More than can have ended since the last call, and not so many that other clients wait: after a quiet time it may be all.
 local gone = string.format('%.0f', now - tonumber(ARGV[1]))
-redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', gone)
-redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', gone)
+for _, ended in ipairs({KEYS[4], KEYS[6]}) do
+  local count = redis.call('ZCOUNT', ended, '-inf', gone)
+  if count > 0 then redis.call('ZREMRANGEBYRANK', ended, 0, math.min(count, 1000) - 1) end
+end
 return 1

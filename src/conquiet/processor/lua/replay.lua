@@ -3,13 +3,10 @@
 -- KEYS: stream, dead; ARGV: '1' to only look, then per dead letter: its id, its group, payload
 -- Answers per dead letter 1; 0 if it is gone; 2 if it stays for want of its group.
 local groups = {}
-local found = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-if found.err then
-  if not string.find(found.err, 'no such key', 1, true) then return found end
-else
-  for i = 1, #found do
-    for j = 1, #found[i], 2 do
-      if found[i][j] == 'name' then groups[found[i][j + 1]] = true end
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    for j = 1, #group, 2 do
+      if group[j] == 'name' then groups[group[j + 1]] = true end
     end
   end
 end

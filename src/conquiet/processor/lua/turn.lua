@@ -23,7 +23,7 @@ if wait_ms > 0 then
   if first[1] == payload then redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'w', '1') end
 end
 free = free + per_turn
-local kept_ms = math.ceil((free - now) / 1000 + per_turn * burst / 1000) + 1000
+local kept_ms = math.min(math.ceil((free - now) / 1000 + per_turn * burst / 1000) + 1000, 2 ^ 52)
 redis.call('SET', KEYS[4], string.format('%.0f:%.0f', free, now), 'PX', string.format('%.0f', kept_ms))
 if wait_ms > 0 then return wait_ms end
 return 0

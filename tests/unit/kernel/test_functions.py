@@ -1,0 +1,82 @@
+"""What kind a function is, however it is dressed up."""
+
+import functools
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from conquiet.errors import ConfigurationError
+from conquiet.kernel.functions import makes_coroutine, refuse_generator_function, require_plain_function
+
+
+def plain(_: object) -> bool:
+    return True
+
+
+@functools.wraps(plain)
+async def coroutine_around_plain(_: object) -> bool:
+    return True
+
+
+async def coroutine(_: object) -> bool:
+    return True
+
+
+class AsyncObject:
+    async def __call__(self, _: object) -> bool:
+        return True
+
+
+class PlainObject:
+    def __call__(self, _: object) -> bool:
+        return True
+
+
+@functools.wraps(coroutine)
+def plain_around_coroutine(message: object) -> Any:
+    return coroutine(message)
+
+
+@functools.wraps(plain)
+def generator_around_plain(_: object) -> Iterator[bool]:
+    yield True
+
+
+class GeneratorObject:
+    async def __call__(self, _: object) -> AsyncIterator[bool]:
+        yield True
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (coroutine, True),
+        (functools.partial(coroutine), True),
+        (coroutine_around_plain, True),
+        (plain_around_coroutine, True),
+        (AsyncObject(), True),
+        (AsyncObject().__call__, True),
+        (PlainObject(), False),
+        (lambda _: True, False),
+        (functools.partial(bool), False),
+    ],
+)
+def test_coroutine_functions_are_recognised(function: Any, *, expected: bool) -> None:
+    assert makes_coroutine(function) is expected
+    if expected:
+        with pytest.raises(ConfigurationError, match="handler must be a plain function, not 'async def'"):
+            require_plain_function("handler", function)
+    else:
+        require_plain_function("handler", function)
+
+
+def test_what_cannot_be_called_is_no_function() -> None:
+    with pytest.raises(ConfigurationError, match="handler must be a function"):
+        require_plain_function("handler", "handle")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("function", [generator_around_plain, GeneratorObject(), functools.partial(GeneratorObject())])
+def test_a_generator_is_one_in_any_wrapping(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must not be a generator"):
+        refuse_generator_function("handler", function)
