@@ -48,10 +48,10 @@ class TerminationHandlers:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
+        self._ask_to_stop(signal.Signals(signum))  # first: whoever reads the line may rely on it
         # Not threading.Thread: its start() takes a lock and waits on an event.
         with contextlib.suppress(RuntimeError):  # out of threads: the stop matters, the line does not
             _thread.start_new_thread(_log_received, (signum,))
-        self._ask_to_stop(signal.Signals(signum))
 
     def _ask_to_stop(self, signum: signal.Signals) -> None:
         self._received = signum

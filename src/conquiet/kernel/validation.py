@@ -9,8 +9,9 @@ import re
 
 from conquiet.errors import ConfigurationError
 
-# Surrogates are halves of characters: nothing can be sent that has one, and JSON from elsewhere may have them.
-_CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
+# Halves of characters: nothing can be sent that has one. They come from JSON, and from a shell of another encoding.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # MySQL allows more in a quoted identifier. What is left out here (spaces, backticks, dots,
 # unicode look-alikes) buys nothing that is worth an injection.
@@ -41,13 +42,15 @@ def require_seconds(name: str, value: object, *, zero_allowed: bool = False) -> 
 
 
 def require_text(name: str, value: object) -> str:
-    """Return ``value`` if it is a string with at least one visible character and no control character."""
+    """Return ``value`` if it is a string of UTF-8 with at least one visible character and no control character."""
     if not isinstance(value, str):
         raise ConfigurationError(f"{name} must be a non-empty string, got {_kind(value)}")
     if not value.strip():
         raise ConfigurationError(f"{name} must be a non-empty string, got an empty one")
     if _CONTROL.search(value):
-        raise ConfigurationError(f"{name} must not contain control characters such as a newline, or surrogates")
+        raise ConfigurationError(f"{name} must not contain control characters such as a newline")
+    if _SURROGATE.search(value):
+        raise ConfigurationError(f"{name} is not valid UTF-8; write it in UTF-8")
     return value
 
 

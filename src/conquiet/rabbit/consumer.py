@@ -148,6 +148,8 @@ class RabbitConsumer:
     def stop(self) -> None:
         """Ask for a graceful end. May be called from a signal handler, from any thread, twice, or before the start."""
         self._life.stop()
+        if self._workers is not None:
+            self._workers.halt()  # at once: the loop hears of it later, and a thread may be about to begin the next one
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing left to stop
@@ -273,6 +275,7 @@ class RabbitConsumer:
         session, workers = self._session, self._workers
         self._watch.stop()
         self._life.stop()  # also when run() was cancelled or failed: from here on nothing new starts
+        workers.halt()
         self._unstarted += workers.take_unstarted()
         if session is not None:
             with contextlib.suppress(RabbitError):  # lost meanwhile: there is no intake to end

@@ -36,6 +36,10 @@ class Workers(Protocol):
         """Take deliveries; each starts when somebody is free."""
         ...
 
+    def halt(self) -> None:
+        """Begin nothing from now on, for good. Only assigns: for any thread, and for a signal handler."""
+        ...
+
     def take_unstarted(self) -> list[Delivery]:
         """Take back what has not started. Nothing starts afterwards unless it is submitted again."""
         ...
@@ -85,6 +89,7 @@ class TaskWorkers:
         self._idle = asyncio.Event()
         self._idle.set()
         self._waking = False  # somebody was woken and has not started yet, or is about to be
+        self._halted = False
         self._closing = False
 
     def start(self) -> None:
@@ -100,6 +105,10 @@ class TaskWorkers:
         if self._free and not self._waking:
             self._waking = True
             self._wake_one()
+
+    def halt(self) -> None:
+        """See :class:`Workers`."""
+        self._halted = True
 
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`Workers`."""
@@ -148,13 +157,13 @@ class TaskWorkers:
         while not self._closing:
             waiter = self._loop.create_future()
             free.append(waiter)
-            if buffer and not self._waking:
+            if buffer and not self._waking and not self._halted:
                 self._waking = True
                 self._wake_one()
             await waiter
             self._waking = False
             slice_ends = monotonic() + _SLICE_S
-            while buffer:
+            while buffer and not self._halted:
                 delivery = buffer.popleft()
                 if not delivery.session.is_open:
                     delivery.session.skip(delivery)
@@ -218,7 +227,8 @@ class ThreadWorkers:
         self._report_scheduled = False
         self._unstarted: list[Delivery] = []  # taken by a thread and given back by it
         self._idle = asyncio.Event()
-        self._halted = False  # set by a thread: the loop learns of a fatal verdict later than the next get() returns
+        # Also set by a thread: the loop learns of a fatal verdict, or of a stop, later than the next get() returns.
+        self._halted = False
         self._closing = False
 
     def start(self) -> None:
@@ -231,6 +241,10 @@ class ThreadWorkers:
         self._outstanding.update(deliveries)
         for delivery in deliveries:
             self._buffer.put(delivery)
+
+    def halt(self) -> None:
+        """See :class:`Workers`."""
+        self._halted = True
 
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`Workers`."""

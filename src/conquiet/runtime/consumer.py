@@ -31,7 +31,7 @@ from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.background import until_ready
 from conquiet.kernel.identity import stable_consumer_id
 from conquiet.kernel.lifecycle import Lifecycle, Status
-from conquiet.kernel.validation import require_positive
+from conquiet.kernel.validation import require_positive, require_text
 from conquiet.queue.client import AnyCluster, AnyRedis
 from conquiet.queue.faults import translate
 from conquiet.runtime.cluster import servers_of
@@ -43,7 +43,7 @@ from conquiet.runtime.lease import Heartbeat, LeaseTable
 from conquiet.runtime.metrics import StreamTally, observe_lease_lost
 from conquiet.runtime.room import Room
 from conquiet.runtime.runner import Handler, Invoker, Runner, lease_lost
-from conquiet.runtime.settings import RuntimeSettings, require_name, require_streams, settings_from
+from conquiet.runtime.settings import RuntimeSettings, require_streams, settings_from
 from conquiet.runtime.shard import Shard
 from conquiet.runtime.shutdown import Shutdown, outlast
 from conquiet.runtime.wire import WireLostError
@@ -84,9 +84,9 @@ class Consumer:
     ) -> None:
         self._streams = require_streams(streams)
         self._concurrency = require_positive("concurrency", concurrency)
-        self._group = require_name("group", group)
+        self._group = require_text("group", group)
         if consumer_id is not None:
-            require_name("consumer_id", consumer_id)
+            require_text("consumer_id", consumer_id)
         self._settings = settings_from(settings, options)
         self.claim_idle_s = self._settings.claim_idle_s
         self._servers = servers_of(redis, timeout_s=self._settings.heartbeat_timeout_s)

@@ -108,21 +108,11 @@ def settings_from(settings: RuntimeSettings | None, options: dict[str, Any]) -> 
     return RuntimeSettings(**options)
 
 
-def require_name(what: str, name: object) -> str:
-    """Return a name that the server can be told."""
-    text = require_text(what, name)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"{what} must be text that UTF-8 can write: it holds half of a character") from None
-    return text
-
-
 def require_streams(streams: object) -> tuple[str, ...]:
     """Return the streams as a tuple if there is at least one, each is a name, and none comes twice."""
     if isinstance(streams, str) or not isinstance(streams, list | tuple) or not streams:
         raise ConfigurationError("streams must be a list of at least one stream name")
-    names = tuple(require_name("streams", name) for name in streams)
+    names = tuple(require_text("streams", name) for name in streams)
     if len(set(names)) != len(names):
         raise ConfigurationError("streams must not name a stream twice")
     return names

@@ -15,6 +15,7 @@ from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.schema import SchemaRegistry
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers
+from conquiet.testing import wait_until_async
 
 NOWHERE = "amqp://127.0.0.1:1"
 
@@ -145,3 +146,37 @@ async def test_a_late_stop_leaves_the_threads_their_marks_to_end_by() -> None:
         await asyncio.to_thread(thread.join, 30)
 
     assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("kind", [TaskWorkers, ThreadWorkers])
+async def test_after_halt_nothing_begins_though_the_loop_has_not_heard_of_the_stop(kind: Any) -> None:
+    begun: asyncio.Queue[int] = asyncio.Queue()
+    loop, go_on, go_on_in_thread = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    async def coroutine(message: Any) -> bool:
+        begun.put_nowait(message["n"])
+        return await go_on.wait()
+
+    def plain(message: Any) -> bool:
+        loop.call_soon_threadsafe(begun.put_nowait, message["n"])
+        return go_on_in_thread.wait(30)
+
+    finished: list[int] = []
+    pipeline = Pipeline(SchemaRegistry(built_in=False).register_default(), None, None, 1_000)
+    syncer: Any = coroutine if kind is TaskWorkers else plain
+    workers = kind(syncer, pipeline, 1, lambda delivery, _verdict: finished.append(delivery.tag))
+    workers.start()
+    session: Any = SimpleNamespace(is_open=True, flush=lambda: None)
+    first, second = (Delivery(session, tag, False, b"", b'{"n": %d}' % tag) for tag in (1, 2))  # noqa: FBT003
+    workers.submit([first, second])
+    async with asyncio.timeout(20):
+        assert await begun.get() == 1
+
+        workers.halt()
+        go_on.set()
+        go_on_in_thread.set()
+        await wait_until_async(lambda: finished == [1] and not workers.running)
+
+    assert workers.take_unstarted() == [second]
+    assert begun.empty()
+    assert await workers.close() == 0
