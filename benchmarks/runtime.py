@@ -185,8 +185,9 @@ def dramatiq(url: str, n: int, *, fill: bool = False) -> None:
     worker.stop()
 
 
+RAW = "raw redis-py asyncio, batches of 100"
 CONTENDERS: dict[str, Callable[[str, int], Any]] = {
-    "raw redis-py asyncio, batches of 100": raw_asyncio,
+    RAW: raw_asyncio,
     "raw redis-py sync, batches of 100": raw_sync,
     "raw redis-py asyncio, batches of 100 +uvloop": raw_asyncio,
     "conquiet c100": conquiet,
@@ -261,8 +262,9 @@ def fill(client: Any, n: int, streams: int) -> None:
         pipe.execute()
 
 
-def throughput(client: Any, url: str, n: int, rounds: int) -> None:
+def throughput(client: Any, url: str, n: int, rounds: int, only: list[str]) -> None:
     names = [name for name in CONTENDERS if name not in NEEDS or has(NEEDS[name])]
+    names = [name for name in names if not only or name in {RAW, *only}]
     if not has("uvloop"):
         names = [name for name in names if not name.endswith("+uvloop")]
     rates: dict[str, list[float]] = {name: [] for name in names}
@@ -280,13 +282,13 @@ def throughput(client: Any, url: str, n: int, rounds: int) -> None:
             found = result_of(spawn("run", name, url, count))
             rates[name].append(found["rate"])
             memory[name] = max(memory.get(name, 0.0), found["rss"])
-    base = statistics.median(rates["raw redis-py asyncio, batches of 100"])
+    base = statistics.median(rates[RAW])
     print(f"\n{'handled and acknowledged, one handler call per message':<56}{'msg/s':>10}{'of raw':>9}{'RSS MB':>9}")
     for name in names:
         rate = statistics.median(rates[name])
         print(f"{name:<56}{rate:>10,.0f}{rate / base:>9.2f}{memory[name]:>9.0f}")
     peers = [statistics.median(rates[name]) for name in names if name in NEEDS]
-    if peers:
+    if peers and "conquiet c100" in rates:
         ours = statistics.median(rates["conquiet c100"])
         print(f"conquiet c100 is {ours / max(peers):.1f} x the fastest peer that calls a handler per message")
 
@@ -319,6 +321,8 @@ def latency(client: Any, url: str, seconds: float, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer messages and rounds")
+    parser.add_argument("--only", default="", help="these contenders beside raw asyncio, divided by |; no latency")
+    parser.add_argument("--rounds", type=int, help="turns of each contender")
     parser.add_argument("--role", choices=["run", "fill", "latency"])
     parser.add_argument("--name")
     parser.add_argument("--url")
@@ -334,8 +338,11 @@ def main() -> None:
 
     with RedisServer() as server:
         client = redis.Redis.from_url(server.url)
-        throughput(client, server.url, 20_000 if options.quick else 100_000, 1 if options.quick else 3)
-        latency(client, server.url, 2 if options.quick else 5, 1 if options.quick else 3)
+        rounds = options.rounds or (1 if options.quick else 3)
+        only = options.only.split("|") if options.only else []
+        throughput(client, server.url, 20_000 if options.quick else 100_000, rounds, only)
+        if not only:
+            latency(client, server.url, 2 if options.quick else 5, rounds)
         client.close()
 
 
