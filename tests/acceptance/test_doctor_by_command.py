@@ -10,12 +10,13 @@ from redis import Redis
 from conquiet.testing import FaultProxy, RedisServer
 
 Run = Callable[..., Any]
+EVERY_SECOND = ("--appendfsync", "everysec")
 
 
 def test_healthy_is_0_an_error_is_1_and_no_server_is_2(
     run: Run, invoke: Run, private_redis: Callable[..., RedisServer]
 ) -> None:
-    healthy, forgetful = private_redis(aof=True), private_redis()
+    healthy, forgetful = private_redis(aof=True, extra_args=EVERY_SECOND), private_redis()
 
     fine = run("doctor", "--redis-url", healthy.url)
     bad = run("doctor", "--redis-url", forgetful.url, "--json")
@@ -73,7 +74,7 @@ def test_a_broker_that_workers_cannot_use_is_not_passed_over_because_its_managem
 def test_one_server_that_refuses_a_question_does_not_end_the_examination(
     invoke: Run, private_redis: Callable[..., RedisServer], db_url: str
 ) -> None:
-    redis = private_redis(aof=True)
+    redis = private_redis(aof=True, extra_args=EVERY_SECOND)
     with Redis.from_url(redis.url) as client:
         client.acl_setuser("few", enabled=True, passwords="+geheim", keys="*", commands=["+@all", "-info"])
 
@@ -99,7 +100,9 @@ def test_a_database_that_goes_away_meanwhile_is_one_sentence(
     # In plain text, so that the proxy can tell the question.
     through = f"{proxy.url_for(db_url)}&ssl_disabled=true"
 
-    done = invoke("doctor", "--json", "--db-url", through, "--redis-url", private_redis(aof=True).url)
+    done = invoke(
+        "doctor", "--json", "--db-url", through, "--redis-url", private_redis(aof=True, extra_args=EVERY_SECOND).url
+    )
 
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["unreachable"], answer["examined"]) == (2, ["database"], ["redis"])

@@ -33,10 +33,14 @@ def errors(found: list[Finding]) -> set[str]:
 
 
 # ---------------------------------------------------------------- Redis
+EVERY_SECOND = ("--appendfsync", "everysec")
+
+
 @pytest.fixture
 def durable(private_redis: Callable[..., RedisServer]) -> Iterator[tuple[Server, Redis]]:
     """A healthy Redis of the test's own."""
-    with Redis.from_url(private_redis(aof=True).url) as client, Server(client) as server:
+    healthy = private_redis(aof=True, extra_args=EVERY_SECOND)
+    with Redis.from_url(healthy.url) as client, Server(client) as server:
         yield server, client
 
 
@@ -143,7 +147,7 @@ def test_a_server_with_more_streams_than_are_looked_at_is_told_so(durable: tuple
 
 
 def test_a_replica_and_a_missing_command_are_found(private_redis: Callable[..., RedisServer]) -> None:
-    crippled = private_redis(aof=True, extra_args=("--rename-command", "XAUTOCLAIM", ""))
+    crippled = private_redis(aof=True, extra_args=(*EVERY_SECOND, "--rename-command", "XAUTOCLAIM", ""))
     with Redis.from_url(crippled.url) as client, Server(client) as server:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
 
