@@ -1,8 +1,11 @@
 """The demo on a machine that stalls whom it likes: its kill comes all the same, and at the worst moment."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -85,6 +88,15 @@ def test_a_conductor_that_sleeps_until_the_workers_are_idle_still_kills(
         return sleep_once
 
     assert_killed_at_the_worst_moment(*play(make))
+
+
+def stop_outside_a_transaction(pid: int, stage: Stage) -> None:
+    """Stopped inside one, it would keep the only lock of the SQLite file, and nobody else could work."""
+    with contextlib.closing(sqlite3.connect(stage.folder / "demo.sqlite", timeout=60, isolation_level=None)) as ours:
+        ours.execute("BEGIN IMMEDIATE")  # had only when nobody else writes
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text())
+        ours.execute("ROLLBACK")
 
 
 def test_a_victim_that_stands_still_while_the_other_does_everything_is_killed_when_it_wakes(
