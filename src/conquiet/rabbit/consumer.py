@@ -26,7 +26,6 @@ from conquiet.rabbit.config import RabbitConfig, RabbitOptions
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.counters import Counters, Fate, Tally
 from conquiet.rabbit.counting import fitting_policy
-from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.decrypt import Decryptor, KeyFault
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.events import ConnectionEvent, EventKind, Listeners
@@ -36,6 +35,7 @@ from conquiet.rabbit.session import Session
 from conquiet.rabbit.settle import Settlement, Verdict, decide
 from conquiet.rabbit.supervisor import Supervisor, unless_stopped
 from conquiet.rabbit.syncer import DONE, ContractBroken, Syncer
+from conquiet.rabbit.telling import tell_unprocessed
 from conquiet.rabbit.topology import check_dead_letters
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers, Workers
 
@@ -330,7 +330,7 @@ class RabbitConsumer:
         # The facts are in headers, which are not decoded for nothing; decide() says the same of a success.
         settlement = Settlement.ACK if verdict is DONE else decide(verdict, delivery.facts, self._policy)
         if settlement is not Settlement.ACK:
-            self._tell(delivery, verdict, settlement)
+            tell_unprocessed(self._queue, delivery, verdict, settlement)
         parked = settlement is Settlement.DEAD_LETTER_AND_STOP and delivery.session.is_open
         delivery.session.settle(delivery, settlement)
         if settlement is Settlement.STOP or settlement is Settlement.DEAD_LETTER_AND_STOP:
@@ -374,22 +374,6 @@ class RabbitConsumer:
     def _announce(self, kind: EventKind, attempt: int = 0, reason: str | None = None) -> None:
         self._tally.connection(kind.value)
         self._listeners.tell(ConnectionEvent(kind, self._queue, attempt, reason))
-
-    def _tell(self, delivery: Delivery, verdict: Verdict, settlement: Settlement) -> None:
-        facts: dict[str, Any] = {
-            "queue": self._queue,
-            "delivery_tag": delivery.tag,
-            "redelivered": delivery.redelivered,
-            "verdict": type(verdict).__name__,
-            "settlement": settlement.value,
-        }
-        if isinstance(verdict, Unreadable | ContractBroken | KeyFault):
-            facts["reason"] = verdict.reason
-        if settlement in {Settlement.STOP, Settlement.DEAD_LETTER_AND_STOP}:
-            # The exception itself stays out of the log: its text may quote the message.
-            logger.error("fatal error, the consumer stops", extra=facts)
-        else:
-            logger.warning("message not processed", extra=facts)
 
     def _make_workers(self) -> Workers:
         kind: Any = TaskWorkers if makes_coroutine(self._syncer) else ThreadWorkers
