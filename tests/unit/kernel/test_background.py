@@ -30,7 +30,11 @@ async def test_what_ended_it_is_raised() -> None:
 
 
 async def test_an_end_before_it_was_ready_is_no_error() -> None:
-    await until_ready(asyncio.create_task(asyncio.sleep(0)), asyncio.Event())
+    running = asyncio.create_task(asyncio.sleep(0))
+
+    await until_ready(running, asyncio.Event())
+
+    assert running.done()  # it was waited for
 
 
 async def test_a_cancelled_caller_takes_it_along_and_waits_for_its_end() -> None:
