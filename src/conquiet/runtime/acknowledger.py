@@ -187,8 +187,7 @@ class Acknowledger:
                     continue
             else:
                 _count(stream, acknowledged=reply, sent=len(messages))
-            for message in messages:
-                self._table.release(message)
+            self._table.release_all(stream, messages)
         observe_ack_batch(len(batch.messages))
         self._confirmed.set()
         return later

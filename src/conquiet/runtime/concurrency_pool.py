@@ -146,7 +146,8 @@ class ConcurrencyPool(Generic[T]):
         turn_began = time.monotonic()
         while waiting and not self._on_hold:
             running[task] = waiting.popleft()
-            self._plan_wake(loop)
+            if not self._wake_planned:
+                self._plan_wake(loop)
             try:
                 await work(running[task])
             except Exception:  # a mistake of ours in `work`: the slot lives, the message stays pending
@@ -162,7 +163,7 @@ class ConcurrencyPool(Generic[T]):
     def _plan_wake(self, loop: asyncio.AbstractEventLoop) -> None:
         # Runs at the next turn of the loop, that is when our handler waits or is through. If items are
         # still waiting then, others can take them; if none is, who fetches may have stopped for this last one.
-        if (self._sleepers or not self._waiting) and not self._wake_planned:
+        if self._sleepers or not self._waiting:
             self._wake_planned = True
             loop.call_soon(self._wake_rest)
 
@@ -188,23 +189,34 @@ class ConcurrencyPool(Generic[T]):
             self._quiet.set()
 
 
-class isolated(Awaitable[None]):  # noqa: N801 - reads as a verb: await isolated(coroutine)
-    """Awaits a coroutine in a copy of the current context.
+def begin_isolated(coroutine: Coroutine[Any, Any, Any]) -> Awaitable[None] | None:
+    """Run a coroutine up to where it waits, in a copy of the current context. None: it did not, and is through.
 
     A task per message would give each handler context variables of its own; workers that live on must
     not let one message's variables (a request id, a bound logger) leak into the next.
     """
+    run = contextvars.copy_context().run
+    try:
+        waited_for = run(coroutine.send, None)
+    except StopIteration:
+        return None
+    return _Rest(coroutine, run, waited_for)
 
-    __slots__ = ("_coroutine",)
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+class _Rest(Awaitable[None]):
+    """What is left of a coroutine that waits for something."""
+
+    __slots__ = ("_coroutine", "_run", "_waited_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], run: Callable[..., Any], waited_for: Any) -> None:
         self._coroutine = coroutine
+        self._run = run
+        self._waited_for = waited_for
 
     def __await__(self) -> Generator[Any, Any, None]:
-        run = contextvars.copy_context().run
+        run, waited_for = self._run, self._waited_for
         send, throw = self._coroutine.send, self._coroutine.throw
         try:
-            waited_for = run(send, None)
             while True:
                 try:
                     answer = yield waited_for

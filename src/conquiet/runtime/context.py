@@ -6,24 +6,26 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from conquiet.errors import LeaseLostError
 from conquiet.kernel.threads import wait_on_loop
 
 T = TypeVar("T")
 
 
-class RuntimeMessage:
+class RuntimeMessage(msgspec.Struct, eq=False):
     """One delivery of one stream entry.
 
-    Plain slots and no dataclass, because one is built for every message.
+    A struct of msgspec's, because one is built for every message: at a tenth of the price of a class.
 
     Attributes:
         stream: Key of the stream.
         id: Entry id, ``milliseconds-sequence``.
         data: The decoded JSON object. Not part of ``repr()``: it may be personal data.
         raw: The bytes it was decoded from, for whoever stores it elsewhere: a handler may change ``data``.
-        delivery_count: How often the server has delivered the entry, this time and killed processes included.
         leased_at: On the monotonic clock, a moment at which the entry was certainly ours.
+        delivery_count: How often the server has delivered the entry, this time and killed processes included.
         started_at: The same clock when its handler was called; 0 before that.
         lease_lost: Somebody else holds it now. Written by the heartbeat's thread.
         acknowledged: The handler acknowledged it early, or by means of its own.
@@ -32,43 +34,22 @@ class RuntimeMessage:
         succeeded: It is, and well.
     """
 
-    __slots__ = (
-        "acknowledged",
-        "data",
-        "delivery_count",
-        "id",
-        "lease_lost",
-        "leased_at",
-        "leaving",
-        "raw",
-        "settled",
-        "started_at",
-        "stream",
-        "succeeded",
-    )
+    stream: str
+    id: str
+    data: dict[str, Any]
+    raw: bytes = b""
+    leased_at: float = 0.0
+    delivery_count: int = 1
+    started_at: float = 0.0
+    lease_lost: bool = False
+    acknowledged: bool = False
+    leaving: bool = False
+    settled: bool = False
+    succeeded: bool = False
 
-    def __init__(
-        self,
-        stream: str,
-        message_id: str,
-        data: dict[str, Any],
-        *,
-        raw: bytes = b"",
-        delivery_count: int = 1,
-        leased_at: float = 0.0,
-    ) -> None:
-        self.stream = stream
-        self.id = message_id
-        self.data = data
-        self.raw = raw
-        self.delivery_count = delivery_count
-        self.leased_at = leased_at
-        self.started_at = 0.0
-        self.lease_lost = False
-        self.acknowledged = False
-        self.leaving = False
-        self.settled = False
-        self.succeeded = False
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show what ``repr()`` shows, and no payload: a struct would give rich all of its fields."""
+        return [("stream", self.stream), ("id", self.id), ("delivery_count", self.delivery_count)]
 
     def __repr__(self) -> str:
         return f"RuntimeMessage(stream={self.stream!r}, id={self.id!r}, delivery_count={self.delivery_count})"

@@ -53,9 +53,14 @@ class LeaseTable:
 
     def release(self, message: RuntimeMessage) -> None:
         """Let go of a message. One that was let go of already is ignored, and so is another delivery of the entry."""
-        held = self._held[message.stream]
-        if held.get(message.id) is message:
-            del held[message.id]
+        self.release_all(message.stream, (message,))
+
+    def release_all(self, stream: str, messages: Iterable[RuntimeMessage]) -> None:
+        """The same for many of one stream."""
+        held = self._held[stream]
+        for message in messages:
+            if held.get(message.id) is message:
+                del held[message.id]
 
     def snapshot(self) -> list[RuntimeMessage]:
         """Copy what is held now. Safe from another thread."""

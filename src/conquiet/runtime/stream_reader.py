@@ -316,7 +316,7 @@ class StreamReader:
             except CodecError as error:
                 self._report_malformed(stream, raw_id.decode(), error.reason)
             else:
-                into.append(RuntimeMessage(stream, raw_id.decode(), data, raw=fields[1], leased_at=leased_at))
+                into.append(RuntimeMessage(stream, raw_id.decode(), data, fields[1], leased_at))
         if deleted:
             self._report_deleted(stream, deleted)
 

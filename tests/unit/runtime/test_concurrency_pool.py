@@ -3,11 +3,12 @@
 import asyncio
 import contextvars
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from conquiet.runtime.concurrency_pool import ConcurrencyPool, isolated
+from conquiet.runtime.concurrency_pool import ConcurrencyPool, begin_isolated
 from conquiet.testing import wait_until_async
 
 
@@ -188,6 +189,25 @@ async def test_work_that_refuses_to_be_cancelled_does_not_hang_the_close() -> No
     await asyncio.gather(*pool._workers, return_exceptions=True)
 
 
+async def test_what_does_not_wait_is_through_at_once_and_leaves_no_context_behind() -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    seen: list[int] = []
+
+    async def sets() -> None:
+        variable.set(1)
+        seen.append(variable.get())
+
+    async def fails() -> None:
+        variable.set(2)
+        raise KeyError("x")
+
+    assert begin_isolated(sets()) is None
+    assert seen == [1]
+    with pytest.raises(KeyError):
+        begin_isolated(fails())
+    assert variable.get() == 0
+
+
 async def test_isolated_keeps_context_values_errors_and_cancellations_straight() -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     cleaned: list[bool] = []
@@ -207,6 +227,11 @@ async def test_isolated_keeps_context_values_errors_and_cancellations_straight()
         finally:
             await asyncio.sleep(0)
             cleaned.append(True)
+
+    async def isolated(coroutine: Coroutine[Any, Any, None]) -> None:
+        rest = begin_isolated(coroutine)
+        assert rest is not None
+        await rest
 
     await isolated(sets())
     assert variable.get() == 0

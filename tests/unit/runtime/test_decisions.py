@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
+from rich.pretty import pretty_repr
 
 from conquiet.errors import ConfigurationError, LeaseLostError
 from conquiet.kernel.backoff import Backoff
@@ -82,6 +83,7 @@ def test_streams_must_be_a_list_of_different_names(wrong: Any) -> None:
 
 def test_a_message_shows_no_payload() -> None:
     assert "secret" not in repr(a_message())
+    assert "secret" not in pretty_repr(a_message())  # what rich shows of local variables
 
 
 def test_a_schedule_looks_everywhere_within_the_room_and_goes_on_where_it_stopped() -> None:
