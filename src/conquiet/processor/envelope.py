@@ -28,7 +28,6 @@ thing; it refuses what it cannot understand, and never guesses.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -66,14 +65,15 @@ class EnvelopeError(ValueError):
         self.reason = reason
 
 
-# Not frozen for the same reason as QueueMessage: one is built for each message handled.
-@dataclass(slots=True)
-class Envelope:
-    """One message as the processor sees it. The attributes are the keys of the format above."""
+class Envelope(msgspec.Struct):
+    """One message as the processor sees it. The attributes are the keys of the format above.
+
+    A struct, and a mutable one, because one is built for each message handled.
+    """
 
     event: str
     id: str
-    data: dict[str, Any] = field(default_factory=dict, repr=False)
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
     attempt: int = 1
     max_attempts: int | None = None
     emitted_ms: int = 0
@@ -83,6 +83,13 @@ class Envelope:
     replays: int = 0
     reserved: bool = False
     reserved_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Envelope(event={self.event!r}, id={self.id!r}, attempt={self.attempt})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show what ``repr()`` shows: no data."""
+        return [("event", self.event), ("id", self.id), ("attempt", self.attempt)]
 
 
 def new_id() -> str:

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 
@@ -53,7 +53,7 @@ class Route:
         self._is_async = is_async(settings.function)
         self._executor = executor
         self._call = wrapped(settings.function if self._is_async else self._in_thread, middlewares)
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def invoke(self, envelope: Envelope, delivery: Delivery, emitter: Emitter, stream: str) -> Awaitable[object]:
         """Return what to await: the handler within its time. Raises what it raises, or ``HandlerTimeoutError``."""
@@ -68,7 +68,7 @@ class Route:
 
     def flush_counts(self) -> None:
         """Give the counts to the metrics. Once a second is enough, and a tenth of the cost of once per message."""
-        counts, self._counts = self._counts, Counter()
+        counts, self._counts = self._counts, defaultdict(int)
         for (stream, outcome), count in counts.items():
             _count_outcomes(stream, self.event, outcome, count)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.pretty import pretty_repr
 
 from conquiet.errors import ConfigurationError
 from conquiet.processor import envelope as env
@@ -200,4 +201,7 @@ def test_a_caller_cannot_make_an_envelope_that_readers_refuse(
 
 def test_ids_are_unique_and_data_is_not_shown() -> None:
     assert len({env.new_id() for _ in range(1000)}) == 1000
-    assert "secret" not in repr(Envelope("a", "1", {"k": "secret"}))
+    envelope = Envelope("a", "1", {"k": "secret"})
+
+    assert "secret" not in repr(envelope)
+    assert "secret" not in pretty_repr(envelope)
