@@ -7,6 +7,7 @@ from typing import Final, NoReturn
 
 from conquiet.kernel.extras import require_extra
 
+_NOT_DONE: Final = 2  # as in ``failures``, which needs typer
 _TERMINATED: Final = 128 + signal.SIGTERM
 
 
@@ -15,7 +16,8 @@ def main() -> None:
     try:
         require_extra("cli", "typer", "rich")
     except ImportError as error:
-        raise SystemExit(f"conquiet: {error}") from None
+        sys.stderr.write(f"conquiet: {error}\n")
+        raise SystemExit(_NOT_DONE) from None
     from conquiet.cli.app import app
     from conquiet.cli.failures import set_debugging
     from conquiet.cli.streams import mend_standard_streams

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from conquiet.cli.failures import CannotConnectError, CommandError
 from conquiet.cli.settings import DB, RABBIT, REDIS, need_url
+from conquiet.kernel.extras import require_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ class UrlError(CommandError):
 @contextmanager
 def redis_server(flag: str) -> "Iterator[Server]":
     """Open the Redis that is configured and make sure that it answers."""
+    require_extra("redis", "redis", "msgspec")
     from conquiet.errors import QueueError
     from conquiet.management.server import Server
 
@@ -49,6 +51,7 @@ def redis_server(flag: str) -> "Iterator[Server]":
 @contextmanager
 def database(flag: str) -> "Iterator[Engine]":
     """Open the database that is configured and make sure that it answers."""
+    require_extra("mysql", "sqlalchemy")
     from sqlalchemy import create_engine
 
     with connected_engine(need_url(flag, DB), lambda url: create_engine(url, hide_parameters=True)) as engine:

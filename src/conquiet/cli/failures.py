@@ -24,6 +24,7 @@ from conquiet.errors import (
     QueueMissingError,
     WrongKeyTypeError,
 )
+from conquiet.kernel.extras import extra_for
 from conquiet.kernel.redaction import printable, redact_url
 
 P = ParamSpec("P")
@@ -139,6 +140,10 @@ def reporting() -> Iterator[None]:
         complain("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:  # noqa: BLE001 - the last one: a traceback is for --debug
+        extra = extra_for(error) if isinstance(error, ModuleNotFoundError) else None
+        if extra:
+            complain(str(extra))
+            raise typer.Exit(NOT_DONE) from None
         # Its text may hold anything of a message or of a URL: its class is what may be shown.
         complain(
             f"this should not have happened ({type(error).__name__})", "report it, with what --debug shows in addition"

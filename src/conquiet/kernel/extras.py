@@ -1,8 +1,20 @@
 """Optional dependencies: absent until used, and then missed with a sentence that helps."""
 
 from importlib.util import find_spec
+from typing import Final
 
 from conquiet.errors import MissingExtraError
+
+_EXTRAS: Final = {
+    "redis": "redis",
+    "hiredis": "redis",
+    "msgspec": "redis",
+    "sqlalchemy": "mysql",
+    "pymysql": "mysql",
+    "pika": "rabbit",
+    "nacl": "rabbit",
+    "cronsim": "scheduler",
+}
 
 
 def require_extra(extra: str, *modules: str) -> None:
@@ -13,8 +25,20 @@ def require_extra(extra: str, *modules: str) -> None:
     """
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        raise MissingExtraError(
-            f"this part of conquiet needs {', '.join(missing)}, which is not installed; "
-            f"install it with: pip install 'conquiet[{extra}]'",
-            extra=extra,
-        )
+        raise _missing(extra, missing)
+
+
+def extra_for(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """Return the error that says which extra brings the module that was not found; None if none does."""
+    module = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(module)
+    return _missing(extra, [module]) if extra else None
+
+
+def _missing(extra: str, modules: list[str]) -> MissingExtraError:
+    are = "is" if len(modules) == 1 else "are"
+    return MissingExtraError(
+        f"this part of conquiet needs {' and '.join(modules)}, which {are} not installed; "
+        f"install the extra with: pip install 'conquiet[{extra}]'",
+        extra=extra,
+    )

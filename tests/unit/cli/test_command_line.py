@@ -136,3 +136,47 @@ def test_no_rows_are_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_word_is_one_payload() -> None:
     assert list(read_payloads('{"n": 1}')) == [{"n": 1}]
+
+
+def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a Python where the modules cannot be imported, as where their extra is not installed."""
+    code = (
+        f"import sys\nsys.modules.update(dict.fromkeys({modules!r}))\n"
+        f"sys.argv[1:] = {list(words)!r}\nfrom conquiet.cli import main\nmain()\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("modules", "words", "extra"),
+    [
+        (("typer",), ("--version",), "cli"),
+        (("redis", "msgspec"), ("demo",), "redis"),
+        (("redis", "msgspec"), ("dead-letters", "list", "orders", "--redis-url", "redis://127.0.0.1:1"), "redis"),
+        (("sqlalchemy",), ("doctor", "--db-url", "mysql+pymysql://root@127.0.0.1:1/shop"), "mysql"),
+    ],
+)
+def test_a_command_whose_extra_is_missing_says_which_one_to_install(
+    modules: tuple[str, ...], words: tuple[str, ...], extra: str
+) -> None:
+    done = without(modules, *words)
+
+    assert f"pip install 'conquiet[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
+def test_the_doctor_of_a_database_needs_no_redis(tmp_path: Path) -> None:
+    done = without(("redis", "hiredis", "msgspec", "pika"), "doctor", "--db-url", f"sqlite:///{tmp_path / 'shop.db'}")
+
+    assert "the database is sqlite" in done.stdout
+    assert done.returncode == 0
+
+
+def test_the_dead_letters_of_rabbitmq_need_no_redis() -> None:
+    done = without(
+        ("redis", "hiredis"), "dead-letters", "list", "dead", "--rabbit", "--rabbit-url", "amqp://127.0.0.1:1/"
+    )
+
+    assert "RabbitMQ at amqp://127.0.0.1:1/ does not answer" in done.stderr
+    assert done.returncode == 2

@@ -48,12 +48,10 @@ def doctor(
         CONQUIET_DB_URL=mysql+pymysql://app@db/shop conquiet doctor --json
     """
     from conquiet.management.doctor.findings import Severity
-    from conquiet.management.doctor.redis import RedisLimits
 
     examinations: dict[str, Callable[[], list[Finding]]] = {}
     if find_url(redis_url, REDIS):
-        limits = RedisLimits(max_lag=max_lag, max_deliveries=max_deliveries)
-        examinations["redis"] = lambda: _redis(redis_url, limits)
+        examinations["redis"] = lambda: _redis(redis_url, max_lag, max_deliveries)
     if find_url(db_url, DB):
         examinations["database"] = lambda: _database(db_url, connections)
     if find_url(rabbit_url, RABBIT):
@@ -84,21 +82,20 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _redis(flag: str, limits: object) -> "list[Finding]":
-    from conquiet.management.doctor.redis import RedisLimits, examine_redis
-
-    assert isinstance(limits, RedisLimits)  # noqa: S101 - imported late
+def _redis(flag: str, max_lag: int, max_deliveries: int) -> "list[Finding]":
     with redis_server(flag) as server:
-        return examine_redis(server, limits)
+        from conquiet.management.doctor.redis import RedisLimits, examine_redis
+
+        return examine_redis(server, RedisLimits(max_lag=max_lag, max_deliveries=max_deliveries))
 
 
 def _database(flag: str, connections: int) -> "list[Finding]":
-    from sqlalchemy.exc import SQLAlchemyError
-
     from conquiet.management.doctor.findings import Finding, Severity
     from conquiet.management.doctor.mysql import examine_mysql
 
     with database(flag) as engine:
+        from sqlalchemy.exc import SQLAlchemyError
+
         if engine.dialect.name in {"mysql", "mariadb"}:
             try:
                 return examine_mysql(engine, wanted_connections=connections)
