@@ -22,7 +22,7 @@ from conquiet.bridge.keys import InboxKey, KeyFunction
 from conquiet.bridge.schema import INBOX_TABLE
 from conquiet.db.session import DbSession
 from conquiet.errors import CommitUnknownError, ConflictError, MessageKeyError
-from conquiet.kernel.functions import refuse_awaitable, require_plain_function
+from conquiet.kernel.functions import refuse_awaitable, require_arguments, require_plain_function
 from conquiet.kernel.validation import require_text
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def for_runtime(
         key: See ``Inbox``; asked with something that has ``payload`` and ``id``.
     """
     require_plain_function("handler", handler)
+    require_arguments("handler", handler, "message", "session")
     require_text("group", group)
     once = Inbox(inbox, key=key)
 
@@ -110,6 +111,7 @@ def for_processor(
         key: See ``Inbox``; asked with something that has ``payload`` (the job's data) and ``id``.
     """
     require_plain_function("handler", handler)
+    require_arguments("handler", handler, "ctx", "session")
     require_text("group", group)
     once = Inbox(inbox, key=key)
 
@@ -144,6 +146,7 @@ def for_rabbit(
         inbox: Table of the inbox.
     """
     require_plain_function("handler", handler)
+    require_arguments("handler", handler, "message", "session")
     require_text("queue", queue)
     chosen = key or _by_message_id()
     once = Inbox(inbox, key=lambda known: InboxKey(queue, "", chosen(known.payload)))

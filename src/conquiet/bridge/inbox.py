@@ -21,13 +21,14 @@ from sqlalchemy.engine import Engine
 
 from conquiet.bridge.keys import InboxKey, KeyFunction, key_of
 from conquiet.bridge.metrics import observe_inbox
-from conquiet.bridge.schema import INBOX_TABLE
+from conquiet.bridge.schema import INBOX_TABLE, if_missing
 from conquiet.bridge.words import words_for
 from conquiet.db.dialects import is_mysql
 from conquiet.db.faults import Fault, fault_of
 from conquiet.db.session import DbSession
 from conquiet.db.sql import quoted
 from conquiet.errors import ConflictError, DbWriteError, LifecycleError
+from conquiet.kernel.functions import require_plain_function
 from conquiet.kernel.validation import require_positive, require_seconds, require_table
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class Inbox:
 
     def __init__(self, table: str = INBOX_TABLE, *, key: KeyFunction | None = None) -> None:
         self.table = require_table("table", table)
+        if key is not None:
+            require_plain_function("key", key)
         self._key = key
         name = quoted(table)
         columns = "`source`, `consumer_group`, `message_id`, `handled_at`"
@@ -98,7 +101,7 @@ class Inbox:
             raise
         except DbWriteError as error:
             if not _is_duplicate(error) or not self._is_there(session, self._look[mysql], binds):
-                raise
+                raise if_missing(error, self.table) from error.__cause__
             observe_inbox(key.source, "duplicate")
             logger.info("message had its effect before, stepping aside", extra=_facts(key))
             return False

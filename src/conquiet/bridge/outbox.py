@@ -17,12 +17,12 @@ from sqlalchemy.engine import Engine
 
 from conquiet.bridge.keys import MAX_PART_BYTES
 from conquiet.bridge.payload import MAX_PAYLOAD_BYTES, encode
-from conquiet.bridge.schema import OUTBOX_TABLE
+from conquiet.bridge.schema import OUTBOX_TABLE, if_missing
 from conquiet.bridge.words import words_for
 from conquiet.db.dialects import is_mysql
 from conquiet.db.session import DbSession
 from conquiet.db.sql import quoted
-from conquiet.errors import ConfigurationError
+from conquiet.errors import ConfigurationError, DbWriteError
 from conquiet.kernel.validation import require_positive, require_seconds, require_table, require_text
 
 _SHOWN: Final = 1_000
@@ -99,22 +99,25 @@ class Outbox:
         Raises:
             PayloadError: The payload cannot be a message.
         """
+        if not isinstance(session, DbSession):
+            raise ConfigurationError("session must be the DbSession of the transaction that causes the message")
         mysql = is_mysql(session.engine)
         message_id = uuid4().hex
         # No id that the caller could choose or guess: it would be taken for a duplicate at the other side.
-        session.execute(
-            self._insert[mysql],
-            {
-                "id": message_id.encode(),
-                "target": _short("target", target),
-                "key": None if key is None else _short("key", key),
-                "free": int(key is None),
-                "payload": encode(payload, max_bytes=self._max_bytes),
-                "later": words_for(mysql=mysql).microseconds(
-                    0.0 if delay is None else require_seconds("delay", delay, zero_allowed=True)
-                ),
-            },
-        )
+        binds = {
+            "id": message_id.encode(),
+            "target": _short("target", target),
+            "key": None if key is None else _short("key", key),
+            "free": int(key is None),
+            "payload": encode(payload, max_bytes=self._max_bytes),
+            "later": words_for(mysql=mysql).microseconds(
+                0.0 if delay is None else require_seconds("delay", delay, zero_allowed=True)
+            ),
+        }
+        try:
+            session.execute(self._insert[mysql], binds)
+        except DbWriteError as error:
+            raise if_missing(error, self.table) from error.__cause__
         return message_id
 
     # ------------------------------------------------------------------ for operators

@@ -104,6 +104,7 @@ class OutboxRelay:
     ) -> None:
         if not targets:
             raise ConfigurationError("a relay needs at least one target")
+        _require_targets(targets)
         self._engine = _own_engine(require_supported(engine))
         self._owned = self._engine is not engine
         self._batch = require_positive("batch", batch)
@@ -358,3 +359,10 @@ def _own_engine(engine: Engine) -> Engine:
             cursor.execute(f"SET SESSION wait_timeout = {_IDLE_LIMIT_S}")
 
     return own
+
+
+def _require_targets(targets: object) -> None:
+    if not isinstance(targets, Mapping) or not all(hasattr(target, "publish") for target in targets.values()):
+        raise ConfigurationError(
+            "targets must be a dict of names and targets: ToStream, ToProcessor, ToRabbit, or one of yours"
+        )

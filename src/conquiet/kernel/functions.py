@@ -24,6 +24,24 @@ def require_plain_function(name: str, function: Callable[..., Any]) -> None:
         raise ConfigurationError(f"{name} must be a plain function, not 'async def': it is called in a thread")
 
 
+def require_arguments(name: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Raise ``ConfigurationError`` if it cannot be called with these arguments: every message would fail of that.
+
+    A wrapper is asked itself and not what it wraps, because it may add or take away. What has no signature to be
+    asked for passes.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise ConfigurationError(
+            f"{name} is called as {name}({', '.join(arguments)}) and cannot take that; correct its parameters"
+        ) from None
+
+
 def refuse_awaitable(name: str, result: object) -> None:
     """Raise ``ConfigurationError`` if a plain function has answered with a coroutine: its work was not done."""
     if inspect.isawaitable(result):

@@ -77,4 +77,7 @@ def require_table(name: str, value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    return "nothing (None)" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "nothing (None)"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

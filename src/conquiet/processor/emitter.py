@@ -5,11 +5,13 @@ an ``id`` of yours it may be sent again, and whatever happened the first time, t
 The rules are in ``plans``; ``sync_emitter`` does the same without asyncio.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import redis.asyncio
 
+from conquiet.errors import LifecycleError
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.plans import Delay, Emitted, Moment, NewMessage, Plans, Step, answered, new_states
 from conquiet.processor.settings import ProcessorSettings
@@ -35,6 +37,7 @@ class Emitter:
     ) -> None:
         self._client = client
         self._jobs = jobs
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._plans = Plans(stream, ProcessorSettings() if settings is None else settings)
 
     async def emit(
@@ -67,6 +70,7 @@ class Emitter:
             ConfigurationError: An argument is wrong; nothing was sent.
             PayloadError: ``data`` cannot be JSON or is too large; nothing was sent.
             QueueError: The server refused, or did not answer.
+            LifecycleError: This emitter was used in another event loop before.
         """
         message = NewMessage(event, data, id, delay, at, max_attempts)
         return (await self._send(self._plans.steps((message,), stream, debounce=debounce)))[0]
@@ -80,6 +84,7 @@ class Emitter:
         return await self._send(self._plans.steps(messages, stream))
 
     async def _send(self, steps: Iterable[Step]) -> list[Emitted]:
+        self._stay()
         emitted: list[Emitted] = []
         for step in steps:
             reply = await step.script.call(self._client, step.names, step.args, stream=step.keys.stream)
@@ -89,3 +94,14 @@ class Emitter:
                 await self._jobs.note_all(step.keys, states, only_new=True)
             emitted += sent
         return emitted
+
+    def _stay(self) -> None:
+        """Keep to one event loop: an asyncio connection is of use in the loop that opened it, and in no other."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise LifecycleError(
+                    "this emitter was used in another event loop, and its connections are of that one; make one for "
+                    "each loop, or use SyncEmitter"
+                )
+            self._loop = loop

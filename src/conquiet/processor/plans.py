@@ -142,6 +142,8 @@ class Plans:
         return keys
 
     def _plan(self, message: NewMessage, keys: Keys, now_ms: int) -> Planned:
+        if not isinstance(message, NewMessage):
+            raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
         once = message.id is not None
         message_id = message.id if message.id is not None else new_id()
         check_new(message.event, message_id, message.max_attempts)

@@ -29,7 +29,7 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.middleware import Middleware
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.plans import Emitted, NewMessage
-from conquiet.processor.policy import RateLimit, RetryPolicy
+from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
 from conquiet.processor.routes import Route
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings
 from conquiet.processor.settlement import Settler
@@ -121,6 +121,7 @@ class Processor:
         """
         if self._consumer is not None:
             raise LifecycleError("handlers are registered before the start")
+        require_event(event)  # now, for who writes @processor.handler without an event: nobody would register then
 
         def register(function: F) -> F:
             if event in self._handlers:

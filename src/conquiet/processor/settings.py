@@ -6,6 +6,7 @@ from typing import Any
 
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.backoff import Backoff
+from conquiet.kernel.functions import require_arguments
 from conquiet.kernel.validation import require_positive, require_seconds
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_count, require_event
 
@@ -85,6 +86,7 @@ class HandlerSettings:
         require_event(self.event)
         if not callable(self.function):
             raise ConfigurationError("a handler must be callable")
+        require_arguments("handler", self.function, "ctx")
         if not isinstance(self.retry, RetryPolicy):
             raise ConfigurationError("retry must be a RetryPolicy")
         if self.timeout_s is not None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, MalformedMessageError
-from conquiet.kernel.functions import refuse_awaitable, require_plain_function
+from conquiet.kernel.functions import refuse_awaitable, require_arguments, require_plain_function
 from conquiet.kernel.validation import require_seconds
 from conquiet.queue.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
-from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue
+from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue, require_config
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class QueueConsumer:
         enable_signal_handlers: bool = False,
         command_timeout_s: float = SOCKET_TIMEOUT_S,
     ) -> None:
+        require_config(config)
         if config.max_read_count != 1:
             raise ConfigurationError(
                 f"max_read_count must be 1 under QueueConsumer, which holds one message at a time; "
@@ -193,7 +194,7 @@ class QueueConsumer:
             inbox: Makes the effect of a message happen once: what an inbox has seen is acknowledged without
                 running its handler.
         """
-        require_plain_function("handler", handler)
+        _check(handler, inbox)
         open_session = _sessions_of(engine)
         while not self._stopping:
             try:
@@ -221,7 +222,7 @@ class QueueConsumer:
         sleeps for ``interval_s``. Errors leave it as they leave ``run``.
         """
         require_seconds("interval_s", interval_s)
-        require_plain_function("handler", handler)
+        _check(handler, inbox)
         open_session = _sessions_of(engine)
         while not self._stopping:
             try:
@@ -254,6 +255,14 @@ class QueueConsumer:
         deadline = time.monotonic() + duration_s
         while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
+
+
+def _check(handler: Handler, inbox: Once | None) -> None:
+    """Refuse what would fail with a message in its hands."""
+    require_plain_function("handler", handler)
+    require_arguments("handler", handler, "msg", "session")
+    if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, "once", None))):
+        raise ConfigurationError("inbox must be an Inbox(), or another object with once(session, msg)")
 
 
 def _sessions_of(engine: "Engine") -> "Callable[[], DbSession]":

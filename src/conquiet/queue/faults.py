@@ -64,7 +64,8 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
     kind = _code(error)
     if not sent:
         return QueueError(
-            f"{what} was not sent: no connection to the server ({kind})",
+            f"{what} was not sent: no connection to the server ({kind}); check that it runs, and the client's address "
+            "and password",
             stream=stream,
             group=group,
             command=command,

@@ -58,6 +58,12 @@ LONGEST_WINDOW_S = 10 * 366 * 86_400.0
 _ID = re.compile(r"\d{1,20}-\d{1,20}")
 
 
+def require_config(config: object) -> None:
+    """Raise ``ConfigurationError`` for anything but a ``QueueConfig``, which has checked itself."""
+    if not isinstance(config, QueueConfig):
+        raise ConfigurationError("config must be a QueueConfig(stream, group, name of this process)")
+
+
 class RedisStreamsQueue:
     """A stream and a consumer group, seen by one of the group's consumers.
 
@@ -77,6 +83,7 @@ class RedisStreamsQueue:
 
     def __init__(self, redis: AnyRedis, config: QueueConfig, *, command_timeout_s: float = SOCKET_TIMEOUT_S) -> None:
         require_seconds("command_timeout_s", command_timeout_s)
+        require_config(config)
         self.redis = redis
         self.config = config
         self._commands = StreamCommands(config.stream_key, config.consumer_group, config.consumer_name)

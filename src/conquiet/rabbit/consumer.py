@@ -19,7 +19,7 @@ from typing import Any, Self, Unpack
 
 from conquiet.errors import ConfigurationError, FatalSyncerError, RabbitError
 from conquiet.kernel.background import until_ready
-from conquiet.kernel.functions import makes_coroutine
+from conquiet.kernel.functions import makes_coroutine, require_arguments
 from conquiet.kernel.lifecycle import Lifecycle, Status
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.config import RabbitConfig, RabbitOptions
@@ -64,6 +64,7 @@ class RabbitConsumer:
     def __init__(self, url: str | Sequence[str], queue: str, syncer: Syncer, **options: Unpack[RabbitOptions]) -> None:
         if not callable(syncer):
             raise ConfigurationError("syncer must be a function that takes a message and returns True or False")
+        require_arguments("syncer", syncer, "message")
         self._config = config = RabbitConfig(**options)
         self._queue = require_name("queue", queue)
         self._syncer = syncer

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Unpack
 
 from conquiet.errors import ConquietError, LifecycleError, UncaughtError
@@ -28,10 +28,14 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
 
     Raises:
         ConfigurationError: A setting is wrong.
+        LifecycleError: It was called inside an event loop.
         FatalSyncerError: The syncer broke its contract.
         UncaughtError: Something else raised and nobody caught it.
         RabbitError: The broker or the queue is not there.
     """
+    with suppress(RuntimeError):  # there is no loop, as it should be
+        asyncio.get_running_loop()
+        raise LifecycleError("sync_queue has an event loop of its own; inside one: await RabbitConsumer(...).run()")
     consumer = RabbitConsumer(url, queue, syncer, **options)
     with install_termination_handlers(consumer.stop) as handlers, _uncaught_in_threads(consumer):
         try:

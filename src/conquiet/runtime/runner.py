@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from conquiet.errors import ConfigurationError, DeliveriesExhaustedError, LeaseLostError
-from conquiet.kernel.functions import call_in_thread, refuse_generator_function
+from conquiet.kernel.functions import call_in_thread, refuse_generator_function, require_arguments
 from conquiet.kernel.redaction import printable
 from conquiet.runtime.concurrency_pool import begin_isolated
 from conquiet.runtime.context import Custody, MessageContext, RuntimeMessage, SyncMessageContext
@@ -47,6 +47,7 @@ class Invoker:
         self._custody = custody
         self._executor = executor
         self._is_async = is_async(function)
+        require_arguments("handler", function, "message", "ctx")
 
     def __call__(self, message: RuntimeMessage) -> Awaitable[None] | None:
         """Begin at once. Return what to await, or None if it is through. Context variables that it sets end with it."""
@@ -169,7 +170,7 @@ class Runner:
         message.settled = True
         self._table.release(message)
         # The error's text may hold anything of the payload: its class is what a log may show.
-        logger.info(
+        logger.warning(
             "message failed",
             extra={"stream": message.stream, "message_id": message.id, "error": type(error).__name__},
         )

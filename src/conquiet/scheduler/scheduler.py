@@ -82,6 +82,8 @@ class Scheduler(Schedules):
         self._background: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seen_ms, self._seen_at, self._glanced_at = 0, 0.0, -math.inf
+        if isinstance(entries, ScheduleEntry):
+            raise ConfigurationError("entries must be a list of ScheduleEntry, got a single one: put it into [ ]")
         for entry in entries:
             self.declare(entry)
         if job_ttl_s is not None:
@@ -95,6 +97,8 @@ class Scheduler(Schedules):
         Raises:
             ConfigurationError: Another entry of that name is declared already.
         """
+        if not isinstance(entry, ScheduleEntry):
+            raise ConfigurationError(f"entries must be a list of ScheduleEntry, got a {type(entry).__name__} in it")
         if self._declared.setdefault(entry.name, entry) != entry:
             raise ConfigurationError(f"two different entries are declared under the name {entry.name!r}")
 

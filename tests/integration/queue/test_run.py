@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
+from conquiet.bridge import Inbox
 from conquiet.db import DbSession
 from conquiet.db import session as session_module
 from conquiet.errors import (
@@ -316,6 +317,25 @@ def test_an_engine_that_cannot_work_costs_no_message(consumer: QueueConsumer, pe
     with pytest.raises(ConfigurationError):
         consumer.run(handler=record, engine=nonsense)
 
+    assert pending() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"handler": lambda msg: None}, r"handler\(msg, session\) and cannot take that"),
+        ({"handler": record, "inbox": Inbox}, r"must be an Inbox\(\)"),
+        ({"handler": record, "inbox": True}, r"must be an Inbox\(\)"),
+    ],
+)
+def test_what_could_only_fail_with_a_message_in_hand_is_refused_before_the_first_read(
+    consumer: QueueConsumer, pending: PendingOf, arguments: dict[str, Any], said: str
+) -> None:
+    consumer.queue.enqueue({"n": 1})
+
+    for run in (consumer.run, consumer.run_claim_stale):
+        with pytest.raises(ConfigurationError, match=said):
+            run(engine=create_engine("sqlite://"), **arguments)
     assert pending() == {}
 
 

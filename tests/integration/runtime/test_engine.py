@@ -1,6 +1,7 @@
 """Seed 002 on a real server: what the engine does, in which order, and what it leaves alone."""
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -68,7 +69,7 @@ async def test_a_message_is_acknowledged_after_its_handler_and_never_before(
 
 @pytest.mark.spec("CM-001.8", "CM-001.10", "CM-001.13", "CM-004.6", "CM-002.6")
 async def test_a_failed_message_stays_pending_and_is_not_tried_again_before_it_is_stale(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     (message_id,) = enqueue(1)
     failed: list[Failed] = []
@@ -86,6 +87,8 @@ async def test_a_failed_message_stays_pending_and_is_not_tried_again_before_it_i
     assert failed[0].message.id == message_id
     assert failed[0].duration_s >= 0
     assert report.failed == 1
+    (told,) = [record for record in caplog.records if record.message == "message failed"]
+    assert told.levelno == logging.WARNING  # without any set-up Python shows warnings, and nothing below
     assert [(row["message_id"], row["times_delivered"]) for row in pending()] == [(message_id.encode(), 1)]
 
 

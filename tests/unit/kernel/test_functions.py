@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.functions import makes_coroutine, refuse_generator_function, require_plain_function
+from conquiet.kernel.functions import (
+    makes_coroutine,
+    refuse_generator_function,
+    require_arguments,
+    require_plain_function,
+)
 
 
 def plain(_: object) -> bool:
@@ -80,3 +85,29 @@ def test_what_cannot_be_called_is_no_function() -> None:
 def test_a_generator_is_one_in_any_wrapping(function: Any) -> None:
     with pytest.raises(ConfigurationError, match="must not be a generator"):
         refuse_generator_function("handler", function)
+
+
+def brings_its_own(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(message: object) -> Any:
+        return function(message, "a connection")
+
+    return wrapper
+
+
+def two(_message: object, _second: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [plain, coroutine, AsyncObject(), PlainObject(), functools.partial(two, 1), brings_its_own(two), print],
+)
+def test_what_can_take_the_arguments_is_let_through(function: Any) -> None:
+    """A wrapper is asked itself; what C code takes may not be known."""
+    require_arguments("handler", function, "message")
+
+
+@pytest.mark.parametrize("function", [two, lambda: None, functools.partial(plain, 1)])
+def test_what_cannot_take_the_arguments_is_refused_before_it_costs_a_message(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"handler is called as handler\(message\) and cannot take that"):
+        require_arguments("handler", function, "message")
