@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import typer
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from conquiet.cli.app import app
 from conquiet.cli.failures import CannotConnectError, reporting
@@ -180,3 +181,10 @@ def test_the_dead_letters_of_rabbitmq_need_no_redis() -> None:
 
     assert "RabbitMQ at amqp://127.0.0.1:1/ does not answer" in done.stderr
     assert done.returncode == 2
+
+
+def test_wrong_words_for_a_rabbit_consumer_are_no_fatal_error_of_its_work() -> None:
+    done = CliRunner().invoke(app, ["rabbit", "run", "http://broker", "orders", "json:loads"])
+
+    assert "an AMQP URL starts with amqp://" in done.stderr
+    assert done.exit_code == 2

@@ -98,7 +98,7 @@ def test_from_4_3_on_a_classic_queue_has_no_consumer_timeout() -> None:
 
 def test_from_4_0_on_quorum_queues_have_a_limit_by_default() -> None:
     assert rabbit({"arguments": {"x-dead-letter-exchange": ""}}, version="4.0.1") == set()
-    assert rabbit(version="3.7.0") == {"rabbit.version"}
+    assert rabbit(version="3.9.29") == {"rabbit.version"}
 
 
 def dead_letters(arguments: dict[str, object], *, version: str = "3.13.0", bound: bool = False) -> list[str]:

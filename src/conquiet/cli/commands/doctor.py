@@ -31,7 +31,9 @@ def doctor(
         str, typer.Option(metavar="URL", help=f"RabbitMQ's management API. Else ${_API}, else port 15672.")
     ] = "",
     queue: Annotated[list[str] | None, typer.Option(help="A RabbitMQ queue that has to be there. Repeatable.")] = None,
-    connections: Annotated[int, typer.Option(min=0, help="Database connections your pools may open in all.")] = 0,
+    connections: Annotated[
+        int, typer.Option(min=0, help="Database connections your pools may open in all; 0: not known.")
+    ] = 0,
     max_lag: Annotated[int, typer.Option(min=1, help="Undelivered entries a group may have.")] = 10_000,
     max_deliveries: Annotated[int, typer.Option(min=1, help="Deliveries an entry may have.")] = 10,
     notes: Annotated[bool, typer.Option("--notes", help="Show also what is worth knowing and no fault.")] = False,

@@ -22,7 +22,7 @@ def emit(
     data: Annotated[
         str, typer.Argument(metavar="JSON|@FILE|-", help="A JSON object, @file of JSON lines, or -.")
     ] = "{}",
-    stream: Annotated[str, typer.Option("--stream", "-s", help="Where to.")] = "",
+    stream: Annotated[str, typer.Option("--stream", "-s", help="The stream to emit to. Needed.")] = "",
     message_id: Annotated[str, typer.Option("--id", help="Identity: a second message with it is not emitted.")] = "",
     delay: Annotated[float, typer.Option(min=0, callback=finite, help="Seconds until it is due.")] = 0,
     redis_url: RedisUrl = "",

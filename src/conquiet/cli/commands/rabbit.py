@@ -7,9 +7,10 @@ import typer
 from conquiet.cli.connecting import broker
 from conquiet.cli.failures import CommandError, reported
 from conquiet.cli.feeding import Feed
+from conquiet.cli.output import print_json
 from conquiet.cli.payloads import read_payloads, stopped_at
 from conquiet.cli.progress import progress
-from conquiet.cli.settings import RABBIT, RabbitUrl, need_url
+from conquiet.cli.settings import RABBIT, AsJson, RabbitUrl, need_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,9 +41,9 @@ def run(
     tag: Annotated[str, typer.Option(help="Second half of the consumer tag.")] = "",
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "info",
 ) -> None:
-    """Take messages from a queue to a syncer until SIGTERM or Ctrl-C. SPEC(004).
+    """Take messages from a queue to a syncer until SIGTERM or Ctrl-C.
 
-    Exit codes: 0 after a graceful end, 1 after anything fatal, 2 it could not start.
+    Exit codes: 0 after a graceful end, 1 after anything fatal (also a broker that cannot be reached), 2 wrong words.
 
     Examples:
         conquiet rabbit run amqp://localhost orders shop.sync:handle --concurrency 8
@@ -51,11 +52,10 @@ def run(
     """
     from conquiet.cli.worker.logs import set_up_logging
     from conquiet.cli.worker.targets import load_object
-    from conquiet.rabbit import FileKeyStore, RabbitOptions, run_process
+    from conquiet.rabbit import FileKeyStore, RabbitConsumer, RabbitOptions, run_process
 
     if log_level.lower() not in _LEVELS:
         raise typer.BadParameter(f"must be one of {', '.join(_LEVELS)}", param_hint="--log-level")
-    set_up_logging(log_level)
     handler = load_object(syncer)
     if not callable(handler):
         raise CommandError(
@@ -72,6 +72,8 @@ def run(
     if tag:
         options["tag"] = tag
     address = need_url("" if url == "-" else url, RABBIT)
+    RabbitConsumer(address, queue, handler, **options)  # wrong words end here with 2, and not as something fatal with 1
+    set_up_logging(log_level)
     raise typer.Exit(run_process(address, queue, handler, **options))
 
 
@@ -81,6 +83,7 @@ def publish(
     payload: Annotated[str, typer.Argument(metavar="JSON|@FILE|-", help="A JSON object, @file of JSON lines, or -.")],
     exchange: Annotated[str, typer.Option(help="Another exchange than the default one.")] = "",
     rabbit_url: RabbitUrl = "",
+    as_json: AsJson = False,
 ) -> None:
     """Publish JSON objects to RabbitMQ, confirmed by the broker. A queue that is missing is an error.
 
@@ -125,4 +128,7 @@ def publish(
         except (PublishError, KeyboardInterrupt, SystemExit):
             typer.echo(f"conquiet: at least {counted} are confirmed", err=True)
             raise
-    typer.echo(f"{published} published to {queue}")
+    if as_json:
+        print_json({"queue": queue, "published": published})
+    else:
+        typer.echo(f"{published} published to {queue}")

@@ -16,13 +16,17 @@ def worker(
         str, typer.Argument(metavar="MODULE:OBJECT", help="What to run; the current folder comes first.")
     ],
     processes: Annotated[int, typer.Option("--processes", "-p", min=1, max=1_024, help="Worker processes.")] = 1,
-    concurrency: Annotated[int, typer.Option(min=0, max=1_000_000, help="Most handlers at once in each process.")] = 0,
+    concurrency: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Most handlers at once in each process; 0: as built.")
+    ] = 0,
     grace: Annotated[
         float, typer.Option(min=0, callback=finite, help="Seconds a process may take to end after SIGTERM.")
     ] = 28.0,
     reload: Annotated[bool, typer.Option("--reload", help="Start again when a .py file here changes.")] = False,
-    metrics_port: Annotated[int, typer.Option(min=0, max=65_535, help="Prometheus metrics of all processes.")] = 0,
-    health_port: Annotated[int, typer.Option(min=0, max=65_535, help="/livez and /readyz.")] = 0,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Prometheus metrics of all processes; 0: none.")
+    ] = 0,
+    health_port: Annotated[int, typer.Option(min=0, max=65_535, help="/livez and /readyz; 0: none.")] = 0,
     host: Annotated[str, typer.Option(help="Where these ports listen; 0.0.0.0 for Kubernetes probes.")] = "127.0.0.1",
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "info",
 ) -> None:
