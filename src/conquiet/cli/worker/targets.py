@@ -9,7 +9,7 @@ from typing import Any
 from conquiet.cli.failures import CommandError
 from conquiet.cli.worker.runnables import Runnable, adapt
 
-_KINDS = "a runtime.Consumer, Processor, Scheduler, RabbitConsumer or OutboxRelay, a list of them, or a function"
+_KINDS = "a runtime.Consumer, Processor, Scheduler, RabbitConsumer or OutboxRelay, a list of them, or a function that returns them"
 
 
 def load_object(target: str) -> Any:
