@@ -9,7 +9,10 @@ from typing import Any
 from conquiet.cli.failures import CommandError
 from conquiet.cli.worker.runnables import Runnable, adapt
 
-_KINDS = "a runtime.Consumer, Processor, Scheduler, RabbitConsumer or OutboxRelay, a list of them, or a function that returns them"
+_KINDS = (
+    "a runtime.Consumer, Processor, Scheduler, RabbitConsumer or OutboxRelay, a list of them, or a function "
+    "that returns them"
+)
 
 
 def load_object(target: str) -> Any:
