@@ -10,6 +10,14 @@ from conquiet.rabbit.session import Session
 from conquiet.rabbit.settle import Settlement
 
 
+def a_link(sent: list[Any], *, is_there: bool = True) -> Any:
+    def send(*_: int, **arguments: Any) -> bool:
+        sent.append(arguments)
+        return is_there
+
+    return SimpleNamespace(ack=send, reject=send)
+
+
 @pytest.mark.parametrize(
     ("settlement", "frame", "counted"),
     [
@@ -26,13 +34,7 @@ async def test_only_what_reached_the_broker_counts_and_is_progress(
 ) -> None:
     """Progress of any kind makes a lost link the first failure in a row again."""
     sent: list[Any] = []
-
-    def send(*_: int, **arguments: Any) -> bool:
-        sent.append(arguments)
-        return link_is_there
-
-    link: Any = SimpleNamespace(ack=send, reject=send)
-    session = Session(link, Tally("work"), 10)
+    session = Session(a_link(sent, is_there=link_is_there), Tally("work"), 10)
     (delivery,) = session.received([(1, False, b"", b"{}")])
 
     session.settle(delivery, settlement)
@@ -47,8 +49,7 @@ async def test_only_what_reached_the_broker_counts_and_is_progress(
 
 async def test_what_stops_the_consumer_is_settled_by_nobody_and_no_acknowledgement_passes_over_it() -> None:
     sent: list[Any] = []
-    link: Any = SimpleNamespace(ack=lambda **acks: sent.append(acks) or True)
-    session = Session(link, Tally("work"), 10)
+    session = Session(a_link(sent), Tally("work"), 10)
     first, broken, last = session.received([(tag, False, b"", b"{}") for tag in (1, 2, 3)])
 
     for delivery, settlement in ((last, Settlement.ACK), (broken, Settlement.STOP), (first, Settlement.ACK)):
