@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -290,7 +291,8 @@ async def test_a_definition_of_a_newer_release_is_reported_and_stops_nothing_els
     host = await stage.started(stage.entry())
     await host.add(stage.entry("future"))
     (entries,) = [key async for key in stage.redis.scan_iter(f"*{stage.group}:entries")]
-    await stage.redis.hset(entries, "future", '{"v":2}')
+    stored = json.loads(await stage.redis.hget(entries, "future") or b"")
+    await stage.redis.hset(entries, "future", json.dumps({**stored, "v": 2}))
 
     assert await stage.at(10, host) == [10]
     assert [record.__dict__["entry"] for record in caplog.records if "cannot be read" in record.message] == ["future"]
