@@ -108,7 +108,7 @@ def _late(entry: ScheduleEntry, ready: list[int], decided: int, now: int) -> lis
     limit = now - entry.grace_ms
     late = list(takewhile(lambda due: entry.fire_at(due) < limit, ready))
     # It may be decided already, when one step could not take all that waited for it.
-    before = _between(entry.when, max(decided, limit) - entry.jitter_ms - 1, decided) if late else iter(())
+    before = _between(entry.when, limit - entry.jitter_ms - 1, decided) if late else iter(())
     return [] if any(limit <= entry.fire_at(due) <= now for due in before) else late
 
 

@@ -171,6 +171,7 @@ async def test_a_state_that_comes_late_changes_nothing(client: Any, keys: Any) -
         job: Any = await jobs.get(keys.stream, "m")
         assert job.state is expected
         assert {each: count for each, count in (await jobs.count(keys.stream)).items() if count} == {expected: 1}
+        assert (await client.pttl(keys.job("m")) > 0) == (expected is not JobState.RUNNING)  # what lives is kept
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])

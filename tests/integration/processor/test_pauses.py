@@ -158,6 +158,50 @@ async def test_a_message_is_not_parked_once_its_pause_is_over(make_noting: Any, 
     assert await client.exists(keys.parked_event("mail")) == 0
 
 
+async def test_an_entry_that_is_in_other_hands_is_not_parked(client: Any, keys: Any, place: Any) -> None:
+    """Else it would come back beside the one that the other host works on."""
+    own = clone_async(client)
+    await Pauses(own).pause(keys.stream, "mail")
+    await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
+    entry = (await client.xadd(keys.stream, {"data": "{}"})).decode()
+    await client.xreadgroup("processor", "quick", {keys.stream: ">"})
+    names = (keys.stream, keys.paused, keys.parked, keys.parked_event("mail"))
+
+    async def parked_by(consumer: str) -> Any:
+        args = ("processor", consumer, "mail", entry, "{}")
+        return await script("park").call(own, names, args, stream=keys.stream)
+
+    assert await parked_by("slow") == 0
+    assert (await place.pending(), await client.exists(keys.parked, keys.parked_event("mail"))) == (1, 0)
+    assert await parked_by("quick") == 1
+    assert (await place.pending(), await client.llen(keys.parked_event("mail"))) == (0, 1)
+    await own.aclose()
+
+
+async def test_what_is_still_parked_is_not_forgotten_and_stays_while_the_event_is_paused(
+    client: Any, keys: Any
+) -> None:
+    """A host brings back so many at a time, and may die in between."""
+    own = clone_async(client)
+    await client.sadd(keys.parked, "mail")
+    await client.rpush(keys.parked_event("mail"), *"abc")
+    names = (keys.stream, keys.paused, keys.parked, keys.parked_event("mail"))
+
+    async def left() -> Any:
+        return await script("unpark").call(own, names, ("mail", 2), stream=keys.stream)
+
+    await Pauses(own).pause(keys.stream, "mail")
+    assert await left() == 0
+    assert await client.xlen(keys.stream) == 0
+    await Pauses(own).resume(keys.stream, "mail")
+    assert await left() == 1
+    assert await client.smembers(keys.parked) == {b"mail"}
+    assert await left() == 0
+    assert await client.exists(keys.parked) == 0
+    assert [fields[b"data"] for _, fields in await client.xrange(keys.stream)] == [b"a", b"b", b"c"]
+    await own.aclose()
+
+
 async def test_parked_messages_come_back_even_if_the_host_that_parked_them_is_gone(
     make_noting: Any, client: Any, keys: Any
 ) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from conquiet.processor import JobContext, Processor, RateLimit
+from conquiet.processor.scripts import script
+from conquiet.queue.client import clone_async
 from conquiet.testing import wait_until_async
 
 HOUR_US = 3_600 * 1_000_000
@@ -53,6 +55,27 @@ async def test_turns_of_messages_that_were_parked_are_taken_anew(
         await wait_until_async(lambda: _is(place.waiting, 2))
 
     assert len(seen) == 1
+
+
+async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: Any, place: Any) -> None:
+    """Else it would wait here and be worked on there. Who books wakes the movers: nothing waits before it."""
+    keys = place.keys
+    await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
+    entry = (await client.xadd(keys.stream, {"data": "{}"})).decode()
+    await client.xreadgroup("processor", "quick", {keys.stream: ">"})
+    own = clone_async(client)
+    names = (keys.stream, keys.delayed, keys.wake, keys.rate("call"))
+
+    async def turn_of(consumer: str) -> Any:
+        args = ("processor", consumer, entry, '{"v":1}', HOUR_US, 1)
+        return await script("turn").call(own, names, args, stream=keys.stream)
+
+    assert await turn_of("quick") == 0  # now; the next one is an hour away
+    assert await turn_of("slow") == -1
+    assert (await place.pending(), await place.waiting(), await client.xlen(keys.wake)) == (1, 0, 0)
+    assert 3_500_000 < await turn_of("quick") <= 3_600_000
+    assert (await place.pending(), await place.waiting(), await client.xlen(keys.wake)) == (0, 1, 1)
+    await own.aclose()
 
 
 async def test_a_clock_that_was_set_back_takes_the_turns_with_it(

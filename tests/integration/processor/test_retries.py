@@ -5,7 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
+from conquiet.errors import QueueError
+from conquiet.kernel.backoff import Backoff
 from conquiet.processor import DeadFilter, JobContext, Processor, Reject, Retry, RetryPolicy
 from conquiet.processor.envelope import Envelope, to_payload
 from conquiet.processor.scripts import script
@@ -130,7 +133,45 @@ async def test_an_entry_that_is_in_other_hands_is_neither_scheduled_nor_acknowle
 
     assert await place.pending() == 1
     assert await place.waiting() == await place.dead() == 0
+    assert REGISTRY.get_sample_value("conquiet_processor_not_ours_total", {"stream": keys.stream}) == 2
+    quick = Settler(own, group="processor", consumer_id="quick", settings=ProcessorSettings())
+    assert await quick.reschedule(keys, entry, "+1000", payload)
+    assert (await place.pending(), await place.waiting()) == (0, 1)
     await own.aclose()
+
+
+async def test_movers_are_woken_when_what_waits_first_is_another_and_only_then(client: Any, keys: Any) -> None:
+    await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
+    ids = [(await client.xadd(keys.stream, {"data": "{}"})).decode() for _ in range(4)]
+    await client.xreadgroup("processor", "me", {keys.stream: ">"})
+    own = clone_async(client)
+    settler = Settler(own, group="processor", consumer_id="me", settings=ProcessorSettings())
+
+    async def wake_up(*waits: str) -> list[Any]:
+        """Settle so many at once; return the last wake-up."""
+        await asyncio.gather(*[settler.reschedule(keys, ids.pop(), wait, wait.encode()) for wait in waits])
+        return [entry_id for entry_id, _ in await client.xrange(keys.wake)]
+
+    first = await wake_up("+60000", "+30000")
+    assert len(first) == 1
+    assert await wake_up("+90000") == first
+    assert await wake_up("+10000") != first
+    await own.aclose()
+
+
+async def test_a_server_that_stays_away_is_an_error_for_everybody_who_waits(client: Any, keys: Any) -> None:
+    settings = ProcessorSettings(settle_attempts=3, settle_backoff=Backoff(base_s=0.01, cap_s=0.01))
+    nowhere = clone_async(client.__class__(port=1))
+    settler = Settler(nowhere, group="processor", consumer_id="me", settings=settings)
+
+    async with asyncio.timeout(20):
+        failures = await asyncio.gather(
+            settler.reschedule(keys, "1-0", "+1000", b"{}"), settler.bury(keys, "2-0", b"{}"), return_exceptions=True
+        )
+
+    assert [type(failure) for failure in failures] == [QueueError, QueueError]
+    assert REGISTRY.get_sample_value("conquiet_processor_settle_repeats_total", {"stream": keys.stream}) == 2 * 2
+    await nowhere.aclose()
 
 
 async def test_a_step_repeated_after_a_lost_reply_happens_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,6 +127,28 @@ async def test_a_resumption_after_the_clock_was_set_back_fires_nothing_twice(sta
     assert await stage.at(40, host) == [10, 20, 30, 40]
 
 
+async def test_a_resumption_of_what_is_not_paused_changes_nothing(stage: Stage) -> None:
+    """Nobody ran between 10 and 35: what was due then is still the policy's."""
+    host = await stage.started(stage.entry(catch_up="all"))
+    await stage.at(10, host)
+    stage.now = START + 35_000
+
+    assert not await host.resume("beat")
+
+    assert await stage.at(35, host) == [10, 20, 30]
+
+
+async def test_a_resumption_by_somebody_who_read_the_ledger_long_ago_fires_nothing_twice(stage: Stage) -> None:
+    host = await stage.started(stage.entry())
+    _, (record,), _ = await host._ledger.load(stage.stream)
+    await stage.at(10, host)
+    await host.pause("beat")
+
+    assert await host._ledger.resume(record, record.decided)
+
+    assert await stage.at(12, host) == [10]
+
+
 async def test_a_long_pause_of_a_schedule_of_seconds_leaves_nothing_to_catch_up_on(stage: Stage) -> None:
     host = await stage.started(stage.entry(when=Every(1), catch_up="all", grace_s=3600, jitter_s=2.0))
     await host.pause("beat")
@@ -196,14 +219,15 @@ async def test_new_times_start_from_now_and_other_changes_keep_the_place(stage: 
 async def test_an_entry_that_moves_to_another_stream_leaves_nothing_behind(stage: Stage) -> None:
     other = f"{stage.stream}-other"
     old = await stage.started(stage.entry())
-    await stage.at(10, old)
+    await stage.at(20, old)  # one fired, one missed
 
     new = await stage.started(stage.entry(stream=other))
-    await stage.at(20, old, new)
+    await stage.at(30, old, new)
 
-    assert await stage.ids() == [f"beat@{START + 10_000}"]
-    assert await stage.ids(other) == [f"beat@{START + 20_000}"]
+    assert await stage.ids() == [f"beat@{START + 20_000}"]
+    assert await stage.ids(other) == [f"beat@{START + 30_000}"]
     assert [listed.entry.stream for listed in await new.list_entries()] == [other]
+    assert set(await stage.redis.hgetall(new._ledger._state(stage.stream))) == {b"epoch", b"version"}
 
 
 async def test_a_declared_one_off_time_fires_once_over_all_restarts(stage: Stage) -> None:
@@ -223,6 +247,7 @@ async def test_a_one_off_time_added_at_run_time_is_gone_when_it_is_done(stage: S
 
     assert await first.list_entries() == []
     assert not [key async for key in stage.redis.scan_iter(f"*{stage.group}:entries")]
+    assert set(await stage.redis.hgetall(first._ledger._state(stage.stream))) == {b"epoch", b"version"}
 
 
 async def test_names_are_not_taken_from_others(stage: Stage) -> None:
@@ -266,7 +291,8 @@ async def test_a_definition_of_a_newer_release_is_reported_and_stops_nothing_els
     host = await stage.started(stage.entry())
     await host.add(stage.entry("future"))
     (entries,) = [key async for key in stage.redis.scan_iter(f"*{stage.group}:entries")]
-    await stage.redis.hset(entries, "future", '{"v":2}')
+    stored = json.loads(await stage.redis.hget(entries, "future") or b"")
+    await stage.redis.hset(entries, "future", json.dumps({**stored, "v": 2}))
 
     assert await stage.at(10, host) == [10]
     assert [record.__dict__["entry"] for record in caplog.records if "cannot be read" in record.message] == ["future"]

@@ -103,6 +103,17 @@ async def test_the_server_refuses_what_is_not_due_by_its_own_clock(stage: Stage)
     assert await stage.ids() == []
 
 
+async def test_a_plan_that_was_carried_out_is_answered_with_the_pointer_it_left(stage: Stage) -> None:
+    """Else the next plan of this host would be void, and its ticks a round late."""
+    host = await stage.started(stage.entry())
+    _, (record,), _ = await host._ledger.load(stage.stream)
+    order = Order(record, Plan((), 1, START + 10_000, START + 20_000), [])
+
+    ((_, verdict, pointer, now),) = await host._ledger.carry_out(stage.stream, [order])
+
+    assert (verdict, pointer, now) == (Verdict.DONE, START + 10_000, START)
+
+
 async def test_a_lost_reply_of_the_firing_step_fires_nothing_twice(
     stage: Stage, fault_proxy: Callable[[str], FaultProxy]
 ) -> None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conquiet.scheduler import Every, Once
+from conquiet.scheduler import Every, Once, Origin, records
 from conquiet.scheduler.entries import from_ms
-from conquiet.scheduler.ledger import Ledger
+from conquiet.scheduler.ledger import Ledger, Place
 
 if TYPE_CHECKING:
     from tests.integration.scheduler.conftest import Stage
@@ -129,3 +129,21 @@ async def test_pausing_an_entry_that_is_about_to_move_is_about_the_place_it_move
     back = await stage.started(stage.entry())
     await stage.at(40, old, new, back)
     assert await all_dues(stage) == [10, 40]
+
+
+async def test_an_entry_that_is_in_both_places_goes_on_where_it_came_furthest(stage: Stage) -> None:
+    """Two releases were deployed at once, and both fired. A pause is that of the place, unless it was to leave it."""
+    entry = stage.entry()
+    host = await stage.started(entry)
+    ledger = host._ledger
+    times = records.times_digest(entry)
+    await host.pause("beat")
+
+    await ledger.declare(entry, Origin.CODE, place=Place(times, START + 20_000, None))
+    _, (record,), _ = await ledger.load(stage.stream)
+    assert (record.decided, record.paused_since) == (START + 20_000, START)
+
+    await ledger.freeze(record)
+    await ledger.declare(entry, Origin.CODE, place=Place(times, START + 10_000, START + 5_000))
+    _, (record,), _ = await ledger.load(stage.stream)
+    assert (record.decided, record.paused_since) == (START + 20_000, START + 5_000)

@@ -92,9 +92,9 @@ async def test_stop_ends_a_sleeping_loop_from_another_thread(stage: Stage) -> No
 
 
 async def test_a_stop_event_ends_it_too(stage: Stage) -> None:
-    host, event = stage.real(stage.entry()), asyncio.Event()
+    host, event = stage.real(stage.entry(when=Every(0.1))), asyncio.Event()
     running = asyncio.create_task(host.start(event))
-    await wait_until_async(host.list_entries)
+    await stage.wait_for(1)
 
     event.set()
 

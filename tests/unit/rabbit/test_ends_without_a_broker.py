@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from conquiet.errors import LifecycleError
+from conquiet.kernel.lifecycle import Status
 from conquiet.rabbit import RabbitConsumer, runner, sync_queue
+from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.schema import SchemaRegistry
@@ -72,9 +74,10 @@ async def test_a_stop_while_nobody_answers_is_a_good_end_at_once() -> None:
         consumer = RabbitConsumer(f"amqp://127.0.0.1:{port}", "q", never, connect_timeout_s=60.0)
         running = asyncio.create_task(consumer.run())
         await connected.wait()
-        consumer.stop()
 
         async with asyncio.timeout(20):
+            await consumer.close()
+            assert consumer.status is Status.STOPPED
             count = await running
 
     assert count.ack == 0
@@ -118,6 +121,20 @@ async def test_a_model_that_panics_is_reported_and_no_worker_dies_of_it(kind: An
     workers.submit([Delivery(session, 1, False, b"", b"{}")])  # noqa: FBT003
     async with asyncio.timeout(10):
         assert (await finished.get()).reason == "preparing the message raised Panic"
+    assert await workers.close() == 0
+
+
+@pytest.mark.parametrize("kind", [TaskWorkers, ThreadWorkers])
+async def test_what_cannot_be_read_is_reported_as_such_and_the_syncer_never_sees_it(kind: Any) -> None:
+    finished: asyncio.Queue[Any] = asyncio.Queue()
+    pipeline = Pipeline(SchemaRegistry(built_in=False).register_default(), None, None, 1_000)
+    workers = kind(never, pipeline, 1, lambda _delivery, verdict: finished.put_nowait(verdict))
+    workers.start()
+    session: Any = SimpleNamespace(is_open=True, flush=lambda: None)
+
+    workers.submit([Delivery(session, 1, False, b"", b"not json")])  # noqa: FBT003
+    async with asyncio.timeout(10):
+        assert isinstance(await finished.get(), Unreadable)
     assert await workers.close() == 0
 
 

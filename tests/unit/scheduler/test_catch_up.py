@@ -129,6 +129,12 @@ def test_ticks_that_nobody_was_there_for_are_late_also_with_jitter() -> None:
     assert planned.missed == planned.decided // 10_000 - len(planned.fire) > 300
 
 
+def test_a_tick_that_has_only_just_become_late_is_not_lost() -> None:
+    planned = plan(an_entry(Every(10), catch_up="all", grace_s=0.0), 0, 30_001)
+
+    assert planned == Plan((10_000, 20_000, 30_000), 0, 30_000, 40_000)
+
+
 def test_more_punctual_ticks_than_one_step_takes_are_left_for_the_next_one() -> None:
     entry = an_entry(Every(1), grace_s=3600)
 
