@@ -138,11 +138,7 @@ class ConcurrencyPool(Generic[T]):
         if not waiting or self._on_hold:
             sleeper = loop.create_future()
             self._sleepers.append(sleeper)
-            try:
-                await sleeper
-            finally:
-                if sleeper in self._sleepers:  # cancelled: whoever wakes sleepers would wake nobody with it
-                    self._sleepers.remove(sleeper)
+            await sleeper
         turn_began = time.monotonic()
         while waiting and not self._on_hold:
             running[task] = waiting.popleft()
@@ -180,7 +176,7 @@ class ConcurrencyPool(Generic[T]):
         sleepers = self._sleepers
         while count > 0 and sleepers:
             sleeper = sleepers.popleft()
-            if not sleeper.done():
+            if not sleeper.done():  # else cancelled: it would wake nobody
                 sleeper.set_result(None)
                 count -= 1
 

@@ -165,7 +165,6 @@ class Consumer:
             pool=self._pool,
             heartbeat=self._heartbeat,
             servers=self._servers,
-            table=self._table,
             tallies=self._tallies,
             grace_s=settings.grace_s,
             forced=self._forced,

@@ -94,7 +94,6 @@ class Runner:
         self._table = table
         self._dispatcher = dispatcher
         self._tallies = tallies
-        self._settings = settings
         self._custody = custody
         self._cap = settings.max_deliveries
         self._claim_idle_s = settings.claim_idle_s

@@ -18,7 +18,7 @@ from typing import Any
 from conquiet.runtime.concurrency_pool import ConcurrencyPool
 from conquiet.runtime.context import RuntimeMessage
 from conquiet.runtime.health import StopReport
-from conquiet.runtime.lease import Heartbeat, LeaseTable
+from conquiet.runtime.lease import Heartbeat
 from conquiet.runtime.metrics import StreamTally
 from conquiet.runtime.servers import Servers
 from conquiet.runtime.shard import Shard
@@ -41,7 +41,6 @@ class Shutdown:
         pool: What runs.
         heartbeat: What keeps it ours meanwhile.
         servers: Closed at the end.
-        table: What we hold.
         tallies: What was done.
         grace_s: How long running handlers may go on.
         forced: Set when nobody wants to wait for that.
@@ -54,7 +53,6 @@ class Shutdown:
         pool: ConcurrencyPool[RuntimeMessage],
         heartbeat: Heartbeat,
         servers: Servers,
-        table: LeaseTable,
         tallies: Mapping[str, StreamTally],
         grace_s: float,
         forced: asyncio.Event,
@@ -63,7 +61,6 @@ class Shutdown:
         self._pool = pool
         self._heartbeat = heartbeat
         self._servers = servers
-        self._table = table
         self._tallies = tallies
         self._grace_s = grace_s
         self._forced = forced

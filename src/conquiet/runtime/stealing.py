@@ -28,7 +28,7 @@ class StealSchedule:
         self._cursor = dict.fromkeys(streams, START)
         # The first look comes soon: after a crash stale work is what a new process is there for.
         self._next = {stream: interval_s * rand() * 0.5 for stream in streams}
-        self._began: float | None = None
+        self._has_begun = False
         self._turns_since_look = _BUSY_TURNS
 
     def due(self, now: float, room: int, *, idle: bool) -> dict[str, int]:
@@ -39,8 +39,8 @@ class StealSchedule:
             room: How many messages may be taken.
             idle: The last read for new entries brought nothing.
         """
-        if self._began is None:
-            self._began = now
+        if not self._has_begun:
+            self._has_begun = True
             self._next = {stream: now + wait for stream, wait in self._next.items()}
         self._turns_since_look += 1
         if now < min(self._next.values()) or self._turns_since_look < (_IDLE_TURNS if idle else _BUSY_TURNS):
@@ -50,9 +50,7 @@ class StealSchedule:
         return {stream: room // len(ready) for _, stream in ready}
 
     def next_look(self, now: float) -> float:
-        """Seconds until some stream is due; 0 if one is."""
-        if self._began is None:
-            return 0.0
+        """Seconds until some stream is due; 0 if one is. Asked for after the first ``due``."""
         return max(0.0, min(self._next.values()) - now)
 
     def cursor(self, stream: str) -> str:

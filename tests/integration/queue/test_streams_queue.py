@@ -371,6 +371,7 @@ def test_a_batch_of_nothing_but_malformed_entries_is_an_error_that_names_them_al
         queue.read(100, 10)
 
     assert caught.value.message_ids == ids
+    assert caught.value.message_id == ids[0]
 
 
 # ---------------------------------------------------------------- acknowledging

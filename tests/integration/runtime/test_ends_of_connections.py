@@ -53,6 +53,40 @@ def _from_the_task_only(acknowledger: Any) -> Any:
     return guarded
 
 
+async def test_what_is_due_goes_out_by_itself_where_no_read_is_coming(
+    make_engine: Any, enqueue: Any, pending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: RuntimeMessage, __: MessageContext) -> None:
+        raise AssertionError
+
+    engine = make_engine(never)
+    (shard,) = engine._shards
+    await shard.open()
+    enqueue(3)
+    takes = shard.intake._rota.plan(3)
+    (first, second, last), _ = await shard._reader.read(takes, wait_ms=0, acks=None, acknowledger=shard.acknowledger)
+    borrow, later = shard.acknowledger.borrow, [second]
+
+    async def finished_meanwhile(commands: list[bytes]) -> Any:
+        if later:
+            shard.acknowledger.add(later.pop())
+        return await borrow(commands)
+
+    monkeypatch.setattr(shard.acknowledger, "borrow", finished_meanwhile)
+    shard.acknowledger.start()
+    shard.acknowledger.add(first)
+    await wait_until_async(lambda: [row["message_id"].decode() for row in pending()] == [last.id])
+    shard.acknowledger.add(last)
+    await asyncio.wait_for(shard.acknowledger.flush(), 20)
+
+    assert pending() == []
+    assert shard.acknowledger.unconfirmed == 0
+    assert engine._table.snapshot() == []
+    assert shard.reconnects == 0  # nothing has failed, so nothing was waited for
+    assert await shard.close() == []
+    await engine._servers.close()
+
+
 async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
     make_engine: Any, run: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

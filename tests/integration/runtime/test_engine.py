@@ -13,6 +13,7 @@ import pytest
 import redis
 import redis.asyncio
 import redis.cluster
+from prometheus_client import REGISTRY
 
 from conquiet.errors import ConfigurationError, LifecycleError, MalformedMessageError
 from conquiet.kernel.lifecycle import Status
@@ -176,14 +177,52 @@ async def test_an_entry_that_is_no_message_is_an_error_event_once_and_stays_pend
         seen.append(message.data["n"])
 
     raw.xadd(stream, {"other": "secret-payload"})
+    raw.xadd(stream, {"data": '{"n":3}', "other": "secret-payload"})
     enqueue(3)
     running = run(make_engine(handler, claim_idle_ms=80))
     await wait_until_async(lambda: len(seen) == 3 and pending() and pending()[0]["times_delivered"] > 2)
     await running.stop()
 
-    assert [type(error) for error in running.errors] == [MalformedMessageError]
-    assert "secret" not in str(running.errors[0])
-    assert len(pending()) == 1
+    assert [type(error) for error in running.errors] == [MalformedMessageError] * 2
+    assert "secret" not in str(running.errors)
+    assert sorted(seen) == [0, 1, 2]
+    assert len(pending()) == 2
+
+
+async def test_what_was_done_is_counted_once_each(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    """Of four messages one is somebody else's that turned stale, one fails, and one is acknowledged by somebody."""
+    raw.xgroup_create(stream, "processor", "0", mkstream=True)
+    (stale,) = enqueue(1)
+    raw.xreadgroup("processor", "dead", {stream: ">"})
+    raw.xclaim(stream, "processor", "dead", 0, [stale], idle=3_600_000, justid=True)
+    seen: list[str] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        seen.append(message.id)
+        if len(seen) == 2:
+            raise LookupError
+        if len(seen) == 3:
+            raw.xack(stream, "processor", message.id)
+
+    engine = make_engine(handler, claim_idle_ms=600_000)
+    engine._shards[0].intake._stealing._next = {stream: 0.0}
+    running = run(engine)
+    await wait_until_async(lambda: seen == [stale])
+    enqueue(3)
+    await wait_until_async(lambda: len(seen) == 4)
+    await running.stop()
+
+    names = [
+        "runtime_handled_total", "runtime_failed_total", "runtime_claimed_total", "runtime_handling_seconds_count",
+        "runtime_wait_seconds_count", "queue_messages_ack_total", "queue_ack_noop_total",
+    ]  # fmt: skip
+    counted = [REGISTRY.get_sample_value(f"conquiet_{name}", {"stream": stream}) for name in names]
+    assert counted == [3, 1, 1, 4, 3, 2, 1]
+    waited_s = REGISTRY.get_sample_value("conquiet_runtime_wait_seconds_sum", {"stream": stream})
+    assert waited_s is not None
+    assert 0 <= waited_s < 600
 
 
 def test_an_unknown_event_name_is_refused(redis_url: str) -> None:

@@ -5,11 +5,13 @@ import contextvars
 import gc
 import random
 import threading
+import time
 from typing import Any
 
 import pytest
+from redis.exceptions import RedisError
 
-from conquiet.errors import LeaseLostError
+from conquiet.errors import GroupMissingError, LeaseLostError
 from conquiet.runtime import EngineError, Failed, MessageContext, RuntimeMessage
 from conquiet.testing import wait_until, wait_until_async
 
@@ -89,6 +91,93 @@ async def test_a_lease_is_extended_without_charging_a_delivery(
     await running.stop()
 
     assert count == 1
+
+
+async def test_a_stream_that_refuses_the_heartbeat_costs_no_other_its_lease_and_is_told(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    """The group of one of two streams is gone: its extension is refused, the other's is granted in the same write."""
+    other = f"{stream}-other"
+    entered: dict[str, RuntimeMessage] = {}
+    leave = asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        entered[message.stream] = message
+        await leave.wait()
+
+    engine = make_engine(handler, streams=[stream, other], concurrency=2, claim_idle_ms=600_000)
+    heartbeat = engine._heartbeat
+    running = run(engine)
+    enqueue(1)
+    enqueue(1, to=other)
+    await wait_until_async(lambda: len(entered) == 2)
+    raw.xgroup_destroy(stream, "processor")  # both slots are taken: no read comes that would find out
+    for message in entered.values():
+        message.leased_at -= 300
+    before = entered[other].leased_at
+
+    with pytest.raises(RedisError, match="NOGROUP"):
+        await asyncio.to_thread(heartbeat.beat, time.monotonic())
+    assert entered[other].leased_at > before
+    assert [message.lease_lost for message in entered.values()] == [False, False]
+
+    assert engine.health().lease_alive
+    heartbeat._last_success -= 600
+    assert not engine.health().lease_alive
+    assert heartbeat._thread.daemon  # a process that ends without a stop does not wait for it
+    raw.xgroup_create(stream, "processor", "$")
+    leave.set()
+    await running.stop()
+    heartbeat._last_success = time.monotonic()
+    assert not engine.health().lease_alive
+
+
+async def test_a_failed_heartbeat_is_an_error_event(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, beat_quickly: Any
+) -> None:
+    leave = asyncio.Event()
+    entered = asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        entered.set()
+        await leave.wait()
+
+    running = run(beat_quickly(make_engine(handler, concurrency=1, claim_idle_ms=600_000)))
+    enqueue(1)
+    await entered.wait()
+    raw.xgroup_destroy(stream, "processor")
+    await wait_until_async(lambda: running.errors)
+    raw.xgroup_create(stream, "processor", "$")
+    leave.set()
+    await running.stop()
+
+    assert isinstance(running.errors[0], GroupMissingError)
+
+
+async def test_what_has_waited_too_long_for_a_slot_and_is_still_ours_is_run(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    """Nobody has taken it meanwhile, which only the server can tell."""
+    seen: list[int] = []
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        seen.append(message.data["n"])
+        entered.set()
+        await leave.wait()
+
+    engine = make_engine(handler, concurrency=1, claim_idle_ms=600_000)
+    engine._runner.average_s = 0.0  # so quick that more than one is fetched
+    ids = enqueue(2)
+    running = run(engine)
+    await entered.wait()
+    await wait_until_async(lambda: len(engine._table) == 2)
+    engine._table.of(stream)[ids[1]].leased_at -= 601
+    leave.set()
+    await wait_until_async(lambda: seen == [0, 1] and not pending())
+    report = await running.stop()
+
+    assert (report.succeeded, running.errors) == (2, [])
 
 
 async def test_a_lease_ends_after_max_lease_s_and_the_holder_is_told(

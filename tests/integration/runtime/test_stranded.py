@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from conquiet.errors import QueueError
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.runtime.stream_reader import StreamReader
 from conquiet.testing import wait_until_async
@@ -95,6 +96,46 @@ async def test_a_claim_whose_reply_is_lost_is_found_wherever_its_entries_stand(
     found, _ = await reader.recover_stranded(stream, 100, sent_at=sent_at, by_claim=True)
 
     assert [(message.id, message.delivery_count) for message in found] == [(ids[0], 2), (ids[1], 2)]
+
+
+@pytest.mark.parametrize("way", ["read_own", "claim", "claim by hand", "recover_stranded"])
+async def test_what_a_look_has_brought_is_held_from_then_on(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, way: str
+) -> None:
+    """What is not in the table is not extended: it would turn stale in its handler's hands and run twice."""
+    ids = enqueue(2)
+    sent_at = time.monotonic()
+    lose(raw, stream, 2)
+    if way.startswith("claim"):
+        raw.xclaim(stream, "processor", "dead", 0, ids, idle=3_600_000, justid=True)
+        reader._has_autoclaim = way == "claim"
+        found, _ = await reader.claim(stream, "0-0", 5)
+    elif way == "read_own":
+        found, _ = await reader.read_own(stream, "0-0", 5)
+    else:
+        found, _ = await reader.recover_stranded(stream, 5, sent_at=sent_at, by_claim=False)
+
+    assert [message.id for message in found] == ids
+    assert reader._table.snapshot() == found
+
+
+@pytest.mark.parametrize("command", ["XREADGROUP", "XAUTOCLAIM", "XCLAIM"])
+async def test_a_refused_look_says_which_command_was_refused(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, command: str
+) -> None:
+    ids = enqueue(2)
+    lose(raw, stream, 2)
+    raw.xclaim(stream, "processor", "dead", 0, ids, idle=3_600_000, justid=True)
+    reader._has_autoclaim = command == "XAUTOCLAIM"
+    raw.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(QueueError, match=rf"{command} .* refused .*NOREPLICAS"):
+            await (reader.read_own if command == "XREADGROUP" else reader.claim)(stream, "0-0", 5)
+    finally:
+        raw.config_set("min-replicas-to-write", 0)
+
+    assert reader._table.snapshot() == []
+    assert reader._has_autoclaim == (command == "XAUTOCLAIM")
 
 
 async def test_a_failed_message_does_not_run_again_because_a_later_look_was_lost(

@@ -90,9 +90,13 @@ async def test_one_waiting_read_is_cut_short_for_a_withheld_stream_and_no_later_
     engine_run = run(engine)
     await wait_until_async(lambda: engine._shards[0].intake.is_blocked)
     before = calls()
+    schedule = engine._shards[0].intake._stealing
+    schedule._next[stream] = 0.0
     engine.withhold([stream])
     await asyncio.sleep(0.5)
 
+    # Its look is put off: one that stayed due would keep every read of the others from waiting.
+    await wait_until_async(lambda: schedule._next[stream] > 0.0)
     # One is enough; a second may be under way before the read's end is seen here.
     assert 1 <= calls() - before <= 5
     await engine_run.stop()

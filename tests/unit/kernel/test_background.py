@@ -37,15 +37,19 @@ async def test_an_end_before_it_was_ready_is_no_error() -> None:
     assert running.done()  # it was waited for
 
 
-async def test_a_cancelled_caller_takes_it_along_and_waits_for_its_end() -> None:
+@pytest.mark.parametrize("error", [None, LookupError(), asyncio.CancelledError()])
+async def test_a_cancelled_caller_takes_it_along_and_waits_for_its_end(error: BaseException | None) -> None:
     steps: list[str] = []
 
     async def work() -> None:
         try:
             await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            for _ in range(5):
+                await asyncio.sleep(0)
             steps.append("cleaned up")
+            if error is not None:
+                raise error from None
 
     caller = asyncio.create_task(until_ready(asyncio.create_task(work()), asyncio.Event()))
     await asyncio.sleep(0)

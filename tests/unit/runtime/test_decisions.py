@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
+from redis.exceptions import ResponseError
 from rich.pretty import pretty_repr
 
 from conquiet.errors import ConfigurationError, LeaseLostError
@@ -112,6 +113,10 @@ def test_under_load_every_fourth_turn_looks_while_there_is_more() -> None:
             looks += 1
             schedule.looked("a", "7-0", 10.0)
     assert looks == 10
+
+
+def test_a_stream_that_refuses_took_nothing_back() -> None:
+    assert handover.given_back([2, ResponseError("NOPERM"), 0]) == [2, 0, 0]
 
 
 def test_the_id_behind_an_id() -> None:

@@ -14,6 +14,7 @@ def test_a_lone_reader_has_all_the_room() -> None:
     assert room.for_reading("a", 0, 0) == 10
     assert room.for_reading("a", 12, 5) == 3
     assert room.for_waiting("a", 12) == 3
+    assert room.for_waiting("a", 0) == 15
     assert room.may_wait
 
 
@@ -24,6 +25,15 @@ def test_a_waiting_read_sets_little_aside_and_keeps_no_slot_from_who_has_work() 
 
     assert room.for_reading("a", 0, 0) == 10
     assert room.for_reading("a", 0, 6) == 12
+    assert Room(10, 0, 2).for_waiting("a", 0) == 1
+    assert not Room(1, 5, 3).is_crowded
+
+
+def test_a_slot_that_another_reader_fetches_for_is_not_filled_from_a_store_that_is_to_stay_empty() -> None:
+    room = Room(10, 6, 2)
+    room.set_aside("b", 4, waiting=False)
+
+    assert room.for_reading("a", 3, 0) == 3
 
 
 def test_who_has_waited_longest_gets_the_only_room() -> None:
@@ -50,11 +60,11 @@ def test_who_left_is_not_waited_for() -> None:
 def test_readers_wait_in_turns_only_after_a_round_in_which_nobody_found_anything() -> None:
     room = Room(1, 0, 2)
     may_wait = [room.may_wait]
-    for found in (0, 0, 1):
+    for found in (0, 0, 1, 0):
         room.note(found)
         may_wait.append(room.may_wait)
 
-    assert may_wait == [False, False, True, False]
+    assert may_wait == [False, False, True, False, False]
 
 
 @given(

@@ -1,0 +1,48 @@
+"""A cancellation that a library swallows is raised all the same."""
+
+import asyncio
+
+import pytest
+
+from conquiet.kernel.cancellation import heeding_cancellation
+
+
+async def test_what_was_swallowed_inside_is_raised_at_the_end() -> None:
+    went_on: list[str] = []
+
+    async def call() -> None:
+        with heeding_cancellation():
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                went_on.append("inside")  # as asyncio.wait_for does up to Python 3.11
+        went_on.append("behind")
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert went_on == ["inside"]
+
+
+async def test_who_cleans_up_after_a_cancellation_may_go_on_calling() -> None:
+    cleaned_up: list[int] = []
+
+    async def call() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with heeding_cancellation():
+                await asyncio.sleep(0)
+            cleaned_up.append(1)
+            raise
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert cleaned_up == [1]
