@@ -135,6 +135,22 @@ def test_a_target_that_goes_away_while_letters_are_tried_one_by_one_is_left_alon
     assert Outbox().parked(engine) == []
 
 
+def test_a_target_that_is_away_is_given_a_rest(engine: Engine) -> None:
+    add(engine, 1)
+    asked: list[int] = []
+
+    class Gone:
+        def publish(self, letters: Sequence[Letter]) -> Any:
+            asked.append(len(letters))
+            raise ConnectionRefusedError
+
+    relay = OutboxRelay(engine, {"t": Gone()}, backoff=Backoff(base_s=60.0, cap_s=60.0, jitter=0.0))
+
+    assert [relay.relay_once().held for _ in range(2)] == [1, 0]
+
+    assert asked == [1]
+
+
 def test_a_target_that_holds_every_letter_is_not_asked_again_before_a_pause(engine: Engine) -> None:
     add(engine, 3)
     asked: list[int] = []
