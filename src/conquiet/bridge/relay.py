@@ -297,7 +297,6 @@ class OutboxRelay:
         # Not the letters' fault: they keep their attempts, and the target gets a rest.
         route.failures += 1
         route.not_before = time.monotonic() + self._backoff.delay_s(route.failures)
-        route.more = False
         observe_unavailable(route.name)
         logger.warning(
             "target not reachable, letters stay in the outbox",

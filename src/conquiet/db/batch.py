@@ -4,7 +4,7 @@ Rows of one shape are turned on their side, values by column: what has to be che
 the interpreter's own loops. Row by row the same checks cost ten times as much, half as much as the driver's work.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -151,9 +151,8 @@ def _same_shape(one: DbOperation, other: DbOperation) -> bool:
     )
 
 
-def _size(values: Iterable[Any]) -> int:
+def _size(values: Collection[Any]) -> int:
     """How much of a statement the values take, roughly."""
-    values = list(values)
     kinds = {*map(type, values)}
     if kinds <= _SMALL_TYPES:
         return _SMALL * len(values)

@@ -66,21 +66,23 @@ def run(conn: Connection, statement: TextClause, params: Mapping[str, Any] = _NO
     return _send(raw, string, params if order is None else tuple([params[name] for name in order]))
 
 
-def insert_rows(conn: Connection, rows: Rows) -> Answer:
+def insert_rows(conn: Connection, rows: Rows) -> None:
     """INSERT many rows; on MySQL in one statement, which is there as a whole or not at all."""
     columns = rows.columns
     statement = sql.insert(rows.table, columns)
     string, _ = _for_driver(statement, conn.dialect)
     if conn.dialect.paramstyle not in _POSITIONAL_BY_PERCENT:
-        return Answer(conn.execute(statement, [sql.values(op.payload, columns) for op in rows.ops]).rowcount)
+        conn.execute(statement, [sql.values(op.payload, columns) for op in rows.ops])
+        return
     # The compiled statement with its one row of binds repeated. As a text of its own each number of rows would
     # have to be parsed and kept, with thousands of binds; the drivers' executemany costs twice the time for each row.
     head = string[: string.index(" VALUES ")] + " VALUES "
     raw = conn.raw if isinstance(conn, WriterConnection) else None
     if raw is None:  # somebody listens and is shown the statement: no value in it, not even a number
-        return Answer(conn.exec_driver_sql(head + rows.placeholders(), tuple(rows.flat())).rowcount)
+        conn.exec_driver_sql(head + rows.placeholders(), tuple(rows.flat()))
+        return
     many, bound = rows.spelled()
-    return _send(raw, head + many, bound)
+    _send(raw, head + many, bound)
 
 
 def select_ids(conn: Connection, table: str, id_column: str, ids: Sequence[Any]) -> Answer:

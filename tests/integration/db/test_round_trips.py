@@ -94,6 +94,10 @@ def test_modify_reads_after_the_lock_and_no_statement_more(
     writer.modify(1, lambda row: {"amount": row["amount"] + 1})
 
     assert shapes(statements()) == [*before, read, UPDATE, *after]
+    with pytest.raises(ZeroDivisionError):
+        writer.modify(1, lambda row: {"amount": row["amount"] // 0})
+    given_up = ["ROLLBACK" if statement == "COMMIT" else statement for statement in after]
+    assert shapes(statements()) == [*before, read, *given_up]
 
 
 def test_an_update_under_an_advisory_lock_takes_the_connection_in_whichever_mode_it_is(

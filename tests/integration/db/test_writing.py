@@ -97,7 +97,7 @@ def test_an_update_to_the_same_value_still_matches_its_row(engine: Engine) -> No
 @pytest.mark.spec("CQ-005.13", "CQ-005.14", "CQ-005.16")
 @pytest.mark.parametrize("strategy", LockStrategy)
 def test_every_strategy_updates_modifies_and_finds_no_row(
-    engine: Engine, admin: Connection, strategy: LockStrategy
+    engine: Engine, admin: Connection, strategy: LockStrategy, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = DbWriter(engine, DbConfig("orders"), strategy)
     writer.execute_many([insert(1, amount=1), insert(2, amount=2)])
@@ -110,7 +110,9 @@ def test_every_strategy_updates_modifies_and_finds_no_row(
     with pytest.raises(ZeroDivisionError):
         writer.modify(2, lambda row: {"amount": row["amount"] // 0})
 
+    admin.execute(text("SELECT id FROM orders FOR UPDATE NOWAIT"))  # what was given up keeps no lock
     assert amounts(admin) == {1: 11, 2: 2}
+    assert caplog.messages == []  # no lock was given back that was not held
 
 
 def test_a_schema_may_be_named(engine: Engine, admin: Connection) -> None:

@@ -11,9 +11,9 @@ from sqlalchemy.engine import Engine
 from conquiet.bridge import Fence, Inbox, Letter, Outbox, OutboxRelay, Outcome, for_processor, for_rabbit, for_runtime
 from conquiet.bridge.handlers import effect_once
 from conquiet.bridge.rabbit_target import ToRabbit
-from conquiet.bridge.targets import PUBLISHED
+from conquiet.bridge.targets import HELD, PUBLISHED, one_by_one
 from conquiet.db.session import DbSession
-from conquiet.errors import ConfigurationError, RabbitConnectionError
+from conquiet.errors import ConfigurationError, PayloadError, RabbitConnectionError
 from conquiet.kernel.backoff import Backoff
 from conquiet.queue.models import QueueMessage
 
@@ -135,6 +135,36 @@ def test_a_target_that_goes_away_while_letters_are_tried_one_by_one_is_left_alon
     assert Outbox().parked(engine) == []
 
 
+def test_a_target_that_is_away_is_given_a_rest(engine: Engine) -> None:
+    add(engine, 1)
+    asked: list[int] = []
+
+    class Gone:
+        def publish(self, letters: Sequence[Letter]) -> Any:
+            asked.append(len(letters))
+            raise ConnectionRefusedError
+
+    relay = OutboxRelay(engine, {"t": Gone()}, backoff=Backoff(base_s=60.0, cap_s=60.0, jitter=0.0))
+
+    assert [relay.relay_once().held for _ in range(2)] == [1, 0]
+
+    assert asked == [1]
+
+
+def test_a_target_that_holds_every_letter_is_not_asked_again_before_a_pause(engine: Engine) -> None:
+    add(engine, 3)
+    asked: list[int] = []
+
+    class Full:
+        def publish(self, letters: Sequence[Letter]) -> Any:
+            asked.append(len(letters))
+            return [(Outcome.HELD, "")] * len(letters)
+
+    assert OutboxRelay(engine, {"t": Full()}).drain(timeout_s=5.0).held == 3
+
+    assert asked == [3]
+
+
 @pytest.mark.parametrize("answer", [None, [], [PUBLISHED] * 4, [Outcome.PUBLISHED] * 3, [True] * 3, "abc"])
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_target_that_does_not_answer_for_each_letter_is_named_and_nothing_is_deleted(
@@ -157,6 +187,22 @@ def test_a_target_that_does_not_answer_for_each_letter_is_named_and_nothing_is_d
 
     assert rows(engine, "conquiet_outbox") == 3
     assert Outbox().parked(engine) == []
+
+
+def test_after_a_letter_that_a_stream_refuses_nothing_more_of_its_key_goes_out() -> None:
+    keys = [b"a", None, b"a", b"b", None]
+    sent: list[int] = []
+
+    def send(index: int) -> None:
+        if index < 2:
+            raise PayloadError("not this one", reason="too large")
+        sent.append(index)
+
+    letters = [Letter(seq, str(seq), key, b"{}") for seq, key in enumerate(keys)]
+    refused = (Outcome.REFUSED, "too large")
+
+    assert one_by_one(letters, send) == [refused, refused, HELD, PUBLISHED, PUBLISHED]
+    assert sent == [3, 4]
 
 
 def test_batches_shrink_where_publishing_takes_long_and_grow_again(

@@ -155,6 +155,13 @@ def test_old_rows_are_purged_in_batches_and_young_ones_kept(engine: Engine) -> N
     assert rows(engine) == 10
 
 
+@pytest.mark.parametrize("wrong", [{"older_than_s": 60, "batch": 0}, {"older_than_s": 0}])
+def test_a_purge_of_everything_or_in_batches_of_nothing_is_refused(engine: Engine, wrong: dict[str, Any]) -> None:
+    for purge in (Inbox().purge, Outbox().purge):
+        with pytest.raises(ConfigurationError):
+            purge(engine, **wrong)
+
+
 # ------------------------------------------------------------------ fence
 @pytest.mark.parametrize("inbox", [None, Inbox()])
 def test_a_message_that_was_lost_before_the_commit_has_no_effect(engine: Engine, inbox: Inbox | None) -> None:
@@ -317,7 +324,12 @@ def test_a_target_that_breaks_over_one_letter_is_given_the_others(engine: Engine
     add(engine, "a", "poison", "b", key="k")
     add(engine, "c")
 
-    OutboxRelay(engine, {"t": target}, max_attempts=2, backoff=NO_WAIT).drain()
+    relay = OutboxRelay(engine, {"t": target}, max_attempts=2, backoff=NO_WAIT)
+    first = relay.relay_once()
+
+    assert (first.published, first.refused, first.held) == (2, 1, 1), "what follows the poison under its key waits"
+
+    relay.drain()
 
     assert len(set(target.taken)) == 3
     (parked,) = Outbox().parked(engine)
@@ -332,6 +344,9 @@ def test_parked_rows_are_purged_by_age_and_waiting_ones_never(engine: Engine, re
     with DbSession(engine) as session:
         session.execute("UPDATE conquiet_outbox SET created_at = '2020-01-01 00:00:00.000'")
 
+    (parked,) = Outbox().parked(engine)
+    for age_s in (parked.age_s, Outbox().backlog(engine)["elsewhere"].oldest_age_s):
+        assert 1e8 < age_s < 1e9, "in seconds"
     assert Outbox().purge(engine, older_than_s=60) == 1
     assert rows(engine, "conquiet_outbox") == 1
 
@@ -342,6 +357,29 @@ def test_a_wrong_argument_writes_nothing(engine: Engine, wrong: dict[str, Any]) 
     with pytest.raises(ConfigurationError), DbSession(engine) as session:
         Outbox().add(session, **arguments)
 
+    assert rows(engine, "conquiet_outbox") == 0
+
+
+def test_names_may_be_as_long_as_their_columns(engine: Engine, recorder: Any) -> None:
+    add(engine, "long", target="x" * 255, key="k" * 255)
+
+    OutboxRelay(engine, {"x" * 255: recorder}).drain()
+
+    assert recorder.names == ["long"]
+
+
+def test_two_relays_on_sqlite_do_not_publish_the_same_row_at_the_same_time(engine: Engine, recorder: Any) -> None:
+    class Watched:
+        def publish(self, letters: Sequence[Letter]) -> list[tuple[Outcome, str]]:
+            with pytest.raises(ConflictError):
+                OutboxRelay(engine, {"t": recorder}).relay_once()
+            return [(Outcome.PUBLISHED, "")] * len(letters)
+
+    add(engine, "once")
+
+    OutboxRelay(engine, {"t": Watched()}).drain()
+
+    assert recorder.names == []
     assert rows(engine, "conquiet_outbox") == 0
 
 
@@ -356,3 +394,22 @@ def test_a_relay_lives_once_and_can_be_stopped_before_it_starts(engine: Engine, 
 
     with pytest.raises(LifecycleError):
         relay.run()
+
+
+def test_a_relay_without_work_pauses_in_slices_and_hears_a_stop_in_between(
+    engine: Engine, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, slept = [0.0], list[float]()
+    relay = OutboxRelay(engine, {"t": recorder}, poll_s=0.7)
+
+    def sleep(duration_s: float) -> None:
+        slept.append(round(duration_s, 3))
+        now[0] += duration_s
+        if len(slept) == 4:
+            relay.stop()
+
+    monkeypatch.setattr("conquiet.bridge.relay.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("conquiet.bridge.relay.time.sleep", sleep)
+    relay.run()
+
+    assert slept == [0.25, 0.25, 0.2, 0.25]

@@ -36,6 +36,7 @@ def test_neighbours_of_one_shape_travel_together() -> None:
 def test_another_table_or_other_columns_begin_a_new_group() -> None:
     assert sizes(insert(1), insert(2, "invoices"), insert(3), insert(4, amount=1)) == [1, 1, 1, 1]
     assert sizes(insert(1, amount=1), insert(2, amount=1), insert(3, status="x")) == [2, 1]
+    assert sizes(insert(1), insert(2, amount=1)) == [1, 1], "a column more must not be left out"
 
 
 def test_an_update_is_always_alone_and_keeps_its_place() -> None:

@@ -204,8 +204,9 @@ def test_an_idempotent_insert_happens_once(sqlite: Engine) -> None:
         with pytest.raises(DbWriteError) as caught:
             insert_idempotent(session, "orders", 2, {"email": CANARY})
         assert CANARY not in str(caught.value)
-        with pytest.raises(DbWriteError):
-            insert_idempotent(session, "orders", 3, {"status": None})
+        for id_value in (1, 3):  # not a duplicate, also where the row is there
+            with pytest.raises(DbWriteError):
+                insert_idempotent(session, "orders", id_value, {"status": None})
     assert amounts(sqlite) == {1: 10}
 
 

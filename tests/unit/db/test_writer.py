@@ -198,10 +198,10 @@ def test_writes_are_counted_and_timed_whether_they_succeed_or_fail(writer: DbWri
         writer.execute(insert(2, nope=1))
     with pytest.raises(DbWriteError):
         writer.execute_many([insert(3, nope=1), insert(4, nope=1)])
-    writer.execute_many([insert(5), insert(6)])
+    writer.execute_many([insert(5), insert(6), insert(7, amount=1), insert(8, amount=1)])
 
-    # A batch is timed as the one write that it is.
-    assert counts() == (success + 4, error + 3, timed + 5)
+    # A batch is timed as the one write that it is; the last one was two.
+    assert counts() == (success + 6, error + 3, timed + 6)
 
 
 # ------------------------------------------------------------------ many
@@ -312,10 +312,10 @@ def test_wrong_arguments_are_refused(sqlite: Engine) -> None:
 def test_a_closed_writer_refuses_and_leaves_the_engine_open(sqlite: Engine) -> None:
     with DbWriter(sqlite, DbConfig("orders")) as writer:
         writer.execute(insert(1))
-    writer.close()
 
     with pytest.raises(LifecycleError):
         writer.execute(insert(2))
+    writer.close()  # once more does nothing
     assert set(rows(sqlite)) == {1}
 
 
