@@ -118,6 +118,7 @@ class QueueLife(RuleBasedStateMachine):
                 self.stale.add(message_id)
             else:
                 del self.pending[message_id]
+                self.stale.discard(message_id)  # it may have been stale before it was deleted
 
     @rule(name=names, count=st.integers(1, 4))
     def claim(self, name: str, count: int) -> None:
