@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -82,7 +83,7 @@ class Processing(Engine):
             return False
 
 
-class Beating:
+class Beating(ABC):
     """Something that works in rounds: it is ready while rounds succeed."""
 
     def __init__(self, worker: Any, round_name: str, *, pause_s: float = 0.0) -> None:
@@ -101,8 +102,9 @@ class Beating:
         """True if a round has succeeded lately."""
         return time.monotonic() - self._last_s < self._patience_s
 
+    @abstractmethod
     def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        raise NotImplementedError
+        """Return the same step with a beat after each success."""
 
     def _beat(self) -> None:
         self._last_s = time.monotonic()
