@@ -68,7 +68,7 @@ matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9 
 
 .PHONY: torture
 torture: $(READY) servers ## The invariants with many more processes, messages and kills (about an hour)
-	@CONQUIET_TORTURE=1 $(BIN)/pytest tests/invariants --timeout=3600 $(ARGS)
+	@CONQUIET_TORTURE=1 $(BIN)/pytest tests/invariants --timeout=7200 -o faulthandler_timeout=7190 $(ARGS)
 
 .PHONY: bench
 bench: $(READY) servers ## Measure every room beside the raw client and its peers; prints ratios

@@ -4,7 +4,7 @@
 test that runs with several parameters proves its rules only if all of them passed.
 
 Under pytest-xdist (``make test``) each process starts servers of its own. RabbitMQ takes ten seconds and
-a hundred megabytes, so whatever needs it runs in one process, and may take longer: the start is part of a test's time.
+a hundred megabytes, so whatever needs it runs in one process.
 """
 
 import json
@@ -31,7 +31,6 @@ settings.load_profile("conquiet")
 os.environ["SSL_CERT_FILE"] = os.devnull
 
 RABBIT_FIXTURES = {"rabbitmq_server", "amqp_url", "private_rabbitmq"}
-RABBIT_TIMEOUT_S = 300
 SPEC = "spec"
 
 
@@ -69,8 +68,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.user_properties.extend((SPEC, rule) for marker in item.iter_markers(SPEC) for rule in marker.args)
         if RABBIT_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("rabbitmq"))
-            if item.get_closest_marker("timeout") is None and item.config.getoption("timeout") is None:
-                item.add_marker(pytest.mark.timeout(RABBIT_TIMEOUT_S))
 
 
 class SpecReport:

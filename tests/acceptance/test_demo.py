@@ -19,9 +19,6 @@ from sqlalchemy import create_engine, text
 
 from conquiet.testing import wait_until
 
-# A whole demo on a machine that has other things to do: this is the only limit, none inside is shorter.
-pytestmark = pytest.mark.timeout(300)
-
 Start = Callable[..., "subprocess.Popen[str]"]
 ROOT = Path(__file__).parents[2]
 

@@ -24,8 +24,6 @@ from conquiet.testing import wait_until
 if TYPE_CHECKING:
     from subprocess import Popen
 
-pytestmark = pytest.mark.timeout(300)
-
 Intervene = Callable[[Snapshot], None]
 PLAN = DemoPlan(orders=100, workers=2)
 
@@ -81,7 +79,7 @@ def test_a_conductor_that_sleeps_until_the_workers_are_idle_still_kills(
     def make(stage: Stage) -> Intervene:
         def sleep_once(snapshot: Snapshot) -> None:
             if snapshot.handled and not woken:
-                wait_until(lambda: drained(stage), timeout_s=60)
+                wait_until(lambda: drained(stage))
                 woken.append(True)
 
         woken: list[bool] = []
@@ -109,7 +107,7 @@ def test_a_victim_that_stands_still_while_the_other_does_everything_is_killed_wh
             _, victim = snapshot.workers
             if not held and victim.state is State.WORKING:
                 os.kill(victim.pid, signal.SIGSTOP)
-                wait_until(lambda: drained(stage), timeout_s=60)
+                wait_until(lambda: drained(stage))
                 held.append(victim.pid)
             elif held and not woken and snapshot.held_back == 0:
                 os.kill(held[0], signal.SIGCONT)
@@ -161,7 +159,7 @@ def test_a_chaos_whose_conductor_sleeps_makes_all_its_trouble_afterwards(
     def make(stage: Stage) -> Intervene:
         def sleep(snapshot: Snapshot) -> None:
             if snapshot.handled:
-                wait_until(lambda: drained(stage), timeout_s=60)
+                wait_until(lambda: drained(stage))
 
         return sleep
 

@@ -37,7 +37,7 @@ def test_the_worker_example(channel: Any, amqp_url: str) -> None:
     while "synced action 7" not in (line := process.stdout.readline()):
         assert line, "the example ended early"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
 
     assert process.returncode == 0
 

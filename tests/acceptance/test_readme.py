@@ -75,7 +75,7 @@ def run_until(said: str, source: str, *, settled: Callable[[], bool] = lambda: T
         )
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(40)
+        process.wait(60)
     finally:
         process.kill()
         reader.join()

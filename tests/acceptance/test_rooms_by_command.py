@@ -300,7 +300,7 @@ def test_rabbit_run_ends_with_0_after_sigterm(
         )
 
     try:
-        wait_until(lambda: "got proca:event:2" in (tmp_path / "log").read_text(), timeout_s=60)
+        wait_until(lambda: "got proca:event:2" in (tmp_path / "log").read_text())
         process.send_signal(signal.SIGTERM)
         exit_code = process.wait(60)
     finally:

@@ -65,7 +65,7 @@ class Running:
         return [one["pid"] for one in json.loads(body)["processes"]] if status else []
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self.get("/readyz")[0] == 200, timeout_s=60, message=lambda: self.log)
+        wait_until(lambda: self.get("/readyz")[0] == 200, message=lambda: self.log)
 
     def wait_for_pids(self, number: int) -> list[int]:
         """Return the pids once every process has one; a busy machine may not answer at once."""
@@ -75,15 +75,15 @@ class Running:
             found[:] = [pid for pid in self.pids() if pid is not None]
             return len(found) == number
 
-        wait_until(look, timeout_s=60, message=lambda: self.log)
+        wait_until(look, message=lambda: self.log)
         return found
 
     def wait_for_log(self, sign: str) -> None:
-        wait_until(lambda: sign in self.log, timeout_s=60, message=lambda: self.log)
+        wait_until(lambda: sign in self.log, message=lambda: self.log)
 
     def lost_a_port(self) -> bool:
         """Wait until it listens or has ended; true if somebody else was faster at one of the ports we chose."""
-        wait_until(lambda: self.process.poll() is not None or self.get("/livez")[0] == 200, timeout_s=60)
+        wait_until(lambda: self.process.poll() is not None or self.get("/livez")[0] == 200)
         return self.process.poll() is not None and "cannot be used" in self.log
 
 
@@ -170,12 +170,12 @@ def test_three_processes_share_the_work_survive_a_kill_and_drain_on_sigterm(
             total += 3_000
         return len({line.split()[0] for line in done}) == 3
 
-    wait_until(all_three_are_at_work, timeout_s=60)
+    wait_until(all_three_are_at_work)
 
     pids = worker.wait_for_pids(3)
     os.kill(pids[0], signal.SIGKILL)
     worker.wait_for_log("starting again")
-    wait_until(lambda: pids[0] not in worker.wait_for_pids(3), timeout_s=60)
+    wait_until(lambda: pids[0] not in worker.wait_for_pids(3))
     worker.wait_ready()
 
     status, metrics = worker.get("/metrics", worker.metrics_port)
@@ -198,7 +198,7 @@ def test_readiness_is_false_while_redis_is_paused_and_comes_back(
     worker.wait_ready()
 
     server.pause()
-    wait_until(lambda: worker.get("/readyz")[0] == 503, timeout_s=60)
+    wait_until(lambda: worker.get("/readyz")[0] == 503)
     assert worker.get("/livez")[0] == 200
     server.resume()
 
@@ -249,7 +249,7 @@ def test_reload_starts_again_when_a_file_changes(app: Path, start: Callable[...,
     (app / "shop.py").write_text(MODULE + "\n# changed\n")
 
     worker.wait_for_log("shop.py changed; starting again")
-    wait_until(lambda: worker.wait_for_pids(1) != before, timeout_s=60)
+    wait_until(lambda: worker.wait_for_pids(1) != before)
     worker.wait_ready()
 
 
@@ -294,12 +294,12 @@ def test_a_process_that_is_told_to_end_while_it_still_starts_ends_in_good_order(
     (app / f"{where}.py").write_text(WAITING)
     target = "slow:consumer" if where == "slow" else "shop:consumer"
     worker = start(redis_url, target, "--grace", "60", PYTHONPATH=str(app))
-    wait_until((app / "here").exists, timeout_s=60, message=lambda: worker.log)
+    wait_until((app / "here").exists, message=lambda: worker.log)
     (pid,) = worker.wait_for_pids(1)
 
     worker.process.send_signal(signal.SIGTERM)
     if where == "sitecustomize":  # Python starts on only after the signal has come
-        wait_until(lambda: worker.process.poll() is not None or sigterm_is_pending(pid), timeout_s=60)
+        wait_until(lambda: worker.process.poll() is not None or sigterm_is_pending(pid))
         (app / "go").touch()
 
     assert worker.process.wait() == 0, worker.log
@@ -313,7 +313,7 @@ def test_the_processes_end_when_the_supervisor_is_killed(start: Callable[..., Ru
 
     worker.process.kill()
 
-    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), timeout_s=60)
+    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
 
 
 STUBBORN = """
@@ -340,11 +340,11 @@ def test_a_second_signal_ends_processes_that_hang_and_leaves_nothing_behind(
     folder.mkdir()
     worker = start(redis_url, "stubborn:consumer", "--grace", "600", TMPDIR=str(folder))
     fill(client, key_prefix, range(1))
-    wait_until(lambda: handled(client, key_prefix) == ["begun"], timeout_s=60, message=lambda: worker.log)
+    wait_until(lambda: handled(client, key_prefix) == ["begun"], message=lambda: worker.log)
     (pid,) = worker.wait_for_pids(1)
 
     worker.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: worker.log.count("Received signal") >= 1, timeout_s=60, message=lambda: worker.log)
+    wait_until(lambda: worker.log.count("Received signal") >= 1, message=lambda: worker.log)
     worker.process.send_signal(signal.SIGTERM)
 
     assert worker.process.wait() == 1, worker.log
@@ -360,7 +360,7 @@ def test_a_process_that_somebody_else_asks_to_end_is_replaced(start: Callable[..
 
     os.kill(first, signal.SIGTERM)
 
-    wait_until(lambda: "asked to end by somebody else; starting again" in worker.log, timeout_s=60)
+    wait_until(lambda: "asked to end by somebody else; starting again" in worker.log)
     worker.wait_ready()
     assert first not in worker.pids()
     worker.process.send_signal(signal.SIGTERM)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pika
-import pytest
 from redis import Redis
 
 from conquiet.testing import wait_until
@@ -66,7 +65,6 @@ everything = [consumer, processor, scheduler, rabbit, relay]
 """
 
 
-@pytest.mark.timeout(300)
 def test_one_of_each_kind_does_its_work_is_ready_and_ends_well(
     command: Path,
     clean_environment: Callable[..., dict[str, str]],

@@ -33,7 +33,6 @@ def engine(db_url: str) -> Iterator[Engine]:
     made.dispose()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.spec("QC-001.5", "QC-002.1", "RS-002.1", "RS-002.8", "RS-001.2", "QC-001.3", "QC-011.3", "QC-013.1")
 def test_every_effect_is_there_whatever_step_a_worker_was_killed_at(
     redis_url: str, db_url: str, engine: Engine, key_prefix: str

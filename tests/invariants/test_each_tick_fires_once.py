@@ -112,7 +112,6 @@ class Stalls:
             self.longest_s = max(self.longest_s, time.monotonic() - before - 0.02)
 
 
-@pytest.mark.timeout(300)
 def test_three_hosts_fire_each_tick_once_and_the_death_of_one_delays_nothing(
     start_host: Any, redis_url: str, key_prefix: str
 ) -> None:
@@ -136,7 +135,6 @@ def test_three_hosts_fire_each_tick_once_and_the_death_of_one_delays_nothing(
     client.close()
 
 
-@pytest.mark.timeout(600)
 def test_a_storm_of_kills_loses_no_tick_and_fires_none_twice(start_host: Any, redis_url: str, key_prefix: str) -> None:
     client, stream = redis.Redis.from_url(redis_url), f"{key_prefix}beats"
     storms = [start_host(KILLS // 3 + 1, seed) for seed in range(3)]
@@ -150,7 +148,7 @@ def test_a_storm_of_kills_loses_no_tick_and_fires_none_twice(start_host: Any, re
         found = fires(client, stream)
         return sorted(found) == NAMES and all(written[-1][0] > killed_until_ms for written in found.values())
 
-    wait_until(all_go_on, timeout_s=60)
+    wait_until(all_go_on)
 
     found = fires(client, stream)
     assert_each_tick_once(found)

@@ -214,8 +214,8 @@ class Storm:
             finally:
                 assert zygote.stdin is not None
                 zygote.stdin.close()  # the zygote ends its children, then itself
-                zygote.wait(30)
-                ear.join(10)
+                zygote.wait(60)
+                ear.join(60)
 
     def _break_things(self, crew: Crew, faults: Faults, deadline: float, restart: list[Callable[[], object]]) -> None:
         chaos = Chaos(crew, faults, self.rng, self.done)
@@ -318,7 +318,6 @@ def make_storm(fault_proxy: Callable[[str], FaultProxy], key_prefix: str) -> Ite
         one.engine.dispose()
 
 
-@pytest.mark.timeout(3_600 if TORTURE else 180)
 @pytest.mark.spec("RS-002.11")
 def test_every_message_has_its_effect_exactly_once_whatever_dies(
     make_storm: Callable[..., Storm],
@@ -334,7 +333,7 @@ def test_every_message_has_its_effect_exactly_once_whatever_dies(
     restarts = [broker.kill, broker.restart], [database.kill, database.restart]
     world.rage(
         faults,
-        timeout_s=3_000 if TORTURE else 150,
+        timeout_s=3_000 if TORTURE else 450,
         restart=[lambda steps=steps: [step() for step in steps] for steps in restarts],  # type: ignore[misc]
     )
 
@@ -350,7 +349,6 @@ def test_every_message_has_its_effect_exactly_once_whatever_dies(
     assert world.done["restarted"] == 2
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("bug", "point", "seen"),
     [
@@ -367,7 +365,7 @@ def test_the_same_world_goes_wrong_without_the_inbox_and_with_each_planted_bug(
     """The proof above is worth something only if it can fail. Without a bug, the same kills do no harm."""
     world = make_storm(db_url, redis_url, bug=bug, orders=40)
 
-    world.rage(Faults({point: 4}), timeout_s=100)
+    world.rage(Faults({point: 4}), timeout_s=300)
 
     problems = world.problems()
     assert any(seen in problem for problem in problems) or (seen == "nothing" and not problems), problems

@@ -104,7 +104,6 @@ def runs(raw: Any, key: str = "ran") -> list[dict[str, str]]:
     return [fields for _, fields in raw.xrange(key)]
 
 
-@pytest.mark.timeout(900)
 def test_a_storm_of_kills_loses_nothing(
     raw: Any, spawn: Callable[..., subprocess.Popen[str]], record_property: Callable[[str, object], None]
 ) -> None:
@@ -112,7 +111,7 @@ def test_a_storm_of_kills_loses_nothing(
     rng = random.Random(2)
     ids = enqueue(raw, messages)
     engines = [spawn() for _ in range(4)]
-    wait_until(lambda: raw.xlen("ran") > 50, timeout_s=20)
+    wait_until(lambda: raw.xlen("ran") > 50)
     killed = 0
     while killed < kills and raw.xlen("ran") < messages:
         time.sleep(rng.uniform(0.05, 0.35))  # the storm's own rhythm; nothing is being waited for
@@ -137,19 +136,18 @@ def test_a_storm_of_kills_loses_nothing(
     assert all(highest[message_id] > 1 for message_id in doubles)
 
 
-@pytest.mark.timeout(900)
 def test_deployments_strand_nothing_and_charge_nothing(raw: Any, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     """SIGTERM at random moments: what was not begun goes back uncharged, what was begun is finished."""
     messages, stops = (100_000, 1_000) if TORTURE else (3_000, 12)
     rng = random.Random(3)
     ids = enqueue(raw, messages)
     engines = [spawn(claim_idle_ms=60_000) for _ in range(3)]
-    wait_until(lambda: raw.xlen("ran") > 20, timeout_s=20)
+    wait_until(lambda: raw.xlen("ran") > 20)
     for _ in range(stops):
         time.sleep(rng.uniform(0.02, 0.15))  # the storm's own rhythm
         victim = rng.randrange(3)
         engines[victim].terminate()
-        out, _ = engines[victim].communicate(timeout=20)
+        out, _ = engines[victim].communicate(timeout=60)
         if engines[victim].returncode == 0:  # a SIGTERM before the handlers are there simply ends it
             assert out.split()[1:] == ["0", "0", "0"]
         engines[victim] = spawn(claim_idle_ms=60_000)
@@ -166,15 +164,15 @@ def test_an_engine_that_was_stopped_past_the_threshold_is_told_and_takes_nothing
     """SIGSTOP is a machine that hangs. The other engine takes over; the first wakes up and must not commit."""
     (message_id,) = enqueue(raw, 1)
     first = spawn(claim_idle_ms=5_000, mode="slow")
-    wait_until(lambda: raw.exists("began"), timeout_s=20)
+    wait_until(lambda: raw.exists("began"))
     first.send_signal(signal.SIGSTOP)
     second = spawn(claim_idle_ms=5_000, mode="slow")
-    wait_until(lambda: raw.xlen("began") == 2, timeout_s=30)
+    wait_until(lambda: raw.xlen("began") == 2)
     first.send_signal(signal.SIGCONT)
-    wait_until(lambda: raw.exists("told"), timeout_s=20)
+    wait_until(lambda: raw.exists("told"))
     raw.set("leave", "1")
-    wait_until(lambda: raw.exists("ran"), timeout_s=20)
-    wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=20)
+    wait_until(lambda: raw.exists("ran"))
+    wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0)
 
     assert [(row["id"], row["pid"]) for row in runs(raw, "told")] == [(message_id, str(first.pid))]
     assert [(row["id"], row["pid"], row["count"]) for row in runs(raw)] == [(message_id, str(second.pid), "2")]

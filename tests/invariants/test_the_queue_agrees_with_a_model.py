@@ -173,7 +173,6 @@ class QueueLife(RuleBasedStateMachine):
             self.client.close()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.spec("QC-002.1", "RS-002.2", "RS-005.22", "RS-005.26", "RS-002.11")
 def test_random_lives_end_as_the_model_says(redis_url: str) -> None:
     machine = type("QueueLifeHere", (QueueLife,), {"url": redis_url})

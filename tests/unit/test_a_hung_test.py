@@ -34,7 +34,7 @@ def test_it_ends_the_run_with_its_name_and_the_stack(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         check=False,
     )
 

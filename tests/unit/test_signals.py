@@ -76,7 +76,7 @@ def test_the_signal_is_logged_at_info_in_the_seeds_words_and_once_even_with_two_
     ready(process)
     process.send_signal(signal.SIGTERM)
 
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert out == "['INFO Received signal 15, initiating graceful shutdown']\n"
 
 
@@ -100,7 +100,7 @@ def test_a_signal_while_the_logging_lock_is_held_does_not_hang() -> None:
     ready(process)
     process.send_signal(signal.SIGTERM)
 
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert "done" in out
 
 
@@ -120,7 +120,7 @@ def test_a_second_signal_forces_the_end(signum: signal.Signals) -> None:
     assert process.stdout.readline() == "stopping\n"
     process.send_signal(signum)
 
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == -signum
 
 

@@ -81,7 +81,7 @@ async def test_the_runtime_runs_a_message_once_however_often_it_is_delivered(
         return handled >= 2 and not (await client.xpending(stream, "g"))["pending"]
 
     async with Consumer(streams=[stream], redis=client, handler=deliver, group="g", claim_idle_ms=200, block_ms=50):
-        await wait_until_async(acknowledged, timeout_s=60, message="delivered again and acknowledged")
+        await wait_until_async(acknowledged, message="delivered again and acknowledged")
     assert counted() == 1
     await client.aclose()
 

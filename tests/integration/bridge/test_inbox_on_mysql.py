@@ -44,25 +44,25 @@ class FirstRun:
         self._entered, self._end = threading.Event(), threading.Event()
         self._fail = False
         self._future = pool.submit(self._run, engine)
-        assert self._entered.wait(10)
+        assert self._entered.wait(60)
 
     def _run(self, engine: Engine) -> None:
         with DbSession(engine) as session, Inbox().once(session, MESSAGE) as first_time:
             assert first_time
             self._entered.set()
-            assert self._end.wait(30)
+            assert self._end.wait(60)
             if self._fail:
                 raise RuntimeError
 
     def commit(self) -> None:
         self._end.set()
-        self._future.result(10)
+        self._future.result(60)
 
     def roll_back(self) -> None:
         self._fail = True
         self._end.set()
         with pytest.raises(RuntimeError):
-            self._future.result(10)
+            self._future.result(60)
 
 
 def enter(engine: Engine) -> bool:
@@ -79,7 +79,7 @@ def test_a_second_run_waits_for_the_first_and_steps_aside_when_it_has_committed(
 
         first.commit()
 
-        assert second.result(10) is False
+        assert second.result(60) is False
     assert rows(engine) == 1
 
 
@@ -91,7 +91,7 @@ def test_a_second_run_takes_over_when_the_first_has_rolled_back(engine: Engine) 
 
         first.roll_back()
 
-        assert second.result(10) is True
+        assert second.result(60) is True
     assert rows(engine) == 1
 
 
@@ -104,7 +104,7 @@ def test_of_many_who_waited_for_one_that_rolled_back_exactly_one_is_first(engine
 
         first.roll_back()
 
-        answers = [None if isinstance(other.exception(10), ConflictError) else other.result() for other in others]
+        answers = [None if isinstance(other.exception(60), ConflictError) else other.result() for other in others]
     assert answers.count(True) == 1
     assert rows(engine) == 1
 
@@ -187,25 +187,25 @@ def test_purging_does_not_keep_others_from_inserting(
 
         def __exit__(self, *exit_arguments: object) -> None:
             deleted.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             super().__exit__(*exit_arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
         patch.setattr("conquiet.bridge.inbox.DbSession", Slowly)
         purge = pool.submit(Inbox().purge, engine, older_than_s=60)
-        assert deleted.wait(10)
+        assert deleted.wait(60)
 
         with DbSession(impatient) as session:
             assert Inbox().enter(session, InboxKey("s", "g", "new"))
 
         go_on.set()
-        assert purge.result(10) == 10
+        assert purge.result(60) == 10
     assert rows(engine) == 1
 
 
 def test_tables_can_be_made_by_many_at_once(engine: Engine) -> None:
     with ThreadPoolExecutor(4) as pool:
         for made in [pool.submit(create_tables, engine) for _ in range(8)]:
-            made.result(20)
+            made.result(60)
 
     assert rows(engine) == 0  # the table is there

@@ -150,20 +150,20 @@ def test_publishing_does_not_keep_business_transactions_from_writing(
     class Slow:
         def publish(self, letters: Sequence[Letter]) -> list[tuple[Outcome, str]]:
             publishing.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             return [(Outcome.PUBLISHED, "")] * len(letters)
 
     add(engine, "first")
     impatient = make_engine(db_url, lock_wait_s=1)
     with OutboxRelay(engine, {"ledger": Slow()}) as relay, ThreadPoolExecutor(1) as pool:
         running = pool.submit(relay.relay_once)
-        assert publishing.wait(10)
+        assert publishing.wait(60)
 
         add(impatient, "second")
         add(impatient, "third", key="k")
 
         go_on.set()
-        assert running.result(10).published == 1
+        assert running.result(60).published == 1
     assert left(engine) == 2
 
 
@@ -222,7 +222,7 @@ def test_rows_wait_for_a_redis_that_is_down_and_keep_their_attempts(
 
             wait_until(lambda: left(engine) == 0, message="the row is published")
             relay.stop()
-            running.result(10)
+            running.result(60)
         assert names(queue) == ["patient"]
     assert Outbox().parked(engine) == []
 
@@ -246,8 +246,8 @@ def test_a_stop_ends_a_relay_that_has_nothing_to_do(
     engine: Engine, make_consumer: Callable[..., QueueConsumer]
 ) -> None:
     target = ToStream(make_consumer().queue)
-    with OutboxRelay(engine, {"ledger": target}, poll_s=60.0) as relay, ThreadPoolExecutor(1) as pool:
+    with OutboxRelay(engine, {"ledger": target}, poll_s=600.0) as relay, ThreadPoolExecutor(1) as pool:
         running = pool.submit(relay.run)
         wait_until(lambda: relay._life.status is Status.RUNNING)
         relay.stop()
-        running.result(30)
+        running.result(60)

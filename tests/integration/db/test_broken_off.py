@@ -1,7 +1,6 @@
 """An exception that a signal handler raises in the middle of a statement: what is said, and who gets the connection."""
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -31,18 +30,24 @@ def ids(admin: Connection) -> set[int]:
     return set(admin.execute(text("SELECT id FROM orders")).scalars())
 
 
-_SLEEP = text("SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User sleep'")
+_LOCK_WAIT = text("SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'")
 # This view is refreshed only when nobody has looked for a tenth of a second.
 _ROW_WAIT = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
 
 
 @contextmanager
-def time_limit(admin: Connection, when: TextClause = _SLEEP, *, interval_s: float = 0.02) -> Iterator[None]:
-    """Raise ``TimeLimitError`` in the block as soon as the server sleeps, or waits, in a statement of it."""
+def time_limit(admin: Connection, when: TextClause = _LOCK_WAIT, *, interval_s: float = 0.02) -> Iterator[None]:
+    """Raise ``TimeLimitError`` in the block while a statement of it waits: for ``the brake``, or for a row.
+
+    The brake is let go only after the signal: however late that is, the statement has had no reply by then.
+    """
+    block = threading.get_ident()
+    admin.execute(text("DO GET_LOCK('the brake', 0)"))
 
     def strike() -> None:
         wait_until(lambda: admin.execute(when).scalar(), interval_s=interval_s)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.pthread_kill(block, signal.SIGUSR1)
+        admin.execute(text("DO RELEASE_LOCK('the brake')"))
 
     def limit(_number: int, _frame: FrameType | None) -> None:
         raise TimeLimitError
@@ -59,11 +64,11 @@ def time_limit(admin: Connection, when: TextClause = _SLEEP, *, interval_s: floa
 
 @pytest.fixture
 def slow(engine: Engine, admin: Connection) -> Engine:
-    """Inserting rows above 10 takes a moment."""
+    """Inserting rows above 10 waits for the brake of ``time_limit``."""
     admin.execute(
         text(
             "CREATE TRIGGER slow BEFORE INSERT ON orders FOR EACH ROW "
-            "BEGIN IF NEW.id > 10 THEN DO SLEEP(0.7); END IF; END"
+            "BEGIN IF NEW.id > 10 THEN DO GET_LOCK('the brake', 60); END IF; END"
         )
     )
     return engine
@@ -152,7 +157,7 @@ def test_a_time_limit_inside_a_session_ends_it_and_its_connection(engine: Engine
         session.execute("INSERT INTO orders (id) VALUES (1)")
         try:
             with time_limit(admin):
-                session.execute_scalar("SELECT SLEEP(3)")
+                session.execute_scalar("SELECT GET_LOCK('the brake', 60)")
         finally:
             with pytest.raises(LifecycleError, match="lost its connection"):
                 session.execute("INSERT INTO orders (id) VALUES (2)")

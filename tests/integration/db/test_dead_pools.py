@@ -23,7 +23,7 @@ def test_dead_connections_of_a_pool_cost_one_write_together(
     all_there = threading.Barrier(3)
 
     def together(_: Any) -> dict[str, Any]:
-        all_there.wait(30)
+        all_there.wait(60)
         return {"amount": 1}
 
     with ThreadPoolExecutor(3) as threads:  # so that there are three connections

@@ -90,7 +90,7 @@ def test_a_writer_that_a_forked_child_drops_says_no_goodbye_in_the_parents_name(
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(30)
+    process.join(60)
 
     assert process.exitcode == 0
     writers[0].execute(insert(2))  # on the same connection

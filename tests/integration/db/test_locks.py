@@ -220,7 +220,7 @@ def test_a_killed_wait_is_a_lock_failure_and_not_a_lock(engine: Engine, admin: C
         ).scalar()
     )
     admin.execute(text(f"KILL QUERY {waiter}"))
-    waiting.join(20)
+    waiting.join(60)
 
     (error,) = errors
     assert any(said in str(error) for said in ("gave up the wait", "interrupted the statement"))
@@ -331,7 +331,7 @@ def test_a_row_lock_that_was_not_had_ends_the_session(engine: Engine, row: int) 
 def test_the_loser_of_a_deadlock_cannot_commit_its_second_half(engine: Engine, admin: Connection) -> None:
     """The server has rolled the first half back. Going on would commit the rest alone."""
     admin.execute(text("INSERT INTO orders (id) VALUES (1), (2)"))
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=60)
     outcomes: list[str] = []
 
     def cross(first: int, second: int) -> None:
@@ -352,7 +352,7 @@ def test_the_loser_of_a_deadlock_cannot_commit_its_second_half(engine: Engine, a
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
 
     assert sorted(outcomes) == ["committed", "conflict 1213"]
     assert admin.execute(text("SELECT amount FROM orders ORDER BY id")).scalars().all() == [1, 1]

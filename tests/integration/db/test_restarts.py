@@ -102,7 +102,6 @@ class Writers:
             return {way: conn.execute(text(f"SELECT n FROM t_{way}")).scalar_one() for way in WAYS}
 
 
-@pytest.mark.timeout(240)
 def test_a_server_that_restarts_in_the_middle(
     make_engine: Callable[..., Engine],
     private_mysql: Callable[..., MySQLServer],

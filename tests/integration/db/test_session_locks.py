@@ -51,7 +51,7 @@ def test_a_deadlock_of_advisory_locks_lets_no_second_half_through(engine: Engine
             with DbSession(engine) as session:
                 session.execute("INSERT INTO orders (id) VALUES (:id)", {"id": id_value})
                 AdvisoryLock(session, first).acquire()
-                both.wait(10)
+                both.wait(60)
                 try:
                     AdvisoryLock(session, second).acquire()
                 except ConquietError as error:

@@ -174,7 +174,7 @@ def test_a_forked_child_opens_connections_of_its_own(engine: Engine, admin: Conn
 
     child = multiprocessing.get_context("fork").Process(target=in_child)
     child.start()
-    child.join(30)
+    child.join(60)
 
     assert child.exitcode == 0
     writer.modify(1, lambda row: {"amount": row["amount"] + 1})

@@ -36,7 +36,7 @@ async def held(meeting: Meeting, worker: Any, run: Callable[[], Awaitable[object
     worker.set_concurrency(TOGETHER)
     running = asyncio.ensure_future(run())
     try:
-        await asyncio.wait_for(meeting.took_place.wait(), 20)
+        await asyncio.wait_for(meeting.took_place.wait(), 60)
         with pytest.raises(LifecycleError, match="before"):
             worker.set_concurrency(1)
     finally:

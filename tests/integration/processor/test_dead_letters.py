@@ -136,7 +136,7 @@ async def test_what_is_no_message_is_a_dead_letter_and_stops_nobody(
     async with processor:
         await client.xadd(stream, fields)
         await processor.emit("pay")
-        await asyncio.wait_for(handled.wait(), 10)
+        await asyncio.wait_for(handled.wait(), 60)
         await wait_until_async(lambda: _is(place.dead, 1))
         await wait_until_async(lambda: _is(place.pending, 0))
         (dead,) = (await processor.dead_letters().list()).items

@@ -106,7 +106,7 @@ async def test_an_earlier_message_wakes_a_mover_that_sleeps_for_a_later_one(
     async with ran:
         await other.emit("remind", id="late", delay=600)
         await other.emit("remind", id="early", delay=0.2)
-        await wait_until_async(lambda: ran.calls, timeout_s=10)
+        await wait_until_async(lambda: ran.calls, timeout_s=20)
 
     assert [name for name, _ in ran.calls] == ["early"]
 
@@ -137,7 +137,7 @@ async def test_many_movers_move_each_message_once(
     movers = [Mover(own, [keys], limit=100, refresh_s=1.0, on_tick=nothing) for own in clients]
     for mover in movers:
         await mover.start()
-    await wait_until_async(lambda: _is(place.waiting, 0), timeout_s=60)
+    await wait_until_async(lambda: _is(place.waiting, 0))
     for mover, own in zip(movers, clients, strict=True):
         await mover.close()
         await own.aclose()
@@ -152,9 +152,9 @@ async def test_a_mover_outlives_a_server_that_forgets_its_scripts_and_breaks_con
         await wait_until_async(lambda: len(ran.calls) == 1)
         await client.script_flush()
         await client.client_kill_filter(_type="normal", skipme=True)
-        await wait_until_async(lambda: ran.health().ready, timeout_s=20)
+        await wait_until_async(lambda: ran.health().ready)
         await _emit_again(ran)
-        await wait_until_async(lambda: len(ran.calls) == 2, timeout_s=20)
+        await wait_until_async(lambda: len(ran.calls) == 2)
 
 
 async def test_a_tick_tells_what_a_host_must_know(

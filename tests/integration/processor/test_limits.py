@@ -82,7 +82,7 @@ async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
     def pay(ctx: SyncJobContext) -> None:
         running.append(ctx.attempt)
         if ctx.attempt == 1:
-            release.wait(20)
+            release.wait(60)
             overdue.append(ctx.is_overdue)
         if fails:
             raise LookupError
@@ -147,7 +147,7 @@ async def test_what_a_late_thread_decides_itself_holds(
     @processor.handler("pay", retry=SOON, timeout=0.02)
     def pay(ctx: SyncJobContext) -> None:
         attempts.append(ctx.attempt)
-        release.wait(20)
+        release.wait(60)
         raise Reject("no such account")
 
     async with processor:
@@ -379,9 +379,9 @@ async def test_start_runs_until_stop(make_processor: Callable[..., Processor]) -
 
     running = asyncio.create_task(processor.start())
     await processor.emit("pay")
-    await asyncio.wait_for(seen.wait(), 10)
+    await asyncio.wait_for(seen.wait(), 60)
     processor.stop()
-    report = await asyncio.wait_for(running, 10)
+    report = await asyncio.wait_for(running, 60)
 
     assert report.succeeded == 1
     await processor.wait_for_active_tasks()

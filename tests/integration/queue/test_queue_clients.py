@@ -286,7 +286,7 @@ def test_sentinel_finds_the_master_also_after_it_has_moved(watched: Watched) -> 
             except QueueError:
                 return False
 
-        wait_until(works_again, timeout_s=30, interval_s=0.1, message="the new master")
+        wait_until(works_again, interval_s=0.1, message="the new master")
         assert queue.read(100)[0].payload == {"n": 1}
     client.close()
 
@@ -411,7 +411,7 @@ def test_a_forked_child_gets_connections_of_its_own(connect: Connect, stream: st
         child.start()
         for n in range(50):
             queue.enqueue({"parent": n})
-        child.join(20)
+        child.join(60)
 
         assert child.exitcode == 0
         assert raw.xlen(stream) == 101

@@ -27,7 +27,7 @@ def blocked_readers(raw: Any) -> int:
 class Waiting:
     """``next()`` in a thread, known to be blocked in the server."""
 
-    def __init__(self, consumer: QueueConsumer, raw: Any, block_ms: int = 30_000) -> None:
+    def __init__(self, consumer: QueueConsumer, raw: Any, block_ms: int = 300_000) -> None:
         self.outcome: Any = "still waiting"
         self._consumer, self._block_ms = consumer, block_ms
         self._thread = threading.Thread(target=self._run)
@@ -42,7 +42,7 @@ class Waiting:
 
     def end(self) -> None:
         """Wait for its end, for less long than the server would."""
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -119,7 +119,7 @@ def test_a_message_that_arrives_during_the_wait_ends_it_at_once(
     commands_of: Commands,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("conquiet.queue.consumer.LONGEST_SLICE_MS", 30_000)  # no slice of the wait ends by itself
+    monkeypatch.setattr("conquiet.queue.consumer.LONGEST_SLICE_MS", 300_000)  # no slice of the wait ends by itself
     waiting = Waiting(consumer, raw)
 
     message_id = queue.enqueue({"n": 1})

@@ -155,8 +155,8 @@ def test_a_connection_that_died_while_idle_is_replaced_before_anything_is_sent(
 @pytest.fixture
 def blocked(make_consumer: MakeConsumer, raw: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     """A consumer blocked in a read, and in the same one until something happens; calling it gives how that ended."""
-    monkeypatch.setattr("conquiet.queue.consumer.LONGEST_SLICE_MS", 20_000)
-    consumer = make_consumer(block_ms=20_000)
+    monkeypatch.setattr("conquiet.queue.consumer.LONGEST_SLICE_MS", 300_000)
+    consumer = make_consumer(block_ms=300_000)
     outcome: list[Any] = []
 
     def run() -> None:
@@ -170,13 +170,13 @@ def blocked(make_consumer: MakeConsumer, raw: Any, monkeypatch: pytest.MonkeyPat
     wait_until(lambda: any("b" in one["flags"] for one in raw.client_list()), message="a blocked read")
 
     def ended() -> Any:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         return outcome[0]
 
     yield ended
     consumer.stop()
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.mark.parametrize("disaster", ["flushall", "del", "destroy"])

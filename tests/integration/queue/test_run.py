@@ -260,14 +260,14 @@ def test_a_stop_during_the_handler_lets_it_finish_commit_and_acknowledge(
     def slow(msg: QueueMessage, session: DbSession) -> None:
         record(msg, session)
         working.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     thread = threading.Thread(target=consumer.run, kwargs={"handler": slow, "engine": engine})
     thread.start()
-    assert working.wait(20)
+    assert working.wait(60)
     consumer.stop()
     go_on.set()
-    thread.join(20)
+    thread.join(60)
 
     assert not thread.is_alive()
     assert effects() == ids[:1]

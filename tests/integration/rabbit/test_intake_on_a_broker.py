@@ -135,7 +135,7 @@ async def test_a_retry_circuit_ends_after_max_retries(rabbit: Any, action: Any) 
         return False
 
     async with RabbitConsumer(rabbit.url, queue, refuse, max_retries=2) as consumer:
-        await wait_until_async(lambda: consumer.count.dropped == 1, timeout_s=20)
+        await wait_until_async(lambda: consumer.count.dropped == 1)
 
     assert seen == 2 * (2 + 1)  # two attempts a round: the first delivery and the requeued one
     assert (consumer.count.requeued, consumer.count.dead_lettered) == (3, 3)
@@ -238,7 +238,7 @@ async def test_no_more_than_concurrency_messages_are_handled_at_once(rabbit: Any
 
     def in_a_thread(_: Any) -> bool:
         enter()
-        all_in.wait(10)
+        all_in.wait(60)
         leave()
         return True
 

@@ -303,4 +303,4 @@ async def test_the_message_id_is_there_beside_an_odd_header(odd: Any) -> None:
 
     schemas = SchemaRegistry(built_in=False).register_default()
     async with RabbitConsumer(odd.url, "work", syncer, schemas=schemas):
-        assert await asyncio.wait_for(seen, 20) == ("m1", {"when": None})
+        assert await asyncio.wait_for(seen, 60) == ("m1", {"when": None})

@@ -84,7 +84,7 @@ class Running:
 
     async def stop(self) -> StopReport:
         self.engine.stop()
-        return await asyncio.wait_for(self.task, 20)
+        return await asyncio.wait_for(self.task, 60)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class Nodes:
             node.call("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
         for node in self.masters[1:]:
             self._meet(node)
-        wait_until(lambda: all(map(_agrees, self.masters)), timeout_s=20)
+        wait_until(lambda: all(map(_agrees, self.masters)))
 
     def _meet(self, node: RedisServer) -> None:
         bus = node.call("CONFIG", "GET", "cluster-port")
@@ -65,9 +65,9 @@ class Nodes:
         self._meet(node)
         master = self.masters[number].call("CLUSTER", "MYID")
         assert isinstance(master, bytes)
-        wait_until(lambda: master in str(node.call("CLUSTER", "NODES")).encode(), timeout_s=20)
+        wait_until(lambda: master in str(node.call("CLUSTER", "NODES")).encode())
         node.call("CLUSTER", "REPLICATE", master)
-        wait_until(lambda: b"master_link_status:up" in _text(node.call("INFO", "replication")), timeout_s=20)
+        wait_until(lambda: b"master_link_status:up" in _text(node.call("INFO", "replication")))
         return node
 
     def move(self, stream: str, to: int, *, since: int | None = None) -> None:
@@ -225,7 +225,7 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
         engine._servers._ask()  # it has no doubt left
         nodes.move(moving, home, since=second)
         # Only a heartbeat that looks for the new node itself finds it there.
-        wait_until(seen_to_fall(idle_ms), timeout_s=20, message="extended three times")
+        wait_until(seen_to_fall(idle_ms), message="extended three times")
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         if message.data["n"] == 101:
@@ -257,7 +257,7 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
     await wait_until_async(lambda: len(seen) == 601)
     await running.engine.wait_for_active_tasks()
     fill(raw, moving, 1, start=101)
-    await wait_until_async(lambda: len(seen) == 602, timeout_s=30)
+    await wait_until_async(lambda: len(seen) == 602)
     await asyncio.to_thread(fill, raw, moving, 50, 102)
     await wait_until_async(lambda: len(seen) == 652)
     await running.engine.wait_for_active_tasks()
@@ -300,8 +300,8 @@ async def test_a_replica_that_takes_over_is_found(nodes: Nodes, make_engine: Any
     for stream in others:
         await asyncio.to_thread(fill, survivor, stream, 20, 20)
     await wait_until_async(lambda: len(seen) == 120 + 20 * len(others))
-    await wait_until_async(lambda: b"role:master" in _text(replica.call("INFO", "replication")), timeout_s=20)
-    await wait_until_async(lambda: running.engine.health().ready, timeout_s=20)
+    await wait_until_async(lambda: b"role:master" in _text(replica.call("INFO", "replication")))
+    await wait_until_async(lambda: running.engine.health().ready)
     for stream in STREAMS:
         if stream not in others:
             replica.call("XADD", stream, "*", "data", '{"n": 999}')

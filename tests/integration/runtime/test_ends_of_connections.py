@@ -38,7 +38,7 @@ async def test_an_engine_that_can_acknowledge_nothing_any_more_ends(
     enqueue(1)
 
     with pytest.raises(QueueError):
-        await asyncio.wait_for(running.task, 20)
+        await asyncio.wait_for(running.task, 60)
     assert len(pending()) == 1
     assert engine.report.unacknowledged
 
@@ -77,7 +77,7 @@ async def test_what_is_due_goes_out_by_itself_where_no_read_is_coming(
     shard.acknowledger.add(first)
     await wait_until_async(lambda: [row["message_id"].decode() for row in pending()] == [last.id])
     shard.acknowledger.add(last)
-    await asyncio.wait_for(shard.acknowledger.flush(), 20)
+    await asyncio.wait_for(shard.acknowledger.flush(), 60)
 
     assert pending() == []
     assert shard.acknowledger.unconfirmed == 0

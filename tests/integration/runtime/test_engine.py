@@ -359,7 +359,7 @@ async def test_a_flooded_stream_does_not_starve_nine_others(
         await asyncio.sleep(0)
 
     running = run(make_engine(handler, streams=names, concurrency=concurrency))
-    await wait_until_async(lambda: len(order) == 3_045, timeout_s=30)
+    await wait_until_async(lambda: len(order) == 3_045)
     await running.stop()
 
     last_of_the_others = max(at for at, name in enumerate(order) if name != names[0])

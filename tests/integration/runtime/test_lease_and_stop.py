@@ -30,7 +30,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
 
     engine = beat_quickly(make_engine(blocking, claim_idle_ms=600_000))
     running = run(engine)
-    await wait_until_async(lambda: engine.health().streams[stream].succeeded == 1, timeout_s=20)
+    await wait_until_async(lambda: engine.health().streams[stream].succeeded == 1)
     await running.stop()
 
     assert counts == [1]

@@ -99,7 +99,7 @@ def test_a_thread_that_outlives_its_engine_and_loop_is_told_and_not_kept_waiting
 
     def handler(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         entered.set()
-        ended.wait(20)
+        ended.wait(60)
         for call in (ctx.extend, ctx.ack):
             try:
                 call()

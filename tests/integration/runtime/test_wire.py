@@ -28,7 +28,7 @@ def on_loop(request: pytest.FixtureRequest) -> Run:
 
     def run(body: Callable[[], Awaitable[None]]) -> None:
         async def whole() -> None:
-            await asyncio.wait_for(body(), 20)
+            await asyncio.wait_for(body(), 60)
 
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(whole())

@@ -51,7 +51,7 @@ def test_a_call_that_the_loop_leaves_behind_ends(monkeypatch: pytest.MonkeyPatch
         loop.run_until_complete(asyncio.sleep(0.001))
     left = asyncio.all_tasks(loop)
     loop.close()
-    thread.join(20)
+    thread.join(60)
 
     assert told == [LifecycleError]
     for task in left:

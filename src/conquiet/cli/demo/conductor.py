@@ -22,8 +22,9 @@ from conquiet.errors import QueueError
 from conquiet.queue import Backlog, RedisStreamsQueue
 
 _LOOK_S = 0.1
-_STUCK_S = 30.0
-_START_S = 300.0  # a Python that has to share its core with ten others needs half a minute for its imports alone
+# A Python that has to share its core with ten others needs half a minute for its imports alone.
+_STUCK_S = 120.0  # killed workers are started anew meanwhile
+_START_S = 300.0
 _ENQUEUE_BATCH = 1_000
 
 
@@ -44,7 +45,7 @@ class Conductor:
         """Carry the demo out and return its ledger.
 
         Raises:
-            CommandError: It got stuck: for half a minute no worker got anything done.
+            CommandError: It got stuck: for two minutes no worker got anything done.
         """
         stage, plan = self._stage, self._plan
         self._view.say(f"{stage.redis_name}; orders go to {stage.db_name}")
