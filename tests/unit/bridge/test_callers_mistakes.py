@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,7 +210,7 @@ def test_batches_shrink_where_publishing_takes_long_and_grow_again(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("conquiet.bridge.relay.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("conquiet.bridge.relay.time", SimpleNamespace(monotonic=lambda: now[0]))
     sizes: list[int] = []
     seconds_each = [1.0]
 

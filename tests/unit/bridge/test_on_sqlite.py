@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -408,8 +409,7 @@ def test_a_relay_without_work_pauses_in_slices_and_hears_a_stop_in_between(
         if len(slept) == 4:
             relay.stop()
 
-    monkeypatch.setattr("conquiet.bridge.relay.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("conquiet.bridge.relay.time.sleep", sleep)
+    monkeypatch.setattr("conquiet.bridge.relay.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     relay.run()
 
     assert slept == [0.25, 0.25, 0.2, 0.25]

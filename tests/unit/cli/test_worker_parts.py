@@ -6,8 +6,10 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,8 +177,8 @@ def test_a_pulse_counts_only_from_the_very_process_and_only_while_fresh(
     assert pulse.is_ready(1, 7)
     assert not pulse.is_ready(1, 8), "a row of the process before"
     assert not pulse.is_ready(0, 7)
-    now = __import__("time").monotonic()
-    monkeypatch.setattr("time.monotonic", lambda: now + 60)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
+    monkeypatch.setattr("conquiet.cli.worker.pulse.time", later)
     assert not pulse.is_ready(1, 7), "an event loop that is blocked beats no more"
     pulse.close()
 
