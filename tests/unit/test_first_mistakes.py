@@ -79,6 +79,10 @@ def test_a_handler_that_cannot_take_what_it_is_called_with_is_refused(
     ("make", "said"),
     [
         (
+            lambda _: untyped(Consumer)(streams=["orders"], redis=NOBODY, handler=print, on_exhausted=nothing),
+            r"on_exhausted\(message, ctx\) and cannot take that",
+        ),
+        (
             lambda _: untyped(Processor(NOBODY, ["orders"]).handler)(nothing),
             "event must be a non-empty string, got a function",
         ),
