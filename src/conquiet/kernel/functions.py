@@ -28,8 +28,8 @@ def require_arguments(name: str, function: Callable[..., Any], *arguments: str) 
     """Raise ``ConfigurationError`` if it cannot be called with these arguments: every message would fail of that.
 
     A wrapper is asked itself and not what it wraps, because it may add or take away. What has no signature of its own
-    to be asked for passes. A class whose objects are what can be called does not: calling it would make one more object,
-    and the message would be done without its work.
+    to be asked for passes. A class whose objects can be called does not: a call would only make one more of them, and
+    the message would be done without its work.
     """
     if isinstance(function, type) and any("__call__" in vars(kind) for kind in function.__mro__):
         raise ConfigurationError(f"{name} must be an object of the class {function.__name__}, not the class itself")
@@ -49,7 +49,7 @@ def _own_signature(function: Callable[..., Any]) -> inspect.Signature | None:
     while isinstance(core, functools.partial):
         core = core.func
     try:
-        if any(_speaks_for_another(layer) for layer in (core, getattr(type(core), "__call__", None))):
+        if _speaks_for_another(core) or _speaks_for_another(type(core).__call__):
             return None
         return inspect.signature(function, follow_wrapped=False)
     except Exception:  # noqa: BLE001 - an annotation is code too, and since Python 3.14 it may be run only now

@@ -43,10 +43,16 @@ def test_any_words_survive_packing(words: list[Any]) -> None:
     assert read == [word if isinstance(word, bytes) else str(word).encode() for word in words]
 
 
-def test_settings_may_come_out_of_an_enum() -> None:
-    count, start = IntEnum("Counts", {"FEW": 7})(7), StrEnum("Places", {"BEGIN": "0-0"})("0-0")
+class Counts(IntEnum):
+    FEW = 7
 
-    assert unpack(pack("COUNT", count, start, b"x")) == [[b"COUNT", b"7", b"0-0", b"x"]]
+
+class Places(StrEnum):
+    BEGIN = "0-0"
+
+
+def test_settings_may_come_out_of_an_enum() -> None:
+    assert unpack(pack("COUNT", Counts.FEW, Places.BEGIN, b"x")) == [[b"COUNT", b"7", b"0-0", b"x"]]
     with pytest.raises(TypeError):
         pack("COUNT", None)  # type: ignore[arg-type]  # no guess at what was meant
 
