@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import LifecycleError
-from conquiet.kernel.lifecycle import Status
+from conquiet.kernel.lifecycle import Lifecycle, Status
 from conquiet.rabbit import RabbitConsumer, runner, sync_queue
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.delivery import Delivery
@@ -46,6 +46,22 @@ def test_a_signal_in_the_moment_of_the_start_is_a_good_end(monkeypatch: pytest.M
     monkeypatch.setattr(runner, "_run", interrupted)
 
     assert sync_queue(NOWHERE, "q", never).ack == 0
+
+
+async def test_a_stop_between_two_steps_of_the_start_is_heard() -> None:
+    """There is no event loop yet that it could wake: with a broker the consumer would go on for ever."""
+    consumer = RabbitConsumer(NOWHERE, "q", never)
+
+    class Interrupted(Lifecycle):
+        def start(self) -> None:
+            super().start()
+            consumer.stop()
+
+    consumer._life = Interrupted("this consumer")
+
+    async with asyncio.timeout(60):
+        assert (await consumer.run()).ack == 0
+    assert consumer.status is Status.STOPPED
 
 
 def test_a_stop_that_nobody_signalled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
