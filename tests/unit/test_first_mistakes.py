@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,3 +127,18 @@ def test_an_emitter_in_a_second_event_loop_says_so_instead_of_that_the_first_is_
         asyncio.run(emit())
     with pytest.raises(LifecycleError, match="another event loop"):
         asyncio.run(emit())
+
+
+def test_a_relay_without_its_table_says_so_at_every_attempt(
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on trying, as when the database is away: what is wrong has to be in the log."""
+    relay = OutboxRelay(engine, {"ledger": untyped(SimpleNamespace(publish=list))})
+    monkeypatch.setattr(relay, "_sleep", lambda _: relay.stop())
+
+    with pytest.raises(DbWriteError, match=r"conquiet_outbox is not there.*conquiet db init"):
+        relay.relay_once()
+    relay.run()
+
+    (told,) = caplog.records
+    assert "the table conquiet_outbox is not there" in told.__dict__["reason"]
