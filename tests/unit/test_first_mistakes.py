@@ -26,7 +26,7 @@ from conquiet import (
     SyncEmitter,
     sync_queue,
 )
-from conquiet.bridge import for_processor, for_rabbit, for_runtime
+from conquiet.bridge import ToStream, for_processor, for_rabbit, for_runtime
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError, QueueError
 from conquiet.processor import Emitter
 from conquiet.queue.client import clone_async
@@ -95,6 +95,7 @@ def test_a_handler_that_cannot_take_what_it_is_called_with_is_refused(
         (lambda engine: Outbox().add(engine, "ledger", {}), "must be the DbSession"),
         (lambda engine: untyped(OutboxRelay)(engine, {"ledger": engine}), "ToStream, ToProcessor, ToRabbit"),
         (lambda engine: untyped(OutboxRelay)(engine, ["ledger"]), "ToStream, ToProcessor, ToRabbit"),
+        (lambda engine: untyped(OutboxRelay)(engine, {"ledger": ToStream}), "ToStream, ToProcessor, ToRabbit"),
     ],
 )
 def test_an_argument_of_the_wrong_kind_is_named(engine: Engine, make: Callable[[Any], object], said: str) -> None:

@@ -368,7 +368,12 @@ def _own_engine(engine: Engine) -> Engine:
 
 
 def _require_targets(targets: object) -> None:
-    if not isinstance(targets, Mapping) or not all(hasattr(target, "publish") for target in targets.values()):
+    if not isinstance(targets, Mapping) or not all(map(_is_target, targets.values())):
         raise ConfigurationError(
             "targets must be a dict of names and targets: ToStream, ToProcessor, ToRabbit, or one of yours"
         )
+
+
+def _is_target(target: object) -> bool:
+    """Not the class itself, whose publish() would fail of every letter, and have it parked."""
+    return callable(getattr(target, "publish", None)) and not isinstance(target, type)
