@@ -127,7 +127,7 @@ class ConcurrencyPool(Generic[T]):
                 # not called off in time: the slot is not the handler's.
                 if self._closing:
                     raise
-                task.uncancel()
+                _forget_cancellations(task)
             self._check_quiet()
             self._on_free()
 
@@ -150,6 +150,10 @@ class ConcurrencyPool(Generic[T]):
                 logger.exception("slot failed")
             finally:
                 del running[task]
+            if task.cancelling():
+                # Meant for the handler, which has dealt with it or never waited: the next one is not to pay for it.
+                await asyncio.sleep(0)  # what is still to be raised is raised here
+                _forget_cancellations(task)
             if waiting and (len(waiting) == self._mark or time.monotonic() - turn_began > _TURN_S):
                 self._mark = -1
                 self._on_free()
@@ -183,6 +187,11 @@ class ConcurrencyPool(Generic[T]):
     def _check_quiet(self) -> None:
         if not self._running and (self._on_hold or not self._waiting):
             self._quiet.set()
+
+
+def _forget_cancellations(task: "asyncio.Task[None]") -> None:
+    while task.uncancel():
+        pass
 
 
 def begin_isolated(coroutine: Coroutine[Any, Any, Any]) -> Awaitable[None] | None:
