@@ -163,7 +163,7 @@ async def test_a_cancellation_ends_with_the_work_it_was_meant_for() -> None:
                 slot.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await asyncio.sleep(0)
-            case 3:  # asked for twice, raised once
+            case _:  # asked for twice, raised once
                 slot.cancel()
                 slot.cancel()
                 await asyncio.sleep(0)
@@ -199,6 +199,21 @@ async def test_cancel_running_names_what_it_broke_off_and_the_slots_live_on() ->
     await pool.wait_quiet()
     await pool.close()
     assert done == [2]
+
+
+async def test_slots_that_nobody_closed_end_with_their_event_loop() -> None:
+    async def start() -> ConcurrencyPool[int]:
+        pool = make_pool(2, lambda _: asyncio.sleep(0))
+        await asyncio.sleep(0)
+        return pool
+
+    pool = await asyncio.create_task(start())
+    for slot in pool._workers:  # as an event loop does that ends
+        slot.cancel()
+    _, left = await asyncio.wait(pool._workers, timeout=10)
+    await pool.close()
+
+    assert not left
 
 
 async def test_work_that_refuses_to_be_cancelled_does_not_hang_the_close() -> None:
