@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from conquiet import (
     SyncEmitter,
     sync_queue,
 )
-from conquiet.bridge import for_processor, for_rabbit, for_runtime
+from conquiet.bridge import ToStream, for_processor, for_rabbit, for_runtime
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError, QueueError
 from conquiet.processor import Emitter
 from conquiet.queue.client import clone_async
@@ -79,6 +80,10 @@ def test_a_handler_that_cannot_take_what_it_is_called_with_is_refused(
     ("make", "said"),
     [
         (
+            lambda _: untyped(Consumer)(streams=["orders"], redis=NOBODY, handler=print, on_exhausted=nothing),
+            r"on_exhausted\(message, ctx\) and cannot take that",
+        ),
+        (
             lambda _: untyped(Processor(NOBODY, ["orders"]).handler)(nothing),
             "event must be a non-empty string, got a function",
         ),
@@ -90,6 +95,7 @@ def test_a_handler_that_cannot_take_what_it_is_called_with_is_refused(
         (lambda engine: Outbox().add(engine, "ledger", {}), "must be the DbSession"),
         (lambda engine: untyped(OutboxRelay)(engine, {"ledger": engine}), "ToStream, ToProcessor, ToRabbit"),
         (lambda engine: untyped(OutboxRelay)(engine, ["ledger"]), "ToStream, ToProcessor, ToRabbit"),
+        (lambda engine: untyped(OutboxRelay)(engine, {"ledger": ToStream}), "ToStream, ToProcessor, ToRabbit"),
     ],
 )
 def test_an_argument_of_the_wrong_kind_is_named(engine: Engine, make: Callable[[Any], object], said: str) -> None:
@@ -122,3 +128,18 @@ def test_an_emitter_in_a_second_event_loop_says_so_instead_of_that_the_first_is_
         asyncio.run(emit())
     with pytest.raises(LifecycleError, match="another event loop"):
         asyncio.run(emit())
+
+
+def test_a_relay_without_its_table_says_so_at_every_attempt(
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on trying, as when the database is away: what is wrong has to be in the log."""
+    relay = OutboxRelay(engine, {"ledger": untyped(SimpleNamespace(publish=list))})
+    monkeypatch.setattr(relay, "_sleep", lambda _: relay.stop())
+
+    with pytest.raises(DbWriteError, match=r"conquiet_outbox is not there.*conquiet db init"):
+        relay.relay_once()
+    relay.run()
+
+    (told,) = caplog.records
+    assert "the table conquiet_outbox is not there" in told.__dict__["reason"]

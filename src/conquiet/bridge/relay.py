@@ -22,6 +22,7 @@ from conquiet.bridge.desk import Desk, Position
 from conquiet.bridge.metrics import observe_lag, observe_published, observe_refused, observe_unavailable
 from conquiet.bridge.outbox import Outbox
 from conquiet.bridge.policy import Letter, Outcome, Park, after_refusal, in_order, plan
+from conquiet.bridge.schema import if_missing
 from conquiet.bridge.targets import HELD, PUBLISHED, Target, Verdicts
 from conquiet.db.dialects import is_mysql, require_supported
 from conquiet.db.session import DbSession
@@ -112,7 +113,7 @@ class OutboxRelay:
         self._max_attempts = require_positive("max_attempts", max_attempts)
         self._backoff = backoff
         self._life = Lifecycle("this OutboxRelay")
-        table = (outbox or Outbox()).table
+        self._table = table = (outbox or Outbox()).table
         mysql = is_mysql(engine)
         self._routes = [
             _Route(require_text("a target's name", name), target, Desk(table, name, mysql=mysql), self._batch)
@@ -131,7 +132,10 @@ class OutboxRelay:
                     failures = 0
                 except DbWriteError as error:
                     failures += 1
-                    logger.warning("outbox not readable, trying again", extra={"error": type(error).__name__})
+                    logger.warning(
+                        "outbox not readable, trying again",
+                        extra={"error": type(error).__name__, "reason": str(error)},  # our own text: no payload in it
+                    )
                     self._sleep(self._backoff.delay_s(failures))
                 if not any(route.more for route in self._routes):
                     self._sleep(self.poll_s)
@@ -170,9 +174,12 @@ class OutboxRelay:
             if time.monotonic() < route.not_before:
                 route.more = False
                 continue
-            # Its own transaction for each target: what one refuses or cannot take stays out of the others' way.
-            with DbSession(self._engine) as session:
-                done += self._one_batch(session, route)
+            try:
+                # Its own transaction for each target: what one refuses or cannot take stays out of the others' way.
+                with DbSession(self._engine) as session:
+                    done += self._one_batch(session, route)
+            except DbWriteError as error:
+                raise if_missing(error, self._table) from error.__cause__
         return done
 
     def drain(self, *, timeout_s: float = 30.0) -> Relayed:
@@ -361,7 +368,12 @@ def _own_engine(engine: Engine) -> Engine:
 
 
 def _require_targets(targets: object) -> None:
-    if not isinstance(targets, Mapping) or not all(hasattr(target, "publish") for target in targets.values()):
+    if not isinstance(targets, Mapping) or not all(map(_is_target, targets.values())):
         raise ConfigurationError(
             "targets must be a dict of names and targets: ToStream, ToProcessor, ToRabbit, or one of yours"
         )
+
+
+def _is_target(target: object) -> bool:
+    """Not the class itself, whose publish() would fail of every letter, and have it parked."""
+    return callable(getattr(target, "publish", None)) and not isinstance(target, type)

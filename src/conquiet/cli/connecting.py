@@ -33,7 +33,7 @@ class UrlError(CommandError):
 @contextmanager
 def redis_server(flag: str) -> "Iterator[Server]":
     """Open the Redis that is configured and make sure that it answers."""
-    require_extra("redis", "redis", "msgspec")
+    require_extra("redis", "redis", "hiredis", "msgspec")
     from conquiet.errors import QueueError
     from conquiet.management.server import Server
 

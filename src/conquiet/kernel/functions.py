@@ -27,19 +27,38 @@ def require_plain_function(name: str, function: Callable[..., Any]) -> None:
 def require_arguments(name: str, function: Callable[..., Any], *arguments: str) -> None:
     """Raise ``ConfigurationError`` if it cannot be called with these arguments: every message would fail of that.
 
-    A wrapper is asked itself and not what it wraps, because it may add or take away. What has no signature to be
-    asked for passes.
+    A wrapper is asked itself and not what it wraps, because it may add or take away. What has no signature of its own
+    to be asked for passes. A class whose objects can be called does not: a call would only make one more of them, and
+    the message would be done without its work.
     """
+    if isinstance(function, type) and any("__call__" in vars(kind) for kind in function.__mro__):
+        raise ConfigurationError(f"{name} must be an object of the class {function.__name__}, not the class itself")
+    signature = _own_signature(function)
     try:
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*arguments)
+        if signature is not None:
+            signature.bind(*arguments)
     except TypeError:
         raise ConfigurationError(
             f"{name} is called as {name}({', '.join(arguments)}) and cannot take that; correct its parameters"
         ) from None
+
+
+def _own_signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return what a call of exactly this object can take; None if nobody knows."""
+    core = function
+    while isinstance(core, functools.partial):
+        core = core.func
+    try:
+        if _speaks_for_another(core) or _speaks_for_another(type(core).__call__):
+            return None
+        return inspect.signature(function, follow_wrapped=False)
+    except Exception:  # noqa: BLE001 - an annotation is code too, and since Python 3.14 it may be run only now
+        return None
+
+
+def _speaks_for_another(function: object) -> bool:
+    """Tell whether it shows the signature of something else: by name (functools.wraps copies it), or as a proxy."""
+    return getattr(function, "__signature__", None) is not None or type(function) is not function.__class__
 
 
 def refuse_awaitable(name: str, result: object) -> None:

@@ -80,7 +80,7 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_extra("redis", "redis", "msgspec")
+    require_extra("redis", "redis", "hiredis", "msgspec")
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value  # the next look-up does not come here
     return value

@@ -15,7 +15,7 @@ No database is known here.
 
 from conquiet.kernel.extras import require_extra
 
-require_extra("redis", "redis", "msgspec")
+require_extra("redis", "redis", "hiredis", "msgspec")
 
 from conquiet.processor.context import JobContext, SyncJobContext  # noqa: E402 - the extra is checked first
 from conquiet.processor.dead_letters import (  # noqa: E402

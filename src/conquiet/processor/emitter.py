@@ -95,6 +95,10 @@ class Emitter:
             emitted += sent
         return emitted
 
+    def leave_loop(self) -> None:
+        """Say that the connections are closed: the next loop may have this emitter."""
+        self._loop = None
+
     def _stay(self) -> None:
         """Keep to one event loop: an asyncio connection is of use in the loop that opened it, and in no other."""
         loop = asyncio.get_running_loop()
@@ -102,6 +106,6 @@ class Emitter:
             if self._loop is not None:
                 raise LifecycleError(
                     "this emitter was used in another event loop, and its connections are of that one; make one for "
-                    "each loop, or use SyncEmitter"
+                    "each loop, or close() your Processor at the end of each, or use SyncEmitter"
                 )
             self._loop = loop

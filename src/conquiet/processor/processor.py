@@ -182,9 +182,10 @@ class Processor:
             await self._consumer.wait_for_active_tasks()
 
     async def close(self) -> None:
-        """Close our connections. A processor that only emits needs nothing else."""
+        """Close our connections. A processor that only emits needs nothing else, and may emit again in another loop."""
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
+        self._emitter.leave_loop()
 
     async def __aenter__(self) -> Self:
         """Start in the background; return once it consumes."""

@@ -8,7 +8,7 @@ No database is known here. ``QueueConsumer.run`` imports its session when it is 
 
 from conquiet.kernel.extras import require_extra
 
-require_extra("redis", "redis", "msgspec")
+require_extra("redis", "redis", "hiredis", "msgspec")
 
 from conquiet.queue.consumer import QueueConsumer  # noqa: E402 - the extra is checked first
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage  # noqa: E402

@@ -21,9 +21,15 @@ def pack(*words: Word) -> bytes:
         ConfigurationError: A word is not text that could be sent.
     """
     try:
-        packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub knows tuples of one word only
+        return _pack(words)
     except UnicodeEncodeError:
         raise ConfigurationError(_NOT_UTF_8) from None
+    except TypeError:  # hiredis takes an int and nothing derived from it, such as a setting out of an IntEnum
+        return _pack(tuple(int(word) if isinstance(word, int) else word for word in words))
+
+
+def _pack(words: tuple[Word, ...]) -> bytes:
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub knows tuples of one word only
     return packed
 
 

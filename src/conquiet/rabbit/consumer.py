@@ -135,6 +135,8 @@ class RabbitConsumer:
         self._life.start()
         self._loop = asyncio.get_running_loop()
         self._stop_event = asyncio.Event()
+        if self._life.is_stopping:  # a signal, or another thread, that came when there was no loop yet to wake
+            self._stop_event.set()
         self._workers = self._make_workers()
         try:
             await self._work(self._stop_event)

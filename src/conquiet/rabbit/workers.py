@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, Protocol
 
+from conquiet.kernel.cancellation import forget_cancellations, is_ending
 from conquiet.rabbit.decrypt import KeyFault
 from conquiet.rabbit.delivery import CURRENT, Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
@@ -86,6 +87,7 @@ class TaskWorkers:
         self._free: list[asyncio.Future[None]] = []
         self._running: set[Delivery] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._owner: asyncio.Task[Any] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._waking = False  # somebody was woken and has not started yet, or is about to be
@@ -94,6 +96,7 @@ class TaskWorkers:
 
     def start(self) -> None:
         """See :class:`Workers`."""
+        self._owner = asyncio.current_task()
         self._tasks = [
             self._loop.create_task(self._work(), name=f"conquiet-rabbit-{number}")
             for number in range(self._concurrency)
@@ -153,38 +156,53 @@ class TaskWorkers:
         self._waking = False
 
     async def _work(self) -> None:
-        buffer, free = self._buffer, self._free
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - we are in one
         while not self._closing:
-            waiter = self._loop.create_future()
-            free.append(waiter)
-            if buffer and not self._waking and not self._halted:
+            try:
+                await self._take_turns(task)
+            except asyncio.CancelledError:
+                # Any but ours at the end was meant for a syncer that is through: from itself, or from a watchdog that
+                # was not called off in time. The worker is not the syncer's. But an event loop that ends waits for all.
+                if is_ending(self._owner) or self._closing:
+                    raise
+                self._waking = False  # it may have been us who were woken
+                forget_cancellations(task)
+
+    async def _take_turns(self, task: "asyncio.Task[None]") -> None:
+        """Sleep until something is there, then work on it as long as there is something."""
+        buffer, free = self._buffer, self._free
+        waiter = self._loop.create_future()
+        free.append(waiter)
+        if buffer and not self._waking and not self._halted:
+            self._waking = True
+            self._wake_one()
+        await waiter
+        self._waking = False
+        slice_ends = monotonic() + _SLICE_S
+        while buffer and not self._halted:
+            delivery = buffer.popleft()
+            if not delivery.session.is_open:
+                delivery.session.skip(delivery)
+                continue
+            self._running.add(delivery)
+            self._idle.clear()
+            if buffer and free and not self._waking:
+                # Runs only when this worker waits: if the syncer never does, nobody is woken for nothing.
                 self._waking = True
-                self._wake_one()
-            await waiter
-            self._waking = False
-            slice_ends = monotonic() + _SLICE_S
-            while buffer and not self._halted:
-                delivery = buffer.popleft()
-                if not delivery.session.is_open:
-                    delivery.session.skip(delivery)
-                    continue
-                self._running.add(delivery)
-                self._idle.clear()
-                if buffer and free and not self._waking:
-                    # Runs only when this worker waits: if the syncer never does, nobody is woken for nothing.
-                    self._waking = True
-                    self._loop.call_soon(self._wake_one)
-                verdict = await self._handle(delivery)
-                self._running.discard(delivery)
-                self._finish(delivery, verdict)
-                if not self._running:
-                    self._idle.set()
-                if not buffer:
-                    # Nothing more to gather: one turn of the loop earlier than the scheduled flush.
-                    delivery.session.flush()
-                if monotonic() > slice_ends:
-                    await asyncio.sleep(0)
-                    slice_ends = monotonic() + _SLICE_S
+                self._loop.call_soon(self._wake_one)
+            verdict = await self._handle(delivery)
+            self._running.discard(delivery)
+            self._finish(delivery, verdict)
+            if not self._running:
+                self._idle.set()
+            if not buffer:
+                # Nothing more to gather: one turn of the loop earlier than the scheduled flush.
+                delivery.session.flush()
+            if monotonic() > slice_ends or task.cancelling():
+                await asyncio.sleep(0)  # a cancellation that is still to be raised is raised here, and not in the next
+                forget_cancellations(task)
+                slice_ends = monotonic() + _SLICE_S
 
     async def _handle(self, delivery: Delivery) -> Verdict:
         try:

@@ -14,7 +14,7 @@ No database is known here, and no policy: retries, delays and dead letters are t
 
 from conquiet.kernel.extras import require_extra
 
-require_extra("redis", "redis", "msgspec", "hiredis")
+require_extra("redis", "redis", "hiredis", "msgspec")
 
 from conquiet.runtime.concurrency_pool import ConcurrencyPool  # noqa: E402 - the extra is checked first
 from conquiet.runtime.consumer import Consumer  # noqa: E402

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
+from conquiet.kernel.cancellation import forget_cancellations, is_ending
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class ConcurrencyPool(Generic[T]):
         self._running: dict[asyncio.Task[None], T] = {}
         self._sleepers: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
+        self._owner: asyncio.Task[Any] | None = None
         self._wake_planned = False
         self._step = 1
         self._mark = -1
@@ -64,7 +67,8 @@ class ConcurrencyPool(Generic[T]):
         return list(self._running.values())
 
     def start(self) -> None:
-        """Create the workers."""
+        """Create the workers. They end with the task that calls this, if not before."""
+        self._owner = asyncio.current_task()
         self._workers = [
             asyncio.create_task(self._serve(), name=f"conquiet-slot-{number}") for number in range(self._limit)
         ]
@@ -124,10 +128,11 @@ class ConcurrencyPool(Generic[T]):
                 await self._take_turns(task)
             except asyncio.CancelledError:
                 # Any but ours at the end was meant for a handler. It may even come after it, from a watchdog that was
-                # not called off in time: the slot is not the handler's.
-                if self._closing:
+                # not called off in time: the slot is not the handler's. But an event loop that ends waits for all.
+                if is_ending(self._owner) or self._closing:
+                    self._check_quiet()
                     raise
-                task.uncancel()
+                forget_cancellations(task)
             self._check_quiet()
             self._on_free()
 
@@ -150,6 +155,10 @@ class ConcurrencyPool(Generic[T]):
                 logger.exception("slot failed")
             finally:
                 del running[task]
+            if task.cancelling():
+                # Meant for the handler, which has dealt with it or never waited: the next one is not to pay for it.
+                await asyncio.sleep(0)  # what is still to be raised is raised here
+                forget_cancellations(task)
             if waiting and (len(waiting) == self._mark or time.monotonic() - turn_began > _TURN_S):
                 self._mark = -1
                 self._on_free()

@@ -133,7 +133,9 @@ class Consumer:
         self._shard_of = {stream: shard for shard in self._shards for stream in shard.streams}
         self._runner = Runner(
             Invoker(handler, self, self._threads),
-            on_exhausted=None if on_exhausted is None else Invoker(on_exhausted, self, self._threads),
+            on_exhausted=None
+            if on_exhausted is None
+            else Invoker(on_exhausted, self, self._threads, name="on_exhausted"),
             acknowledge=self._shards[0].acknowledger.add if len(self._shards) == 1 else self._acknowledge_soon,
             table=self._table,
             dispatcher=self._dispatcher,

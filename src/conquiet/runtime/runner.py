@@ -29,11 +29,11 @@ _WEIGHT = 0.05
 _REMEMBERED = 10_000
 
 
-def is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
     """True for ``async def`` in any of its disguises (a method, a partial, an object with an async __call__)."""
     if not callable(function):
-        raise ConfigurationError("handler must be callable: async def handler(message, ctx)")
-    refuse_generator_function("handler", function)
+        raise ConfigurationError(f"{name} must be callable: async def {name}(message, ctx)")
+    refuse_generator_function(name, function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
     )
@@ -42,12 +42,14 @@ def is_async(function: Callable[..., Any]) -> bool:
 class Invoker:
     """Calls a user's function the way its kind demands: awaited, or in a thread."""
 
-    def __init__(self, function: Handler, custody: Custody, executor: Callable[[], ThreadPoolExecutor]) -> None:
+    def __init__(
+        self, function: Handler, custody: Custody, executor: Callable[[], ThreadPoolExecutor], *, name: str = "handler"
+    ) -> None:
         self._function = function
         self._custody = custody
         self._executor = executor
-        self._is_async = is_async(function)
-        require_arguments("handler", function, "message", "ctx")
+        self._is_async = is_async(function, name)
+        require_arguments(name, function, "message", "ctx")
 
     def __call__(self, message: RuntimeMessage) -> Awaitable[None] | None:
         """Begin at once. Return what to await, or None if it is through. Context variables that it sets end with it."""

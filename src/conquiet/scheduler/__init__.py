@@ -9,7 +9,7 @@ What is fired is an ordinary message of the processor's format; handling it is t
 
 from conquiet.kernel.extras import require_extra
 
-require_extra("scheduler", "redis", "msgspec", "cronsim")
+require_extra("scheduler", "redis", "hiredis", "msgspec", "cronsim")
 
 from conquiet.scheduler.cron import Cron  # noqa: E402 - the extra is checked first
 from conquiet.scheduler.entries import Every, Once, Origin, ScheduleEntry, due_of  # noqa: E402

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, PayloadError, QueueError
-from conquiet.processor import JobContext, NewMessage, Processor
+from conquiet.processor import Emitted, JobContext, NewMessage, Processor
 from conquiet.processor.scripts import script
 from conquiet.queue import RedisStreamsQueue
 from conquiet.testing import wait_until_async
@@ -228,3 +229,15 @@ async def test_times_beyond_every_clock_are_kept_for_ever(
     await processor.emit("pay", delay=1e20, debounce="x")
     await processor.emit("pay", delay=1e20, debounce="x")
     assert await client.zcard(keys.delayed) == 1
+
+
+def test_a_processor_that_was_closed_emits_in_the_next_event_loop(redis_url: str, stream: str) -> None:
+    """As an application does that is started and ended once for each of its tests."""
+    processor = Processor(redis.asyncio.Redis.from_url(redis_url), [stream])
+
+    async def life() -> Emitted:
+        emitted = await processor.emit("pay")
+        await processor.close()
+        return emitted
+
+    assert [asyncio.run(life()).duplicate for _ in range(2)] == [False, False]

@@ -1,6 +1,7 @@
 """What kind a function is, however it is dressed up."""
 
 import functools
+import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -98,13 +99,87 @@ def brings_its_own(function: Any) -> Any:
 def two(_message: object, _second: object) -> None: ...
 
 
+def with_a_stated_signature(function: Any) -> Any:
+    function.__signature__ = inspect.signature(function)
+    return function
+
+
+class Proxy:
+    """As decorators of wrapt's are: it looks like what it wraps in every respect, and calls it in a way of its own."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._function)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __call__(self, message: object) -> Any:
+        return self._function(message, "a connection")
+
+
+class ProxiedCall:
+    __call__: Any = Proxy(two)
+
+
+class Effect:
+    """A class that does its work as it is made."""
+
+    def __init__(self, message: object) -> None: ...
+
+
+class Unknown:
+    @property
+    def __signature__(self) -> Any:
+        raise NameError("RuntimeMessage")  # imported for the type checker only, as of Python 3.14
+
+    def __call__(self, message: object) -> None: ...
+
+
 @pytest.mark.parametrize(
     "function",
-    [plain, coroutine, AsyncObject(), PlainObject(), functools.partial(two, 1), brings_its_own(two), print],
+    [
+        plain,
+        coroutine,
+        AsyncObject(),
+        PlainObject(),
+        functools.partial(two, 1),
+        brings_its_own(two),
+        brings_its_own(with_a_stated_signature(lambda message, second: None)),
+        Proxy(two),
+        functools.partial(Proxy(two)),
+        ProxiedCall(),
+        Unknown(),
+        Effect,
+        print,
+    ],
 )
 def test_what_can_take_the_arguments_is_let_through(function: Any) -> None:
-    """A wrapper is asked itself; what C code takes may not be known."""
+    """A wrapper is asked itself, in whatever way it names what it wraps; what C code takes may not be known."""
     require_arguments("handler", function, "message")
+
+
+class Charge:
+    """Its constructor takes as many arguments as a handler."""
+
+    def __init__(self, bank: object) -> None: ...
+
+    def __call__(self, message: object) -> None: ...
+
+
+class Refund(Charge): ...
+
+
+@pytest.mark.parametrize("function", [Charge, Refund])
+def test_a_class_in_place_of_its_object_is_refused_because_messages_would_be_done_without_their_work(
+    function: Any,
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"must be an object of the class {function.__name__}, not the class"):
+        require_arguments("handler", function, "message")
+    require_arguments("handler", function("bank"), "message")
 
 
 @pytest.mark.parametrize("function", [two, lambda: None, functools.partial(plain, 1)])

@@ -30,8 +30,10 @@ def test_a_forked_child_starts_with_its_own_pid() -> None:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(write, stable_consumer_id().encode())
-        os._exit(0)
+        try:
+            os.write(write, stable_consumer_id().encode())
+        finally:
+            os._exit(0)  # whatever happened: a second pytest on the same pipe would hang the run without a word
     os.close(write)
     child_id = os.read(read, 200).decode()
     os.close(read)

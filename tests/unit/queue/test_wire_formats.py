@@ -1,5 +1,6 @@
 """Commands as bytes and replies in every shape, without a server."""
 
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import hiredis
@@ -40,6 +41,20 @@ def test_any_words_survive_packing(words: list[Any]) -> None:
     (read,) = unpack(pack(*words))
 
     assert read == [word if isinstance(word, bytes) else str(word).encode() for word in words]
+
+
+class Counts(IntEnum):
+    FEW = 7
+
+
+class Places(StrEnum):
+    BEGIN = "0-0"
+
+
+def test_settings_may_come_out_of_an_enum() -> None:
+    assert unpack(pack("COUNT", Counts.FEW, Places.BEGIN, b"x")) == [[b"COUNT", b"7", b"0-0", b"x"]]
+    with pytest.raises(TypeError):
+        pack("COUNT", None)  # type: ignore[arg-type]  # no guess at what was meant
 
 
 @pytest.mark.spec("RS-003.4", "RS-005.18", "RS-005.25", "RS-005.7")

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from conquiet.errors import LifecycleError
-from conquiet.kernel.lifecycle import Status
+from conquiet.kernel.lifecycle import Lifecycle, Status
 from conquiet.rabbit import RabbitConsumer, runner, sync_queue
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.schema import SchemaRegistry
+from conquiet.rabbit.syncer import DONE
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers
 from conquiet.testing import wait_until_async
 
@@ -46,6 +47,22 @@ def test_a_signal_in_the_moment_of_the_start_is_a_good_end(monkeypatch: pytest.M
     monkeypatch.setattr(runner, "_run", interrupted)
 
     assert sync_queue(NOWHERE, "q", never).ack == 0
+
+
+async def test_a_stop_between_two_steps_of_the_start_is_heard() -> None:
+    """There is no event loop yet that it could wake: with a broker the consumer would go on for ever."""
+    consumer = RabbitConsumer(NOWHERE, "q", never)
+
+    class Interrupted(Lifecycle):
+        def start(self) -> None:
+            super().start()
+            consumer.stop()
+
+    consumer._life = Interrupted("this consumer")
+
+    async with asyncio.timeout(60):
+        assert (await consumer.run()).ack == 0
+    assert consumer.status is Status.STOPPED
 
 
 def test_a_stop_that_nobody_signalled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +153,57 @@ async def test_what_cannot_be_read_is_reported_as_such_and_the_syncer_never_sees
     async with asyncio.timeout(60):
         assert isinstance(await finished.get(), Unreadable)
     assert await workers.close() == 0
+
+
+@pytest.mark.parametrize("when", ["at once", "late", "woken"])
+async def test_a_cancellation_that_outlives_its_syncer_costs_neither_the_worker_nor_another_message(when: str) -> None:
+    """From a watchdog that was not called off in time. Without a worker messages would wait for ever, unsettled."""
+    finished: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def syncer(message: Any) -> bool:
+        task = asyncio.current_task()
+        assert task is not None
+        if message["n"] == 0 and when == "at once":
+            task.cancel()
+        elif message["n"] == 0 and when == "late":
+            asyncio.get_running_loop().call_soon(task.cancel)
+        else:
+            await asyncio.sleep(0)
+        return True
+
+    pipeline = Pipeline(SchemaRegistry(built_in=False).register_default(), None, None, 1_000)
+    workers = TaskWorkers(syncer, pipeline, 1, lambda _delivery, verdict: finished.put_nowait(verdict))
+    workers.start()
+    await asyncio.sleep(0)
+    session: Any = SimpleNamespace(is_open=True, flush=lambda: None)
+
+    for several in ((0,), (1, 2), (3, 0, 4) if when == "at once" else ()):
+        workers.submit([Delivery(session, n + 1, False, b"", b'{"n": %d}' % n) for n in several])  # noqa: FBT003
+        if when == "woken":
+            workers._tasks[0].cancel()
+        async with asyncio.timeout(60):
+            assert [await finished.get() for _ in several] == [DONE] * len(several)
+        await asyncio.sleep(0)
+    assert await workers.close() == 0
+
+
+async def test_workers_that_nobody_closed_end_with_their_event_loop() -> None:
+    pipeline = Pipeline(SchemaRegistry(built_in=False).register_default(), None, None, 1_000)
+
+    async def start() -> TaskWorkers:
+        untouched: Any = never
+        workers = TaskWorkers(untouched, pipeline, 2, lambda _delivery, _verdict: None)
+        workers.start()
+        await asyncio.sleep(0)
+        return workers
+
+    workers = await asyncio.create_task(start())
+    for task in workers._tasks:  # as an event loop does that ends
+        task.cancel()
+    _, left = await asyncio.wait(workers._tasks, timeout=10)
+    assert await workers.close() == 0
+
+    assert not left
 
 
 async def test_a_late_stop_leaves_the_threads_their_marks_to_end_by() -> None:

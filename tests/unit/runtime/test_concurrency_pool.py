@@ -146,6 +146,38 @@ async def test_an_error_or_a_cancellation_of_the_work_does_not_cost_the_slot() -
     assert (done, stubborn) == ([2], 0)
 
 
+async def test_a_cancellation_ends_with_the_work_it_was_meant_for() -> None:
+    """A task of its own would take it along. Here the next item has the same one."""
+    seen: list[tuple[int, int]] = []
+
+    async def work(item: int) -> None:
+        slot = asyncio.current_task()
+        assert slot is not None
+        seen.append((item, slot.cancelling()))
+        match item % 4:
+            case 0:
+                await asyncio.sleep(0)
+            case 1:  # and never waits: it is still to be raised
+                slot.cancel()
+            case 2:  # raised, and dealt with
+                slot.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+            case _:  # asked for twice, raised once
+                slot.cancel()
+                slot.cancel()
+                await asyncio.sleep(0)
+        seen.append((item, -1))
+
+    pool = make_pool(1, work)
+    pool.put(list(range(9)))
+    await asyncio.wait_for(pool.wait_quiet(), 60)
+    await pool.close()
+
+    ends = [(item, -1) for item in range(9) if item % 4 != 3]
+    assert seen == sorted([*((item, 0) for item in range(9)), *ends], key=lambda one: (one[0], -one[1]))
+
+
 async def test_cancel_running_names_what_it_broke_off_and_the_slots_live_on() -> None:
     done: list[int] = []
     entered = asyncio.Event()
@@ -167,6 +199,21 @@ async def test_cancel_running_names_what_it_broke_off_and_the_slots_live_on() ->
     await pool.wait_quiet()
     await pool.close()
     assert done == [2]
+
+
+async def test_slots_that_nobody_closed_end_with_their_event_loop() -> None:
+    async def start() -> ConcurrencyPool[int]:
+        pool = make_pool(2, lambda _: asyncio.sleep(0))
+        await asyncio.sleep(0)
+        return pool
+
+    pool = await asyncio.create_task(start())
+    for slot in pool._workers:  # as an event loop does that ends
+        slot.cancel()
+    _, left = await asyncio.wait(pool._workers, timeout=10)
+    await pool.close()
+
+    assert not left
 
 
 async def test_work_that_refuses_to_be_cancelled_does_not_hang_the_close() -> None:

@@ -21,6 +21,7 @@ from conquiet.runtime.reconnect import Reconnect
 from conquiet.runtime.runner import is_async
 from conquiet.runtime.settings import RuntimeSettings, require_streams, settings_from
 from conquiet.runtime.stealing import START, StealSchedule, after
+from conquiet.testing import wait_until_async
 
 
 def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
@@ -283,3 +284,43 @@ async def test_a_callback_that_hangs_does_not_hang_the_end() -> None:
     dispatcher.start()
     dispatcher.emit(EngineError(ValueError()))
     assert await dispatcher.close(timeout_s=0.05) == 1
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_callback_that_is_cancelled_costs_nobody_else_an_event(*, late: bool) -> None:
+    dispatcher = EventDispatcher()
+    heard: list[Any] = []
+
+    async def watched(event: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        heard.append(event)
+        asyncio.get_running_loop().call_soon(task.cancel)
+        if not late:
+            await asyncio.sleep(60)
+
+    dispatcher.on("started", watched)
+    dispatcher.start()
+    for told in range(1, 4):
+        dispatcher.emit(Started(a_message()))
+        await wait_until_async(lambda told=told: len(heard) == told)  # type: ignore[misc]
+        await asyncio.sleep(0)
+
+    assert await dispatcher.close(timeout_s=10) == 0
+    assert len(heard) == 3
+
+
+async def test_a_dispatcher_that_nobody_closed_ends_with_its_event_loop() -> None:
+    dispatcher = EventDispatcher()
+
+    async def start() -> None:
+        dispatcher.start()
+        await asyncio.sleep(0)
+
+    await asyncio.create_task(start())
+    assert dispatcher._task is not None
+    dispatcher._task.cancel()
+    _, left = await asyncio.wait({dispatcher._task}, timeout=10)
+    await dispatcher.close(timeout_s=0)
+
+    assert not left
