@@ -62,14 +62,12 @@ def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> 
     Raises:
         ConfigurationError: It answered with a coroutine or a generator: its work was not done.
         RuntimeError: It raised ``StopIteration``, which a future cannot hold (who waits for it would wait for ever), or
-            ``SystemExit``, which would end the event loop in place of the handler.
+            what would end the event loop, or the coroutine that waits for it, in place of the handler.
     """
     try:
         result = function(*arguments)
-    except StopIteration as error:
-        raise RuntimeError(f"{name} raised StopIteration") from error
-    except SystemExit as error:
-        raise RuntimeError(f"{name} raised SystemExit") from error
+    except (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
     if result is not None:
         refuse_awaitable(name, result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):

@@ -288,6 +288,10 @@ class Consumer:
         ours = await self._shard_of[message.stream].extend(message)
         if ours:
             message.leased_at = now
+        elif not (message.lease_lost or message.acknowledged or message.leaving):
+            message.lease_lost = True
+            observe_lease_lost(message.stream)
+            self._tell(lease_lost(message), message)
         return ours
 
     # ------------------------------------------------------------ the life

@@ -74,8 +74,8 @@ NAMES: dict[str, type[Event]] = {
 class EventDispatcher:
     """Calls plain callbacks at once and async ones in order, from a task of its own.
 
-    A callback that raises is logged and changes nothing. Async callbacks that fall behind slow down
-    the handlers (``room()``), rather than fill the memory.
+    A callback that raises is logged, by the class of its error, and changes nothing. Async callbacks that fall behind
+    slow down the handlers (``room()``), rather than fill the memory.
     """
 
     def __init__(self, *, limit: int = 1_000) -> None:
@@ -88,6 +88,7 @@ class EventDispatcher:
         self._wake = asyncio.Event()
         self._emptied = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
 
     def on(self, name: str, callback: Callback) -> None:
         """Call ``callback(event)`` for every event of that name from now on."""
@@ -103,17 +104,19 @@ class EventDispatcher:
         self.heard.add(kind)
 
     def emit(self, event: Event) -> None:
-        """Tell everybody. Never raises, never waits; call it on the event loop."""
+        """Tell everybody. Raises no error of a callback, never waits; call it on the event loop."""
         kind = type(event)
         for callback in self._plain[kind]:
             try:
                 result = callback(event)
                 if inspect.isawaitable(result):  # a plain function that returned a coroutine
                     self._defer(functools.partial(_the_same, result), event)
-            except (Exception, asyncio.CancelledError):
+            except (SystemExit, KeyboardInterrupt):
+                raise  # of the process, not of the callback: a signal came while it ran
+            except BaseException as error:  # noqa: BLE001
                 # The caller's own mistake: it must not hurt the engine or the message. It does not wait for anything,
                 # so a cancellation is not meant for us: it has looked at something that was cancelled.
-                logger.exception("event callback failed", extra={"event": kind.__name__})
+                _log_failure(callback, event, error)
         for callback in self._deferred[kind]:
             self._defer(callback, event)
 
@@ -137,7 +140,7 @@ class EventDispatcher:
         self._task = asyncio.create_task(self._serve(), name="conquiet-events")
 
     async def close(self, *, timeout_s: float) -> int:
-        """Serve what is queued, at most that long. Returns how many calls were not made."""
+        """Serve what is queued, at most that long, then break off. Returns how many calls were not done."""
         if self._task is None:
             return len(self._queue)
         with contextlib.suppress(TimeoutError):
@@ -145,8 +148,12 @@ class EventDispatcher:
                 while self._queue and not self._task.done():
                     self._emptied.clear()
                     await self._emptied.wait()
+        self._closing = True
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        # One that catches its cancellation and goes on is left behind, like a handler that does.
+        _, stubborn = await asyncio.wait({self._task}, timeout=timeout_s)
+        if stubborn:
+            logger.warning("event callback does not end")
         self._emptied.set()
         if self._queue:
             logger.warning("event callbacks were not called", extra={"calls": len(self._queue)})
@@ -160,13 +167,17 @@ class EventDispatcher:
                     result = callback(event)
                     if result is not None:
                         await result
-                except asyncio.CancelledError:
+                except asyncio.CancelledError as error:
                     if _is_being_cancelled():
                         raise
-                    logger.warning("event callback was cancelled", extra={"event": type(event).__name__})
-                except Exception:  # as above
-                    logger.exception("event callback failed", extra={"event": type(event).__name__})
+                    _log_failure(callback, event, error)
+                except (SystemExit, KeyboardInterrupt, GeneratorExit):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - as above
+                    _log_failure(callback, event, error)
                 self._queue.popleft()
+                if self._closing:
+                    return  # we were cancelled, and the callback has kept that to itself
                 if len(self._queue) * 2 <= self._limit:
                     self._emptied.set()
             self._emptied.set()
@@ -176,6 +187,27 @@ class EventDispatcher:
 
 def _the_same(waiting: Awaitable[None], _: Event) -> Awaitable[None]:
     return waiting
+
+
+def _log_failure(callback: Callback, event: Event, error: BaseException) -> None:
+    # No text and no traceback, which ends in the text: it may quote the message, and often is the handler's own error.
+    logger.error(
+        "event callback failed",
+        extra={
+            "event": type(event).__name__,
+            "callback": getattr(callback, "__qualname__", type(callback).__qualname__),
+            "error": type(error).__name__,
+            "line": _line_of(error),
+        },
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    """Return where it was raised, as file and line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 def _is_being_cancelled() -> bool:

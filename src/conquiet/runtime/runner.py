@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[RuntimeMessage, Any], Any]
 """``async def handler(message, ctx)`` or a plain function of the same shape, which runs in a thread."""
 
+ENDS = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What goes on after a message was settled: it may be meant for the slot, the event loop or the process."""
+
 _WEIGHT = 0.05
 _REMEMBERED = 10_000
 
@@ -119,11 +122,11 @@ class Runner:
             # A handler that never waits is through by now: it costs no switch.
             if (rest := self._handler(message)) is not None:
                 await rest
-        except asyncio.CancelledError as error:
-            # Broken off by us (a forced stop) or by itself. Either way it is not done.
+        except ENDS as error:
+            # Broken off by us (a forced stop) or by itself, or the process is to end. Either way it is not done.
             self._fail(message, error, began)
             raise
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and its slot must live on
             self._fail(message, error, began)
         else:
             if message.lease_lost and not message.acknowledged:
@@ -184,10 +187,10 @@ class Runner:
                     await rest
             elif self._is_news(message):
                 self._dispatcher.emit(EngineError(_exhausted(message), message))
-        except asyncio.CancelledError as error:
+        except ENDS as error:
             self._dispatcher.emit(EngineError(error, message))
             raise
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        except BaseException as error:  # noqa: BLE001 - the same
             self._dispatcher.emit(EngineError(error, message))
         finally:
             message.settled = True
@@ -203,17 +206,15 @@ class Runner:
         return True
 
     async def _still_ours(self, message: RuntimeMessage) -> bool:
-        known = message.lease_lost  # then the heartbeat has told it already
+        """Ask the server, unless the heartbeat has. Who finds that it is lost tells so; here it is only let go of."""
         try:
-            if not known and await self._custody.extend(message):
+            if not message.lease_lost and await self._custody.extend(message):
                 return True
         except Exception as error:  # noqa: BLE001 - not known to be ours is as good as lost: it stays pending
             self._dispatcher.emit(EngineError(error, message))
         message.settled = True
         message.lease_lost = True
         self._table.release(message)
-        if not known:
-            self._dispatcher.emit(EngineError(lease_lost(message), message))
         return False
 
     def _note(self, duration_s: float) -> None:

@@ -283,3 +283,62 @@ async def test_a_callback_that_hangs_does_not_hang_the_end() -> None:
     dispatcher.start()
     dispatcher.emit(EngineError(ValueError()))
     assert await dispatcher.close(timeout_s=0.05) == 1
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_callback_that_keeps_its_cancellation_to_itself_does_not_hang_the_end(goes_on: bool) -> None:  # noqa: FBT001
+    dispatcher = EventDispatcher()
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def swallows(event: Any) -> None:
+        entered.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if goes_on:
+                await leave.wait()
+
+    dispatcher.on("error", swallows)
+    dispatcher.start()
+    dispatcher.emit(EngineError(ValueError()))
+    dispatcher.emit(EngineError(ValueError()))
+    await entered.wait()
+
+    async with asyncio.timeout(30):
+        assert await dispatcher.close(timeout_s=0.05) == 1 + goes_on
+    assert dispatcher._task is not None
+    leave.set()
+    await asyncio.wait_for(dispatcher._task, 30)  # and calls nobody any more
+
+
+async def test_whatever_a_callback_raises_the_next_event_is_told_and_no_payload_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dispatcher = EventDispatcher()
+    heard: list[str] = []
+
+    def plain(event: EngineError) -> None:
+        heard.append("plain")
+        raise event.error
+
+    async def deferred(event: EngineError) -> None:
+        heard.append("async")
+        raise event.error
+
+    dispatcher.on("error", plain)
+    dispatcher.on("error", deferred)
+    dispatcher.start()
+    for kind in (ValueError, _OddError):
+        dispatcher.emit(EngineError(kind("card 4111")))
+    assert await dispatcher.close(timeout_s=30) == 0
+
+    assert sorted(heard) == ["async", "async", "plain", "plain"]
+    failures = [record for record in caplog.records if record.getMessage() == "event callback failed"]
+    assert len(failures) == 4
+    assert {vars(record)["error"] for record in failures} == {"ValueError", "_OddError"}
+    assert all(__file__ in vars(record)["line"] for record in failures)
+    assert "4111" not in caplog.text
+
+
+class _OddError(BaseException):
+    """Not an ``Exception``."""
