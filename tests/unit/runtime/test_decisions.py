@@ -1,7 +1,7 @@
 """The engine's pure parts: settings, schedules, leases, handing back, counting."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
@@ -12,6 +12,7 @@ from conquiet.errors import ConfigurationError, LeaseLostError
 from conquiet.kernel.backoff import Backoff
 from conquiet.kernel.lifecycle import Status
 from conquiet.runtime import handover
+from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.context import MessageContext, RuntimeMessage
 from conquiet.runtime.events import EngineError, EventDispatcher, Started
 from conquiet.runtime.health import Health
@@ -338,6 +339,30 @@ async def test_whatever_a_callback_raises_the_next_event_is_told_and_no_payload_
     assert {vars(record)["error"] for record in failures} == {"ValueError", "_OddError"}
     assert all(__file__ in vars(record)["line"] for record in failures)
     assert "4111" not in caplog.text
+
+
+async def test_a_flush_that_is_not_waited_for_any_longer_leaves_nothing_behind() -> None:
+    acknowledger = Acknowledger(
+        cast("Any", None),
+        group="g",
+        table=LeaseTable(["s"]),
+        reconnect=Reconnect(Backoff(), 1, "ack"),
+        on_error=print,
+        on_given_up=print,
+        reader_is_coming=lambda: True,
+    )
+    acknowledger.add(a_message())
+    acknowledger._task = asyncio.create_task(asyncio.sleep(60))
+    before = asyncio.all_tasks()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await acknowledger.flush()
+    await asyncio.sleep(0)
+    left = asyncio.all_tasks() - before
+    acknowledger._task.cancel()
+
+    assert left == set()
 
 
 class _OddError(BaseException):
