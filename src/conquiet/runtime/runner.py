@@ -5,7 +5,6 @@ import contextvars
 import inspect
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +17,7 @@ from conquiet.runtime.context import Custody, MessageContext, RuntimeMessage, Sy
 from conquiet.runtime.events import EngineError, EventDispatcher, Failed, Started, Succeeded
 from conquiet.runtime.lease import LeaseTable
 from conquiet.runtime.metrics import StreamTally, observe_exhausted
+from conquiet.runtime.news import News
 from conquiet.runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ ENDS = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
 """What goes on after a message was settled: it may be meant for the slot, the event loop or the process."""
 
 _WEIGHT = 0.05
-_REMEMBERED = 10_000
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -100,7 +99,7 @@ class Runner:
         self._custody = custody
         self._cap = settings.max_deliveries
         self._claim_idle_s = settings.claim_idle_s
-        self._parked: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._news = News()
         # Until the first message is through, suppose that handlers are slow: nothing is prefetched.
         self.average_s = 1_000.0
         self.last_end = time.monotonic()
@@ -180,12 +179,14 @@ class Runner:
 
     async def _give_up(self, message: RuntimeMessage) -> None:
         """Do not run it. Hand it to ``on_exhausted``, or report it once and leave it parked."""
-        observe_exhausted(message.stream)
+        is_news = self._news.is_new(message.stream, message.id)  # it comes again with every claim
+        if is_news:
+            observe_exhausted(message.stream)
         try:
             if self._on_exhausted is not None:
                 if (rest := self._on_exhausted(message)) is not None:
                     await rest
-            elif self._is_news(message):
+            elif is_news:
                 self._dispatcher.emit(EngineError(_exhausted(message), message))
         except ENDS as error:
             self._dispatcher.emit(EngineError(error, message))
@@ -195,15 +196,6 @@ class Runner:
         finally:
             message.settled = True
             self._table.release(message)
-
-    def _is_news(self, message: RuntimeMessage) -> bool:
-        key = (message.stream, message.id)
-        if key in self._parked:
-            return False
-        self._parked[key] = None
-        if len(self._parked) > _REMEMBERED:
-            self._parked.popitem(last=False)
-        return True
 
     async def _still_ours(self, message: RuntimeMessage) -> bool:
         """Ask the server, unless the heartbeat has. Who finds that it is lost tells so; here it is only let go of."""

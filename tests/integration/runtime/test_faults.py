@@ -129,6 +129,34 @@ async def test_a_lost_group_stops_the_engine_with_a_clear_error(
     assert len(running.errors) == 1
 
 
+@pytest.mark.parametrize("blocked", [True, False])
+async def test_of_many_streams_none_is_said_to_be_gone_that_is_not(
+    make_engine: Any, run: Any, raw: Any, counting: Any, key_prefix: str, *, blocked: bool
+) -> None:
+    here, gone = (f"{key_prefix}{name}" for name in ("here", "gone"))
+    engine = make_engine(counting, streams=[here, gone])
+    running = run(engine)
+    await wait_until_async(lambda: engine._shards[0].intake.is_blocked)
+    if blocked:  # the server does not say on which of them the read was waiting
+        raw.delete(gone)
+    else:
+        pipe = raw.pipeline()
+        pipe.xadd(here, {"data": "{}"}).delete(gone).execute()
+
+    with pytest.raises(GroupMissingError) as caught:
+        await asyncio.wait_for(running.task, 60)
+
+    assert caught.value.stream in {gone, *(f"{one}, {other}" for one, other in ((here, gone), (gone, here)))}
+
+
+async def test_a_replica_is_called_so_at_the_start(make_engine: Any, private_redis: Any, counting: Any) -> None:
+    server = private_redis()
+    server.call("REPLICAOF", "127.0.0.1", "1")
+    async with redis.asyncio.Redis.from_url(server.url) as client:
+        with pytest.raises(QueueError, match=r"refused by the server \(READONLY\)"):
+            await make_engine(counting, redis=client).start()
+
+
 async def test_a_lost_group_is_built_again_from_the_beginning_on_request(
     make_engine: Any, run: Any, raw: Any, enqueue: Any, counting: Any, counts: dict[str, int]
 ) -> None:
