@@ -129,12 +129,15 @@ async def test_a_lost_group_stops_the_engine_with_a_clear_error(
     assert len(running.errors) == 1
 
 
+@pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("blocked", [True, False])
 async def test_of_many_streams_none_is_said_to_be_gone_that_is_not(
-    make_engine: Any, run: Any, raw: Any, counting: Any, key_prefix: str, *, blocked: bool
+    make_engine: Any, run: Any, raw: Any, counting: Any, key_prefix: str, place: int, *, blocked: bool
 ) -> None:
     here, gone = (f"{key_prefix}{name}" for name in ("here", "gone"))
-    engine = make_engine(counting, streams=[here, gone])
+    streams = [here]
+    streams.insert(place, gone)
+    engine = make_engine(counting, streams=streams)
     running = run(engine)
     await wait_until_async(lambda: engine._shards[0].intake.is_blocked)
     if blocked:  # the server does not say on which of them the read was waiting
