@@ -28,7 +28,14 @@ from conquiet.metrics.safety import never_raises
 
 @dataclass(frozen=True, slots=True)
 class StreamCounts:
-    """What one engine has done on one stream since its start."""
+    """What one engine has done on one stream since its start.
+
+    Attributes:
+        read: Messages had from the server as new, or as its own from before; a lost reply's are had later, and count.
+        succeeded: Handlers that succeeded.
+        failed: Handlers that failed.
+        claimed: Stale messages taken over.
+    """
 
     read: int = 0
     succeeded: int = 0

@@ -70,6 +70,8 @@ async def test_a_read_whose_reply_is_lost_strands_nothing_and_is_not_charged(
     await client.aclose()
 
     assert running.errors
+    (counted,) = running.engine.health().streams.values()
+    assert (counted.read, counted.claimed) == (50, 0)
     assert deliveries == {1}
     assert set(counts.values()) == {1}
 

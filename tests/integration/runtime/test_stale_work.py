@@ -118,6 +118,7 @@ async def test_own_pending_entries_are_read_again_once_at_the_start(
     await wait_until_async(lambda: len(seen) == 250)
     await running.stop()
 
+    assert running.engine.health().streams[stream].read == 250
     assert [message_id for message_id, _ in seen[:230]] == lost
     assert Counter(count for _, count in seen) == {2: 230, 1: 20}
 
