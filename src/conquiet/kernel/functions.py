@@ -50,6 +50,16 @@ def refuse_awaitable(name: str, result: object) -> None:
         raise ConfigurationError(f"{name} returned a coroutine, so its work was not done; make it a plain function")
 
 
+def refuse_unawaited(result: object) -> None:
+    """The same for what an ``async def`` handler has answered with: somebody has forgotten an ``await``."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ConfigurationError(
+            "the handler returned something to be awaited, so its work was not done; await it there"
+        )
+
+
 def refuse_generator_function(name: str, function: Callable[..., Any]) -> None:
     """Raise ``ConfigurationError`` for a function with a ``yield`` in it: calling it runs not one line of it."""
     if any(inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer) for layer in _layers(function)):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conquiet.errors import ConfigurationError
+from conquiet.kernel.functions import refuse_generator_function, require_arguments
 from conquiet.runtime.context import RuntimeMessage
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,8 @@ class EventDispatcher:
             raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
         if not callable(callback):
             raise ConfigurationError("a callback must be callable")
+        refuse_generator_function("callback", callback)
+        require_arguments("callback", callback, "event")
         deferred = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
             getattr(callback, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )

@@ -59,6 +59,31 @@ async def test_what_a_plain_handler_must_not_do_fails_its_message_and_nothing_el
     assert len(pending()) == 3
 
 
+async def forgets_await(*given: Any) -> Any:
+    return coroutine(*given)
+
+
+async def forgets_await_later(*given: Any) -> Any:
+    await asyncio.sleep(0)
+    return asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("handler", [forgets_await, forgets_await_later])
+async def test_an_await_that_was_forgotten_is_no_success(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, handler: Any
+) -> None:
+    enqueue(2)
+    failed: list[Any] = []
+    engine = make_engine(handler, claim_idle_ms=600_000)
+    engine.on("failed", failed.append)
+    running = run(engine)
+    await wait_until_async(lambda: len(failed) == 2)
+    await running.stop()
+
+    assert {type(event.error) for event in failed} == {ConfigurationError}
+    assert len(pending()) == 2
+
+
 class OddError(BaseException):
     """Neither an ``Exception`` nor an end of anything."""
 

@@ -259,8 +259,9 @@ async def test_events_reach_plain_and_async_callbacks_and_a_broken_one_hurts_nob
     dispatcher.on("started", lambda event: heard.append(("plain", event)))
     for callback in (cancels_itself, broken, lazy, later):
         dispatcher.on("started", callback)
-    with pytest.raises(ConfigurationError):
-        dispatcher.on("started", 3)  # type: ignore[arg-type]
+    for unusable in (3, lambda: None, _generator):
+        with pytest.raises(ConfigurationError):
+            dispatcher.on("started", unusable)  # type: ignore[arg-type]
     dispatcher.start()
     event = Started(a_message())
     dispatcher.emit(event)
@@ -363,6 +364,10 @@ async def test_a_flush_that_is_not_waited_for_any_longer_leaves_nothing_behind()
     acknowledger._task.cancel()
 
     assert left == set()
+
+
+def _generator(event: Any) -> Any:
+    yield event
 
 
 class _OddError(BaseException):
