@@ -365,10 +365,10 @@ class Intake:
         self._stranded = list(self._all_streams)
         self._reader.begin_recovery()
         while not self._stopping.is_set():
-            self._on_error(error)
             delay_s = self._reconnect.delay_s()
             if delay_s is None:
-                raise error
+                raise error  # told once, as what the engine ended with
+            self._on_error(error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
             if self._stopping.is_set():

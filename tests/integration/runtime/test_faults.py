@@ -113,6 +113,7 @@ async def test_a_server_that_stays_away_ends_the_engine_with_an_error(
         await asyncio.wait_for(running.task, 60)
 
     assert 5 <= running.engine.health().reconnects <= 10
+    assert len(running.errors) == len({id(error) for error in running.errors})
     await client.aclose()
 
 
