@@ -33,7 +33,8 @@ from conquiet.signals import install_termination_handlers
 url, claim_idle_ms, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 async def main():
-    async with redis.asyncio.Redis.from_url(url) as client:
+    # No time limit: one that passes while the process stands still would end the handler before it asks for its lease.
+    async with redis.asyncio.Redis.from_url(url, socket_timeout=None) as client:
         async def handler(message, ctx):
             # What a run leaves behind is written by one command, like a row in a database.
             key = message.id
