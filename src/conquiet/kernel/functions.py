@@ -69,6 +69,16 @@ def refuse_awaitable(name: str, result: object) -> None:
         raise ConfigurationError(f"{name} returned a coroutine, so its work was not done; make it a plain function")
 
 
+def refuse_unawaited(result: object) -> None:
+    """The same for what an ``async def`` handler has answered with: somebody has forgotten an ``await``."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ConfigurationError(
+            "the handler returned something to be awaited, so its work was not done; await it there"
+        )
+
+
 def refuse_generator_function(name: str, function: Callable[..., Any]) -> None:
     """Raise ``ConfigurationError`` for a function with a ``yield`` in it: calling it runs not one line of it."""
     if any(inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer) for layer in _layers(function)):
@@ -81,14 +91,12 @@ def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> 
     Raises:
         ConfigurationError: It answered with a coroutine or a generator: its work was not done.
         RuntimeError: It raised ``StopIteration``, which a future cannot hold (who waits for it would wait for ever), or
-            ``SystemExit``, which would end the event loop in place of the handler.
+            what would end the event loop, or the coroutine that waits for it, in place of the handler.
     """
     try:
         result = function(*arguments)
-    except StopIteration as error:
-        raise RuntimeError(f"{name} raised StopIteration") from error
-    except SystemExit as error:
-        raise RuntimeError(f"{name} raised SystemExit") from error
+    except (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
     if result is not None:
         refuse_awaitable(name, result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):

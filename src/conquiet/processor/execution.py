@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import redis.asyncio
 
+from conquiet.kernel.functions import refuse_unawaited
 from conquiet.kernel.identity import hostname
 from conquiet.kernel.redaction import printable
 from conquiet.processor.context import Delivery
@@ -160,7 +161,8 @@ class Execution:
             await self._jobs.note(self._keys[message.stream], envelope, JobState.RUNNING)
         failure: Exception | None = None
         try:
-            await route.invoke(envelope, ctx, self._emitter, message.stream)
+            if (answer := await route.invoke(envelope, ctx, self._emitter, message.stream)) is not None:
+                refuse_unawaited(answer)
         except asyncio.CancelledError as error:
             if _is_being_cancelled():
                 raise  # by us: a forced stop. It is not done, and whoever claims it begins anew

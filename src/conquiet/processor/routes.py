@@ -72,24 +72,23 @@ class Route:
         for (stream, outcome), count in counts.items():
             _count_outcomes(stream, self.event, outcome, count)
 
-    async def _within_time(self, ctx: JobContext, timeout_s: float, stream: str) -> None:
+    async def _within_time(self, ctx: JobContext, timeout_s: float, stream: str) -> object:
         ctx.deadline = time.monotonic() + timeout_s
         if self._is_async:
-            await self._cancelled_in_time(ctx, timeout_s, stream)
-        else:
-            await self._watched(ctx, timeout_s, stream)
+            return await self._cancelled_in_time(ctx, timeout_s, stream)
+        return await self._watched(ctx, timeout_s, stream)
 
-    async def _cancelled_in_time(self, ctx: JobContext, timeout_s: float, stream: str) -> None:
+    async def _cancelled_in_time(self, ctx: JobContext, timeout_s: float, stream: str) -> object:
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                await self._call(ctx)
+                return await self._call(ctx)
         except TimeoutError as error:
             if not limit.expired():  # the handler's own
                 raise
             _count_timeout(stream, self.event, "cancelled")
             raise self._timed_out("was cancelled") from error
 
-    async def _watched(self, ctx: JobContext, timeout_s: float, stream: str) -> None:
+    async def _watched(self, ctx: JobContext, timeout_s: float, stream: str) -> object:
         """Run a plain function and say when it is late. It is waited for all the same.
 
         A thread cannot be killed. Trying the message again beside it would be the very thing this library
@@ -103,15 +102,14 @@ class Route:
             call.cancel()
             raise
         if done:
-            await call
-            return
+            return await call
         _count_timeout(stream, self.event, "running_on")
         logger.warning(
             "handler is over its time and runs on: a thread cannot be stopped",
             extra={"event": printable(self.event), "timeout_s": timeout_s, "message_id": ctx.delivery.id},
         )
         try:
-            await call
+            return await call
         except (Reject, Retry):
             raise
         except Exception as error:

@@ -158,8 +158,10 @@ class Acknowledger:
             self._confirmed.clear()
             self._wake.set()
             waiting = asyncio.ensure_future(self._confirmed.wait())
-            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
+            try:
+                await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
 
     async def close(self) -> list[RuntimeMessage]:
         """End the flushing. Returns what was not confirmed. Nothing is sent afterwards, whoever asks."""

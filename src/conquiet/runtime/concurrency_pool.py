@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 from conquiet.kernel.cancellation import forget_cancellations, is_ending
+from conquiet.kernel.functions import refuse_unawaited
 
 logger = logging.getLogger(__name__)
 
@@ -195,15 +196,20 @@ class ConcurrencyPool(Generic[T]):
 
 
 def begin_isolated(coroutine: Coroutine[Any, Any, Any]) -> Awaitable[None] | None:
-    """Run a coroutine up to where it waits, in a copy of the current context. None: it did not, and is through.
+    """Run a handler's coroutine up to where it waits, in a copy of the current context. None: it is through already.
 
     A task per message would give each handler context variables of its own; workers that live on must
     not let one message's variables (a request id, a bound logger) leak into the next.
+
+    Raises:
+        ConfigurationError: It answered with something that was still to be awaited: its work was not done.
     """
     run = contextvars.copy_context().run
     try:
         waited_for = run(coroutine.send, None)
-    except StopIteration:
+    except StopIteration as end:
+        if end.value is not None:
+            refuse_unawaited(end.value)
         return None
     return _Rest(coroutine, run, waited_for)
 
@@ -229,5 +235,6 @@ class _Rest(Awaitable[None]):
                     waited_for = run(throw, error)
                 else:
                     waited_for = run(send, answer)
-        except StopIteration:
-            return
+        except StopIteration as end:
+            if end.value is not None:
+                refuse_unawaited(end.value)

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.kernel.background import until_ready
@@ -290,6 +290,10 @@ class Consumer:
         ours = await self._shard_of[message.stream].extend(message)
         if ours:
             message.leased_at = now
+        elif not (message.lease_lost or message.acknowledged or message.leaving):
+            message.lease_lost = True
+            observe_lease_lost(message.stream)
+            self._tell(lease_lost(message), message)
         return ours
 
     # ------------------------------------------------------------ the life
@@ -314,9 +318,8 @@ class Consumer:
                 raise
             # Told to stop before anything was read: the opening was broken off, and this is the end.
         except WireLostError as lost:
-            failure = translate(
-                lost.reason, stream=self._streams[0], group=self._group, command="XGROUP CREATE", sent=False
-            )
+            about = {"stream": self._streams[0], "group": self._group, "command": "XGROUP CREATE"}
+            failure = translate(lost.reason, **about, sent=isinstance(lost.reason, ReadOnlyError))
             failure.__cause__ = lost.reason
         except QueueError as error:
             failure = error

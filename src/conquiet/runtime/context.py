@@ -82,7 +82,7 @@ class Custody(Protocol):
         ...
 
     async def extend(self, message: RuntimeMessage) -> bool:
-        """Make the message ours for another ``claim_idle``; False if it is not ours any more."""
+        """Make the message ours for another ``claim_idle``; False, and an ``error`` event, if it is in other hands."""
         ...
 
 

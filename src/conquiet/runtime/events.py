@@ -19,6 +19,7 @@ from typing import Any
 
 from conquiet.errors import ConfigurationError
 from conquiet.kernel.cancellation import forget_cancellations, is_ending
+from conquiet.kernel.functions import refuse_generator_function, require_arguments
 from conquiet.runtime.context import RuntimeMessage
 
 logger = logging.getLogger(__name__)
@@ -75,8 +76,8 @@ NAMES: dict[str, type[Event]] = {
 class EventDispatcher:
     """Calls plain callbacks at once and async ones in order, from a task of its own.
 
-    A callback that raises is logged and changes nothing. Async callbacks that fall behind slow down
-    the handlers (``room()``), rather than fill the memory.
+    A callback that raises is logged, by the class of its error, and changes nothing. Async callbacks that fall behind
+    slow down the handlers (``room()``), rather than fill the memory.
     """
 
     def __init__(self, *, limit: int = 1_000) -> None:
@@ -99,6 +100,8 @@ class EventDispatcher:
             raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
         if not callable(callback):
             raise ConfigurationError("a callback must be callable")
+        refuse_generator_function("callback", callback)
+        require_arguments("callback", callback, "event")
         deferred = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
             getattr(callback, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
@@ -106,17 +109,19 @@ class EventDispatcher:
         self.heard.add(kind)
 
     def emit(self, event: Event) -> None:
-        """Tell everybody. Never raises, never waits; call it on the event loop."""
+        """Tell everybody. Raises no error of a callback, never waits; call it on the event loop."""
         kind = type(event)
         for callback in self._plain[kind]:
             try:
                 result = callback(event)
                 if inspect.isawaitable(result):  # a plain function that returned a coroutine
                     self._defer(functools.partial(_the_same, result), event)
-            except (Exception, asyncio.CancelledError):
+            except (SystemExit, KeyboardInterrupt):
+                raise  # of the process, not of the callback: a signal came while it ran
+            except BaseException as error:  # noqa: BLE001
                 # The caller's own mistake: it must not hurt the engine or the message. It does not wait for anything,
                 # so a cancellation is not meant for us: it has looked at something that was cancelled.
-                logger.exception("event callback failed", extra={"event": kind.__name__})
+                _log_failure(callback, event, error)
         for callback in self._deferred[kind]:
             self._defer(callback, event)
 
@@ -141,7 +146,7 @@ class EventDispatcher:
         self._task = asyncio.create_task(self._serve(), name="conquiet-events")
 
     async def close(self, *, timeout_s: float) -> int:
-        """Serve what is queued, at most that long. Returns how many calls were not made."""
+        """Serve what is queued, at most that long, then break off. Returns how many calls were not done."""
         if self._task is None:
             return len(self._queue)
         with contextlib.suppress(TimeoutError):
@@ -151,17 +156,19 @@ class EventDispatcher:
                     await self._emptied.wait()
         self._closing = True
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        # One that catches its cancellation and goes on is left behind, like a handler that does.
+        _, stubborn = await asyncio.wait({self._task}, timeout=timeout_s)
+        if stubborn:
+            logger.warning("event callback does not end")
         self._emptied.set()
         if self._queue:
             logger.warning("event callbacks were not called", extra={"calls": len(self._queue)})
         return len(self._queue)
 
     async def _serve(self) -> None:
-        while True:
+        while not self._closing:
             try:
                 await self._call_all()
-                await self._wake.wait()
             except asyncio.CancelledError:
                 # Any but ours at the end was meant for a callback, and may come after it: from a watchdog that was not
                 # called off in time. Whoever else listens is still to be told.
@@ -170,24 +177,30 @@ class EventDispatcher:
                 self._forgive()
 
     async def _call_all(self) -> None:
+        """Call everybody who is to be told, then sleep until there is more to tell."""
         while self._queue:
             callback, event = self._queue[0]
             try:
                 result = callback(event)
                 if result is not None:
                     await result
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
                 if is_ending(self._owner) or self._closing:
                     raise
                 self._forgive()
-                logger.warning("event callback was cancelled", extra={"event": type(event).__name__})
-            except Exception:  # as above
-                logger.exception("event callback failed", extra={"event": type(event).__name__})
+                _log_failure(callback, event, error)
+            except (SystemExit, KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as above
+                _log_failure(callback, event, error)
             self._queue.popleft()
+            if self._closing:
+                return  # we were cancelled, and the callback has kept that to itself
             if len(self._queue) * 2 <= self._limit:
                 self._emptied.set()
         self._emptied.set()
         self._wake.clear()
+        await self._wake.wait()
 
     def _forgive(self) -> None:
         if self._task is not None:
@@ -196,3 +209,24 @@ class EventDispatcher:
 
 def _the_same(waiting: Awaitable[None], _: Event) -> Awaitable[None]:
     return waiting
+
+
+def _log_failure(callback: Callback, event: Event, error: BaseException) -> None:
+    # No text and no traceback, which ends in the text: it may quote the message, and often is the handler's own error.
+    logger.error(
+        "event callback failed",
+        extra={
+            "event": type(event).__name__,
+            "callback": getattr(callback, "__qualname__", type(callback).__qualname__),
+            "error": type(error).__name__,
+            "line": _line_of(error),
+        },
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    """Return where it was raised, as file and line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

@@ -306,8 +306,7 @@ class Intake:
             self._stealing.looked(stream, cursor, time.monotonic())
             if messages:
                 taken = True
-                self._tallies[stream].claimed += len(messages)
-                observe_claimed(stream, len(messages))
+                self._note_claimed(stream, len(messages))
                 self._deliver(messages)
         if looks:
             self.lag |= await self._reader.lag(list(looks))
@@ -318,17 +317,26 @@ class Intake:
         (stream, cursor), *rest = own
         messages, next_cursor = await self._reader.read_own(stream, cursor, min(room, _OWN_PAGE))
         self._reconnect.succeeded()
+        self._tallies[stream].read += len(messages)
         self._deliver(messages)
         return rest if next_cursor is None else [(stream, next_cursor), *rest]
 
     async def _recover_stranded(self, room: int) -> None:
         """Deliver what a lost reply has left with us, as far as there is room."""
-        messages, more = await self._reader.recover_stranded(
-            self._stranded[0], room, sent_at=self._sent_at, by_claim=self._claiming
-        )
+        stream = self._stranded[0]
+        sent_at, by_claim = self._sent_at, self._claiming
+        messages, more = await self._reader.recover_stranded(stream, room, sent_at=sent_at, by_claim=by_claim)
+        if by_claim:
+            self._note_claimed(stream, len(messages))
+        else:
+            self._tallies[stream].read += len(messages)
         self._deliver(messages)
         if not more:
             self._stranded.pop(0)
+
+    def _note_claimed(self, stream: str, count: int) -> None:
+        self._tallies[stream].claimed += count
+        observe_claimed(stream, count)
 
     def _deliver(self, messages: list[RuntimeMessage]) -> None:
         self.last_progress = time.monotonic()
@@ -357,10 +365,10 @@ class Intake:
         self._stranded = list(self._all_streams)
         self._reader.begin_recovery()
         while not self._stopping.is_set():
-            self._on_error(error)
             delay_s = self._reconnect.delay_s()
             if delay_s is None:
-                raise error
+                raise error  # told once, as what the engine ended with
+            self._on_error(error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
             if self._stopping.is_set():

@@ -221,7 +221,7 @@ class Heartbeat:
                 if message.id in kept:
                     # The moment before the call, not after it: the server's clock started in between.
                     message.leased_at = now
-                elif not (message.settled or message.acknowledged or message.leaving):
+                elif not (message.settled or message.acknowledged or message.leaving or message.lease_lost):
                     self._lose(message)
         if failure is not None:
             raise failure

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from conquiet.metrics.registry import (
+    QUEUE_MESSAGES_DELETED_TOTAL,
+    QUEUE_MESSAGES_MALFORMED_TOTAL,
     RUNTIME_ACK_BATCH_SIZE,
     RUNTIME_CLAIMED_TOTAL,
     RUNTIME_EXHAUSTED_TOTAL,
@@ -26,7 +28,14 @@ from conquiet.metrics.safety import never_raises
 
 @dataclass(frozen=True, slots=True)
 class StreamCounts:
-    """What one engine has done on one stream since its start."""
+    """What one engine has done on one stream since its start.
+
+    Attributes:
+        read: Messages had from the server as new, or as its own from before; a lost reply's are had later, and count.
+        succeeded: Handlers that succeeded.
+        failed: Handlers that failed.
+        claimed: Stale messages taken over.
+    """
 
     read: int = 0
     succeeded: int = 0
@@ -142,3 +151,15 @@ def observe_handed_back(stream: str, count: int) -> None:
 def observe_group_recreated(stream: str) -> None:
     """Count a lost group that was built again."""
     RUNTIME_GROUPS_RECREATED_TOTAL.labels(stream).inc()
+
+
+@never_raises
+def observe_malformed(stream: str) -> None:
+    """Count an entry that is no message."""
+    QUEUE_MESSAGES_MALFORMED_TOTAL.labels(stream).inc()
+
+
+@never_raises
+def observe_deleted(stream: str, count: int) -> None:
+    """Count pending entries that are not in their stream any more."""
+    QUEUE_MESSAGES_DELETED_TOTAL.labels(stream).inc(count)

@@ -5,7 +5,6 @@ import contextvars
 import inspect
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +17,7 @@ from conquiet.runtime.context import Custody, MessageContext, RuntimeMessage, Sy
 from conquiet.runtime.events import EngineError, EventDispatcher, Failed, Started, Succeeded
 from conquiet.runtime.lease import LeaseTable
 from conquiet.runtime.metrics import StreamTally, observe_exhausted
+from conquiet.runtime.news import News
 from conquiet.runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[RuntimeMessage, Any], Any]
 """``async def handler(message, ctx)`` or a plain function of the same shape, which runs in a thread."""
 
+ENDS = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What goes on after a message was settled: it may be meant for the slot, the event loop or the process."""
+
 _WEIGHT = 0.05
-_REMEMBERED = 10_000
 
 
 def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
@@ -99,7 +101,7 @@ class Runner:
         self._custody = custody
         self._cap = settings.max_deliveries
         self._claim_idle_s = settings.claim_idle_s
-        self._parked: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._news = News()
         # Until the first message is through, suppose that handlers are slow: nothing is prefetched.
         self.average_s = 1_000.0
         self.last_end = time.monotonic()
@@ -121,11 +123,11 @@ class Runner:
             # A handler that never waits is through by now: it costs no switch.
             if (rest := self._handler(message)) is not None:
                 await rest
-        except asyncio.CancelledError as error:
-            # Broken off by us (a forced stop) or by itself. Either way it is not done.
+        except ENDS as error:
+            # Broken off by us (a forced stop) or by itself, or the process is to end. Either way it is not done.
             self._fail(message, error, began)
             raise
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and its slot must live on
             self._fail(message, error, began)
         else:
             if message.lease_lost and not message.acknowledged:
@@ -179,43 +181,34 @@ class Runner:
 
     async def _give_up(self, message: RuntimeMessage) -> None:
         """Do not run it. Hand it to ``on_exhausted``, or report it once and leave it parked."""
-        observe_exhausted(message.stream)
+        is_news = self._news.is_new(message.stream, message.id)  # it comes again with every claim
+        if is_news:
+            observe_exhausted(message.stream)
         try:
             if self._on_exhausted is not None:
                 if (rest := self._on_exhausted(message)) is not None:
                     await rest
-            elif self._is_news(message):
+            elif is_news:
                 self._dispatcher.emit(EngineError(_exhausted(message), message))
-        except asyncio.CancelledError as error:
+        except ENDS as error:
             self._dispatcher.emit(EngineError(error, message))
             raise
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        except BaseException as error:  # noqa: BLE001 - the same
             self._dispatcher.emit(EngineError(error, message))
         finally:
             message.settled = True
             self._table.release(message)
 
-    def _is_news(self, message: RuntimeMessage) -> bool:
-        key = (message.stream, message.id)
-        if key in self._parked:
-            return False
-        self._parked[key] = None
-        if len(self._parked) > _REMEMBERED:
-            self._parked.popitem(last=False)
-        return True
-
     async def _still_ours(self, message: RuntimeMessage) -> bool:
-        known = message.lease_lost  # then the heartbeat has told it already
+        """Ask the server, unless the heartbeat has. Who finds that it is lost tells so; here it is only let go of."""
         try:
-            if not known and await self._custody.extend(message):
+            if not message.lease_lost and await self._custody.extend(message):
                 return True
         except Exception as error:  # noqa: BLE001 - not known to be ours is as good as lost: it stays pending
             self._dispatcher.emit(EngineError(error, message))
         message.settled = True
         message.lease_lost = True
         self._table.release(message)
-        if not known:
-            self._dispatcher.emit(EngineError(lease_lost(message), message))
         return False
 
     def _note(self, duration_s: float) -> None:

@@ -26,14 +26,22 @@ from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.stream_reader import StreamReader
 from conquiet.runtime.wire import Wire, WireLostError
 
-MAY_EXTEND = """
+MAY_WORK = """
 redis.call('XPENDING', KEYS[1], ARGV[1], '0-1', '0-1', 1, ARGV[2])
-if redis.acl_check_cmd and not redis.acl_check_cmd('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, '0-1', 'JUSTID') then
-  return redis.error_reply('NOPERM XCLAIM')
+for _, command in ipairs(redis.acl_check_cmd and {
+  {'XACK', KEYS[1], ARGV[1], '0-1'},
+  {'XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, '0-0'},
+  {'XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, '0-1', 'JUSTID'},
+  {'XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'STREAMS', KEYS[1], '>'},
+} or {}) do
+  local known, allowed = pcall(redis.acl_check_cmd, unpack(command))
+  if known and not allowed then
+    return redis.error_reply('NOPERM ' .. command[1])
+  end
 end
 return 1
 """
-"""Do nothing, and fail as an extension would (before Redis 7: unless XCLAIM alone is forbidden)."""
+"""Do nothing, and fail if we may not do what we shall have to. Before Redis 7 only EVAL and XPENDING are found out."""
 
 
 class Shard:
@@ -192,15 +200,15 @@ class Shard:
         await asyncio.sleep(delay_s)
 
     async def _check_rights(self) -> None:
-        """Find out at the start, not at the first heartbeat, whether leases can be extended at all."""
+        """Find out at the start whether we may work: not when handlers have run and cannot be acknowledged."""
         who = (self._group, self._consumer_id)
-        replies = await self.read_wire.call([pack("EVAL", MAY_EXTEND, 1, stream, *who) for stream in self.streams])
+        replies = await self.read_wire.call([pack("EVAL", MAY_WORK, 1, stream, *who) for stream in self.streams])
         for stream, reply in zip(self.streams, replies, strict=True):
             if isinstance(reply, ResponseError):
                 refused = translate(reply, stream=stream, group=self._group, command="EVAL")
                 raise QueueError(
-                    f"{refused}. Without it a message cannot be kept while its handler runs: "
-                    "allow the server's user EVAL, XPENDING and XCLAIM on this key",
+                    f"{refused}. An engine cannot do without: allow the server's user "
+                    "EVAL, XACK, XAUTOCLAIM, XCLAIM, XPENDING and XREADGROUP on this key",
                     stream=stream,
                     group=self._group,
                     command="EVAL",

@@ -91,6 +91,9 @@ class Shutdown:
         if broken_off:
             await _either(self._pool.wait_quiet(), self._cut, timeout_s=_BROKEN_OFF_S)
         stubborn = await self._pool.close(timeout_s=self.patience_s)
+        for message in self._pool.running:
+            # Its handler goes on, and nobody keeps or acknowledges it from now on: whatever comes of it is no success.
+            message.lease_lost = message.lease_lost or not message.settled
         unacknowledged = await self._settle()
         await self._heartbeat.stop(timeout_s=self.patience_s)
         await self._servers.close()

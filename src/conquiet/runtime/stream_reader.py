@@ -5,7 +5,6 @@ and translates; when to ask is the intake's decision.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +12,6 @@ from redis.exceptions import ResponseError
 
 from conquiet.errors import MalformedMessageError, QueueError
 from conquiet.kernel.redaction import printable
-from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, QUEUE_MESSAGES_MALFORMED_TOTAL
-from conquiet.metrics.safety import never_raises
 from conquiet.queue.codec import FIELD, NOT_ONE_FIELD, WRONG_FIELD, CodecError, decode_payload
 from conquiet.queue.commands import pack
 from conquiet.queue.faults import is_group_there_already, translate
@@ -24,12 +21,13 @@ from conquiet.runtime.context import RuntimeMessage
 from conquiet.runtime.fairness import Take
 from conquiet.runtime.handover import UNCHARGE
 from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.metrics import observe_deleted, observe_malformed
+from conquiet.runtime.news import News
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.stealing import START, after, place_of
 from conquiet.runtime.wire import Wire
 
 _PAGE = 100
-_REMEMBERED = 10_000
 
 
 class StreamReader:
@@ -67,8 +65,8 @@ class StreamReader:
         self._recovered: dict[str, str] = {}
         """How far ``recover_stranded`` has come in each stream since the last loss."""
         self._has_autoclaim = True
-        # Malformed entries come back with every claim. One report each is enough.
-        self._reported: OrderedDict[tuple[str, str], None] = OrderedDict()
+        # Malformed and deleted entries come back with every claim. One report each is enough.
+        self._news = News()
 
     async def create_groups(self, streams: Sequence[str]) -> list[str]:
         """Create each group from its stream's first entry on, unless it is there. Returns those created."""
@@ -109,10 +107,10 @@ class StreamReader:
                 acknowledger.put_back(acks)
         messages: list[RuntimeMessage] = []
         found: dict[str, int] = {}
-        failure: ResponseError | None = None
-        for reply in await self._wire.receive(len(takes)):
+        failure: tuple[ResponseError, Take] | None = None
+        for take, reply in zip(takes, await self._wire.receive(len(takes)), strict=True):
             if isinstance(reply, ResponseError):
-                failure = reply
+                failure = reply, take
             elif reply:
                 for key, raw in reply:
                     stream = self._names[key]
@@ -126,7 +124,8 @@ class StreamReader:
                     found[stream] = len(fresh)
         self._table.add(messages)
         if failure is not None and not messages:
-            raise self._translated(failure, takes[0].streams[0], "XREADGROUP")
+            refusal, refused = failure
+            raise self._translated(refusal, _meant(refusal, refused.streams), "XREADGROUP")
         return messages, found
 
     async def read_own(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str | None]:
@@ -321,12 +320,9 @@ class StreamReader:
             self._report_deleted(stream, deleted)
 
     def _report_malformed(self, stream: str, message_id: str, reason: str) -> None:
-        if (stream, message_id) in self._reported:
+        if not self._news.is_new(stream, message_id):
             return
-        self._reported[stream, message_id] = None
-        if len(self._reported) > _REMEMBERED:
-            self._reported.popitem(last=False)
-        _count_malformed(stream)
+        observe_malformed(stream)
         self._on_error(
             MalformedMessageError(
                 f"entry {message_id} of stream {printable(stream)!r} cannot be delivered: {reason}. "
@@ -338,8 +334,11 @@ class StreamReader:
             )
         )
 
-    def _report_deleted(self, stream: str, ids: list[str]) -> None:
-        _count_deleted(stream, len(ids))
+    def _report_deleted(self, stream: str, gone: list[str]) -> None:
+        ids = [message_id for message_id in gone if self._news.is_new(stream, message_id)]
+        if not ids:
+            return
+        observe_deleted(stream, len(ids))
         shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")  # noqa: PLR2004 - enough to start a search
         self._on_error(
             QueueError(
@@ -378,6 +377,11 @@ class _NoSuchCommandError(Exception):
     """The server is older than the command, or its operator has taken it away."""
 
 
+def _meant(refusal: ResponseError, streams: Sequence[str]) -> str:
+    """Return the stream that the server names in its refusal of a read of many; all of them if it names none."""
+    return next((stream for stream in streams if f"'{stream}'" in str(refusal)), ", ".join(streams))
+
+
 def _lag(reply: Any, group: str) -> int | None:
     if isinstance(reply, ResponseError):
         return None
@@ -387,13 +391,3 @@ def _lag(reply: Any, group: str) -> int | None:
             lag = row.get(b"lag")
             return lag if isinstance(lag, int) else None
     return None
-
-
-@never_raises
-def _count_malformed(stream: str) -> None:
-    QUEUE_MESSAGES_MALFORMED_TOTAL.labels(stream).inc()
-
-
-@never_raises
-def _count_deleted(stream: str, count: int) -> None:
-    QUEUE_MESSAGES_DELETED_TOTAL.labels(stream).inc(count)

@@ -51,6 +51,33 @@ async def test_an_async_handler_that_takes_too_long_is_cancelled_and_tried_again
     assert "was cancelled" in dead.record.error
 
 
+@pytest.mark.parametrize("timeout_s", [None, 60])
+@pytest.mark.parametrize("who", ["handler", "middleware"])
+async def test_an_await_that_was_forgotten_is_no_success(
+    make_processor: Callable[..., Processor], place: Any, who: str, timeout_s: float | None
+) -> None:
+    processor = make_processor()
+
+    async def charge(ctx: JobContext) -> None:
+        raise AssertionError("nobody awaits it")
+
+    async def forgets(ctx: JobContext, call_next: Any) -> Any:
+        return call_next(ctx)
+
+    @processor.handler("pay", retry=SOON, timeout=timeout_s)
+    async def pay(ctx: JobContext) -> Any:
+        return charge(ctx)
+
+    if who == "middleware":
+        processor.add_middleware(forgets)
+    async with processor:
+        await processor.emit("pay")
+        await wait_until_async(lambda: _is(place.dead, 1))
+        (dead,) = (await processor.dead_letters().list()).items
+
+    assert dead.record.error_type == "conquiet.errors.ConfigurationError"
+
+
 async def test_a_handlers_own_timeout_is_not_taken_for_ours(
     make_processor: Callable[..., Processor], place: Any
 ) -> None:

@@ -70,6 +70,8 @@ async def test_a_read_whose_reply_is_lost_strands_nothing_and_is_not_charged(
     await client.aclose()
 
     assert running.errors
+    (counted,) = running.engine.health().streams.values()
+    assert (counted.read, counted.claimed) == (50, 0)
     assert deliveries == {1}
     assert set(counts.values()) == {1}
 
@@ -111,6 +113,7 @@ async def test_a_server_that_stays_away_ends_the_engine_with_an_error(
         await asyncio.wait_for(running.task, 60)
 
     assert 5 <= running.engine.health().reconnects <= 10
+    assert len(running.errors) == len({id(error) for error in running.errors})
     await client.aclose()
 
 
@@ -127,6 +130,37 @@ async def test_a_lost_group_stops_the_engine_with_a_clear_error(
 
     assert stream in str(caught.value)
     assert len(running.errors) == 1
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("blocked", [True, False])
+async def test_of_many_streams_none_is_said_to_be_gone_that_is_not(
+    make_engine: Any, run: Any, raw: Any, counting: Any, key_prefix: str, place: int, *, blocked: bool
+) -> None:
+    here, gone = (f"{key_prefix}{name}" for name in ("here", "gone"))
+    streams = [here]
+    streams.insert(place, gone)
+    engine = make_engine(counting, streams=streams)
+    running = run(engine)
+    await wait_until_async(lambda: engine._shards[0].intake.is_blocked)
+    if blocked:  # the server does not say on which of them the read was waiting
+        raw.delete(gone)
+    else:
+        pipe = raw.pipeline()
+        pipe.xadd(here, {"data": "{}"}).delete(gone).execute()
+
+    with pytest.raises(GroupMissingError) as caught:
+        await asyncio.wait_for(running.task, 60)
+
+    assert caught.value.stream in {gone, *(f"{one}, {other}" for one, other in ((here, gone), (gone, here)))}
+
+
+async def test_a_replica_is_called_so_at_the_start(make_engine: Any, private_redis: Any, counting: Any) -> None:
+    server = private_redis()
+    server.call("REPLICAOF", "127.0.0.1", "1")
+    async with redis.asyncio.Redis.from_url(server.url) as client:
+        with pytest.raises(QueueError, match=r"refused by the server \(READONLY\)"):
+            await make_engine(counting, redis=client).start()
 
 
 async def test_a_lost_group_is_built_again_from_the_beginning_on_request(
@@ -167,22 +201,21 @@ async def test_an_acknowledgement_that_could_not_be_sent_is_told_and_sent_again(
     assert runs == 1
 
 
-@pytest.mark.parametrize("forbidden", ["-eval", "-xpending", "-xclaim"])
-async def test_a_user_who_may_not_extend_leases_is_told_so_at_the_start(
-    make_engine: Any, private_redis: Any, counting: Any, counts: dict[str, int], forbidden: str
+async def test_a_user_who_may_not_do_what_an_engine_does_is_told_so_at_the_start(
+    make_engine: Any, private_redis: Any, counting: Any, counts: dict[str, int]
 ) -> None:
-    """Otherwise the first heartbeat would find out, with the messages already running and soon stale."""
+    """Otherwise the first heartbeat or acknowledgement would find out, with the messages already running, or done."""
     server = private_redis()
     raw = redis.Redis.from_url(server.url)
-    raw.acl_setuser("worker", enabled=True, nopass=True, keys=["*"], commands=["+@all", forbidden])
     raw.xadd("s", {"data": "{}"})
     client = redis.asyncio.Redis.from_url(server.url, username="worker", password="-")
 
-    with pytest.raises(QueueError, match="EVAL, XPENDING and XCLAIM") as caught:
-        await make_engine(counting, redis=client, streams=["s"]).start()
-
-    assert caught.value.command == "EVAL"
-    assert counts == {}
-    assert raw.xpending("s", "processor")["pending"] == 0
+    for command in ("eval", "xack", "xautoclaim", "xclaim", "xpending", "xreadgroup"):
+        raw.acl_setuser("worker", enabled=True, nopass=True, keys=["*"], commands=["+@all", f"-{command}"])
+        with pytest.raises(QueueError, match=f"allow the server's user .*{command.upper()}") as caught:
+            await asyncio.wait_for(make_engine(counting, redis=client, streams=["s"]).start(), 5)
+        assert caught.value.command == "EVAL"
+        assert counts == {}
+        assert raw.xpending("s", "processor")["pending"] == 0
     await client.aclose()
     raw.close()

@@ -1,6 +1,7 @@
 """A second stop waits for nobody: not for a server that has fallen silent, nor for threads that handlers have taken."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from conquiet.errors import LeaseLostError
 from conquiet.runtime import MessageContext, RuntimeMessage, StopReport
 from conquiet.testing import wait_until_async
 
@@ -194,3 +196,41 @@ async def test_a_handler_that_succeeds_although_it_was_told_to_break_off_is_not_
 
     assert (report.succeeded, report.abandoned) == (1, ())
     assert pending() == []
+
+
+async def test_what_a_handler_does_after_the_end_is_no_success(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any
+) -> None:
+    """It has caught its cancellation and gone on. Nobody keeps its message for it, and nobody acknowledges it."""
+    (message_id,) = enqueue(1)
+    begun, leave = asyncio.Event(), asyncio.Event()
+    ends: list[Any] = []
+    refused: list[BaseException] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        begun.set()
+        while not leave.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await leave.wait()
+        for call in (ctx.check_lease, ctx.ack):
+            try:
+                if (rest := call()) is not None:
+                    await rest
+            except LeaseLostError as error:
+                refused.append(error)
+
+    engine = make_engine(handler)
+    engine.on("succeeded", ends.append)
+    engine.on("failed", ends.append)
+    running = run(engine)
+    await begun.wait()
+    engine.stop()
+    engine.stop()
+    report = await asyncio.wait_for(running.task, SOON_S)
+    leave.set()
+    await wait_until_async(lambda: ends)
+
+    assert [entry for _, entry in report.abandoned] == [message_id]
+    assert [type(error) for error in refused] == [LeaseLostError, LeaseLostError]
+    assert [type(event.error) for event in ends] == [LeaseLostError]
+    assert len(pending()) == 1

@@ -2,12 +2,14 @@
 
 import asyncio
 import functools
+import time
 from typing import Any
 
 import pytest
 
 from conquiet.errors import ConfigurationError, LeaseLostError, QueueError
 from conquiet.kernel.backoff import Backoff
+from conquiet.metrics.registry import RUNTIME_LEASES_LOST_TOTAL
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
@@ -37,8 +39,10 @@ def test_a_handler_with_a_yield_is_refused_at_once(make_engine: Any, function: A
         lambda *given: generator(*given),  # noqa: PLW0108 - the same
         lambda message, ctx: next(iter(())),
         lambda message, ctx: exec("raise SystemExit(3)"),
+        lambda message, ctx: exec("raise KeyboardInterrupt"),
+        lambda message, ctx: exec("raise GeneratorExit"),
     ],
-    ids=["coroutine", "generator", "StopIteration", "SystemExit"],
+    ids=["coroutine", "generator", "StopIteration", "SystemExit", "KeyboardInterrupt", "GeneratorExit"],
 )
 async def test_what_a_plain_handler_must_not_do_fails_its_message_and_nothing_else(
     make_engine: Any, run: Any, enqueue: Any, pending: Any, handler: Any
@@ -53,6 +57,133 @@ async def test_what_a_plain_handler_must_not_do_fails_its_message_and_nothing_el
 
     assert {type(event.error) for event in failed} <= {ConfigurationError, RuntimeError}
     assert len(pending()) == 3
+
+
+async def forgets_await(*given: Any) -> Any:
+    return coroutine(*given)
+
+
+async def forgets_await_later(*given: Any) -> Any:
+    await asyncio.sleep(0)
+    return asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("handler", [forgets_await, forgets_await_later])
+async def test_an_await_that_was_forgotten_is_no_success(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, handler: Any
+) -> None:
+    enqueue(2)
+    failed: list[Any] = []
+    engine = make_engine(handler, claim_idle_ms=600_000)
+    engine.on("failed", failed.append)
+    running = run(engine)
+    await wait_until_async(lambda: len(failed) == 2)
+    await running.stop()
+
+    assert {type(event.error) for event in failed} == {ConfigurationError}
+    assert len(pending()) == 2
+
+
+class OddError(BaseException):
+    """Neither an ``Exception`` nor an end of anything."""
+
+
+async def odd(_: RuntimeMessage, __: MessageContext) -> None:
+    raise OddError
+
+
+async def odd_later(_: RuntimeMessage, __: MessageContext) -> None:
+    await asyncio.sleep(0)
+    raise BaseExceptionGroup("of a task group", [OddError()])
+
+
+def odd_in_a_thread(_: RuntimeMessage, __: MessageContext) -> None:
+    raise OddError
+
+
+@pytest.mark.parametrize("handler", [odd, odd_later, odd_in_a_thread])
+async def test_what_is_no_exception_costs_no_slot_either(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, handler: Any
+) -> None:
+    enqueue(3)
+    failed: list[Any] = []
+    engine = make_engine(handler, concurrency=1, claim_idle_ms=600_000)
+    engine.on("failed", failed.append)
+    running = run(engine)
+    await wait_until_async(lambda: len(failed) == 3)
+    report = await running.stop()
+
+    assert (report.failed, report.handed_back, len(pending())) == (3, 0, 3)
+
+
+async def test_nor_does_it_out_of_on_exhausted(make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str) -> None:
+    enqueue(2)
+    raw.xgroup_create(stream, "processor", "0")
+    raw.xreadgroup("processor", "gone", {stream: ">"})
+    raw.xclaim(
+        stream,
+        "processor",
+        "gone",
+        0,
+        [row["message_id"] for row in raw.xpending_range(stream, "processor", "-", "+", 2)],
+        idle=700_000,
+    )
+
+    running = run(make_engine(print, on_exhausted=odd, max_deliveries=1, concurrency=1, claim_idle_ms=600_000))
+    await wait_until_async(lambda: len(running.errors) == 2)
+    await running.stop()
+
+    assert {type(error) for error in running.errors} == {OddError}
+
+
+async def test_a_process_that_is_to_end_takes_its_message_for_failed(make_engine: Any, run: Any, enqueue: Any) -> None:
+    """A signal handler of the caller's has raised it where a handler happened to run."""
+    (message_id,) = enqueue(1)
+    engine = make_engine(print)
+    failed: list[Any] = []
+    engine.on("failed", failed.append)
+
+    def ends(_: RuntimeMessage) -> None:
+        raise SystemExit
+
+    engine._runner._handler = ends
+    with pytest.raises(SystemExit):
+        await engine._runner(RuntimeMessage(engine._streams[0], message_id, {}, leased_at=time.monotonic()))
+
+    assert [event.message.id for event in failed] == [message_id]
+
+
+async def test_a_loss_that_a_handler_finds_by_asking_is_told_and_counted_once(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, beat_quickly: Any
+) -> None:
+    enqueue(1)
+    failed: list[Any] = []
+    beats = 0
+
+    async def asks(message: RuntimeMessage, ctx: MessageContext) -> None:
+        raw.xclaim(stream, "processor", "other", 0, [message.id])
+        with pytest.raises(LeaseLostError):
+            await ctx.extend()
+        begun = beats
+        await wait_until_async(lambda: beats >= begun + 2)  # which has nothing to add
+
+    engine = make_engine(asks, claim_idle_ms=600_000)
+    beat = engine._heartbeat.beat
+
+    def counted(now: float) -> None:
+        nonlocal beats
+        beat(now)
+        beats += 1
+
+    engine._heartbeat.beat = counted
+    engine.on("failed", failed.append)
+    before = RUNTIME_LEASES_LOST_TOTAL.labels(stream)._value.get()
+    running = run(beat_quickly(engine))
+    await wait_until_async(lambda: failed)
+    await running.stop()
+
+    assert [type(error) for error in running.errors] == [LeaseLostError]
+    assert RUNTIME_LEASES_LOST_TOTAL.labels(stream)._value.get() - before == 1
 
 
 async def test_a_cancellation_that_a_handler_left_behind_costs_no_slot(

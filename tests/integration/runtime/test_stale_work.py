@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import DeliveriesExhaustedError, QueueError
+from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, RUNTIME_EXHAUSTED_TOTAL
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
@@ -117,6 +118,7 @@ async def test_own_pending_entries_are_read_again_once_at_the_start(
     await wait_until_async(lambda: len(seen) == 250)
     await running.stop()
 
+    assert running.engine.health().streams[stream].read == 250
     assert [message_id for message_id, _ in seen[:230]] == lost
     assert Counter(count for _, count in seen) == {2: 230, 1: 20}
 
@@ -134,6 +136,7 @@ async def test_a_message_delivered_too_often_is_not_run_but_reported_once_and_ke
     await running.stop()
 
     assert seen == []
+    assert RUNTIME_EXHAUSTED_TOTAL.labels(stream)._value.get() == 1
     assert [type(error) for error in running.errors] == [DeliveriesExhaustedError]
     error = running.errors[0]
     assert (error.message_id, error.delivery_count, error.stream) == (message_id, 4, stream)
@@ -171,18 +174,23 @@ async def test_on_exhausted_decides_about_a_message_delivered_too_often(
     assert bool(running.errors) is not acknowledges
 
 
-async def test_a_pending_entry_deleted_from_its_stream_is_reported_and_never_delivered(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+@pytest.mark.parametrize("name", ["another", "dead"])
+async def test_a_pending_entry_deleted_from_its_stream_is_reported_once_and_never_delivered(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, name: str
 ) -> None:
     enqueue(3)
     lost = strand(raw, stream, 3)
     raw.xdel(stream, lost[1])
     seen, handler = collector()
 
-    running = run(make_engine(handler, claim_idle_ms=80))
-    await wait_until_async(lambda: len(seen) == 2 and running.errors)
+    # Under its own name it finds the entry twice: in its own pending list, and when it looks for stale work.
+    engine = make_engine(handler, claim_idle_ms=80, consumer_id=name)
+    running = run(engine)
+    await wait_until_async(lambda: len(seen) == 2 and not raw.xpending(stream, "processor")["pending"])
     await running.stop()
 
     assert {message_id for message_id, _ in seen} == {lost[0], lost[2]}
-    assert isinstance(running.errors[0], QueueError)
-    assert lost[1] in str(running.errors[0])
+    (error,) = running.errors
+    assert isinstance(error, QueueError)
+    assert lost[1] in str(error)
+    assert QUEUE_MESSAGES_DELETED_TOTAL.labels(stream)._value.get() == 1

@@ -202,3 +202,5 @@ async def test_entries_of_a_claim_whose_reply_is_lost_are_had_at_once(
 
     assert running.errors
     assert len(handled) == 3
+    counted = engine.health().streams[stream]
+    assert (counted.read, counted.claimed) == (1, 2)

@@ -1,7 +1,7 @@
 """The engine's pure parts: settings, schedules, leases, handing back, counting."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
@@ -12,6 +12,7 @@ from conquiet.errors import ConfigurationError, LeaseLostError
 from conquiet.kernel.backoff import Backoff
 from conquiet.kernel.lifecycle import Status
 from conquiet.runtime import handover
+from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.context import MessageContext, RuntimeMessage
 from conquiet.runtime.events import EngineError, EventDispatcher, Started
 from conquiet.runtime.health import Health
@@ -259,8 +260,9 @@ async def test_events_reach_plain_and_async_callbacks_and_a_broken_one_hurts_nob
     dispatcher.on("started", lambda event: heard.append(("plain", event)))
     for callback in (cancels_itself, broken, lazy, later):
         dispatcher.on("started", callback)
-    with pytest.raises(ConfigurationError):
-        dispatcher.on("started", 3)  # type: ignore[arg-type]
+    for unusable in (3, lambda: None, _generator):
+        with pytest.raises(ConfigurationError):
+            dispatcher.on("started", unusable)  # type: ignore[arg-type]
     dispatcher.start()
     event = Started(a_message())
     dispatcher.emit(event)
@@ -324,3 +326,90 @@ async def test_a_dispatcher_that_nobody_closed_ends_with_its_event_loop() -> Non
     await dispatcher.close(timeout_s=0)
 
     assert not left
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_callback_that_keeps_its_cancellation_to_itself_does_not_hang_the_end(goes_on: bool) -> None:  # noqa: FBT001
+    dispatcher = EventDispatcher()
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def swallows(event: Any) -> None:
+        entered.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if goes_on:
+                await leave.wait()
+
+    dispatcher.on("error", swallows)
+    dispatcher.start()
+    dispatcher.emit(EngineError(ValueError()))
+    dispatcher.emit(EngineError(ValueError()))
+    await entered.wait()
+
+    async with asyncio.timeout(30):
+        assert await dispatcher.close(timeout_s=0.05) == 1 + goes_on
+    assert dispatcher._task is not None
+    leave.set()
+    await asyncio.wait_for(dispatcher._task, 30)  # and calls nobody any more
+
+
+async def test_whatever_a_callback_raises_the_next_event_is_told_and_no_payload_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dispatcher = EventDispatcher()
+    heard: list[str] = []
+
+    def plain(event: EngineError) -> None:
+        heard.append("plain")
+        raise event.error
+
+    async def deferred(event: EngineError) -> None:
+        heard.append("async")
+        raise event.error
+
+    dispatcher.on("error", plain)
+    dispatcher.on("error", deferred)
+    dispatcher.start()
+    for kind in (ValueError, _OddError):
+        dispatcher.emit(EngineError(kind("card 4111")))
+    assert await dispatcher.close(timeout_s=30) == 0
+
+    assert sorted(heard) == ["async", "async", "plain", "plain"]
+    failures = [record for record in caplog.records if record.getMessage() == "event callback failed"]
+    assert len(failures) == 4
+    assert {vars(record)["error"] for record in failures} == {"ValueError", "_OddError"}
+    assert all(__file__ in vars(record)["line"] for record in failures)
+    assert "4111" not in caplog.text
+
+
+async def test_a_flush_that_is_not_waited_for_any_longer_leaves_nothing_behind() -> None:
+    acknowledger = Acknowledger(
+        cast("Any", None),
+        group="g",
+        table=LeaseTable(["s"]),
+        reconnect=Reconnect(Backoff(), 1, "ack"),
+        on_error=print,
+        on_given_up=print,
+        reader_is_coming=lambda: True,
+    )
+    acknowledger.add(a_message())
+    acknowledger._task = asyncio.create_task(asyncio.sleep(60))
+    before = asyncio.all_tasks()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await acknowledger.flush()
+    await asyncio.sleep(0)
+    left = asyncio.all_tasks() - before
+    acknowledger._task.cancel()
+
+    assert left == set()
+
+
+def _generator(event: Any) -> Any:
+    yield event
+
+
+class _OddError(BaseException):
+    """Not an ``Exception``."""
