@@ -9,6 +9,7 @@
 All of it needs READ COMMITTED: each statement sees what was committed before it, and no gap is locked.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -65,7 +66,7 @@ class Desk:
             "AND o.`seq` <= :last ORDER BY o.`seq` LIMIT :count",
             "keys",
         )
-        self._delete = _with_list(f"DELETE FROM {name} WHERE `seq` IN :seqs")  # noqa: S608
+        self._delete = text(words.delete_listed(name))
         refused = f"UPDATE {name} SET `attempts` = :n, `reason` = :reason"  # noqa: S608
         self._retry = text(f"{refused}, `due_at` = {words.later} WHERE `seq` = :seq")
         self._park = text(f"{refused}, `parked` = 1 WHERE `seq` = :seq")
@@ -113,7 +114,7 @@ class Desk:
     ) -> None:
         """Write down what became of the letters."""
         if published:
-            session.execute(self._delete, {"seqs": published})
+            session.execute(self._delete, {"seqs": json.dumps(published)})
         for decision, reason in refused:
             binds: dict[str, Any] = {"seq": decision.seq, "n": decision.attempts, "reason": reason.encode()[:255]}
             if isinstance(decision, Retry):

@@ -167,6 +167,43 @@ def test_publishing_does_not_keep_business_transactions_from_writing(
     assert left(engine) == 2
 
 
+@pytest.mark.parametrize("keys", [[None] * 8, ["a"] * 4 + ["b"] * 4], ids=["free", "keyed"])
+def test_two_relays_that_share_a_small_table_do_not_wait_for_each_other(
+    engine: Engine, db_url: str, make_engine: Callable[..., Engine], keys: list[str | None]
+) -> None:
+    """A DELETE that looks at rows of the other relay waits for them; two of these deadlock, and one repeats itself."""
+    holding, go_on = threading.Event(), threading.Event()
+
+    class Target:
+        def __init__(self, *, slow: bool) -> None:
+            self._slow = slow
+
+        def publish(self, letters: Sequence[Letter]) -> list[tuple[Outcome, str]]:
+            if self._slow:
+                holding.set()
+                assert go_on.wait(60)
+            return [(Outcome.PUBLISHED, "")] * len(letters)
+
+    for key in keys:
+        add(engine, "letter", key=key)
+    impatient = make_engine(db_url, lock_wait_s=1)
+    with (
+        OutboxRelay(engine, {"ledger": Target(slow=True)}, batch=4) as slow,
+        OutboxRelay(impatient, {"ledger": Target(slow=False)}, batch=4) as quick,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        running = pool.submit(slow.relay_once)
+        assert holding.wait(60)
+
+        try:
+            by_the_other = quick.drain().published
+        finally:
+            go_on.set()
+
+        assert (by_the_other, running.result(60).published) == (4, 4)
+    assert left(engine) == 0
+
+
 def test_a_row_that_was_published_but_not_deleted_is_published_again_with_the_same_id(
     engine: Engine, queue: RedisStreamsQueue
 ) -> None:
