@@ -43,8 +43,9 @@ def test_a_fraction_of_a_second_is_waited_for(engine: Engine, admin: Connection)
 
 
 def test_a_deadlock_of_advisory_locks_lets_no_second_half_through(engine: Engine, admin: Connection) -> None:
+    """Who loses is told and can do nothing more; who wins does it all. MySQL may let both lose, if both ask at once."""
     both = threading.Barrier(2)
-    met: list[type[ConquietError]] = []
+    met: dict[int, list[type[ConquietError]]] = {10: [], 20: []}
 
     def work(first: str, second: str, id_value: int) -> None:
         try:
@@ -55,10 +56,10 @@ def test_a_deadlock_of_advisory_locks_lets_no_second_half_through(engine: Engine
                 try:
                     AdvisoryLock(session, second).acquire()
                 except ConquietError as error:
-                    met.append(type(error))
+                    met[id_value].append(type(error))
                 session.execute("INSERT INTO orders (id) VALUES (:id)", {"id": id_value + 1})
         except ConquietError as error:
-            met.append(type(error))
+            met[id_value].append(type(error))
 
     threads = [threading.Thread(target=work, args=args) for args in (("a", "b", 10), ("b", "a", 20))]
     for thread in threads:
@@ -67,5 +68,7 @@ def test_a_deadlock_of_advisory_locks_lets_no_second_half_through(engine: Engine
         thread.join()
 
     ids = sorted(admin.execute(text("SELECT id FROM orders")).scalars())
-    assert met == [ConflictError, LifecycleError]
-    assert ids in ([10, 11], [20, 21])
+    losers = [id_value for id_value, errors in met.items() if errors]
+    assert losers
+    assert all(met[loser] == [ConflictError, LifecycleError] for loser in losers)
+    assert ids == [row for winner in sorted(met.keys() - set(losers)) for row in (winner, winner + 1)]
