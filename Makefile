@@ -31,17 +31,17 @@ servers:
 
 .PHONY: demo
 demo: $(READY) ## Run the main job end to end (no root, no server needed; REDIS_URL= and DB_URL= use yours)
-	@$(BIN)/conquiet demo $(if $(REDIS_URL),--redis-url "$(REDIS_URL)") $(if $(DB_URL),--db-url "$(DB_URL)")
+	@$(BIN)/conquiet demo $(if $(REDIS_URL),--redis-url "$(REDIS_URL)") $(if $(DB_URL),--db-url "$(DB_URL)") $(ARGS)
 
 .PHONY: lint
-lint: $(READY) ## Check style, types and the borders between rooms
+lint: $(READY) ## Check style, types and the borders between packages
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "run: make format"; exit 1; }
 	@$(BIN)/mypy --no-error-summary src tests scripts $(wildcard benchmarks examples)
 	@$(BIN)/lint-imports --no-logo
 
 .PHONY: format
-format: $(READY) ## Format the code and mend what can be mended
+format: $(READY) ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix . || true
 	@$(BIN)/ruff format --quiet .
 
@@ -67,11 +67,16 @@ matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9 
 	@PYTHON="$(BIN)/python" scripts/matrix.sh -n $(WORKERS) --dist loadgroup $(ARGS)
 
 .PHONY: torture
-torture: $(READY) servers ## The invariants with many more processes, messages and kills (about an hour)
-	@CONQUIET_TORTURE=1 $(BIN)/pytest tests/invariants --timeout=7200 -o faulthandler_timeout=7190 $(ARGS)
+torture: $(READY) servers ## All storms at full size; appends to ledger/ and renders docs/reliability.md (ARGS="--hours 8")
+	@$(BIN)/python scripts/torture.py $(ARGS)
+
+.PHONY: ledger-check
+ledger-check: $(READY) ## Judge the kept histories again, and check that docs/reliability.md is what the ledger says
+	@$(BIN)/python scripts/ledger.py --judge
+	@$(BIN)/python scripts/ledger.py --check
 
 .PHONY: bench
-bench: $(READY) servers ## Measure every room beside the raw client and its peers; prints ratios
+bench: $(READY) servers ## Measure every package beside the raw client and its peers; prints ratios
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
 # Peers are for comparison only: not locked, and never needed by anything else.
@@ -85,6 +90,15 @@ bench-peers: ## Install the libraries that benchmarks compare with (newest relea
 	@command -v npm >/dev/null || { echo "no npm: the Node peers are left out"; exit 0; }; \
 		mkdir -p .cache/bench-node && cd .cache/bench-node && npm init -y >/dev/null && npm install --silent @proca/queue rabbitmq-client
 
+.PHONY: screenshots
+screenshots: $(READY) servers ## Write docs/img/dashboard-*.png
+	@$(BIN)/python scripts/dashboard_screenshots.py
+
+.PHONY: api
+api: $(READY) ## Write docs/api.md and docs/metrics.md from the code
+	@$(BIN)/python scripts/api_docs.py
+	@$(BIN)/python scripts/metrics_docs.py
+
 DOCS := .cache/docs-venv
 $(DOCS)/.ready: requirements-docs.lock
 	@$(PYTHON) -m venv $(DOCS)
@@ -92,15 +106,32 @@ $(DOCS)/.ready: requirements-docs.lock
 	@touch $@
 
 .PHONY: docs
-docs: $(DOCS)/.ready ## Build the documentation into build/docs; a broken link is an error
-	@$(DOCS)/bin/mkdocs build --quiet --strict --site-dir build/docs
+docs: $(DOCS)/.ready ## Build the documentation into build/docs; a broken link or anchor is an error
+	@$(PYTHON) scripts/build_docs.py --into .cache/docs-source
+	@NO_COLOR=1 $(DOCS)/bin/zensical build --strict >.cache/docs.log 2>&1 || { cat .cache/docs.log; exit 1; }
 	@echo "build/docs/index.html"
+
+RELEASE := .cache/release-venv
+$(RELEASE)/.ready: requirements-release.lock
+	@$(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/pip install --disable-pip-version-check --quiet --require-hashes -r requirements-release.lock
+	@touch $@
+
+.PHONY: release
+release: $(RELEASE)/.ready ## Build wheel, sdist and SBOM of HEAD twice, compare, and check the metadata
+	@$(RELEASE)/bin/python scripts/release.py
+
+.PHONY: api-check
+api-check: $(READY) ## Compare the public interface with the last release
+	@$(BIN)/python scripts/check_api.py
 
 LOCK := uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --upgrade
 .PHONY: lock
 lock: ## Refresh the lock files (needs uv; they name no registry)
 	@$(LOCK) pyproject.toml --all-extras --group dev -o requirements-dev.lock
+	@$(LOCK) pyproject.toml --all-extras -o requirements.lock
 	@$(LOCK) --group docs -o requirements-docs.lock
+	@$(LOCK) --group release -o requirements-release.lock
 
 .PHONY: clean
 clean: ## Remove what make made, except fetched servers

@@ -1,4 +1,4 @@
-"""The database room against the raw drivers and plain SQLAlchemy, doing the same work, in one run.
+"""The database package against the raw drivers and plain SQLAlchemy, doing the same work, in one run.
 
     .venv/bin/python benchmarks/db.py [--quick] [--driver pymysql|mysqldb] [--flavour mariadb|mysql] [--growth]
 

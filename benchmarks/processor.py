@@ -73,11 +73,11 @@ EMIT: dict[str, tuple[Callable[..., Any], int]] = {
     "raw redis-py asyncio, pipelines of 500": (ours.raw_pipeline, 1),
     "emit_many": (ours.emit_many, 1),
     "emit_many, each with an id of its own": (partial(ours.emit_many, id=True), 1),
-    "emit_many, delayed": (partial(ours.emit_many, delay=600), 1),
+    "emit_many, delayed": (partial(ours.emit_many, delay_s=600), 1),
     "raw redis-py asyncio, one by one": (ours.raw_one, 10),
     "emit": (ours.emit_one, 10),
     "emit, with an id": (partial(ours.emit_one, id=True), 10),
-    "emit, delayed": (partial(ours.emit_one, delay=600), 10),
+    "emit, delayed": (partial(ours.emit_one, delay_s=600), 10),
 }
 Rates = dict[str, list[float]]
 

@@ -26,8 +26,8 @@ from zoneinfo import ZoneInfo
 import redis.asyncio
 from cronsim import CronSim
 
+from conquiet.core.json_codec import encode_payload
 from conquiet.processor.envelope import Envelope, to_payload
-from conquiet.queue.codec import encode_payload
 from conquiet.scheduler import Cron, Every, ScheduleEntry, Scheduler
 from conquiet.testing import RedisServer
 
@@ -117,7 +117,7 @@ async def fire_hosts(url: str, count: int, hosts: int) -> float:
     async with redis.asyncio.Redis.from_url(url) as client:
         await client.flushall()
         schedulers = [Scheduler(client, entries, now_ms=lambda: now) for _ in range(hosts)]
-        await schedulers[0]._declare_all()  # noqa: SLF001 - what start() does first, left out of the time
+        await schedulers[0]._firer.store_declared()  # noqa: SLF001 - what start() does first, left out of the time
         for scheduler in schedulers:
             await scheduler.tick()
         now += 3_600_000

@@ -24,20 +24,21 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 
 from conquiet import DbSession, Inbox, Outbox, OutboxRelay, QueueConfig, QueueConsumer, QueueMessage
-from conquiet.bridge import ToStream, by_outbox_id, create_tables, for_rabbit
 from conquiet.rabbit import RabbitConsumer, SchemaRegistry
 from conquiet.testing import MySQLServer, RabbitMQServer, RedisServer
+from conquiet.transactional import ToStream, by_outbox_id, create_tables, for_rabbit
 
 ORDERS = 40
 ACCOUNTS = 4
 OPENING_CENTS = 100_000
+LEDGER = "ledger"
 
 outbox = Outbox()
 
 
 # ------------------------------------------------------------------ the business
 def take_order(order: dict[str, Any], session: DbSession) -> None:
-    """Debit the customer and tell the ledger: one transaction, both or none."""
+    """Debit the customer and add a ledger message: one transaction, both or none."""
     session.execute(
         "UPDATE account SET cents = cents - :cents WHERE id = :id", {"cents": order["cents"], "id": order["account"]}
     )
@@ -51,8 +52,8 @@ def book(msg: QueueMessage, session: DbSession) -> None:
 
 # ------------------------------------------------------------------ the three stages
 async def take_orders(amqp_url: str, engine: Engine) -> None:
-    """RabbitMQ to MySQL. An order is known by its number, however often it is sent."""
-    syncer = for_rabbit(take_order, engine=engine, queue="orders", key=lambda order: str(order["order"]))
+    """RabbitMQ to MySQL. The order number identifies an order, however often it is sent."""
+    syncer = for_rabbit(take_order, engine=engine, key=lambda order: str(order["order"]))
     accept_all = SchemaRegistry(built_in=False).register_default()
     async with RabbitConsumer(amqp_url, "orders", syncer, schemas=accept_all, concurrency=2) as consumer:
         while consumer.count.ack < 2 * ORDERS:  # noqa: ASYNC110 - for a demonstration, looking is enough
@@ -60,20 +61,20 @@ async def take_orders(amqp_url: str, engine: Engine) -> None:
     print(f"orders: {2 * ORDERS} deliveries, {ORDERS} orders")
 
 
-def relay_to(ledger: QueueConsumer, engine: Engine) -> None:
-    """MySQL to Redis. The first relay is broken off after publishing; the second knows nothing of that."""
+def relay_to(client: redis.Redis, engine: Engine) -> None:
+    """MySQL to Redis. The first relay is interrupted after publishing; the second publishes again."""
 
-    class BrokenOff(ToStream):
-        def publish(self, letters: Any) -> Any:
-            super().publish(letters)
+    class Interrupted(ToStream):
+        def publish(self, messages: Any) -> Any:
+            super().publish(messages)
             raise KeyboardInterrupt
 
     try:
-        with OutboxRelay(engine, {"ledger": BrokenOff(ledger.queue)}, batch=10) as relay:
+        with OutboxRelay(engine, {"ledger": Interrupted(client, LEDGER)}, batch=10) as relay:
             relay.relay_once()
     except KeyboardInterrupt:
-        print("relay: broken off between publishing and deleting")
-    with OutboxRelay(engine, {"ledger": ToStream(ledger.queue)}) as relay:
+        print("relay: interrupted between publishing and deleting")
+    with OutboxRelay(engine, {"ledger": ToStream(client, LEDGER)}) as relay:
         print(f"relay: {relay.drain().published} rows published")
 
 
@@ -125,9 +126,9 @@ def main(amqp_url: str, db_url: str, redis_url: str) -> None:
     engine = create_engine(db_url)
     worth = prepare(engine, amqp_url)
     asyncio.run(take_orders(amqp_url, engine))
-    config = QueueConfig("ledger", "bookkeeping", "worker-1")
+    config = QueueConfig(LEDGER, "bookkeeping", "worker-1")
     with redis.Redis.from_url(redis_url) as client, QueueConsumer(client, config) as ledger:
-        relay_to(ledger, engine)
+        relay_to(client, engine)
         keep_the_ledger(ledger, engine)
     with DbSession(engine) as session:
         accounts = session.execute_scalar("SELECT SUM(cents) FROM account")

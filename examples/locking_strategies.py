@@ -1,4 +1,4 @@
-"""One function per lock strategy, and the two ways to do without. Needs a MySQL or MariaDB.
+"""One function per lock strategy, and the two ways without a lock. Needs a MySQL or MariaDB.
 
 python examples/locking_strategies.py mysql+pymysql://user:password@host/database
 """
@@ -12,7 +12,7 @@ from conquiet.db import AdvisoryLock, RowLock, insert_idempotent, occ_update, re
 
 
 def insert_needs_no_lock(engine: Engine) -> None:
-    """The primary key decides who was first. Doing it twice is fine."""
+    """Insert twice: the primary key keeps one row."""
     writer = DbWriter(engine, DbConfig("accounts"))
     op = DbOperation("accounts", DbOperationType.INSERT, 1, {"id": 1, "balance": 100})
 
@@ -21,7 +21,7 @@ def insert_needs_no_lock(engine: Engine) -> None:
 
 
 def row(engine: Engine) -> None:
-    """The default choice for read-modify-write of rows that exist."""
+    """Change existing rows: the default choice for read-modify-write."""
     writer = DbWriter(engine, DbConfig("accounts"), LockStrategy.ROW)
 
     outcome = writer.modify(1, lambda account: {"balance": account["balance"] - 30})
@@ -30,31 +30,31 @@ def row(engine: Engine) -> None:
 
 
 def advisory(engine: Engine) -> None:
-    """Shuts out everybody who uses the same strategy, and nobody else; readers and reports go on."""
+    """Exclude writers that use the same strategy; readers and other writers continue."""
     writer = DbWriter(engine, DbConfig("accounts"), LockStrategy.ADVISORY)
     writer.modify(1, lambda account: {"balance": account["balance"] + 5})
 
 
 def advisory_and_row(engine: Engine) -> None:
-    """Both: orderly waiting by name, and safe against code that knows nothing of our locks."""
+    """Use both: waiting by name, and safety against code that does not use our locks."""
     writer = DbWriter(engine, DbConfig("accounts"), LockStrategy.ADVISORY_AND_ROW)
     writer.modify(1, lambda account: {"balance": account["balance"] + 5})
 
 
 def table(engine: Engine) -> None:
-    """The whole table, readers too. For rare, sweeping changes."""
+    """Lock the whole table, readers included, for rare changes of many rows."""
     writer = DbWriter(engine, DbConfig("accounts"), LockStrategy.TABLE)
     writer.modify(1, lambda account: {"balance": account["balance"] + 5})
 
 
 def none(engine: Engine) -> None:
-    """Right for values that do not depend on what was there before."""
+    """Write values that do not depend on the old ones."""
     writer = DbWriter(engine, DbConfig("accounts"), LockStrategy.NONE)
     writer.execute(DbOperation("accounts", DbOperationType.UPDATE, 1, {"note": "seen"}))
 
 
 def optimistic(engine: Engine) -> None:
-    """No lock between reading and writing; who comes second starts again, in a new session."""
+    """Take no lock between reading and writing; the second writer retries in a new session."""
 
     def withdraw(session: DbSession) -> int:
         account = session.fetch_one("SELECT balance, version FROM accounts WHERE id = :id", {"id": 1})
@@ -66,7 +66,7 @@ def optimistic(engine: Engine) -> None:
 
 
 def transfer(engine: Engine) -> None:
-    """Two rows, one transaction: lock both, always in the same order."""
+    """Change two rows in one transaction: lock both, always in the same order."""
     with DbSession(engine) as session:
         insert_idempotent(session, "accounts", 2, {"balance": 0})
         (source,) = RowLock(session, "accounts", {"id": 1}).acquire()
@@ -76,8 +76,8 @@ def transfer(engine: Engine) -> None:
 
 
 def once_at_a_time(engine: Engine) -> None:
-    """A lock by name for work that is not one row. It is held until after the commit."""
-    with DbSession(engine) as session, AdvisoryLock(session, "monthly report", timeout=5):
+    """Take a named lock for work that is not one row. It is held until after the commit."""
+    with DbSession(engine) as session, AdvisoryLock(session, "monthly report", timeout_s=5):
         session.execute("UPDATE accounts SET note = 'reported'")
 
 

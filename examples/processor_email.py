@@ -24,7 +24,7 @@ STREAM, GROUP = "example:email", "example-email"
 
 
 class MailServer:
-    """Stands in for the real one: down for the first tries, and strict about addresses."""
+    """Simulate a mail server: down for the first attempts, and strict about addresses."""
 
     def __init__(self) -> None:
         self.failures_left = 3
@@ -32,7 +32,7 @@ class MailServer:
         self.sent: list[str] = []
 
     async def send(self, to: str) -> None:
-        """Send, or fail the way mail servers do."""
+        """Send, or fail as a mail server does."""
         if self.failures_left > 0:
             self.failures_left -= 1
             raise ConnectionError
@@ -47,7 +47,7 @@ def build(client: redis.asyncio.Redis, mail: MailServer) -> Processor:
     @processor.handler(
         "email.send",
         retry=RetryPolicy.exponential(0.05, max_attempts=8, cap_s=60.0),
-        timeout=10,
+        timeout_s=10,
     )
     async def send(ctx: JobContext) -> None:
         await mail.send(ctx.data["to"])
@@ -66,8 +66,8 @@ async def main() -> None:
     client = redis.asyncio.Redis.from_url(os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"))
     mail = MailServer()
     processor = build(client, mail)
-    letters = processor.dead_letters()
-    await letters.discard(DeadFilter())  # of an earlier run of this example
+    dead_letters = processor.dead_letters()
+    await dead_letters.discard(DeadFilter())  # of an earlier run of this example
     run = os.urandom(4).hex()
 
     async with processor:
@@ -78,21 +78,21 @@ async def main() -> None:
         again = await asyncio.to_thread(from_a_web_view, f"welcome:jane:{run}")
         print(f"the same id again: duplicate={again.duplicate}")
 
-        while not (mail.sent and await letters.count()):  # noqa: ASYNC110 - an example may poll
+        while not (mail.sent and await dead_letters.count()):  # noqa: ASYNC110 - an example may poll
             await asyncio.sleep(0.01)
         print(f"sent after {3 - mail.failures_left} failures of the server: {mail.sent}")
-        for group in await letters.groups():
-            dead = await letters.show(group.example_id)
+        for group in await dead_letters.groups():
+            dead = await dead_letters.show(group.example_id)
             assert dead is not None
             print(f"dead: {group.count} x {group.event}, {dead.record.reason}: {dead.record.error}")
 
         mail.known.add("joe@example.org")
-        planned = await letters.replay(DeadFilter(event="email.send"), dry_run=True)
-        report = await letters.replay(DeadFilter(event="email.send"), rate_per_s=100)
+        planned = await dead_letters.replay(DeadFilter(event="email.send"), dry_run=True)
+        report = await dead_letters.replay(DeadFilter(event="email.send"), rate_per_s=100)
         print(f"replayed {report.replayed} of {planned.matched}")
         while len(mail.sent) < 2:  # noqa: ASYNC110 - the same
             await asyncio.sleep(0.01)
-        print(f"sent in the end: {sorted(mail.sent)}, dead letters left: {await letters.count()}")
+        print(f"sent in the end: {sorted(mail.sent)}, dead letters left: {await dead_letters.count()}")
     await client.aclose()
 
 

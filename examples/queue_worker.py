@@ -1,4 +1,4 @@
-"""A worker by hand: read, do the work, acknowledge. Stops on SIGTERM and Ctrl-C.
+"""A hand-written worker: read, do the work, acknowledge. Stops on SIGTERM and Ctrl-C.
 
 REDIS_URL=redis://localhost:6379/0 python examples/queue_worker.py [how many messages]
 """

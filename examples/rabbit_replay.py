@@ -1,4 +1,4 @@
-"""Publish orders, let them fail, and bring them back out of the dead letters.
+"""Publish orders, let them fail, and replay them from the dead letters.
 
     python examples/rabbit_replay.py amqp://guest:guest@localhost/%2F orders orders-dead
 
@@ -10,11 +10,11 @@ import sys
 
 import msgspec
 
-from conquiet.rabbit import DeadLetters, Outgoing, Publisher, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit import DeadLetters, DeliveryFilter, Outgoing, Publisher, RabbitConsumer, SchemaRegistry
 
 
 class Order(msgspec.Struct):
-    """What the syncer gets: a checked object, not a dict."""
+    """The validated object that the syncer gets."""
 
     number: int
 
@@ -40,7 +40,7 @@ async def main(url: str, queue: str, dead: str) -> None:
         shop_is_open = True
         replayed = 0
         while replayed < 3:  # the broker moves what was refused in its own time; a replay takes what is there
-            replayed += (await DeadLetters(url).replay(dead, per_second=100)).replayed
+            replayed += (await DeadLetters(url, dead).replay(DeliveryFilter(), rate_per_s=100)).replayed
         print("replayed", replayed)
         await asyncio.wait_for(stocked.wait(), 10)
 

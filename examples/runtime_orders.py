@@ -57,7 +57,7 @@ async def main() -> int:
         with install_termination_handlers(consumer.stop):
             report = await consumer.start()
         await client.delete(ORDERS, MAILS)
-    print(f"succeeded {report.succeeded}, failed {report.failed}, handed back {report.handed_back}")
+    print(f"succeeded {report.succeeded}, failed {report.failed}, released {report.released}")
     return report.succeeded
 
 

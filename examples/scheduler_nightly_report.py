@@ -1,4 +1,4 @@
-"""A nightly report that comes once a night through both clock changes, on as many hosts as you like.
+"""A nightly report that runs once a night through both clock changes, on any number of hosts.
 
 Run it with ``python examples/scheduler_nightly_report.py``. It uses REDIS_URL, or redis://127.0.0.1:6379/0.
 The night is long, so a rehearsal entry makes the same report every second while you watch.
@@ -28,7 +28,7 @@ REHEARSAL = ScheduleEntry("rehearsal", Every(1), "report.make", STREAM, {"kind":
 
 
 def show_clock_changes() -> None:
-    """02:30 does not exist on 29 March 2026 and comes twice on 25 October: still one report each."""
+    """Show that 02:30, which is skipped on 29 March 2026 and repeated on 25 October, fires once each."""
     for start in (datetime(2026, 3, 28, tzinfo=BERLIN), datetime(2026, 10, 24, tzinfo=BERLIN)):
         instant: int | None = round(start.timestamp() * 1_000)
         for _ in range(3):

@@ -1,6 +1,6 @@
 """Print which rules of docs/spec-rules.tsv are proved by tests that passed, and fail on gaps.
 
-The report comes from ``pytest --spec-report=FILE`` (see tests/conftest.py). A room listed in
+The report comes from ``pytest --spec-report=FILE`` (see tests/conftest.py). A package listed in
 docs/conformance.toml is done: each of its rules must be proved.
 
     python scripts/conformance.py --report FILE            print, write docs/conformance.md
@@ -38,15 +38,15 @@ def read_rules(path: Path) -> list[Rule]:
         ]
 
 
-def required_rules(rooms: dict[str, dict[str, list[str]]], rules: list[Rule]) -> dict[str, str]:
-    """Map each rule that a finished room must prove to that room; a pattern that fits no rule is an error."""
+def required_rules(packages: dict[str, dict[str, list[str]]], rules: list[Rule]) -> dict[str, str]:
+    """Map each rule that a finished package must prove to that package; a pattern that matches no rule is an error."""
     required: dict[str, str] = {}
-    for room, settings in rooms.items():
+    for package, settings in packages.items():
         for pattern in settings["rules"]:
             fitting = [rule.id for rule in rules if fnmatch.fnmatchcase(rule.id, pattern)]
             if not fitting:
-                sys.exit(f"docs/conformance.toml: {pattern} of room {room} fits no rule")
-            required |= dict.fromkeys(fitting, room)
+                sys.exit(f"docs/conformance.toml: {pattern} of package {package} matches no rule")
+            required |= dict.fromkeys(fitting, package)
     return required
 
 
@@ -65,7 +65,7 @@ def render(rules: list[Rule], proofs: dict[str, list[str]], required: dict[str, 
         lines.append(f"| {seed} | {sum(rule.id in proofs for rule in group)} | {len(group)} |")
     lines.append(f"| **all** | **{sum(rule.id in proofs for rule in rules)}** | **{len(rules)}** |")
     for seed, group in by_seed:
-        lines += ["", f"## Seed {seed}", "", "| rule | what it says | room | proved by |", "|---|---|---|---|"]
+        lines += ["", f"## Seed {seed}", "", "| rule | what it says | package | proved by |", "|---|---|---|---|"]
         for rule in group:
             tests = "<br>".join(f"`{test}`" for test in proofs.get(rule.id, [])) or "open"
             lines.append(
@@ -75,7 +75,7 @@ def render(rules: list[Rule], proofs: dict[str, list[str]], required: dict[str, 
 
 
 def main() -> int:
-    """Run the command; the exit code is 1 when a finished room has a gap."""
+    """Run the command; the exit code is 1 when a finished package has a gap."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--check", action="store_true", help="compare docs/conformance.md instead of writing it")
@@ -83,10 +83,12 @@ def main() -> int:
 
     rules = read_rules(DOCS / "spec-rules.tsv")
     proofs: dict[str, list[str]] = json.loads(args.report.read_text(encoding="utf-8"))
-    required = required_rules(tomllib.loads((DOCS / "conformance.toml").read_text(encoding="utf-8"))["rooms"], rules)
+    required = required_rules(tomllib.loads((DOCS / "conformance.toml").read_text(encoding="utf-8"))["packages"], rules)
     known = {rule.id for rule in rules}
     failures = [f"no such rule: {id_} (claimed by {tests[0]})" for id_, tests in proofs.items() if id_ not in known]
-    failures += [f"not proved: {id_} (room {room} is done)" for id_, room in required.items() if id_ not in proofs]
+    failures += [
+        f"not proved: {id_} (package {package} is done)" for id_, package in required.items() if id_ not in proofs
+    ]
 
     for seed, group in groupby(rules, key=lambda rule: rule.seed):
         members = list(group)

@@ -12,16 +12,16 @@ from typing import Self
 
 from rich.console import Console
 
-from conquiet.cli.demo.conductor import Conductor
+from conquiet.cli.demo.environment import open_environment
+from conquiet.cli.demo.orchestrator import Orchestrator
 from conquiet.cli.demo.plan import DemoPlan
-from conquiet.cli.demo.stage import open_stage
-from conquiet.cli.demo.view import LiveView, Rate, Snapshot, picture
+from conquiet.cli.demo.view import LiveView, Rate, Snapshot, render
 
 _WIDTH = 112
 
 
 class RecordedView(LiveView):
-    """What a terminal shows, with the live picture kept once: when the dead one's work has been taken over."""
+    """What a terminal shows, with the live picture kept once: when the killed worker's messages have been claimed."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -42,7 +42,7 @@ class RecordedView(LiveView):
         rate = self._speed.of(snapshot)
         if snapshot.recovered and not self._pictured:
             self._pictured = True
-            self._console.print(picture(snapshot, rate))
+            self._console.print(render(snapshot, rate))
 
 
 def main() -> None:
@@ -51,14 +51,14 @@ def main() -> None:
     console = Console(record=True, width=_WIDTH, force_terminal=True, color_system="truecolor", file=io.StringIO())
     console.print("[bold]$ conquiet demo[/]", highlight=False)
     view = RecordedView(console)
-    with open_stage(redis_url=None, db_url=None, mysql=False, durable=False) as stage:
-        ledger = Conductor(DemoPlan(), stage, view).run()
-        view.close_with(ledger)
+    with open_environment(redis_url=None, db_url=None, mysql=False, durable=False) as environment:
+        summary = Orchestrator(DemoPlan(), environment, view).run()
+        view.show_summary(summary)
     target.parent.mkdir(parents=True, exist_ok=True)
     # rich names a font on a foreign host; the reader's own monospace font will do.
     picture_text = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="conquiet demo"), flags=re.DOTALL)
     target.write_text(picture_text, encoding="utf-8")
-    if not ledger.balanced:
+    if not summary.balanced:
         raise SystemExit(1)
 
 

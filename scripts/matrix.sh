@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The integration tests of the finished rooms on servers that Debian stable does not have.
+# The integration tests of the packages on servers that Debian stable does not have.
 #   PYTHON=.venv/bin/python scripts/matrix.sh [words for pytest]
 # Each line of the matrix is one run; all are run, and the exit code says whether all passed.
 set -uo pipefail
@@ -22,11 +22,11 @@ words=("$@")
 export CONQUIET_SERVERS_DIR=$servers
 
 on "MySQL 9" tests/integration/db CONQUIET_TEST_DB_FLAVOURS=mysql
-for room in queue runtime processor scheduler; do
-  on "Redis 8" "tests/integration/$room" CONQUIET_REDIS_SERVER="$servers/redis/bin/redis-server"
-  on "Valkey 9" "tests/integration/$room" CONQUIET_REDIS_SERVER="$servers/valkey/bin/valkey-server"
+for package in redis_transport queue runtime processor scheduler; do
+  on "Redis 8" "tests/integration/$package" CONQUIET_REDIS_SERVER="$servers/redis/bin/redis-server"
+  on "Valkey 9" "tests/integration/$package" CONQUIET_REDIS_SERVER="$servers/valkey/bin/valkey-server"
 done
-on "MySQL 9, Redis 8" tests/integration/bridge CONQUIET_TEST_DB_FLAVOURS=mysql \
+on "MySQL 9, Redis 8" tests/integration/transactional CONQUIET_TEST_DB_FLAVOURS=mysql \
   CONQUIET_REDIS_SERVER="$servers/redis/bin/redis-server"
 
 PYTHON=$python scripts/matrix_libraries.sh "${words[@]}" || failed+=("the libraries")

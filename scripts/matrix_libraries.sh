@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests of a room on other versions of the library under it: the oldest and the newest that conquiet supports.
+# The tests of a package on other versions of the library under it: the oldest and the newest that conquiet supports.
 #   PYTHON=.venv/bin/python scripts/matrix_libraries.sh [words for pytest]
 # RESP2 and RESP3, decoded and raw replies are parameters of the tests themselves. Each line gets a virtual
 # environment in .cache/matrix, made from the lock file with the library exchanged; all are run, and the exit code says
@@ -42,7 +42,7 @@ on() {
 lowest() { sed -n "s/^$1 = .*$2>=\([0-9.]*\).*/\1/p" pyproject.toml; }
 
 for version in ${REDIS_PY_VERSIONS:-6.4 7.4 8.1}; do
-  on "redis-py-$version" "tests/unit/queue tests/integration/queue" "redis==$version.*"
+  on "redis-py-$version" "tests/unit/redis_transport tests/unit/queue tests/integration/queue" "redis==$version.*"
 done
 
 # The writer leans on a few private attributes of SQLAlchemy, so the lower bound is a promise that has to be run.
@@ -51,7 +51,7 @@ on "sqlalchemy-$sqlalchemy-pymysql-$pymysql" "tests/unit/db tests/integration/db
   "sqlalchemy==$sqlalchemy" "pymysql==$pymysql"
 
 # Deliveries are read beside pika, on some of its private methods.
-pika=$(lowest rabbit pika) pynacl=$(lowest rabbit pynacl) msgspec=$(lowest rabbit msgspec)
+pika=$(lowest rabbit pika) pynacl=$(lowest rabbit pynacl) msgspec=$(lowest dependencies msgspec)
 on "pika-$pika-pynacl-$pynacl-msgspec-$msgspec" "tests/unit/rabbit tests/integration/rabbit" \
   "pika==$pika" "pynacl==$pynacl" "msgspec==$msgspec"
 

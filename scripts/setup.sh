@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set-up steps of the Makefile. Idempotent; quiet unless something is installed or missing.
 #   setup.sh venv DIR     a virtual environment with the pinned dependencies and this package
-#   setup.sh servers      redis-server, MariaDB or MySQL, and rabbitmq-server for the tests
+#   setup.sh servers      redis-server, MariaDB or MySQL, PostgreSQL, rabbitmq-server and Chromium for the tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -68,16 +68,32 @@ found() {
   return 1
 }
 
+# no_postgres_cluster: keep Debian's postgresql-common from making a cluster of its own.
+no_postgres_cluster() {
+  [ -e /etc/postgresql-common/createcluster.conf ] && return 0
+  as_root mkdir -p /etc/postgresql-common &&
+    echo 'create_main_cluster = false' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
+}
+
 servers() {
   local missing=()
   [ -n "${CONQUIET_TEST_REDIS_URL:-}" ] || found redis-server valkey-server || missing+=(redis-server)
   [ -n "${CONQUIET_TEST_DB_URL:-}" ] || found mariadbd mysqld || missing+=(mariadb-server)
+  [ -n "${CONQUIET_TEST_POSTGRES_URL:-}" ] || found postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null ||
+    missing+=(postgresql)
   [ -n "${CONQUIET_TEST_RABBIT_URL:-}" ] || found rabbitmq-server || missing+=(rabbitmq-server)
+  # The tests of the dashboard drive a real browser.
+  found chromium chromium-browser google-chrome || missing+=(chromium)
+  # For the rules and dashboards in deploy/. The tests start a private one; a service that the package starts is not used.
+  found prometheus || missing+=(prometheus)
   [ ${#missing[@]} -eq 0 ] && return 0
+  # Debian's package makes a cluster when it is installed, and starts it at every boot. The tests use neither.
+  case " ${missing[*]} " in *" postgresql "*) no_postgres_cluster || true ;; esac
   apt_install "${missing[@]}" || {
     say "The tests need these servers and cannot install them here: ${missing[*]}"
     say "Install them (Debian/Ubuntu: apt-get install ${missing[*]}), or run 'docker compose up -d' and set"
-    say "CONQUIET_TEST_REDIS_URL, CONQUIET_TEST_DB_URL and CONQUIET_TEST_RABBIT_URL as docker-compose.yml says."
+    say "CONQUIET_TEST_REDIS_URL, CONQUIET_TEST_DB_URL, CONQUIET_TEST_POSTGRES_URL and CONQUIET_TEST_RABBIT_URL as"
+    say "docker-compose.yml says."
     exit 1
   }
 }

@@ -1,10 +1,10 @@
-"""Shared by all tests: the report of proved rules, and who shares a process with whom.
+"""Fixtures and hooks of all tests: the servers, the report of proved rules, the groups of pytest-xdist.
 
 ``--spec-report=FILE`` writes ``{rule id: [tests]}`` for the ``spec`` markers of tests that passed. A
 test that runs with several parameters proves its rules only if all of them passed.
 
 Under pytest-xdist (``make test``) each process starts servers of its own. RabbitMQ takes ten seconds and
-a hundred megabytes, so whatever needs it runs in one process.
+a hundred megabytes, so all tests that need it run in one process; a Redis Cluster takes six servers and three seconds.
 """
 
 import json
@@ -30,7 +30,10 @@ settings.load_profile("conquiet")
 # servers of the tests are private, and a test of TLS names the authority that it means.
 os.environ["SSL_CERT_FILE"] = os.devnull
 
+pytest_plugins = ["conquiet.testing.pytest_plugin"]
+
 RABBIT_FIXTURES = {"rabbitmq_server", "amqp_url", "private_rabbitmq"}
+CLUSTER_FIXTURES = {"redis_cluster", "private_redis_cluster"}
 SPEC = "spec"
 
 
@@ -43,21 +46,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     path: Path | None = config.getoption("--spec-report")
-    # The workers of xdist run tests and tell the controller, which writes the report.
+    # The workers of xdist run tests and report to the controller, which writes the file.
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SpecReport(path))
 
 
 @pytest.fixture
 def rabbit_release(rabbitmq_server: Any) -> tuple[int, int]:
-    """The broker's release, such as ``(3, 10)``. What a delivery limit means depends on it, see docs/rabbit.md."""
+    """Return the broker's release, such as ``(3, 10)``: the meaning of a delivery limit depends on it."""
     major, minor = rabbitmq_server.api("GET", "/api/overview")["rabbitmq_version"].split(".")[:2]
     return int(major), int(minor)
 
 
 @pytest.fixture
 def no_delivery_limit(rabbit_release: tuple[int, int]) -> dict[str, int]:
-    """The arguments of a quorum queue without one: from 4.0 on it has one unless told otherwise."""
+    """Return the arguments of a quorum queue without a delivery limit: from 4.0 on there is one by default."""
     return {"x-delivery-limit": -1} if rabbit_release >= (4, 0) else {}
 
 
@@ -68,10 +71,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.user_properties.extend((SPEC, rule) for marker in item.iter_markers(SPEC) for rule in marker.args)
         if RABBIT_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("rabbitmq"))
+        elif CLUSTER_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("redis-cluster"))
 
 
 class SpecReport:
-    """Collects which rules were proved and writes them at the end."""
+    """Collect the proved rules and write them at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -97,5 +102,5 @@ class SpecReport:
 
 
 def _name(nodeid: str) -> str:
-    """The test without its parameters and without the group that xdist appends."""
+    """Return the test without its parameters and without the group that xdist appends."""
     return nodeid.split("[", 1)[0].split("@", 1)[0]

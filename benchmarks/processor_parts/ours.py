@@ -81,7 +81,7 @@ async def retries(url: str, n: int) -> None:
 
 async def delayed_fill(url: str, n: int) -> None:
     from conquiet.processor import Emitter, NewMessage
-    from conquiet.queue.client import clone_async
+    from conquiet.redis_transport.client import clone_async
 
     client = connect(url)
     own = clone_async(client)
@@ -96,7 +96,7 @@ async def delayed_fill(url: str, n: int) -> None:
 # ---------------------------------------------------------------- emitting
 async def emit_one(url: str, n: int, **options: Any) -> None:
     from conquiet.processor import Emitter
-    from conquiet.queue.client import clone_async
+    from conquiet.redis_transport.client import clone_async
 
     client = connect(url)
     own = clone_async(client)
@@ -112,7 +112,7 @@ async def emit_one(url: str, n: int, **options: Any) -> None:
 
 async def emit_many(url: str, n: int, **options: Any) -> None:
     from conquiet.processor import Emitter
-    from conquiet.queue.client import clone_async
+    from conquiet.redis_transport.client import clone_async
 
     client = connect(url)
     own = clone_async(client)
@@ -178,7 +178,7 @@ async def lateness(url: str, n: int) -> None:
     async with ours:
         for number in range(n):
             delay = 0.3 + 0.037 * (number % 7)
-            await ours.emit("work", {"due": time.time() + delay}, delay=delay)
+            await ours.emit("work", {"due": time.time() + delay}, delay_s=delay)
             await asyncio.sleep(0.02)
         while len(late) < n:  # noqa: ASYNC110 - polling is good enough here
             await asyncio.sleep(0.01)

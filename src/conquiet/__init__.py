@@ -1,16 +1,16 @@
 """conquiet: process it, commit it, then acknowledge it.
 
-The names below are imported when they are first used, so that a missing optional dependency is
-an error only for who uses it.
+The names below are imported when they are first used, so that code needs only the extras of the names it uses.
+docs/api.md lists every public name.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from conquiet._version import __version__
+from conquiet.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from conquiet.bridge import Inbox, Outbox, OutboxRelay
+    from conquiet.app import App, AppSettings, Emit, SyncEmit
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.db.locking.strategy import LockStrategy
     from conquiet.db.models import DbOperation, DbOperationType
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from conquiet.db.writer import DbWriter
     from conquiet.errors import ConquietError
     from conquiet.processor import JobContext, Processor, Reject, Retry, RetryPolicy, SyncEmitter
-    from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
+    from conquiet.queue import QueueConsumer, QueueMessage, QueueWorker, RedisStreamsQueue
     from conquiet.rabbit import RabbitConsumer, sync_queue
     from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
     from conquiet.scheduler import Cron, Every, Once, ScheduleEntry, Scheduler
     from conquiet.signals import install_termination_handlers
+    from conquiet.transactional import Inbox, Outbox, OutboxRelay
 
 __all__ = [
+    "App",
+    "AppSettings",
     "ConquietError",
     "Consumer",
     "Cron",
@@ -33,6 +36,7 @@ __all__ = [
     "DbOperationType",
     "DbSession",
     "DbWriter",
+    "Emit",
     "Every",
     "Inbox",
     "JobContext",
@@ -45,6 +49,7 @@ __all__ = [
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
+    "QueueWorker",
     "RabbitConsumer",
     "RedisStreamsQueue",
     "Reject",
@@ -54,56 +59,29 @@ __all__ = [
     "RuntimeSettings",
     "ScheduleEntry",
     "Scheduler",
+    "SyncEmit",
     "SyncEmitter",
     "__version__",
     "install_termination_handlers",
     "sync_queue",
 ]
 
-_HOME = {
-    "ConquietError": "conquiet.errors",
-    "Consumer": "conquiet.runtime",
-    "Cron": "conquiet.scheduler",
-    "DbConfig": "conquiet.config",
-    "DbOperation": "conquiet.db.models",
-    "DbOperationType": "conquiet.db.models",
-    "DbSession": "conquiet.db.session",
-    "DbWriter": "conquiet.db.writer",
-    "Every": "conquiet.scheduler",
-    "Inbox": "conquiet.bridge",
-    "JobContext": "conquiet.processor",
-    "LockStrategy": "conquiet.db.locking.strategy",
-    "MessageContext": "conquiet.runtime",
-    "Once": "conquiet.scheduler",
-    "Outbox": "conquiet.bridge",
-    "OutboxRelay": "conquiet.bridge",
-    "Processor": "conquiet.processor",
-    "QueueConfig": "conquiet.config",
-    "QueueConsumer": "conquiet.queue",
-    "QueueMessage": "conquiet.queue",
-    "RabbitConsumer": "conquiet.rabbit",
-    "RedisStreamsQueue": "conquiet.queue",
-    "Reject": "conquiet.processor",
-    "Retry": "conquiet.processor",
-    "RetryPolicy": "conquiet.processor",
-    "RuntimeMessage": "conquiet.runtime",
-    "RuntimeSettings": "conquiet.runtime",
-    "ScheduleEntry": "conquiet.scheduler",
-    "Scheduler": "conquiet.scheduler",
-    "SyncEmitter": "conquiet.processor",
-    "install_termination_handlers": "conquiet.signals",
-    "sync_queue": "conquiet.rabbit",
+_HOMES = {
+    "conquiet.app": ("App", "AppSettings", "Emit", "SyncEmit"),
+    "conquiet.config": ("DbConfig", "QueueConfig"),
+    "conquiet.db.locking.strategy": ("LockStrategy",),
+    "conquiet.db.models": ("DbOperation", "DbOperationType"),
+    "conquiet.db.session": ("DbSession",),
+    "conquiet.db.writer": ("DbWriter",),
+    "conquiet.errors": ("ConquietError",),
+    "conquiet.processor": ("JobContext", "Processor", "Reject", "Retry", "RetryPolicy", "SyncEmitter"),
+    "conquiet.queue": ("QueueConsumer", "QueueMessage", "QueueWorker", "RedisStreamsQueue"),
+    "conquiet.rabbit": ("RabbitConsumer", "sync_queue"),
+    "conquiet.runtime": ("Consumer", "MessageContext", "RuntimeMessage", "RuntimeSettings"),
+    "conquiet.scheduler": ("Cron", "Every", "Once", "ScheduleEntry", "Scheduler"),
+    "conquiet.signals": ("install_termination_handlers",),
+    "conquiet.transactional": ("Inbox", "Outbox", "OutboxRelay"),
 }
 
 
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'conquiet' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value  # the next look-up does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

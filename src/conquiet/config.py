@@ -1,11 +1,18 @@
-"""Settings that cannot be wrong: frozen, and checked when they are built."""
+"""Settings: frozen, and checked when they are created.
+
+See docs/decisions/0028.
+"""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
+from conquiet.core.decode_function import Decode, require_decode
+from conquiet.core.operations import DbOperationType
+from conquiet.core.validation import require_identifier, require_positive, require_table, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.operations import DbOperationType
-from conquiet.kernel.validation import require_identifier, require_positive, require_table, require_text
+
+CLAIM_IDLE_MS: Final = 60_000
+"""Default of every ``claim_idle_ms``: how long an entry must be idle before it counts as stale. SPEC(001 §4.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +21,10 @@ class DbConfig:
 
     Attributes:
         table_name: ``table`` or ``schema.table``.
-        op_type: What the writer is mainly for.
+        op_type: Has no effect. SPEC(003 §3.1) names it; each ``DbOperation`` has its own type.
         id_column: Column that identifies a row: the primary key or a unique one.
-        insert_mode: Only ``"insert"`` exists. INSERT IGNORE would hide errors that are not
-            duplicates, and an upsert is an update without a lock.
+        insert_mode: Has one value, ``"insert"``. SPEC(003 §5.10) names it. INSERT IGNORE would hide errors that are
+            not duplicates, and an upsert is an update without a lock.
     """
 
     table_name: str
@@ -36,7 +43,7 @@ class DbConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """Where one consumer reads and how long it waits there. SPEC(001 §4.1).
+    """Where one consumer reads and how long it waits. SPEC(001 §4.1).
 
     Everything after ``consumer_name`` is keyword-only.
 
@@ -44,12 +51,16 @@ class QueueConfig:
         stream_key: Redis key of the stream.
         consumer_group: Group whose members share the stream's entries.
         consumer_name: Name of this process inside the group. Two live processes with one name
-            would take each other's pending entries for their own.
-        block_ms: Longest wait of one read. Zero is refused because Redis reads it as "for ever",
-            and then a stop request is never noticed.
+            would read each other's pending entries as their own.
+        block_ms: Longest wait of one read. Zero is refused because Redis reads it as "no limit", and then a stop
+            request is never noticed.
         max_read_count: Entries per read; must be 1 under ``QueueConsumer``, which holds one at a time.
-        claim_idle_ms: How long an entry must have been untouched before it counts as stale.
+        claim_idle_ms: How long an entry must be idle before it counts as stale.
         max_payload_bytes: Largest payload, encoded, that is written or accepted.
+        claim_skip_own_messages: Let ``claim_stale`` leave out messages pending under ``consumer_name`` itself: a
+            process does not claim its own message whose handler is only slow.
+        decode: Reads entries that other programs write with several plain fields: a function from names and values
+            (bytes) to the payload. None accepts one field ``data`` with a JSON object. ``enqueue`` writes that one.
     """
 
     stream_key: str
@@ -57,8 +68,10 @@ class QueueConfig:
     consumer_name: str
     block_ms: int = field(default=5_000, kw_only=True)
     max_read_count: int = field(default=1, kw_only=True)
-    claim_idle_ms: int = field(default=60_000, kw_only=True)
+    claim_idle_ms: int = field(default=CLAIM_IDLE_MS, kw_only=True)
     max_payload_bytes: int = field(default=1_048_576, kw_only=True)
+    claim_skip_own_messages: bool = field(default=False, kw_only=True)
+    decode: Decode | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         require_text("stream_key", self.stream_key)
@@ -68,3 +81,6 @@ class QueueConfig:
         require_positive("max_read_count", self.max_read_count)
         require_positive("claim_idle_ms", self.claim_idle_ms)
         require_positive("max_payload_bytes", self.max_payload_bytes)
+        if type(self.claim_skip_own_messages) is not bool:
+            raise ConfigurationError("claim_skip_own_messages must be True or False")
+        require_decode(self.decode)

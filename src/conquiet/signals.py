@@ -1,9 +1,10 @@
-"""SIGTERM and SIGINT as a request to stop, and a second one as an order.
+"""SIGTERM and SIGINT as a request to stop; a second one forces the end.
 
-Python runs a signal handler between two bytecodes of the main thread, which may hold any lock at
-that moment: the logging module's, an event's. A handler that takes one can wait for itself for
-ever. So the handler here assigns, calls the callback (which must itself only assign, like
-``QueueConsumer.stop``) and leaves the log line to a thread of its own.
+Python runs a signal handler between two bytecodes of the main thread, which may hold any lock at that moment: the
+logging module's, an event's. A handler that takes such a lock can deadlock with itself. So the handler here assigns,
+calls the callback (which must itself only assign, like ``QueueConsumer.stop``) and logs in a separate thread.
+
+See docs/decisions/0014.
 """
 
 import _thread
@@ -24,7 +25,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class TerminationHandlers:
-    """Installed handlers; ``restore()`` (or leaving it as a context manager) puts back what was there."""
+    """Installed handlers; ``restore()``, or leaving the context, restores the previous ones."""
 
     def __init__(self, stop_callback: Callable[[], None], force_callback: Callable[[], None] | None = None) -> None:
         self._stop_callback = stop_callback
@@ -34,13 +35,13 @@ class TerminationHandlers:
 
     @property
     def received(self) -> signal.Signals | None:
-        """The signal that asked for the stop, or None as long as none has come."""
+        """The signal that requested the stop; None before the first."""
         return self._received
 
-    def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what Python hands over
+    def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
         """Run as the signal handler: no lock, no logging, no allocation worth naming."""
         if self._received is not None:
-            # Somebody is losing patience, or the stop hangs. What is unfinished stays pending.
+            # A second signal: the stop takes too long. Unfinished messages stay pending.
             force, self._force_callback = self._force_callback, None
             if force is not None:
                 force()
@@ -48,24 +49,24 @@ class TerminationHandlers:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
-        self._ask_to_stop(signal.Signals(signum))  # first: whoever reads the line may rely on it
+        self._ask_to_stop(signal.Signals(signum))  # before the log line, which reports it
         # Not threading.Thread: its start() takes a lock and waits on an event.
-        with contextlib.suppress(RuntimeError):  # out of threads: the stop matters, the line does not
+        with contextlib.suppress(RuntimeError):  # no thread available: the stop matters more than the log line
             _thread.start_new_thread(_log_received, (signum,))
 
     def _ask_to_stop(self, signum: signal.Signals) -> None:
         self._received = signum
         self._stop_callback()
-        # Two loops in one process each installed theirs: both are asked to stop.
+        # Two workers of one process installed handlers: stop both.
         previous = self._previous[signum]
         if isinstance(previous, TerminationHandlers) and previous.received is None:
-            previous._ask_to_stop(signum)  # noqa: SLF001 - one of us
+            previous._ask_to_stop(signum)  # noqa: SLF001 - the same class
 
     def restore(self) -> None:
-        """Put back the handlers that were there before, unless somebody replaced ours since."""
+        """Restore the previous handlers, unless the application has replaced these."""
         for signum, previous in self._previous.items():
             if signal.getsignal(signum) is self:
-                # None means it was not set from Python and cannot be put back: the default is next best.
+                # None means that it was not set from Python and cannot be restored: use the default.
                 signal.signal(signum, signal.SIG_DFL if previous is None else previous)
 
     def __enter__(self) -> Self:
@@ -83,11 +84,11 @@ def install_termination_handlers(
     """Call ``stop_callback`` exactly once when SIGTERM or SIGINT arrives. SPEC(003 §4.1).
 
     The callback runs inside the signal handler: it must take no lock and do no I/O. A second
-    signal ends the process at once, as if no handler were there; with a ``force_callback`` it calls that, for who
-    has others to end first, and the third one does.
+    signal ends the process at once, as if no handler were installed. With a ``force_callback`` the second signal calls
+    it, and the third ends the process.
 
     Returns:
-        A handle whose ``restore()`` puts the previous handlers back.
+        A handle whose ``restore()`` restores the previous handlers.
 
     Raises:
         ConfigurationError: Not called from the main thread, where Python forbids signal handlers.

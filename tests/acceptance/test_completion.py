@@ -1,4 +1,4 @@
-"""What the shell is told when somebody presses Tab."""
+"""What the shell gets when a user presses Tab."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

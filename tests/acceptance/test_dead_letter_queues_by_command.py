@@ -1,4 +1,4 @@
-"""Looking into a dead-letter queue must not be what empties it."""
+"""Peeking into a dead-letter queue must not empty it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 
-from conquiet.testing import wait_until
+from conquiet.testing import RabbitMQServer, wait_until
 
 if TYPE_CHECKING:
     import subprocess
@@ -32,7 +32,7 @@ class Broker:
             self.channel.basic_publish("", name, b"{}", named)
 
     def counts(self, name: str) -> list[int]:
-        """Empty a quorum queue: how often each of its messages was handed back (RabbitMQ 4 does not say never)."""
+        """Empty a quorum queue: how often each of its messages was released (RabbitMQ 4 omits zero)."""
         found = []
         while (taken := self.channel.basic_get(name, auto_ack=True))[0] is not None:
             headers = taken[1].headers
@@ -40,7 +40,7 @@ class Broker:
         return found
 
     def reject(self, name: str) -> None:
-        """Take the first message and hand it back as one that failed."""
+        """Take the first message and reject it with requeue."""
         taken = wait_until(lambda: [one for one in [self.channel.basic_get(name)[0]] if one is not None])[0]
         self.channel.basic_reject(taken.delivery_tag, requeue=True)
 
@@ -59,8 +59,8 @@ def broker(amqp_url: str) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def dead_letters(invoke: Run, amqp_url: str, rabbitmq_server: Any) -> Run:
-    """The command, with the management API or, with ``api=False``, with nobody where it should be."""
+def dead_letters(invoke: Run, amqp_url: str, rabbitmq_server: RabbitMQServer) -> Run:
+    """The command, with the management API or, with ``api=False``, without it."""
 
     def call(*words: str, api: bool = True) -> "subprocess.CompletedProcess[str]":
         url = rabbitmq_server.management_url if api else "http://guest:guest@127.0.0.1:1"
@@ -71,12 +71,12 @@ def dead_letters(invoke: Run, amqp_url: str, rabbitmq_server: Any) -> Run:
 
 
 @pytest.fixture
-def looks_count(rabbit_release: tuple[int, int]) -> bool:
-    """Whether a quorum queue counts each look. From 4.3 on it deletes what came with too many deliveries instead."""
+def peeks_count(rabbit_release: tuple[int, int]) -> bool:
+    """Whether a quorum queue counts each peek. From 4.3 on it deletes what came with too many deliveries instead."""
     return rabbit_release < (4, 3)
 
 
-LOOKS = (
+PEEKS = (
     ("list", "dead"),
     ("show", "dead", "m1"),
     ("show", "dead", "2"),
@@ -89,24 +89,24 @@ LOOKS = (
 
 
 @pytest.mark.parametrize("api", [True, False], ids=["by the API", "by AMQP alone"])
-def test_a_quorum_queue_with_a_delivery_limit_is_not_looked_into_unasked(
-    dead_letters: Run, broker: Broker, *, looks_count: bool, api: bool
+def test_a_quorum_queue_with_a_limit_is_not_peeked_into_unasked(
+    dead_letters: Run, broker: Broker, *, peeks_count: bool, api: bool
 ) -> None:
     broker.queue("dead", 2, x_queue_type="quorum", x_delivery_limit=3)
 
-    refused = [dead_letters(*words, api=api) for words in LOOKS]
+    refused = [dead_letters(*words, api=api) for words in PEEKS]
 
-    assert [one.returncode for one in refused] == [2] * len(LOOKS)
+    assert [one.returncode for one in refused] == [2] * len(PEEKS)
     for one in refused:
-        assert ("one delivery nearer to being deleted" in one.stderr) == looks_count
-        assert ("delete every message that came with more deliveries" in one.stderr) != looks_count
-        assert ("--count-a-delivery" in one.stderr) == (looks_count or not api)
-        assert ("replay --all --to QUEUE" in one.stderr) != (looks_count or not api)
+        assert ("peeking counts one delivery" in one.stderr) == peeks_count
+        assert ("delete every message whose delivery count already exceeds" in one.stderr) != peeks_count
+        assert ("--count-a-delivery" in one.stderr) == (peeks_count or not api)
+        assert ("replay --all --to QUEUE" in one.stderr) != (peeks_count or not api)
     assert ("limit of 3" in refused[0].stderr) == api
     assert broker.counts("dead") == [0, 0]
 
 
-def test_what_hands_nothing_back_is_done_without_asking(dead_letters: Run, broker: Broker) -> None:
+def test_what_releases_nothing_needs_no_permission(dead_letters: Run, broker: Broker) -> None:
     broker.queue("dead", 5, x_queue_type="quorum", x_delivery_limit=3)
     broker.queue("work", 0)
 
@@ -117,8 +117,8 @@ def test_what_hands_nothing_back_is_done_without_asking(dead_letters: Run, broke
     assert broker.counts("dead") == [0, 0]
 
 
-def test_a_look_that_is_allowed_to_count_stops_before_the_next_one_deletes(
-    dead_letters: Run, broker: Broker, *, looks_count: bool
+def test_an_allowed_peek_stops_before_the_next_one_deletes(
+    dead_letters: Run, broker: Broker, *, peeks_count: bool
 ) -> None:
     broker.queue("dead", 2, x_queue_type="quorum", x_delivery_limit=3)
 
@@ -126,7 +126,7 @@ def test_a_look_that_is_allowed_to_count_stops_before_the_next_one_deletes(
     second = dead_letters("show", "dead", "2", "--count-a-delivery", "--json")
     third = dead_letters("list", "dead", "--count-a-delivery")
 
-    if not looks_count:  # it cannot be allowed: what would be deleted is seen only when it is too late
+    if not peeks_count:  # it cannot be allowed: what would be deleted is seen only when it is too late
         assert [one.returncode for one in (first, second, third)] == [2, 2, 2]
         assert "take the limit from the queue" in first.stderr
         assert broker.counts("dead") == [0, 0]
@@ -134,11 +134,11 @@ def test_a_look_that_is_allowed_to_count_stops_before_the_next_one_deletes(
     assert [one["message_id"] for one in json.loads(first.stdout)] == ["m0", "m1"]
     assert json.loads(second.stdout)["message_id"] == "m1"
     assert third.returncode == 2
-    assert "another look would delete it" in third.stderr
+    assert "peeking once more may delete it" in third.stderr
     assert sorted(broker.counts("dead")) == [2, 3]  # the other one was left alone
 
 
-def test_no_look_deletes_what_died_of_a_delivery_limit(dead_letters: Run, broker: Broker, *, looks_count: bool) -> None:
+def test_no_peek_deletes_what_died_of_a_delivery_limit(dead_letters: Run, broker: Broker, *, peeks_count: bool) -> None:
     """On RabbitMQ 4.3 it keeps its count, beyond the same limit of its dead-letter queue: a nack deletes it."""
     limited = {"x_queue_type": "quorum", "x_delivery_limit": 2}
     broker.queue("dead", 0, **limited)
@@ -150,12 +150,12 @@ def test_no_look_deletes_what_died_of_a_delivery_limit(dead_letters: Run, broker
     looks = [dead_letters("list", "dead", "--count-a-delivery").returncode for _ in range(2)]
     back = dead_letters("replay", "dead", "--all")
 
-    assert looks == ([0, 2] if looks_count else [2, 2])  # before 4.3 the count begins anew
+    assert looks == ([0, 2] if peeks_count else [2, 2])  # before 4.3 the count begins at 0
     assert back.stdout == "1 replayed\n"
     assert (broker.depth("dead"), broker.depth("work")) == (0, 1)
 
 
-def test_queues_that_count_nothing_are_looked_into_as_often_as_one_likes(
+def test_queues_that_count_nothing_can_be_peeked_into_any_time(
     dead_letters: Run, broker: Broker, no_delivery_limit: dict[str, int]
 ) -> None:
     broker.queue("dead", 2)
@@ -173,15 +173,15 @@ def test_queues_that_count_nothing_are_looked_into_as_often_as_one_likes(
     assert broker.counts("deadly") == [0, 0]
 
 
-def test_what_was_not_replayed_is_told(dead_letters: Run, broker: Broker) -> None:
+def test_what_was_not_replayed_is_reported(dead_letters: Run, broker: Broker) -> None:
     broker.queue("dead", 1)
     broker.queue("work", 0)
-    broker.channel.basic_publish("", "dead", b"{}")  # nobody rejected it: it says no source
+    broker.channel.basic_publish("", "dead", b"{}")  # it was not rejected, so it has no source
 
     would = dead_letters("replay", "dead", "--all", "--dry-run").stdout.splitlines()
     done = dead_letters("replay", "dead", "--all").stdout.splitlines()
 
-    left = "1 skipped: they do not say where they died and stay; give --to QUEUE"
+    left = "1 unreplayable: they do not say where they died and stay; give --to QUEUE"
     assert (would, done) == (["1 would be replayed", left], ["1 replayed", left])
 
 

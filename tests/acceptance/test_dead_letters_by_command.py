@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from redis import Redis
 
+from conquiet.processor.dead_letter_record import DeadRecord
 from conquiet.processor.keys import keys_of
-from conquiet.processor.records import DeadRecord
 
 Run = Callable[..., Any]
 
@@ -48,7 +48,7 @@ def test_a_limit_is_a_limit_for_discarding_too(quick: Run, client: Redis, key_pr
     assert client.xlen(keys_of(stream).dead) == 3
 
 
-def test_a_letter_comes_back_for_the_group_it_died_in_or_for_the_one_that_is_named(
+def test_a_dead_letter_comes_back_for_its_group_or_the_named_one(
     run: Run, quick: Run, client: Redis, redis_url: str, key_prefix: str
 ) -> None:
     stream = f"{key_prefix}orders"
@@ -61,14 +61,14 @@ def test_a_letter_comes_back_for_the_group_it_died_in_or_for_the_one_that_is_nam
 
     listed = quick("dead-letters", "list", stream, "--group", "old", "--json")
     stays = quick("dead-letters", "replay", stream, "--group", "old")
-    nobody = quick("dead-letters", "replay", stream, "--all", "--to", "nobody", "--dry-run", "--json")
+    missing = quick("dead-letters", "replay", stream, "--all", "--to", "missing", "--dry-run", "--json")
     moved = run("dead-letters", "replay", stream, "--group", "old", "--to", "new", env=env)
     back = quick("dead-letters", "replay", stream, "--group", "pay")
     discarded = quick("dead-letters", "discard", stream, "--group", "mail")
 
     assert [one["group"] for one in json.loads(listed.stdout)] == ["old", "old"]
     assert stays.stdout.splitlines() == ["0 replayed", f"2 unreplayable: {STAYS}"]
-    assert json.loads(nobody.stdout)["unreplayable"] == 4
+    assert json.loads(missing.stdout)["unreplayable"] == 4
     assert (moved.returncode, moved.stdout) == (0, "2 replayed\n")
     assert (back.stdout, discarded.stdout) == ("1 replayed\n", "1 discarded\n")
     entries: Any = client.xrange(stream)
@@ -76,27 +76,25 @@ def test_a_letter_comes_back_for_the_group_it_died_in_or_for_the_one_that_is_nam
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--source", "orders"), "--source is for RabbitMQ"),
         (("--rabbit", "--group", "g"), "--group is for Redis streams"),
     ],
 )
 def test_what_only_the_other_kind_knows_is_refused(
-    quick: Run, client: Redis, key_prefix: str, words: tuple[str, ...], told: str
+    quick: Run, client: Redis, key_prefix: str, words: tuple[str, ...], reported: str
 ) -> None:
     stream = f"{key_prefix}orders"
     write_dead_letters(client, stream, {"payload": {}})
 
     done = quick("dead-letters", "discard", stream, *words)
 
-    assert (done.returncode, told in done.stderr) == (2, True)
+    assert (done.returncode, reported in done.stderr) == (2, True)
     assert client.xlen(keys_of(stream).dead) == 1
 
 
-def test_an_error_is_named_with_or_without_its_module_and_what_is_left_is_told(
-    quick: Run, client: Redis, key_prefix: str
-) -> None:
+def test_an_error_is_matched_with_or_without_its_module(quick: Run, client: Redis, key_prefix: str) -> None:
     stream = f"{key_prefix}orders"
     write_dead_letters(client, stream, {"error_type": "TimeoutError"}, {"error_type": "TimeoutError", "payload": {}})
     client.xgroup_create(stream, "g", mkstream=True)  # theirs: a replay leaves those of no group
@@ -109,6 +107,64 @@ def test_an_error_is_named_with_or_without_its_module_and_what_is_left_is_told(
         "1 replayed",
         f"1 unreplayable: {STAYS}",
     ]
+
+
+def test_an_error_is_found_by_the_last_part_of_its_name(quick: Run, client: Redis, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    names = ("conquiet.errors.DbWriteError", "shop.errors.DbWriteError", "conquiet.errors.MyDbWriteError")
+    write_dead_letters(client, stream, *[{"error_type": name, "payload": {"v": 1}} for name in names])
+    client.xgroup_create(stream, "g", mkstream=True)
+
+    partly = quick("dead-letters", "list", stream, "--error", "errors.DbWriteError", "--json")
+    one = quick("dead-letters", "replay", stream, "--error", "shop.errors.DbWriteError", "--dry-run")
+    done = quick("dead-letters", "replay", stream, "--error", "DbWriteError")
+
+    assert len(json.loads(partly.stdout)) == 2
+    assert (one.returncode, one.stdout) == (0, "1 would be replayed\n")
+    assert (done.returncode, done.stdout) == (0, "2 replayed\n")
+    assert client.xlen(keys_of(stream).dead) == 1
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+@pytest.mark.parametrize("words", [("--error", "DbWritError"), ("--event", "x"), ("--group", "x"), ("--id", "1-1")])
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--json",)])
+def test_a_filter_that_matches_nothing_says_what_there_is(
+    quick: Run, client: Redis, key_prefix: str, verb: str, words: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    stream = f"{key_prefix}orders"
+    write_dead_letters(client, stream, *[{"error_type": "conquiet.errors.DbWriteError"}] * 2)
+
+    done = quick("dead-letters", verb, stream, *words, *more)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        f"no dead letter of {stream} matches; there are: 2 of event order.created by conquiet.errors.DbWriteError"
+        in done.stderr
+    )
+    assert client.xlen(keys_of(stream).dead) == 2
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+def test_all_of_nothing_is_done_but_a_filter_on_nothing_is_not(quick: Run, key_prefix: str, verb: str) -> None:
+    everything = quick("dead-letters", verb, f"{key_prefix}orders", "--all")
+    some = quick("dead-letters", verb, f"{key_prefix}orders", "--error", "TimeoutError")
+
+    assert everything.returncode == 0
+    assert (some.returncode, "has no dead letters" in some.stderr) == (2, True)
+
+
+def test_a_limit_is_a_limit_for_replaying_too(quick: Run, client: Redis, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    write_dead_letters(client, stream, *[{"payload": {"n": number}} for number in range(5)])
+    client.xgroup_create(stream, "g", mkstream=True)
+
+    would = quick("dead-letters", "replay", stream, "--all", "--limit", "2", "--dry-run")
+    done = quick("dead-letters", "replay", stream, "--all", "--limit", "2")
+
+    assert (would.stdout, done.stdout) == ("2 would be replayed\n", "2 replayed\n")
+    assert (client.xlen(stream), client.xlen(keys_of(stream).dead)) == (2, 3)
+    entries: Any = client.xrange(stream)
+    assert [json.loads(next(iter(fields.values())))["n"] for _, fields in entries] == [0, 1], "the oldest first"
 
 
 def test_no_limit_is_none(quick: Run, client: Redis, key_prefix: str) -> None:

@@ -6,19 +6,20 @@ import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis import Redis
+from rich.console import Console
 
-from conquiet.cli.demo.board import State
-from conquiet.cli.demo.conductor import Conductor
-from conquiet.cli.demo.crew import Crew
-from conquiet.cli.demo.ledger import Ledger
+from conquiet.cli.demo.environment import GROUP, Environment, open_environment
+from conquiet.cli.demo.orchestrator import Orchestrator
 from conquiet.cli.demo.plan import DemoPlan
-from conquiet.cli.demo.stage import GROUP, Stage, open_stage
-from conquiet.cli.demo.view import Snapshot
-from conquiet.cli.demo.worker import Job
+from conquiet.cli.demo.shared_state import State
+from conquiet.cli.demo.summary import Summary
+from conquiet.cli.demo.view import Snapshot, View
+from conquiet.cli.demo.worker import WorkerSettings
+from conquiet.cli.demo.workers import Workers
 from conquiet.testing import wait_until
 
 if TYPE_CHECKING:
@@ -26,60 +27,58 @@ if TYPE_CHECKING:
 
 Intervene = Callable[[Snapshot], None]
 PLAN = DemoPlan(orders=100, workers=2)
+HANGS_S = 300.0
+"""Only what hangs takes as long as this, on a busy machine too."""
 
 
-class Watcher:
-    """A view that remembers what was said and may intervene with each look, while the conductor waits for it."""
+class Watcher(View):
+    """A view that records the output and may intervene with each snapshot, while the orchestrator waits."""
 
     def __init__(self, intervene: Intervene) -> None:
+        super().__init__(Console(quiet=True))
         self.said: list[str] = []
         self._intervene = intervene
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def say(self, sentence: str) -> None:
+    def log(self, sentence: str) -> None:
         self.said.append(sentence)
 
     def show(self, snapshot: Snapshot) -> None:
         self._intervene(snapshot)
 
-    def close_with(self, ledger: Ledger) -> None: ...
+    def show_summary(self, summary: Summary) -> None: ...
 
 
 @pytest.fixture
-def play(redis_url: str) -> Callable[..., tuple[Ledger, str]]:
-    def perform(make: Callable[[Stage], Intervene], plan: DemoPlan = PLAN) -> tuple[Ledger, str]:
-        with open_stage(redis_url=redis_url, db_url=None, mysql=False, durable=False) as stage:
-            view = Watcher(make(stage))
-            ledger = Conductor(plan, stage, view).run()
-        return ledger, "\n".join(view.said)
+def play(redis_url: str) -> Callable[..., tuple[Summary, str]]:
+    def perform(make: Callable[[Environment], Intervene], plan: DemoPlan = PLAN) -> tuple[Summary, str]:
+        with open_environment(redis_url=redis_url, db_url=None, mysql=False, durable=False) as environment:
+            view = Watcher(make(environment))
+            summary = Orchestrator(plan, environment, view).run()
+        return summary, "\n".join(view.said)
 
     return perform
 
 
-def drained(stage: Stage) -> bool:
-    with Redis.from_url(stage.redis_url) as client:
-        groups: Any = client.xinfo_groups(stage.stream)
+def drained(environment: Environment) -> bool:
+    with Redis.from_url(environment.redis_url) as client:
+        groups: Any = client.xinfo_groups(environment.stream)
     return any(one["name"] == GROUP.encode() and (one["pending"], one["lag"]) == (0, 0) for one in groups)
 
 
-def assert_killed_at_the_worst_moment(ledger: Ledger, said: str) -> None:
-    assert (ledger.balanced, ledger.kills) == (True, 1), said
+def assert_killed_at_the_worst_moment(summary: Summary, said: str) -> None:
+    assert (summary.balanced, summary.kills) == (True, 1), said
     assert "worker-2 killed with -9 after COMMIT, before its acknowledgement" in said
     assert "took over" in said
-    assert ledger.duplicates >= 1, "the one killed between COMMIT and acknowledgement"
+    assert summary.duplicates >= 1, "the one killed between COMMIT and acknowledgement"
 
 
-def test_a_conductor_that_sleeps_until_the_workers_are_idle_still_kills(
-    play: Callable[..., tuple[Ledger, str]],
+def test_an_orchestrator_that_sleeps_too_long_still_kills(
+    play: Callable[..., tuple[Summary, str]],
 ) -> None:
-    def make(stage: Stage) -> Intervene:
+    def make(environment: Environment) -> Intervene:
         def sleep_once(snapshot: Snapshot) -> None:
             if snapshot.handled and not woken:
-                wait_until(lambda: drained(stage))
+                wait_until(lambda: drained(environment), timeout_s=HANGS_S)
                 woken.append(True)
 
         woken: list[bool] = []
@@ -88,27 +87,29 @@ def test_a_conductor_that_sleeps_until_the_workers_are_idle_still_kills(
     assert_killed_at_the_worst_moment(*play(make))
 
 
-def stop_outside_a_transaction(pid: int, stage: Stage) -> None:
-    """Stopped inside one, it would keep the only lock of the SQLite file, and nobody else could work."""
-    with contextlib.closing(sqlite3.connect(stage.folder / "demo.sqlite", timeout=60, isolation_level=None)) as ours:
-        ours.execute("BEGIN IMMEDIATE")  # had only when nobody else writes
+def stop_outside_a_transaction(pid: int, environment: Environment) -> None:
+    """Stopped inside one, it would keep the only lock of the SQLite file, and no other worker could write."""
+    with contextlib.closing(
+        sqlite3.connect(environment.folder / "demo.sqlite", timeout=HANGS_S, isolation_level=None)
+    ) as ours:
+        ours.execute("BEGIN IMMEDIATE")  # acquired only when no other process writes
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text())
         ours.execute("ROLLBACK")
 
 
-def test_a_victim_that_stands_still_while_the_other_does_everything_is_killed_when_it_wakes(
-    play: Callable[..., tuple[Ledger, str]],
+def test_a_stopped_victim_is_killed_when_it_continues(
+    play: Callable[..., tuple[Summary, str]],
 ) -> None:
-    """What it had in hand was taken over meanwhile, so it needs an order of its own for its last COMMIT."""
+    """Its messages were claimed meanwhile, so it needs an order of its own for its last COMMIT."""
 
-    def make(stage: Stage) -> Intervene:
+    def make(environment: Environment) -> Intervene:
         def hold(snapshot: Snapshot) -> None:
             _, victim = snapshot.workers
             if not held and victim.state is State.WORKING:
-                os.kill(victim.pid, signal.SIGSTOP)
-                wait_until(lambda: drained(stage))
-                held.append(victim.pid)
+                stop_outside_a_transaction(victim.row.pid, environment)
+                wait_until(lambda: drained(environment), timeout_s=HANGS_S)
+                held.append(victim.row.pid)
             elif held and not woken and snapshot.held_back == 0:
                 os.kill(held[0], signal.SIGCONT)
                 woken.append(True)
@@ -121,19 +122,19 @@ def test_a_victim_that_stands_still_while_the_other_does_everything_is_killed_wh
 
 
 def test_a_victim_that_starts_late_is_waited_for(
-    play: Callable[..., tuple[Ledger, str]], monkeypatch: pytest.MonkeyPatch
+    play: Callable[..., tuple[Summary, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleepers: list[Popen[bytes]] = []
 
-    class Sleepy(Crew):
-        def _start(self, job: Job) -> "Popen[bytes]":
-            process = super()._start(job)
-            if job.name == "worker-2":
+    class Sleepy(Workers):
+        def _start(self, settings: WorkerSettings) -> "Popen[bytes]":
+            process = super()._start(settings)
+            if settings.name == "worker-2":
                 process.send_signal(signal.SIGSTOP)
                 sleepers.append(process)
             return process
 
-    def make(_stage: Stage) -> Intervene:
+    def make(_stage: Environment) -> Intervene:
         def wake(snapshot: Snapshot) -> None:
             other, _ = snapshot.workers
             if sleepers and (other.state is State.WAITING or snapshot.settled):
@@ -142,27 +143,27 @@ def test_a_victim_that_starts_late_is_waited_for(
 
         return wake
 
-    monkeypatch.setattr("conquiet.cli.demo.conductor.Crew", Sleepy)
+    monkeypatch.setattr("conquiet.cli.demo.orchestrator.Workers", Sleepy)
 
     assert_killed_at_the_worst_moment(*play(make))
 
 
-def test_a_single_order_and_a_single_worker_are_enough(play: Callable[..., tuple[Ledger, str]]) -> None:
-    ledger, said = play(lambda _: lambda _: None, DemoPlan(orders=1, workers=1))
+def test_a_single_order_and_a_single_worker_are_enough(play: Callable[..., tuple[Summary, str]]) -> None:
+    summary, said = play(lambda _: lambda _: None, DemoPlan(orders=1, workers=1))
 
-    assert (ledger.balanced, ledger.kills, ledger.duplicates, ledger.recovered) == (True, 1, 1, 1), said
+    assert (summary.balanced, summary.kills, summary.duplicates, summary.recovered) == (True, 1, 1, 1), said
 
 
-def test_a_chaos_whose_conductor_sleeps_makes_all_its_trouble_afterwards(
-    play: Callable[..., tuple[Ledger, str]],
+def test_chaos_with_a_sleeping_orchestrator_injects_all_faults_afterwards(
+    play: Callable[..., tuple[Summary, str]],
 ) -> None:
-    def make(stage: Stage) -> Intervene:
+    def make(environment: Environment) -> Intervene:
         def sleep(snapshot: Snapshot) -> None:
             if snapshot.handled:
-                wait_until(lambda: drained(stage))
+                wait_until(lambda: drained(environment), timeout_s=HANGS_S)
 
         return sleep
 
-    ledger, said = play(make, DemoPlan(orders=100, workers=1, chaos=True))
+    summary, said = play(make, DemoPlan(orders=100, workers=1, chaos=True))
 
-    assert (ledger.balanced, ledger.kills) == (True, 2), said
+    assert (summary.balanced, summary.kills) == (True, 2), said

@@ -21,7 +21,7 @@ def test_healthy_is_0_an_error_is_1_and_no_server_is_2(
     fine = run("doctor", "--redis-url", healthy.url)
     bad = run("doctor", "--redis-url", forgetful.url, "--json")
     shown = invoke("doctor", "--redis-url", forgetful.url, "--notes")
-    nobody = invoke("doctor", "--redis-url", "redis://:geheim@127.0.0.1:1")
+    unreachable = invoke("doctor", "--redis-url", "redis://:geheim@127.0.0.1:1")
 
     assert (fine.returncode, fine.stdout) == (0, "redis: nothing found\n")
     assert bad.returncode == 1
@@ -30,11 +30,11 @@ def test_healthy_is_0_an_error_is_1_and_no_server_is_2(
     assert "ERROR   redis.persistence: appendonly is off" in shown.stdout
     assert "        fix: CONFIG SET appendonly yes" in shown.stdout
     assert "NOTE    redis.client" in shown.stdout
-    assert nobody.returncode == 2
-    assert "geheim" not in nobody.stderr
+    assert unreachable.returncode == 2
+    assert "geheim" not in unreachable.stderr
 
 
-def test_one_server_that_is_down_does_not_hide_what_is_wrong_with_the_others(
+def test_a_server_that_is_down_hides_no_findings_of_others(
     invoke: Run, private_redis: Callable[..., RedisServer]
 ) -> None:
     done = invoke(
@@ -50,7 +50,7 @@ def test_one_server_that_is_down_does_not_hide_what_is_wrong_with_the_others(
     assert [one["check"] for one in answer["findings"] if one["severity"] == "error"] == ["redis.persistence"]
 
 
-def test_a_broker_that_workers_cannot_use_is_not_passed_over_because_its_management_api_answers(
+def test_a_broker_without_amqp_is_unreachable_despite_its_management_api(
     invoke: Run, amqp_url: str, rabbitmq_server: Any
 ) -> None:
     api = ("--rabbit-api", rabbitmq_server.management_url)
@@ -97,7 +97,7 @@ def test_a_database_that_goes_away_meanwhile_is_one_sentence(
     proxy = fault_proxy(db_url)
     proxy.drop_next_request(b"SHOW VARIABLES")
 
-    # In plain text, so that the proxy can tell the question.
+    # In plain text, so that the proxy can match the request.
     through = f"{proxy.url_for(db_url)}&ssl_disabled=true"
 
     done = invoke(

@@ -4,17 +4,18 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def channel(amqp_url: str) -> Any:
+def channel(amqp_url: str) -> Iterator[BlockingChannel]:
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()
     channel.queue_declare("orders-dead", durable=True)
@@ -29,7 +30,7 @@ def start(example: str, *args: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_the_worker_example(channel: Any, amqp_url: str) -> None:
+def test_the_worker_example(channel: BlockingChannel, amqp_url: str) -> None:
     action = {"schema": "proca:action:2", "actionId": 7, "contact": {}}
     channel.basic_publish("", "orders", json.dumps(action).encode())
     process = start("rabbit_worker.py", amqp_url, "orders")
@@ -42,7 +43,7 @@ def test_the_worker_example(channel: Any, amqp_url: str) -> None:
     assert process.returncode == 0
 
 
-def test_the_replay_example(channel: Any, amqp_url: str) -> None:
+def test_the_replay_example(channel: BlockingChannel, amqp_url: str) -> None:
     out, _ = start("rabbit_replay.py", amqp_url, "orders", "orders-dead").communicate(timeout=60)
 
     assert "replayed 3" in out, out

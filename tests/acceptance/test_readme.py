@@ -3,6 +3,7 @@
 Its first command, ``make demo``, is run in ``test_demo.py``.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -13,18 +14,25 @@ import threading
 from collections.abc import Callable
 from importlib.metadata import metadata
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
 import redis
 from sqlalchemy import create_engine, text
 
+from conquiet.processor import NewMessage, SyncEmitter
+from conquiet.rabbit import DeadLetters, DeliveryFilter
 from conquiet.testing import wait_until
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
+HANGS_S = 300.0
+"""Only a program that hangs takes as long as this, on a busy machine too."""
+
+KILLED_ORDERS = 400
 
 COMMANDS: list[str] = re.findall(r"^\$ (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
 
@@ -54,6 +62,20 @@ def shop(db_url: str) -> str:
     return db_url
 
 
+def run_and_fail(source: str, **urls: str) -> str:
+    """Run the program, which must end by itself and not well; return what it said."""
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, **urls},
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def run_until(said: str, source: str, *, settled: Callable[[], bool] = lambda: True, **urls: str) -> None:
     """Run the program until it has said something and the world is settled; it must then end well on SIGTERM."""
     process = subprocess.Popen(
@@ -70,12 +92,12 @@ def run_until(said: str, source: str, *, settled: Callable[[], bool] = lambda: T
     try:
         wait_until(
             lambda: process.poll() is not None or (any(line.startswith(said) for line in output) and settled()),
-            timeout_s=60,
+            timeout_s=HANGS_S,
             message=f"the README's program said {output}",
         )
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(HANGS_S)
     finally:
         process.kill()
         reader.join()
@@ -99,6 +121,60 @@ def test_the_payment_is_made_and_acknowledged(shop: str, redis_url: str) -> None
     client.close()
 
 
+def test_the_payment_that_failed_once_is_made_by_the_next_start(shop: str, redis_url: str) -> None:
+    """Its idempotency key makes the next enqueue a no-op: nothing but recovery brings it back."""
+    client: Any = redis.Redis.from_url(redis_url)
+    engine = create_engine(shop)
+    source = program("inbox=Inbox()")
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE account RENAME TO account_of_old"))
+    output = run_and_fail(source, DB_URL=shop, REDIS_URL=redis_url)
+    pending = client.xpending("payments", "billing")["pending"]
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE account_of_old RENAME TO account"))
+    engine.dispose()
+    before = accounts(shop)[7]
+
+    run_until(
+        "paid",
+        source,
+        settled=lambda: client.xpending("payments", "billing")["pending"] == 0,
+        DB_URL=shop,
+        REDIS_URL=redis_url,
+    )
+
+    assert "DbWriteError" in output
+    assert (pending, before) == (1, 5000)
+    assert client.xlen("payments") == 1
+    assert accounts(shop)[7] == 4000
+    client.close()
+
+
+def test_the_payment_survives_a_kill_while_it_is_made(shop: str, redis_url: str) -> None:
+    client: Any = redis.Redis.from_url(redis_url)
+    source = program("inbox=Inbox()")
+    killed = source.replace('    print("paid", flush=True)', "    os.kill(os.getpid(), 9)")
+    assert killed != source
+
+    done = subprocess.run(
+        [sys.executable, "-c", killed],
+        env={**os.environ, "DB_URL": shop, "REDIS_URL": redis_url},
+        timeout=HANGS_S,
+        check=False,
+    )
+    assert done.returncode == -9
+    run_until(
+        "paid",
+        source,
+        settled=lambda: client.xpending("payments", "billing")["pending"] == 0,
+        DB_URL=shop,
+        REDIS_URL=redis_url,
+    )
+
+    assert accounts(shop)[7] == 4000
+    client.close()
+
+
 def test_rows_are_changed_under_a_lock(shop: str) -> None:
     command = [sys.executable, "-c", program("writer.modify")]
 
@@ -109,6 +185,52 @@ def test_rows_are_changed_under_a_lock(shop: str) -> None:
     assert accounts(shop) == {7: 5000, 8: 250}
 
 
+def test_rows_are_changed_by_the_next_start_after_a_failure(shop: str) -> None:
+    """The first one fails between the insert and the change; a second insert of the row is no error."""
+    source = program("writer.modify")
+    broken = source.replace('row["cents"] + 250', 'row["cents"] + 1 / 0')
+    assert broken != source
+
+    output = run_and_fail(broken, DB_URL=shop)
+    between = accounts(shop)
+    done = subprocess.run(
+        [sys.executable, "-c", source], env={**os.environ, "DB_URL": shop}, capture_output=True, text=True, check=True
+    )
+
+    assert "ZeroDivisionError" in output
+    assert between == {7: 5000, 8: 0}
+    assert done.stdout == "changed 1\n"
+    assert accounts(shop)[8] == 250
+
+
+def failing_once(source: str, line: str) -> str:
+    """The program, with a handler that raises when it is first called."""
+    indent = line[: len(line) - len(line.lstrip())]
+    first = (
+        f"{indent}if not globals().setdefault('failed', []):\n{indent}    failed.append(1)\n{indent}    raise OSError\n"
+    )
+    assert line in source
+    return source.replace(line, first + line)
+
+
+def test_the_engine_handles_the_message_that_failed_once(redis_url: str) -> None:
+    """A bare engine leaves it pending; it is claimed when it is stale, by the same engine or another."""
+    client: Any = redis.Redis.from_url(redis_url)
+    source = program("concurrency=100").replace("concurrency=100", "concurrency=100, claim_idle_ms=1_000")
+
+    run_until(
+        "handled 1",
+        failing_once(source, '    print("handled", message.data["n"]'),
+        settled=lambda: all(group["pending"] == 0 for group in client.xinfo_groups("numbers")),
+        REDIS_URL=redis_url,
+    )
+    client.close()
+
+
+def test_the_processor_retries_the_message_that_failed_once(redis_url: str) -> None:
+    run_until("sent", failing_once(program("@processor.handler"), '    print("sent", flush=True)'), REDIS_URL=redis_url)
+
+
 def test_the_engine_handles_the_message(redis_url: str) -> None:
     run_until("handled 1", program("concurrency=100"), REDIS_URL=redis_url)
 
@@ -117,20 +239,86 @@ def test_the_processor_and_the_scheduler_run_side_by_side(redis_url: str) -> Non
     run_until("sent", program("@processor.handler"), REDIS_URL=redis_url)
 
 
-def test_the_rabbit_worker_acknowledges_what_it_synced(amqp_url: str) -> None:
+def test_the_rabbit_worker_loses_nothing_on_an_ordinary_queue_and_recovers(amqp_url: str) -> None:
+    """20 orders published by pika, one broken: it fails twice, is kept, is corrected and replayed."""
+    source = program("run_process")
     with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
         channel = connection.channel()
-        channel.queue_declare("crm-sync")
-        action = {"schema": "proca:action:2", "actionId": 1, "contact": {}, "action": {}, "campaign": {}, "org": {}}
-        channel.basic_publish("", "crm-sync", json.dumps(action).encode())
+        channel.confirm_delivery()
+        channel.queue_declare("orders", durable=True)
+        for number in range(20):
+            order = {"order": number} if number != 7 else {"odrer": number}
+            channel.basic_publish("", "orders", json.dumps(order).encode())
 
-        run_until("synced 1", program("run_process"), RABBIT_URL=amqp_url)
+        def depth(queue: str) -> int:
+            with connection.channel() as asking:
+                try:
+                    return int(asking.queue_declare(queue, passive=True).method.message_count)
+                except pika.exceptions.ChannelClosedByBroker:
+                    return -1
 
-        assert channel.queue_declare("crm-sync", passive=True).method.message_count == 0
+        run_until("synced 19", source, settled=lambda: depth("orders.dead") == 1, RABBIT_URL=amqp_url)
+        assert depth("orders") == 0
+
+        fixed = source.replace('"order" not in message', "not message").replace('message["order"]', "message")
+        replayed = asyncio.run(DeadLetters(amqp_url, "orders.dead").replay(DeliveryFilter()))
+        run_until("synced {'odrer': 7}", fixed, settled=lambda: depth("orders") == 0, RABBIT_URL=amqp_url)
+
+        assert replayed.replayed == 1
+        assert (depth("orders"), depth("orders.dead")) == (0, 0)
+
+
+def test_the_first_program_is_an_app_of_at_most_25_lines() -> None:
+    first = PROGRAMS[0]
+
+    assert "@app.handler" in first
+    assert "session: AsyncSession" in first
+    assert len(first.splitlines()) <= 25
+
+
+def test_the_app_books_the_order_it_emits(shop: str, redis_url: str) -> None:
+    run_until("booked", PROGRAMS[0], DB_URL=shop, REDIS_URL=redis_url)
+
+    assert accounts(shop)[7] == 6_000
+
+
+def test_the_app_as_it_stands_survives_a_kill(shop: str, redis_url: str) -> None:
+    """Killed with orders in flight and started again: each of them is booked once."""
+    client: Any = redis.Redis.from_url(redis_url)
+    with SyncEmitter(client, "shop") as emitter:
+        emitter.emit_many(NewMessage("order.paid", {"account": 7, "cents": 1}) for _ in range(KILLED_ORDERS))
+    running = subprocess.Popen(
+        [sys.executable, "-c", PROGRAMS[0]],
+        env={**os.environ, "DB_URL": shop, "REDIS_URL": redis_url},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(
+            lambda: running.poll() is not None or accounts(shop)[7] >= 5_000 + KILLED_ORDERS // 10,
+            timeout_s=HANGS_S,
+        )
+    finally:
+        running.kill()  # SIGKILL
+        running.wait(HANGS_S)
+    at_the_kill = accounts(shop)[7]
+
+    run_until(
+        "booked",
+        PROGRAMS[0],
+        settled=lambda: accounts(shop)[7] >= 6_000 + KILLED_ORDERS,
+        DB_URL=shop,
+        REDIS_URL=redis_url,
+    )
+
+    assert running.returncode == -signal.SIGKILL
+    assert at_the_kill < 6_000 + KILLED_ORDERS
+    assert accounts(shop)[7] == 6_000 + KILLED_ORDERS
+    assert client.xpending("shop", "shop")["pending"] == 0
+    client.close()
 
 
 def test_the_readme_has_no_program_that_is_not_run_here() -> None:
-    run = ("inbox=Inbox()", "writer.modify", "concurrency=100", "@processor.handler", "run_process")
+    run = ("@app.handler", "inbox=Inbox()", "writer.modify", "concurrency=100", "@processor.handler", "run_process")
 
     assert all(any(word in source for word in run) for source in PROGRAMS)
     assert len(PROGRAMS) == len(run)
@@ -166,7 +354,7 @@ def test_the_extras_that_the_readme_names_can_be_installed() -> None:
 
 
 def test_the_pictures_load_nothing_from_elsewhere() -> None:
-    """Whoever looks at one tells no third party: rich would name a font on a foreign host."""
+    """Viewing one contacts no third party: rich would name a font on a foreign host."""
     pictures = list((ROOT / "docs" / "img").glob("*.svg"))
     foreign = re.compile(r"""@import|@font-face|url\(['"]?\w+:|(?:href|src)=['"]\w+:""")
 

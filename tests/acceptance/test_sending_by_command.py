@@ -5,9 +5,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pika
 import pytest
@@ -15,13 +15,14 @@ from redis import Redis
 
 from conquiet.testing import wait_until
 
-Run = Callable[..., Any]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Piped = Callable[..., AbstractContextManager[tuple["subprocess.Popen[str]", IO[str]]]]
 
 BAD_FILE = '{"n": 1}\n\n{"n": 2}\nnot JSON\n{"n": 3}\n'
 
 
 @pytest.fixture
-def piped(command: Path, clean_environment: Callable[..., dict[str, str]], tmp_path: Path) -> Any:
+def piped(command: Path, clean_environment: Callable[..., dict[str, str]], tmp_path: Path) -> Piped:
     """The installed command with a pipe to its stdin that stays open."""
 
     @contextmanager
@@ -83,7 +84,7 @@ def test_publish_confirms_what_stands_before_a_bad_line(
 
 
 def test_publish_keeps_its_connection_while_its_producer_thinks(
-    piped: Any, orders: Callable[[], int], amqp_url: str
+    piped: Piped, orders: Callable[[], int], amqp_url: str
 ) -> None:
     with piped("publish", "orders", "-", CONQUIET_RABBIT_URL=f"{amqp_url}?heartbeat=1") as (process, stdin):
         stdin.write('{"n": 1}\n')
@@ -96,22 +97,22 @@ def test_publish_keeps_its_connection_while_its_producer_thinks(
 
 
 @pytest.mark.parametrize(
-    ("words", "ending", "exit_code", "told"),
+    ("words", "ending", "exit_code", "reported"),
     [
         (("enqueue", "STREAM", "-"), signal.SIGTERM, 143, "at least [34] payloads are enqueued"),
         (("emit", "order", "-", "--stream", "STREAM"), signal.SIGINT, 130, "at least [34] are emitted"),
     ],
     ids=["enqueue", "emit"],
 )
-def test_lines_of_a_slow_producer_are_sent_soon_and_counted_at_the_end(
-    piped: Any,
+def test_lines_of_a_slow_producer_are_sent_soon_and_counted(
+    piped: Piped,
     client: Redis,
     redis_url: str,
     key_prefix: str,
     words: tuple[str, ...],
     ending: signal.Signals,
     exit_code: int,
-    told: str,
+    reported: str,
 ) -> None:
     stream = f"{key_prefix}orders"
     given = [stream if word == "STREAM" else word for word in words]
@@ -123,9 +124,24 @@ def test_lines_of_a_slow_producer_are_sent_soon_and_counted_at_the_end(
         wait_until(lambda: client.xlen(stream) == 4)
         process.send_signal(ending)
         process.wait(60)
+        assert process.stderr is not None
         complaints = process.stderr.read()
 
     assert process.returncode == exit_code, complaints
-    assert re.search(told, complaints), complaints
+    assert re.search(reported, complaints), complaints
     assert "Traceback" not in complaints
     assert "never retrieved" not in complaints
+
+
+@pytest.mark.parametrize("bad", ["{bad", "[1]", ""])
+def test_an_argument_that_is_no_json_object_is_a_usage_error(
+    invoke: Run, client: Redis, redis_url: str, key_prefix: str, bad: str
+) -> None:
+    stream = f"{key_prefix}orders"
+    env = {"CONQUIET_REDIS_URL": redis_url}
+
+    for words in (("emit", "order.created", bad, "--stream", stream), ("enqueue", stream, bad)):
+        done = invoke(*words, env=env)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("conquiet: the JSON given is")
+    assert client.exists(stream) == 0

@@ -12,7 +12,7 @@ from redis import Redis
 
 from conquiet.testing import RedisServer, wait_until
 
-Run = Callable[..., Any]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def orders(client: Redis, key_prefix: str) -> str:
     return key
 
 
-def test_enqueue_takes_a_word_stdin_and_a_file(conquiet: Run, client: Redis, key_prefix: str, tmp_path: Any) -> None:
+def test_enqueue_takes_a_word_stdin_and_a_file(conquiet: Run, client: Redis, key_prefix: str, tmp_path: Path) -> None:
     (tmp_path / "orders.jsonl").write_text('{"n": 3}\n\n{"n": 4}\n')
     key = f"{key_prefix}new"
 
@@ -77,7 +77,7 @@ def test_bad_json_on_line_17_is_named_and_not_shown(conquiet: Run, client: Redis
 def test_what_is_no_object_is_refused(quick: Run, key_prefix: str) -> None:
     done = quick("enqueue", f"{key_prefix}new", "[1, 2]")
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "is JSON, but not an object" in done.stderr
 
 
@@ -108,7 +108,7 @@ def test_inspect_shows_one_stream_and_json(quick: Run, orders: str) -> None:
     machine = json.loads(quick("inspect", orders, "--json").stdout)
     everything = json.loads(quick("inspect", "--pattern", orders, "--json").stdout)
 
-    assert "billing\talice\talive\t3" in detail.stdout
+    assert "billing\talice\tlive\t3" in detail.stdout
     assert machine["groups"][0]["consumers"][0]["pending"] == 3
     assert everything["streams"][0]["key"] == orders
 
@@ -140,7 +140,7 @@ def test_inspect_watches_until_interrupted(
     assert "Traceback" not in said
 
 
-def test_a_short_command_that_is_told_to_end_leaves_nothing_behind(
+def test_a_terminated_short_command_leaves_nothing_behind(
     command: Path, clean_environment: Callable[..., dict[str, str]], client: Redis, key_prefix: str, redis_url: str
 ) -> None:
     """It waits for its input when SIGTERM comes: nothing was sent, and no connection stays."""
@@ -162,16 +162,20 @@ def test_a_short_command_that_is_told_to_end_leaves_nothing_behind(
     wait_until(lambda: all(one["name"] != "unsent" for one in client.client_list()))
 
 
-def test_pending_reclaim_retire_and_trim_work_together(conquiet: Run, quick: Run, client: Redis, orders: str) -> None:
+def test_pending_reclaim_remove_consumer_and_trim_work_together(
+    conquiet: Run, quick: Run, client: Redis, orders: str
+) -> None:
     shown = json.loads(conquiet("pending", orders, "billing", "--json").stdout)
     would = quick("reclaim", orders, "billing", "--consumer", "alice", "--dry-run")
-    refused = quick("retire", orders, "billing", "alice", "--min-idle", "0")
-    done = conquiet("retire", orders, "billing", "alice", "--min-idle", "0", "--heir", "bob")
+    refused = quick("remove-consumer", orders, "billing", "alice", "--min-idle", "0", "--force")
+    unproved = quick("remove-consumer", orders, "billing", "alice", "--min-idle", "0", "--new-owner", "bob")
+    done = conquiet("remove-consumer", orders, "billing", "alice", "--min-idle", "0", "--new-owner", "bob", "--force")
 
     assert [(row["consumer"], row["deliveries"]) for row in shown] == [("alice", 1)] * 3
     assert would.stdout.startswith("3 entries would be reclaimed")
     assert (refused.returncode, "3 entries pending" in refused.stderr) == (1, True)
-    assert done.stdout.strip() == "alice retired; 3 entries went to bob"
+    assert (unproved.returncode, "is not proved dead" in unproved.stderr) == (1, True)
+    assert done.stdout.strip() == "alice removed; 3 entries went to bob"
 
     reclaimed = json.loads(conquiet("reclaim", orders, "billing", "--consumer", "bob", "--json").stdout)
     assert reclaimed["owner"] == "conquiet-reclaimed"
@@ -187,12 +191,13 @@ def test_a_reclaim_without_filter_is_refused(quick: Run, orders: str) -> None:
     done = quick("reclaim", orders, "billing")
 
     assert done.returncode == 2
-    assert "would take work from live consumers" in done.stderr
+    assert "would claim from live consumers" in done.stderr
 
 
 # ---------------------------------------------------------------- each error is a sentence
 @pytest.mark.parametrize(
-    "words", [("inspect", "{key}"), ("pending", "{key}", "billing"), ("trim", "{key}"), ("retire", "{key}", "g", "c")]
+    "words",
+    [("inspect", "{key}"), ("pending", "{key}", "billing"), ("trim", "{key}"), ("remove-consumer", "{key}", "g", "c")],
 )
 def test_a_missing_stream_is_one_sentence(quick: Run, key_prefix: str, words: tuple[str, ...]) -> None:
     done = quick(*(word.format(key=f"{key_prefix}nothing") for word in words))
@@ -203,7 +208,7 @@ def test_a_missing_stream_is_one_sentence(quick: Run, key_prefix: str, words: tu
 
 
 def test_a_missing_group_is_one_sentence_and_no_loss(quick: Run, orders: str) -> None:
-    done = quick("retire", orders, "mailing", "alice", "--min-idle", "0")
+    done = quick("remove-consumer", orders, "mailing", "alice", "--min-idle", "0")
 
     assert done.returncode == 2
     assert done.stderr == f"conquiet: stream '{orders}' has no consumer group 'mailing'; there is: billing\n"
@@ -217,7 +222,7 @@ def test_a_missing_group_is_one_sentence_and_no_loss(quick: Run, orders: str) ->
         (("pending", "\udcff", "g"), "a name or an argument"),
         (("pending", "{key}", "\udcff"), "a name or an argument"),
         (("reclaim", "{key}", "billing", "--consumer", "\udcff"), "a name or an argument"),
-        (("retire", "{key}", "billing", "\udcff"), "consumer"),
+        (("remove-consumer", "{key}", "billing", "\udcff"), "consumer"),
         (("trim", "\udcff"), "a name or an argument"),
         (("enqueue", "a\udcff", "{{}}"), "stream"),
     ],
@@ -291,7 +296,7 @@ def test_no_url_at_all_says_how_to_give_one(invoke: Run) -> None:
     assert "conquiet.toml" in done.stderr
 
 
-def test_flag_beats_environment_beats_file(invoke: Run, redis_url: str, tmp_path: Any) -> None:
+def test_flag_beats_environment_beats_file(invoke: Run, redis_url: str, tmp_path: Path) -> None:
     nowhere = "redis://127.0.0.1:1"
     (tmp_path / "conquiet.toml").write_text(f'redis_url = "{redis_url}"\n')
     assert invoke("inspect").returncode == 0
@@ -302,7 +307,7 @@ def test_flag_beats_environment_beats_file(invoke: Run, redis_url: str, tmp_path
 @pytest.mark.parametrize(
     ("content", "complaint"), [("redis_url = ", "is not TOML (at"), ("redis_url = 5", "must be a string")]
 )
-def test_a_broken_file_is_named(invoke: Run, tmp_path: Any, content: str, complaint: str) -> None:
+def test_a_broken_file_is_named(invoke: Run, tmp_path: Path, content: str, complaint: str) -> None:
     (tmp_path / "conquiet.toml").write_text(content)
 
     done = invoke("inspect")

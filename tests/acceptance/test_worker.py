@@ -71,18 +71,18 @@ class Running:
         """Return the pids once every process has one; a busy machine may not answer at once."""
         found: list[int] = []
 
-        def look() -> bool:
+        def is_done() -> bool:
             found[:] = [pid for pid in self.pids() if pid is not None]
             return len(found) == number
 
-        wait_until(look, message=lambda: self.log)
+        wait_until(is_done, message=lambda: self.log)
         return found
 
     def wait_for_log(self, sign: str) -> None:
         wait_until(lambda: sign in self.log, message=lambda: self.log)
 
     def lost_a_port(self) -> bool:
-        """Wait until it listens or has ended; true if somebody else was faster at one of the ports we chose."""
+        """Wait until it listens or has ended; true if another process took one of the chosen ports."""
         wait_until(lambda: self.process.poll() is not None or self.get("/livez")[0] == 200)
         return self.process.poll() is not None and "cannot be used" in self.log
 
@@ -174,7 +174,7 @@ def test_three_processes_share_the_work_survive_a_kill_and_drain_on_sigterm(
 
     pids = worker.wait_for_pids(3)
     os.kill(pids[0], signal.SIGKILL)
-    worker.wait_for_log("starting again")
+    worker.wait_for_log("restarting")
     wait_until(lambda: pids[0] not in worker.wait_for_pids(3))
     worker.wait_ready()
 
@@ -206,7 +206,7 @@ def test_readiness_is_false_while_redis_is_paused_and_comes_back(
     assert worker.get("/nothing")[0] == 404
 
 
-def test_a_crash_loop_ends_the_whole_with_a_clear_message(
+def test_a_crash_loop_ends_the_command_with_a_clear_message(
     app: Path, start: Callable[..., Running], redis_url: str
 ) -> None:
     (app / "dying.py").write_text("import os\nos._exit(7)\n")
@@ -221,7 +221,7 @@ def test_a_module_that_is_not_there_is_one_sentence(start: Callable[..., Running
     worker = start(redis_url, "nowhere:consumer")
 
     assert worker.process.wait() == 2
-    assert worker.log.startswith("conquiet: there is no module 'nowhere'\n  fix: ")
+    assert "conquiet: there is no module 'nowhere'\n  fix: " in worker.log
     assert "Traceback" not in worker.log
 
 
@@ -248,7 +248,7 @@ def test_reload_starts_again_when_a_file_changes(app: Path, start: Callable[...,
 
     (app / "shop.py").write_text(MODULE + "\n# changed\n")
 
-    worker.wait_for_log("shop.py changed; starting again")
+    worker.wait_for_log("shop.py changed; restarting")
     wait_until(lambda: worker.wait_for_pids(1) != before)
     worker.wait_ready()
 
@@ -270,7 +270,7 @@ def test_reload_survives_a_file_that_is_saved_half(app: Path, start: Callable[..
 
 WAITING = """
 import os, pathlib, time
-if "CONQUIET_WORKER_ORDERS" in os.environ or __name__ == "slow":
+if "CONQUIET_WORKER_SETTINGS" in os.environ or __name__ == "slow":
     pathlib.Path("here").touch()
     while not pathlib.Path("go").exists():
         time.sleep(0.01)
@@ -287,7 +287,7 @@ def sigterm_is_pending(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("where", ["slow", "sitecustomize"])
-def test_a_process_that_is_told_to_end_while_it_still_starts_ends_in_good_order(
+def test_a_process_stopped_during_its_start_ends_in_good_order(
     app: Path, start: Callable[..., Running], redis_url: str, where: str
 ) -> None:
     """As in a rolling update: in the middle of the user's import, or before Python has come to any code of ours."""
@@ -353,14 +353,14 @@ def test_a_second_signal_ends_processes_that_hang_and_leaves_nothing_behind(
     assert still_there(client, f"{key_prefix}orders") == {0}
 
 
-def test_a_process_that_somebody_else_asks_to_end_is_replaced(start: Callable[..., Running], redis_url: str) -> None:
+def test_a_process_stopped_by_another_process_is_replaced(start: Callable[..., Running], redis_url: str) -> None:
     worker = start(redis_url, "shop:consumer")
     worker.wait_ready()
     (first,) = worker.wait_for_pids(1)
 
     os.kill(first, signal.SIGTERM)
 
-    wait_until(lambda: "asked to end by somebody else; starting again" in worker.log)
+    wait_until(lambda: "was stopped by another process; restarting" in worker.log)
     worker.wait_ready()
     assert first not in worker.pids()
     worker.process.send_signal(signal.SIGTERM)

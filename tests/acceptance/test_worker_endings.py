@@ -1,22 +1,27 @@
 """Every kind of thing that ``conquiet worker`` runs, asked to end before it has begun."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import create_engine
 
-from conquiet.bridge import OutboxRelay, create_tables
 from conquiet.cli.worker.child import Child
-from conquiet.cli.worker.pulse import Pulse
-from conquiet.cli.worker.runnables import Runnable, adapt
+from conquiet.cli.worker.heartbeat_file import HeartbeatFile
+from conquiet.cli.worker.targets import find_workers
+from conquiet.core.functions import is_coroutine_function
+from conquiet.core.lifecycle import Worker
 from conquiet.errors import LifecycleError
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
 from conquiet.runtime import Consumer
 from conquiet.scheduler import Every, ScheduleEntry, Scheduler
+from conquiet.transactional import OutboxRelay, create_tables
 
 KINDS = ["Consumer", "Processor", "Scheduler", "RabbitConsumer", "OutboxRelay"]
 
@@ -27,7 +32,7 @@ async def handle(_message: Any, _ctx: Any) -> None: ...
 class Nowhere:
     """A target of a relay that has nothing to publish."""
 
-    def publish(self, letters: Any) -> Any:
+    def publish(self, messages: Any) -> Any:
         raise NotImplementedError
 
 
@@ -44,6 +49,11 @@ def build(request: pytest.FixtureRequest, key_prefix: str, tmp_path: Path) -> Ca
         request.getfixturevalue("declare")("orders")
         return RabbitConsumer(url, "orders", lambda _message: True)
 
+    def processor() -> Processor:
+        made = Processor(redis(), [stream])
+        made.handler("pay")(lambda _ctx: None)
+        return made
+
     def relay() -> OutboxRelay:
         engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
         request.addfinalizer(engine.dispose)
@@ -52,7 +62,7 @@ def build(request: pytest.FixtureRequest, key_prefix: str, tmp_path: Path) -> Ca
 
     makers: dict[str, Callable[[], object]] = {
         "Consumer": lambda: Consumer(streams=[stream], redis=redis(), handler=handle, block_ms=100),
-        "Processor": lambda: Processor(redis(), [stream]),
+        "Processor": processor,
         "Scheduler": lambda: Scheduler(
             redis(), [ScheduleEntry("report", Every(60), event="report.make", stream=stream)], group=stream
         ),
@@ -63,71 +73,118 @@ def build(request: pytest.FixtureRequest, key_prefix: str, tmp_path: Path) -> Ca
 
 
 @pytest.fixture
-def face(request: pytest.FixtureRequest, build: Callable[[str], object]) -> Runnable:
-    adapted = adapt(build(request.param))
-    assert adapted is not None
-    assert (adapted.name, adapted.ready()) == (request.param, False)
-    return adapted
+def worker(request: pytest.FixtureRequest, build: Callable[[str], object]) -> Worker:
+    [found] = find_workers(build(request.param))
+    assert not found.health().ready
+    return found
 
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Child]:
-    pulse = Pulse.create(tmp_path / "pulse", 1)
-    yield Child(pulse, 0)
-    pulse.close()
+    heartbeats = HeartbeatFile.create(tmp_path / "heartbeats", 1)
+    yield Child(heartbeats, 0)
+    heartbeats.close()
 
 
-@pytest.mark.parametrize("face", KINDS, indirect=True)
-async def test_a_stop_between_the_last_look_and_the_start_is_a_good_end(face: Runnable, child: Child) -> None:
+class Idle:
+    """A worker that does nothing."""
+
+    name = "Idle"
+    abandoned = 0
+
+    def __init__(self, run: Callable[[], Awaitable[None]]) -> None:
+        self._run = run
+
+    async def run(self) -> None:
+        await self._run()
+
+    def stop(self) -> None: ...
+
+    def health(self) -> SimpleNamespace:
+        return SimpleNamespace(ready=False, reason="idle")
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("worker", KINDS, indirect=True)
+async def test_a_stop_between_the_last_check_and_the_start_is_graceful(worker: Worker, child: Child) -> None:
     """A signal may come at any moment; a worker that then refuses to start has done what it was asked."""
 
-    class Signalled:
-        name = face.name
-
-        async def run(self) -> None:
-            child.stop()
-            await face.run()
-
+    class Signalled(Idle):
         def stop(self) -> None:
-            face.stop()
+            worker.stop()
 
-        def ready(self) -> bool:
-            return face.ready()
+        def close(self) -> Any:
+            return worker.close()
 
-    await child.run([Signalled()])
+    async def run() -> None:
+        child.stop()
+        await (worker.run() if is_coroutine_function(worker.run) else asyncio.to_thread(worker.run))
+
+    await child.run([Signalled(run)])
 
 
-async def test_what_is_not_begun_when_the_stop_comes_is_not_begun_at_all(child: Child) -> None:
-    begun: list[bool] = []
+async def test_a_worker_is_not_started_after_a_stop(child: Child) -> None:
+    started: list[bool] = []
 
-    class Never:
-        name = "Never"
-
-        async def run(self) -> None:
-            begun.append(True)
-
-        def stop(self) -> None: ...
-
-        def ready(self) -> bool:
-            return False
+    async def run() -> None:
+        started.append(True)
 
     child.stop()
-    await child.run([Never()])
+    await child.run([Idle(run)])
 
-    assert begun == []
+    assert started == []
 
 
-async def test_what_refuses_to_start_although_nobody_asked_it_to_stop_is_a_failure(child: Child) -> None:
-    class Twice:
-        name = "Twice"
+async def test_a_worker_that_refuses_to_start_without_a_stop_is_a_failure(child: Child) -> None:
+    async def run() -> None:
+        raise LifecycleError("it was started before")
 
-        async def run(self) -> None:
-            raise LifecycleError("it was started before")
+    with pytest.raises(LifecycleError):
+        await child.run([Idle(run)])
+
+
+async def test_a_second_reason_to_stop_does_not_force_the_workers(child: Child) -> None:
+    stopped: list[bool] = []
+
+    class Counting(Idle):
+        def stop(self) -> None:
+            stopped.append(True)
+
+    async def run() -> None:
+        child.stop()
+        child.stop()
+
+    await child.run([Counting(run)])
+
+    assert stopped == [True]
+
+
+async def test_a_worker_is_closed_after_its_run(child: Child) -> None:
+    closed: list[str] = []
+
+    class Asynchronous(Idle):
+        async def close(self) -> None:  # type: ignore[override]
+            closed.append("async")
+
+    class Blocking:
+        name = "Blocking"
+        abandoned = 0
+
+        def run(self) -> None:
+            closed.append(threading.current_thread().name)
 
         def stop(self) -> None: ...
 
-        def ready(self) -> bool:
-            return False
+        def health(self) -> SimpleNamespace:
+            return SimpleNamespace(ready=True, reason="")
 
-    with pytest.raises(LifecycleError):
-        await child.run([Twice()])
+        def close(self) -> None:
+            closed.append("sync")
+
+    async def run() -> None: ...
+
+    await child.run([Asynchronous(run), Blocking()])
+
+    assert {"async", "sync"} < set(closed)
+    assert threading.current_thread().name not in closed

@@ -17,11 +17,9 @@ MODULE = """
 import os
 import redis, redis.asyncio
 from sqlalchemy import create_engine
-from conquiet.bridge import Outbox, OutboxRelay, ToStream, create_tables
-from conquiet.config import QueueConfig
+from conquiet.transactional import Outbox, OutboxRelay, ToStream, create_tables
 from conquiet.db import DbSession
 from conquiet.processor import Processor
-from conquiet.queue import RedisStreamsQueue
 from conquiet.rabbit import RabbitConsumer, SchemaRegistry
 from conquiet.runtime import Consumer
 from conquiet.scheduler import Every, ScheduleEntry, Scheduler
@@ -59,8 +57,7 @@ engine = create_engine("sqlite:///outbox.db")
 create_tables(engine)
 with DbSession(engine) as session:
     Outbox().add(session, "plain", {"kind": "OutboxRelay"})
-queue = RedisStreamsQueue(done, QueueConfig(f"{prefix}plain", "relay", "relay"))
-relay = OutboxRelay(engine, {"plain": ToStream(queue)})
+relay = OutboxRelay(engine, {"plain": ToStream(done, f"{prefix}plain")})
 everything = [consumer, processor, scheduler, rabbit, relay]
 """
 

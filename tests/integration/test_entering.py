@@ -34,13 +34,19 @@ async def handle(*_: Any) -> bool:
     return True
 
 
+def processor(client: redis.asyncio.Redis) -> Processor:
+    made = Processor(client, ["s"])
+    made.handler("pay")(handle)
+    return made
+
+
 @pytest.mark.parametrize("room", ["runtime", "processor", "scheduler", "rabbit"])
 async def test_a_timeout_while_entering_leaves_nothing_running(room: str) -> None:
     async with silent_server() as port:
         client = redis.asyncio.Redis(host="127.0.0.1", port=port, socket_timeout=2, socket_connect_timeout=2)
         made: dict[str, Any] = {
             "runtime": lambda: Consumer(redis=client, streams=["s"], group="g", handler=handle),
-            "processor": lambda: Processor(client, ["s"]),
+            "processor": lambda: processor(client),
             "scheduler": lambda: Scheduler(client),
             "rabbit": lambda: RabbitConsumer(f"amqp://127.0.0.1:{port}", "q", handle),
         }

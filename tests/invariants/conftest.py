@@ -1,8 +1,24 @@
 """Invariants start hundreds of short-lived processes and kill most of them."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.invariants.histories import ROOT, History
+
+collect_ignore = (
+    []
+    if os.environ.get("CONQUIET_TORTURE") == "1"
+    # Only by ``make torture``: three brokers take a minute to start, network namespaces need root, and a worker of the
+    # App's storm ended with 1 in one of two whole runs, for a cause that is not found yet.
+    else [
+        "test_a_rabbitmq_cluster_loses_nothing.py",
+        "test_hosts_apart_lose_nothing.py",
+        "test_effect_once_through_an_app.py",
+    ]
+)
 
 
 @pytest.fixture(autouse=True, scope="module")  # as wide as the widest fixture that starts one
@@ -11,4 +27,19 @@ def without_coverage_in_the_processes_that_are_killed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
             patch.delenv(name, raising=False)
+        # Workers import tests.invariants.recorder.
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
         yield
+
+
+@pytest.fixture
+def new_history(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., History]:
+    """Make the history of a storm: ``new_history(storm, Row(…), seed=…, promise=…)``."""
+
+    def make(storm: str, row: Any, **options: Any) -> History:
+        test = str(Path(request.node.nodeid.split("::")[0]).name) + "::" + request.node.nodeid.split("::", 1)[1]
+        folder = tmp_path / f"history-{len(list(tmp_path.glob('history-*')))}"
+        return History(storm=storm, row=row, folder=folder, test=test.split("@")[0], **options)
+
+    return make

@@ -13,11 +13,12 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
+from tests.invariants.recorder import Recorder
 
 from conquiet.config import DbConfig
 from conquiet.db import (
@@ -30,10 +31,10 @@ from conquiet.db import (
     RowLock,
     occ_update,
     retry_on_conflict,
-    running,
+    statement_execution,
 )
-from conquiet.db.connections import Checkout
 from conquiet.db.locking import MySQLTableLockBackend
+from conquiet.db.writer_pool import Checkout
 
 Report = dict[str, int]
 Task = Callable[[Engine, dict[str, Any], random.Random], Report]
@@ -42,13 +43,22 @@ Task = Callable[[Engine, dict[str, Any], random.Random], Report]
 def count(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
     """Raise counters by one, read and write apart; report how often for each row."""
     done: Counter[str] = Counter()
+    record = Recorder(job["history"])
+
+    def raised(found: Mapping[str, Any]) -> dict[str, int]:
+        # Inside the lock, from its first moment to its last but one: what overlaps here overlaps in the lock.
+        record("lock", name=found["id"])
+        record("unlock", name=found["id"])
+        return {"n": found["n"] + 1}
+
     for _ in range(job["times"]):
         row = rng.randint(1, job["rows"])
         if job["strategy"] == "occ":
             retry_on_conflict(engine, partial(_raise_optimistically, row=row), attempts=1000)
         else:
             writer = DbWriter(engine, DbConfig("counters"), LockStrategy(job["strategy"]))
-            assert writer.modify(row, lambda found: {"n": found["n"] + 1}).rows == 1
+            assert writer.modify(row, raised).rows == 1
+        record("add", row=row, by=1, ok=True)
         done[str(row)] += 1
     return done
 
@@ -62,11 +72,14 @@ def _raise_optimistically(session: DbSession, *, row: int) -> None:
 def transfer(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
     """Move money between two accounts in one transaction; report each account's change."""
     change: Counter[str] = Counter()
+    record = Recorder(job["history"])
     for _ in range(job["times"]):
         source, target = rng.sample(range(1, job["rows"] + 1), 2)
         amount = rng.randint(1, 10)
         move = partial(_move, strategy=job["strategy"], source=source, target=target, amount=amount)
         retry_on_conflict(engine, move, attempts=1000)
+        record("add", row=source, by=-amount, ok=True)
+        record("add", row=target, by=amount, ok=True)
         change[str(source)] -= amount
         change[str(target)] += amount
     return change
@@ -77,7 +90,7 @@ def _move(session: DbSession, *, strategy: str, source: int, target: int, amount
     if strategy == "table":
         lock, op = MySQLTableLockBackend(), DbOperation("counters", DbOperationType.UPDATE, 0, {})
         lock.acquire(session.connection, op)
-        session.after_end(lambda connection: lock.release(connection, op))
+        session.on_close(lambda connection: lock.release(connection, op))
     if "advisory" in strategy:
         for account in both:
             AdvisoryLock(session, f"account {account}").acquire()
@@ -125,13 +138,13 @@ def pause_at(engine: Engine, job: dict[str, Any]) -> None:
         event.listen(engine, "before_cursor_execute", lambda *args: reached(_STEPS_BEFORE.get(_kind(args[2]), "")))
         event.listen(engine, "after_cursor_execute", lambda *args: reached(_STEPS_AFTER.get(_kind(args[2]), "")))
         with DbSession(engine) as session:
-            session.after_end(lambda _: reached("after commit"))
+            session.on_close(lambda _: reached("after commit"))
             _raise_optimistically(session, row=job["row"])
         return
 
-    send, commit = running._send, Checkout.commit
+    send, commit = statement_execution._send, Checkout.commit
 
-    def watched_send(raw: Any, string: str, params: Any) -> running.Answer:
+    def watched_send(raw: Any, string: str, params: Any) -> statement_execution.Result:
         reached(_STEPS_BEFORE.get(_kind(string), ""))
         answer = send(raw, string, params)
         reached(_STEPS_AFTER.get(_kind(string), ""))
@@ -141,7 +154,7 @@ def pause_at(engine: Engine, job: dict[str, Any]) -> None:
         commit(checkout)
         reached("after commit")
 
-    running._send = watched_send
+    statement_execution._send = watched_send
     setattr(Checkout, "commit", watched_commit)  # noqa: B010 - mypy forbids the plain assignment
     writer = DbWriter(engine, DbConfig("counters"), LockStrategy(job["strategy"]))
     writer.modify(job["row"], lambda found: {"n": found["n"] + 1})

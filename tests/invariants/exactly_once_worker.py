@@ -1,7 +1,7 @@
 """Workers for test_effect_exactly_once: real ones, with named places where they can be stopped dead.
 
 Not a test. Started once as a zygote that has everything imported; it forks a worker for each line it
-reads, so that hundreds of kills do not cost hundreds of interpreter starts. A worker that is told to halt
+reads, so that hundreds of kills do not cost hundreds of interpreter starts. A worker that has to halt
 at a point says so and waits there; what happens to it then is up to the test.
 
     → {"role": "transfer", "name": "t1", "halt": "mid-handler", "nth": 3}
@@ -24,22 +24,34 @@ from typing import Any
 import redis
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
+from tests.invariants.recorder import Recorder
 
-from conquiet.bridge import Inbox, Letter, Outbox, OutboxRelay, Outcome, Relayed, ToStream, by_outbox_id
-from conquiet.bridge.desk import Desk
 from conquiet.config import QueueConfig
+from conquiet.core.backoff import Backoff
 from conquiet.db.session import DbSession
 from conquiet.errors import DbWriteError, QueueError
-from conquiet.kernel.backoff import Backoff
-from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
+from conquiet.queue import QueueConsumer, QueueMessage
+from conquiet.transactional import (
+    Inbox,
+    Outbox,
+    OutboxMessage,
+    OutboxRelay,
+    Outcome,
+    RelayStats,
+    ToStream,
+    by_outbox_id,
+)
+from conquiet.transactional.outbox_store import OutboxStore
 
 SETTINGS: dict[str, Any] = json.loads(sys.argv[1])
 STALE_MS = 300
 BUG: str = SETTINGS["bug"]
+record = Recorder(SETTINGS["history"])
 
 _halt: str | None = None
 _left = 0
 _name = ""
+_read = ""
 
 
 def say(**facts: object) -> None:
@@ -54,14 +66,19 @@ def at(point: str) -> None:
         return
     _left -= 1
     if _left == 0:
+        record("reached", point=point)
         say(at=point, name=_name)  # with the name: this line may overtake the zygote's own
         signal.sigwait({signal.SIGUSR1})
 
 
 # ------------------------------------------------------------------ the parts, with points in them
 class PointedInbox(Inbox):
+    stage = "transfer"
+
     @contextlib.contextmanager
-    def once(self, session: DbSession, msg: Any) -> Iterator[bool]:
+    def once(self, session: DbSession, msg: Any) -> Iterator[bool]:  # type: ignore[override]  # points around it
+        if msg.id != _read:  # claimed, or our own of before: the read of a new one is noted there
+            record("deliver", id=msg.id, of=self.stage)
         at("before-inbox")
         session.before_commit(lambda _: at("before-commit"))
         if BUG == "no-inbox":
@@ -78,8 +95,13 @@ class PointedInbox(Inbox):
 
 class PointedConsumer(QueueConsumer):
     def next(self, block_ms: int | None = None) -> QueueMessage | None:
+        since = round(time.monotonic(), 6)
         found = super().next(block_ms)
         if found is not None:
+            global _read  # noqa: PLW0603 - one worker, one message
+            _read = found.id
+            stage = "book" if self.config.stream_key == SETTINGS["ledger"] else "transfer"
+            record("deliver", id=_read, of=stage, since=since)
             at("read")
             if BUG == "ack-before-commit":
                 super().ack(found)
@@ -88,18 +110,19 @@ class PointedConsumer(QueueConsumer):
     def ack(self, msg: QueueMessage) -> None:
         at("after-commit")
         super().ack(msg)
+        record("ack", id=msg.id)
         at("after-ack")
 
 
 class PointedTarget(ToStream):
-    def publish(self, letters: Sequence[Letter]) -> list[tuple[Outcome, str]]:
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
         at("before-publish")
-        verdicts = super().publish(letters)
+        results = super().publish(messages)
         at("after-publish")
-        return verdicts
+        return results
 
 
-class PointedDesk(Desk):
+class PointedStore(OutboxStore):
     def settle(self, session: DbSession, **settled: Any) -> None:
         super().settle(session, **settled)
         at("after-delete")
@@ -108,13 +131,13 @@ class PointedDesk(Desk):
 class DeletesFirst(OutboxRelay):
     """The planted bug: the rows are gone before they are published."""
 
-    def _one_batch(self, session: DbSession, route: Any) -> Relayed:
-        letters = self._claim(session, route)
-        if letters:
-            route.desk.settle(session, published=[letter.seq for letter in letters], refused=[])
-            session.connection.commit()
-            self._publish(route, letters)
-        return Relayed(len(letters))
+    def _one_batch(self, session: DbSession, route: Any) -> RelayStats:
+        messages = self._lock_batch(session, route)
+        if messages:
+            route.store.settle(session, published=[message.seq for message in messages], refused=[])
+            session.connection.connection.commit()  # behind the session, which would notice and refuse
+            route.publisher.publish(messages)
+        return RelayStats(len(messages))
 
 
 # ------------------------------------------------------------------ the work
@@ -145,6 +168,8 @@ Handler = Callable[[QueueMessage, DbSession], None]
 
 def consume(engine: Engine, stream: str, name: str, handler: Handler, inbox: Inbox) -> None:
     """What a worker does: its own unfinished messages first, then new ones."""
+    global _read  # noqa: PLW0603 - nothing has been read in this life
+    _read = ""
     config = QueueConfig(stream, "g", name, block_ms=50, claim_idle_ms=STALE_MS)
     with redis.Redis.from_url(SETTINGS["redis"]) as client, PointedConsumer(client, config) as consumer:
         for msg in consumer.recover_own():
@@ -163,23 +188,28 @@ def claim(engine: Engine, stream: str, name: str, handler: Handler, inbox: Inbox
 
 
 def relay(engine: Engine) -> None:
-    config = QueueConfig(SETTINGS["ledger"], "g", "relay")
-    with redis.Redis.from_url(SETTINGS["redis"]) as client, RedisStreamsQueue(client, config) as queue:
+    with redis.Redis.from_url(SETTINGS["redis"]) as client, PointedTarget(client, SETTINGS["ledger"]) as target:
         kind = DeletesFirst if BUG == "relay-deletes-first" else OutboxRelay
         backoff = Backoff(base_s=0.05, cap_s=0.2)
-        with kind(engine, {"ledger": PointedTarget(queue)}, batch=5, poll_s=0.02, backoff=backoff) as running:
+        with kind(engine, {"ledger": target}, batch=5, poll_s=0.02, backoff=backoff) as running:
             running.run()
+
+
+def connect_arguments(url: str) -> dict[str, Any]:
+    """Return what makes lock waits short, and keeps TLS away: the proxy has to find the word COMMIT."""
+    if url.startswith("postgresql"):
+        return {"options": "-c lock_timeout=2s", "sslmode": "disable"}
+    return {"init_command": "SET SESSION innodb_lock_wait_timeout=2", "ssl_disabled": True}
 
 
 def work(role: str, name: str) -> None:
     """Work until killed. Errors that a real worker would be restarted over are answered by going on."""
-    import conquiet.bridge.relay
+    import conquiet.transactional.relay
 
-    conquiet.bridge.relay.Desk = PointedDesk  # type: ignore[attr-defined]
-    # Without TLS, which MySQL offers by itself: the proxy has to find the word COMMIT.
-    arguments = {"init_command": "SET SESSION innodb_lock_wait_timeout=2", "ssl_disabled": True}
-    engine = create_engine(SETTINGS["db"], pool_pre_ping=True, connect_args=arguments)
+    conquiet.transactional.relay.OutboxStore = PointedStore  # type: ignore[attr-defined]
+    engine = create_engine(SETTINGS["db"], pool_pre_ping=True, connect_args=connect_arguments(SETTINGS["db"]))
     orders, entries = PointedInbox(), PointedInbox(key=by_outbox_id)
+    entries.stage = "book"
     roles: dict[str, Callable[[], None]] = {
         "transfer": lambda: consume(engine, SETTINGS["orders"], name, transfer, orders),
         "book": lambda: consume(engine, SETTINGS["ledger"], name, book, entries),
@@ -191,6 +221,7 @@ def work(role: str, name: str) -> None:
         try:
             roles[role]()
         except (DbWriteError, QueueError) as error:
+            record("error", text=type(error).__name__)
             say(error=type(error).__name__)
             time.sleep(0.05)
 
@@ -199,7 +230,7 @@ def main() -> None:
     global _halt, _left, _name  # set once in each child
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     create_engine(SETTINGS["db"])  # for the driver that it imports: here, and not in each worker
-    # Children that were killed stay zombies until the end: no pid of ours can become somebody else's meanwhile.
+    # Children that were killed stay zombies until the end: no pid of ours can be given to another process meanwhile.
     children: list[int] = []
     for line in sys.stdin:
         order = json.loads(line)

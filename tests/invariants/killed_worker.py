@@ -20,7 +20,7 @@ from conquiet import QueueConfig, QueueConsumer, QueueMessage
 from conquiet.db import DbSession
 
 
-class Standing:
+class KillPoint:
     def __init__(self, step: str, message_number: int) -> None:
         self._step, self._number = step, message_number
         self._seen = 0
@@ -37,11 +37,11 @@ class Standing:
 def work(name: str, step: str, number: str) -> None:
     redis_url, db_url, stream = sys.argv[1:]
     engine = create_engine(db_url)
-    standing = Standing(step, int(number))
+    kill_point = KillPoint(step, int(number))
     consumer = QueueConsumer(redis.Redis.from_url(redis_url), QueueConfig(stream, "billing", name, block_ms=500))
     fetch, ack = consumer.next, consumer.ack
-    wire: Any = consumer.queue._send._wire
-    call = wire.call
+    queue: Any = consumer.queue
+    call = queue._call
     current = ""
 
     def fetching(block_ms: int | None = None) -> QueueMessage | None:
@@ -50,27 +50,27 @@ def work(name: str, step: str, number: str) -> None:
         if message is None:
             consumer.stop()
         else:
-            standing.new_message()
+            kill_point.new_message()
             current = message.id
-            standing.here("read", current)
+            kill_point.here("read", current)
         return message
 
     def handler(message: QueueMessage, session: DbSession) -> None:
-        standing.here("handler", message.id)
+        kill_point.here("handler", message.id)
         session.execute("INSERT INTO effects VALUES (:id)", {"id": message.id})
-        session.before_commit(lambda _: standing.here("commit", message.id))
+        session.before_commit(lambda _: kill_point.here("commit", message.id))
 
     def acking(message: QueueMessage) -> None:
-        standing.here("ack", message.id)
+        kill_point.here("ack", message.id)
         ack(message)
 
-    def calling(packed: bytes, **options: Any) -> Any:
-        reply = call(packed, **options)
-        if b"XACK" in packed:  # the server has done it, we have not heard of it yet
-            standing.here("acked", current)
+    def calling(command: str, packed: bytes, **options: Any) -> Any:
+        reply = call(command, packed, **options)
+        if command == "XACK":  # the server has done it, we have not heard of it yet
+            kill_point.here("acked", current)
         return reply
 
-    wire.call = calling
+    queue._call = calling
     consumer.next, consumer.ack = fetching, acking  # type: ignore[method-assign, assignment]
     if step == "none":
         while batch := consumer.claim_stale(min_idle_ms=1, count=100):

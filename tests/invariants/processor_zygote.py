@@ -14,9 +14,10 @@ import sys
 from typing import Any
 
 import redis.asyncio
+from tests.invariants.recorder import Recorder
 
 from conquiet.errors import LifecycleError, QueueError
-from conquiet.processor import DeadFilter, JobContext, Processor, RateLimit, RetryPolicy
+from conquiet.processor import DeadFilter, JobContext, Processor, ProcessorSettings, RateLimit, RetryPolicy
 from conquiet.processor.scripts import Script
 from conquiet.runtime import RuntimeSettings
 
@@ -27,11 +28,14 @@ PARKED_EVENTS = 60
 CHANCE = 0.04
 
 
+record = Recorder("")
+
+
 def arm(diary: str) -> None:
     """Make the steps deadly: by their own method, and by the settler's pipelines."""
-    from conquiet.processor.settlement import Settler
+    from conquiet.processor.settler import ProcessorSettler
 
-    run, exchange = Script.run, Settler._exchange
+    run, exchange = Script.run, ProcessorSettler._exchange
 
     async def deadly_run(self: Script, client: Any, keys: Any, args: Any) -> Any:
         chance = CHANCE if self.name in STEPS else 0.0
@@ -41,21 +45,23 @@ def arm(diary: str) -> None:
         maybe_die(chance if self.name != "tick" or reply[0] else 0.0, diary, f"after {self.name}")
         return reply
 
-    async def deadly_exchange(self: Settler, calls: Any) -> Any:
-        names = "+".join(sorted({call.command.script.name for call in calls}))
+    async def deadly_exchange(self: ProcessorSettler, calls: Any) -> Any:
+        names = "+".join(sorted({call.script.name for call in calls}))
         maybe_die(CHANCE, diary, f"before {names}")
         replies = await exchange(self, calls)
         maybe_die(CHANCE, diary, f"after {names}")
         return replies
 
     Script.run = deadly_run  # type: ignore[method-assign]
-    Settler._exchange = deadly_exchange  # type: ignore[method-assign]
+    ProcessorSettler._exchange = deadly_exchange  # type: ignore[method-assign]
 
 
 def maybe_die(chance: float, diary: str, where: str) -> None:
     if random.random() < chance:
         with open(diary, "a", encoding="utf-8") as book:  # noqa: PTH123 - one short line, appended in one write
             book.write(f"{where}\n")
+        record("reached", point=where)
+        record("fault", kind="kill -9", target=os.getpid(), point=where)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -65,6 +71,8 @@ async def host(url: str, stream: str) -> None:
         client,
         [stream],
         concurrency=5,
+        # The storm reads every entry that was ever written: nothing is trimmed.
+        settings=ProcessorSettings(retention=None),
         runtime=RuntimeSettings(claim_idle_ms=250, max_deliveries=None, max_reconnects=1_000),
     )
 
@@ -75,44 +83,55 @@ async def host(url: str, stream: str) -> None:
 
     @processor.handler("flaky", retry=three)
     async def flaky(ctx: JobContext) -> None:
+        record("deliver", id=ctx.id, n=ctx.attempt)
         await asyncio.sleep(0.002)
         if ctx.attempt < 3:
+            record("retry", id=ctx.id)
             raise ConnectionError
         await ctx.emit("follow", id=f"{ctx.id}-next")
         await done(ctx)
 
     @processor.handler("doomed", retry=three)
     async def doomed(ctx: JobContext) -> None:
+        record("deliver", id=ctx.id, n=ctx.attempt)
+        record("retry", id=ctx.id)
         raise LookupError
 
     @processor.handler("revived")
     async def revived(ctx: JobContext) -> None:
+        record("deliver", id=ctx.id, n=ctx.attempt)
         if not ctx.envelope.replays:
+            record("retry", id=ctx.id)
             raise LookupError
         await done(ctx)
 
-    processor.handler("limited", rate=RateLimit(200))(done)
-    processor.handler("follow")(done)
-    for number in range(PARKED_EVENTS):
-        processor.handler(f"parked{number}")(done)
+    async def plain(ctx: JobContext) -> None:
+        record("deliver", id=ctx.id, n=ctx.attempt)
+        await done(ctx)
 
-    async def replay() -> None:
-        """Every host brings the same dead letters back, all the time."""
-        letters = processor.dead_letters()
-        while True:
-            with contextlib.suppress(QueueError):
-                await letters.replay(DeadFilter(event="revived"))
-            await asyncio.sleep(0.05)
+    processor.handler("limited", rate=RateLimit(200))(plain)
+    processor.handler("follow")(plain)
+    for number in range(PARKED_EVENTS):
+        processor.handler(f"parked{number}")(plain)
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, processor.stop)
-    replaying = asyncio.create_task(replay())
+    replaying = asyncio.create_task(replay(processor))
     with contextlib.suppress(LifecycleError):  # told to stop before it had begun
         await processor.start()
     replaying.cancel()
     await asyncio.gather(replaying, return_exceptions=True)
     await processor.close()
     await client.aclose()
+
+
+async def replay(processor: Processor) -> None:
+    """Every host brings the same dead letters back, all the time."""
+    letters = processor.dead_letters()
+    while True:
+        with contextlib.suppress(QueueError):
+            await letters.replay(DeadFilter(event="revived"))
+        await asyncio.sleep(0.05)
 
 
 def spawn(url: str, stream: str, diary: str, *, deadly: bool) -> int:
@@ -124,6 +143,7 @@ def spawn(url: str, stream: str, diary: str, *, deadly: bool) -> int:
     code = 1
     try:
         random.seed()
+        record.watch(0.06)
         if deadly:
             arm(diary)
         asyncio.run(host(url, stream))
@@ -155,6 +175,7 @@ class Hosts:
 
 def main() -> None:
     wanted, kills = int(sys.argv[4]), int(sys.argv[5])
+    record.folder = sys.argv[6]
     hosts = Hosts(*sys.argv[1:4])
     signal.signal(signal.SIGTERM, hosts.stop)
     for _ in range(wanted):

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
+from tests.invariants.histories import History, Row, redis_facts
 
 from conquiet.scheduler import Schedules
 from conquiet.testing import wait_until
@@ -24,6 +25,7 @@ from conquiet.testing import wait_until
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 STEADY_S = 120 if TORTURE else 6
 KILLS = 1_000 if TORTURE else 60
+STEPS_MS = {"jitter": 500, "cron": 1_000} | {f"tenth-{number}": 100 for number in range(4)}
 NAMES = ["cron", "jitter", "tenth-0", "tenth-1", "tenth-2", "tenth-3"]
 
 HOST = """
@@ -31,7 +33,10 @@ import asyncio, os, random, signal, sys, time
 import redis.asyncio
 from conquiet.scheduler import Cron, Every, ScheduleEntry, Scheduler
 
-url, stream, group, kills, seed = sys.argv[1:]
+from tests.invariants.recorder import Recorder
+
+url, stream, group, kills, seed, history = sys.argv[1:]
+record = Recorder(history)
 entries = [ScheduleEntry(f"tenth-{n}", Every(0.1), "beat", stream, grace_s=600) for n in range(4)]
 entries += [ScheduleEntry("jitter", Every(0.5), "beat", stream, grace_s=600, jitter_s=0.3)]
 entries += [ScheduleEntry("cron", Cron("* * * * * *", "Australia/Lord_Howe"), "beat", stream, grace_s=600)]
@@ -49,6 +54,7 @@ for _ in range(int(kills)):
         asyncio.run(run())
         os._exit(0)
     time.sleep(chance.uniform(0.01, 0.25))
+    record("fault", kind="kill -9", target=host)
     os.kill(host, signal.SIGKILL)
     os.waitpid(host, 0)
 if int(kills) == 0:
@@ -61,8 +67,8 @@ def start_host(redis_url: str, key_prefix: str) -> Iterator[Any]:
     """``start_host(kills, seed)`` starts a process; 0 kills is a host that stays."""
     running: list[subprocess.Popen[str]] = []
 
-    def start(kills: int, seed: int) -> subprocess.Popen[str]:
-        place = (redis_url, f"{key_prefix}beats", f"{key_prefix}hosts", str(kills), str(seed))
+    def start(kills: int, seed: int, history: str = "") -> subprocess.Popen[str]:
+        place = (redis_url, f"{key_prefix}beats", f"{key_prefix}hosts", str(kills), str(seed), history)
         process = subprocess.Popen(
             [sys.executable, "-c", HOST, *place], stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -91,11 +97,11 @@ def fires(client: "redis.Redis", stream: str) -> dict[str, list[tuple[int, int]]
 
 
 def assert_each_tick_once(found: dict[str, list[tuple[int, int]]]) -> None:
-    steps = {"jitter": 500, "cron": 1_000}
+    steps = STEPS_MS
     assert sorted(found) == NAMES
     for name, written in found.items():
         dues = [due for due, _ in written]
-        step = steps.get(name, 100)
+        step = steps[name]
         assert dues == list(range(dues[0], dues[-1] + 1, step)), name
 
 
@@ -135,12 +141,24 @@ def test_three_hosts_fire_each_tick_once_and_the_death_of_one_delays_nothing(
     client.close()
 
 
-def test_a_storm_of_kills_loses_no_tick_and_fires_none_twice(start_host: Any, redis_url: str, key_prefix: str) -> None:
+def test_a_storm_of_kills_loses_no_tick_and_fires_none_twice(
+    start_host: Any, redis_url: str, key_prefix: str, new_history: Callable[..., History]
+) -> None:
     client, stream = redis.Redis.from_url(redis_url), f"{key_prefix}beats"
-    storms = [start_host(KILLS // 3 + 1, seed) for seed in range(3)]
+    with contextlib.closing(redis.Redis.from_url(redis_url, decode_responses=True)) as plain:
+        facts = redis_facts(plain)
+    history = new_history(
+        "scheduler hosts killed",
+        Row("Scheduler", "none", "one Redis, 3 hosts"),
+        seed=0,
+        promise={"ticks": STEPS_MS},
+        servers=[facts],
+    )
+    storms = [start_host(KILLS // 3 + 1, seed, str(history.folder)) for seed in range(3)]
     for storm in storms:
         assert storm.wait(timeout=500) == 0
     killed_until_ms = int(time.time() * 1_000)
+    history.recovery()
 
     start_host(0, 0)  # whoever comes next finds everything in order
 
@@ -149,9 +167,12 @@ def test_a_storm_of_kills_loses_no_tick_and_fires_none_twice(start_host: Any, re
         return sorted(found) == NAMES and all(written[-1][0] > killed_until_ms for written in found.values())
 
     wait_until(all_go_on)
+    history.record("drained")
 
     found = fires(client, stream)
     assert_each_tick_once(found)
+    history.record("state", ticks={name: [due for due, _ in written] for name, written in found.items()})
+    assert history.judge()["examples"] == {}
     client.close()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import redis
+from tests.invariants.histories import History, Row, redis_facts, seed_or
 
 from conquiet.testing import wait_until
 
@@ -29,8 +30,11 @@ import asyncio, os, sys
 import redis.asyncio
 from conquiet.runtime import Consumer
 from conquiet.signals import install_termination_handlers
+from tests.invariants.recorder import Recorder
 
 url, claim_idle_ms, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+record = Recorder(sys.argv[4])
+record.watch(0.25)
 
 async def main():
     # No time limit: one that passes while the process stands still would end the handler before it asks for its lease.
@@ -49,13 +53,14 @@ async def main():
                     raise
                 await client.xadd("ran", {"id": key, "pid": os.getpid(), "count": message.delivery_count})
                 return
+            record("deliver", id=message.data["n"], n=message.delivery_count)
             await asyncio.sleep(0.001)
             await client.xadd("ran", {"id": key, "pid": os.getpid(), "count": message.delivery_count})
         engine = Consumer(streams=["work"], redis=client, handler=handler, concurrency=8, prefetch=16,
                           claim_idle_ms=claim_idle_ms, max_deliveries=None, grace_s=10.0)
         with install_termination_handlers(engine.stop):
             report = await engine.start()
-        print(report.handed_back, report.stranded, len(report.abandoned), len(report.unacknowledged), flush=True)
+        print(report.released, report.unreleased, len(report.abandoned), len(report.unacknowledged), flush=True)
 
 asyncio.run(main())
 """
@@ -74,10 +79,9 @@ def spawn(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.P
     script.write_text(ENGINE, encoding="utf-8")
     children: list[subprocess.Popen[str]] = []
 
-    def start(claim_idle_ms: int = 1_000, mode: str = "quick") -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, str(script), redis_url, str(claim_idle_ms), mode], stdout=subprocess.PIPE, text=True
-        )
+    def start(claim_idle_ms: int = 1_000, mode: str = "quick", history: str = "") -> subprocess.Popen[str]:
+        argv = [sys.executable, str(script), redis_url, str(claim_idle_ms), mode, history]
+        child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         children.append(child)
         return child
 
@@ -105,25 +109,51 @@ def runs(raw: Any, key: str = "ran") -> list[dict[str, str]]:
     return [fields for _, fields in raw.xrange(key)]
 
 
+def finish(history: History, raw: Any, ids: list[str]) -> None:
+    """Add what the server holds at the end, and judge."""
+    numbers = {message_id: number for number, message_id in enumerate(ids)}
+    (group,) = raw.xinfo_groups("work")
+    history.record("state", effects=[numbers[row["id"]] for row in runs(raw)])
+    history.record("state", left={"pending": group["pending"], "unread": group["lag"]})
+    assert history.judge()["examples"] == {}
+
+
 def test_a_storm_of_kills_loses_nothing(
-    raw: Any, spawn: Callable[..., subprocess.Popen[str]], record_property: Callable[[str, object], None]
+    raw: Any,
+    spawn: Callable[..., subprocess.Popen[str]],
+    record_property: Callable[[str, object], None],
+    new_history: Callable[..., History],
 ) -> None:
     messages, kills = (200_000, 200) if TORTURE else (4_000, 12)
-    rng = random.Random(2)
+    seed = seed_or(2)
+    rng = random.Random(seed)
+    history = new_history(
+        "engines killed at random",
+        Row("runtime.Consumer", "none", "one Redis, 4 processes"),
+        seed=seed,
+        promise={"effects": "at least once", "attempts": True},
+        servers=[redis_facts(raw)],
+        claim_idle_s=1.0,
+    )
+    folder = str(history.folder)
     ids = enqueue(raw, messages)
-    engines = [spawn() for _ in range(4)]
+    history.record("enqueue", range=[0, messages])
+    engines = [spawn(history=folder) for _ in range(4)]
     wait_until(lambda: raw.xlen("ran") > 50)
     killed = 0
     while killed < kills and raw.xlen("ran") < messages:
         time.sleep(rng.uniform(0.05, 0.35))  # the storm's own rhythm; nothing is being waited for
         victim = rng.randrange(4)
+        history.kill(engines[victim].pid)
         engines[victim].kill()
         engines[victim].wait()
-        engines[victim] = spawn()
+        engines[victim] = spawn(history=folder)
         killed += 1
+    history.recovery()
     wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=120, interval_s=0.2)
     wait_until(lambda: raw.xinfo_groups("work")[0]["lag"] == 0, timeout_s=120)
     wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=120, interval_s=0.2)
+    history.record("drained")
 
     ran = Counter(row["id"] for row in runs(raw))
     doubles = {message_id: count for message_id, count in ran.items() if count > 1}
@@ -135,31 +165,49 @@ def test_a_storm_of_kills_loses_nothing(
     for row in runs(raw):
         highest[row["id"]] = max(highest.get(row["id"], 0), int(row["count"]))
     assert all(highest[message_id] > 1 for message_id in doubles)
+    finish(history, raw, ids)
 
 
-def test_deployments_strand_nothing_and_charge_nothing(raw: Any, spawn: Callable[..., subprocess.Popen[str]]) -> None:
+def test_deployments_strand_nothing_and_charge_nothing(
+    raw: Any, spawn: Callable[..., subprocess.Popen[str]], new_history: Callable[..., History]
+) -> None:
     """SIGTERM at random moments: what was not begun goes back uncharged, what was begun is finished."""
     messages, stops = (100_000, 1_000) if TORTURE else (3_000, 12)
-    rng = random.Random(3)
+    seed = seed_or(3)
+    rng = random.Random(seed)
+    history = new_history(
+        "engines deployed at random",
+        Row("runtime.Consumer", "none", "one Redis, 3 processes"),
+        seed=seed,
+        promise={"effects": "once", "attempts": True},
+        servers=[redis_facts(raw)],
+    )
+    folder = str(history.folder)
     ids = enqueue(raw, messages)
-    engines = [spawn(claim_idle_ms=60_000) for _ in range(3)]
+    history.record("enqueue", range=[0, messages])
+    engines = [spawn(claim_idle_ms=60_000, history=folder) for _ in range(3)]
     wait_until(lambda: raw.xlen("ran") > 20)
     for _ in range(stops):
         time.sleep(rng.uniform(0.02, 0.15))  # the storm's own rhythm
         victim = rng.randrange(3)
+        history.record("fault", kind="SIGTERM", target=engines[victim].pid, charges=False)
         engines[victim].terminate()
         out, _ = engines[victim].communicate(timeout=60)
         if engines[victim].returncode == 0:  # a SIGTERM before the handlers are there simply ends it
             assert out.split()[1:] == ["0", "0", "0"]
-        engines[victim] = spawn(claim_idle_ms=60_000)
+        engines[victim] = spawn(claim_idle_ms=60_000, history=folder)
+    history.recovery()
     wait_until(lambda: raw.xlen("ran") >= messages, timeout_s=120, interval_s=0.1)
+    wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=120)
+    history.record("drained")
 
     rows = runs(raw)
     assert sorted(row["id"] for row in rows) == sorted(ids)
     assert {row["count"] for row in rows} == {"1"}
+    finish(history, raw, ids)
 
 
-def test_an_engine_that_was_stopped_past_the_threshold_is_told_and_takes_nothing_back(
+def test_an_engine_stopped_past_the_threshold_takes_nothing_back(
     raw: Any, spawn: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """SIGSTOP is a machine that hangs. The other engine takes over; the first wakes up and must not commit."""

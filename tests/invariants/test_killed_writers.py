@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import Connection, make_url
+from tests.invariants.histories import History, Row, database_facts
 
 from conquiet.config import DbConfig
 from conquiet.db import DbWriter, LockStrategy
@@ -105,19 +106,39 @@ def somebody_waits(admin: Connection) -> bool:
 
 
 def test_a_writer_that_dies_leaves_no_lock_and_no_half_write(
-    db_url: str, engine: Engine, admin: Connection, mortals: Mortals, way: str
+    db_url: str, engine: Engine, admin: Connection, mortals: Mortals, way: str, new_history: Callable[..., History]
 ) -> None:
     writer = survivor(engine, way)
     expected = 0
+    steps = STEPS[2:] if way == "occ" else STEPS
+    facts = database_facts(engine)
+    history = new_history(
+        f"writers of {facts['name']} killed under {way}",
+        Row(f"DbWriter, {way} lock", facts["name"], "one writer killed at a time"),
+        seed=0,
+        promise={},
+        servers=[facts],
+        points=dict.fromkeys(steps, 1),
+    )
 
-    for step in STEPS[2:] if way == "occ" else STEPS:
-        mortals.kill(mortals.reach(step, way, db_url))
+    for step in steps:
+        history.record("armed", point=step)
+        dying = mortals.reach(step, way, db_url)
+        history.record("reached", point=step)
+        history.record("add", row=1, by=1, ok=step == "after commit")
+        history.kill(dying, step)
+        mortals.kill(dying)
 
         wait_for_freedom(admin)
         # Whatever the dead one held, the next writer gets within its own timeout.
         assert writer.modify(1, lambda row: {"n": row["n"] + 100}).rows == 1, step
+        history.record("add", row=1, by=100, ok=True)
         expected += 100 + (step == "after commit")
         assert admin.execute(text("SELECT n FROM counters")).scalar() == expected, step
+    history.record("drained")
+    found = admin.execute(text("SELECT n FROM counters")).scalar_one()
+    history.record("state", counters={"1": found}, opening=0)
+    assert history.judge()["examples"] == {}
 
 
 def test_a_writer_that_dies_while_the_server_works_for_it_writes_nothing(

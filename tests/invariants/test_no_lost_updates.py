@@ -9,13 +9,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Connection
+from tests.invariants.histories import History, Row, database_facts
 
 from conquiet.testing.discovery import MySQLFlavour, available_mysql_flavours
 
@@ -57,7 +58,7 @@ class Workers:
         """Let them do a job of db_worker.py and return what they reported."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.write(json.dumps({"history": "", **job}) + "\n")
         self._process.stdin.flush()
         reports: list[dict[str, int]] = json.loads(self._process.stdout.readline())
         assert isinstance(reports, list), reports
@@ -85,31 +86,57 @@ def acknowledged(reports: list[dict[str, int]]) -> dict[str, int]:
     return {str(row): total[str(row)] for row in range(1, ROWS + 1)}
 
 
+def a_history(new_history: Callable[..., History], admin: Connection, strategy: str) -> History:
+    facts = database_facts(admin.engine)
+    row = Row(f"DbWriter and DbSession, {strategy} lock", facts["name"], "4, 16 and 8 processes")
+    name = f"updates of {facts['name']} under {strategy}"
+    return new_history(name, row, seed=0, promise={}, servers=[facts])
+
+
+def finish(history: History, admin: Connection) -> dict[str, Any]:
+    """Add the rows of the table, and judge."""
+    history.recovery()  # there are no faults here: the writers have just ended
+    history.record("drained")
+    counters = {row: n + BALANCE for row, n in changes(admin).items()}
+    history.record("state", counters=counters, opening=BALANCE)
+    return history.judge(publish="none" not in history.storm)
+
+
 @pytest.mark.spec("CQ-001.8", "CQ-005.16", "CQ-008.8")
 @pytest.mark.parametrize("strategy", SAFE)
-def test_no_update_is_lost(db_url: str, admin: Connection, crew: Workers, strategy: str, share: float) -> None:
+def test_no_update_is_lost(
+    db_url: str, admin: Connection, crew: Workers, strategy: str, share: float, new_history: Callable[..., History]
+) -> None:
     """5,000 row updates: counters by 4 and by 16 processes, then transfers between accounts by 8."""
+    history = a_history(new_history, admin, strategy)
+    place: dict[str, Any] = {"url": db_url, "strategy": strategy, "rows": ROWS, "history": str(history.folder)}
     for workers, times in ((4, round(600 * share)), (16, round(100 * share))):
         before = changes(admin)
-        reports = crew.run(task="count", url=db_url, strategy=strategy, workers=workers, times=times, rows=ROWS)
+        reports = crew.run(task="count", workers=workers, times=times, **place)
         after = changes(admin)
         assert sum(acknowledged(reports).values()) == workers * times
         assert {row: after[row] - before[row] for row in after} == acknowledged(reports)
 
     before = changes(admin)
-    reports = crew.run(task="transfer", url=db_url, strategy=strategy, workers=8, times=round(63 * share), rows=ROWS)
+    reports = crew.run(task="transfer", workers=8, times=round(63 * share), **place)
     after = changes(admin)
     assert {row: after[row] - before[row] for row in after} == acknowledged(reports)
     assert sum(after.values()) == sum(before.values())
+    assert finish(history, admin)["examples"] == {}
 
 
 @pytest.mark.spec("CQ-005.15", "CQ-006.19")
-def test_without_a_lock_updates_are_lost_so_this_test_can_see_it(db_url: str, admin: Connection, crew: Workers) -> None:
-    reports = crew.run(task="count", url=db_url, strategy="none", workers=4, times=300, rows=1)
+def test_without_a_lock_updates_are_lost_so_this_test_can_see_it(
+    db_url: str, admin: Connection, crew: Workers, new_history: Callable[..., History]
+) -> None:
+    history = a_history(new_history, admin, "none")
+    folder = str(history.folder)
+    reports = crew.run(task="count", url=db_url, strategy="none", workers=4, times=300, rows=1, history=folder)
 
     reported, happened = sum(acknowledged(reports).values()), changes(admin)["1"]
     assert reported == 1_200
     assert happened < reported
+    assert "lost" in finish(history, admin)["anomalies"]
 
 
 @pytest.mark.spec("CQ-001.8", "CQ-005.2", "CQ-005.9", "CQ-008.7")

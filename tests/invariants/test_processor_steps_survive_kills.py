@@ -1,8 +1,8 @@
 """kill -9 in the middle of every atomic step of the processor: nothing lost, nothing done twice.
 
     flaky     fails twice, emits a follow-up, succeeds         reschedule, tick, emit
-    doomed    fails three times                                reschedule, bury
-    revived   dies, is replayed by every host at once          bury, replay
+    doomed    fails three times                                reschedule, dead_letter
+    revived   dies, is replayed by every host at once          dead_letter, replay
     limited   waits for its turn                               turn
     parked…   is paused from the beginning and resumed later   park, unpark
 
@@ -10,22 +10,26 @@ A hundred kills here; ``CONQUIET_TORTURE=1`` makes it a thousand, with some befo
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import redis
 import redis.asyncio
+from tests.invariants.histories import History, Row, redis_facts
 from tests.invariants.processor_zygote import PARKED_EVENTS, STEPS
 
+from conquiet.core.json_codec import decode_payload
 from conquiet.processor import DeadFilter, DeadLetters, Emitter, NewMessage, Pauses
 from conquiet.processor.envelope import from_payload
 from conquiet.processor.keys import Keys, keys_of
-from conquiet.queue.client import clone_async
-from conquiet.queue.codec import decode_fields
+from conquiet.redis_transport.client import clone_async
 from conquiet.testing import wait_until_async
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
@@ -38,7 +42,8 @@ BATCH = 20
 class Storm:
     """What was emitted, and what is to be seen of it on the server."""
 
-    def __init__(self, client: Any, keys: Keys) -> None:
+    def __init__(self, client: Any, keys: Keys, history: History) -> None:
+        self.history = history
         self.client = client
         self.keys = keys
         self.own = clone_async(client)
@@ -62,7 +67,11 @@ class Storm:
             self._parked_events += 1
             self.held.append(event)
         ids = [f"{kind}-{self._rounds}-{number}" for number in range(BATCH)]
-        await self.emitter.emit_many([NewMessage(event, id=one, delay=0.01) for one in ids])
+        for one in ids:
+            self.history.record("enqueue", id=one, expect="dead" if kind == "doomed" else "effect")
+            if kind == "flaky":
+                self.history.record("enqueue", id=f"{one}-next")
+        await self.emitter.emit_many([NewMessage(event, id=one, delay_s=0.01) for one in ids])
         self.emitted[kind].update(ids)
 
     async def resume_parked(self) -> None:
@@ -92,7 +101,7 @@ class Storm:
         found: Counter[tuple[str, int, int, bool]] = Counter()
         followed: Counter[str] = Counter()
         for entry_id, fields in await self.client.xrange(self.keys.stream):
-            payload = decode_fields(fields, max_bytes=10**6)
+            payload = decode_payload(fields[b"data"], max_bytes=10**6)
             envelope = from_payload(payload, entry_id=entry_id.decode())
             found[envelope.id, envelope.attempt, envelope.replays, envelope.reserved] += 1
             if "from_entry" in payload:
@@ -100,15 +109,32 @@ class Storm:
         return found, followed
 
 
-async def test_no_kill_loses_or_doubles_a_step(redis_url: str, key_prefix: str, tmp_path: Path) -> None:
+async def test_no_kill_loses_or_doubles_a_step(
+    redis_url: str, key_prefix: str, tmp_path: Path, new_history: Callable[..., History]
+) -> None:
     stream = f"{key_prefix}orders"
     client: Any = redis.asyncio.Redis.from_url(redis_url, protocol=2)
-    storm = Storm(client, keys_of(stream))
+    with contextlib.closing(redis.Redis.from_url(redis_url, decode_responses=True)) as plain:
+        facts = redis_facts(plain)
+    points = [f"{when} {step}" for when in ("before", "after") for step in sorted(STEPS)]
+    history = new_history(
+        "processor steps killed",
+        Row("Processor: retry, dead letter, replay, rate, pause", "none", "one Redis, 3 processes"),
+        seed=0,
+        # How often a step was carried out is compared below, entry by entry.
+        promise={"effects": "at least once", "attempts": True},
+        servers=[facts],
+        claim_idle_s=0.25,
+        points=dict.fromkeys(points, 1) if TORTURE else {},
+    )
+    for point in points:
+        history.record("armed", point=point)
+    storm = Storm(client, keys_of(stream), history)
     for number in range(PARKED_EVENTS):
         await storm.pauses.pause(stream, f"parked{number}")
     diary = tmp_path / "deaths"
     program = str(Path(__file__).with_name("processor_zygote.py"))
-    words = [sys.executable, program, redis_url, stream, str(diary), "3", str(KILLS)]
+    words = [sys.executable, program, redis_url, stream, str(diary), "3", str(KILLS), str(history.folder)]
     zygote = await asyncio.to_thread(subprocess.Popen, words, stdout=subprocess.PIPE, text=True)
     assert zygote.stdout is not None
     enough = asyncio.create_task(asyncio.to_thread(zygote.stdout.readline))
@@ -119,7 +145,9 @@ async def test_no_kill_loses_or_doubles_a_step(redis_url: str, key_prefix: str, 
                 await storm.emit()
             await asyncio.sleep(0.02)
         assert enough.result() == "killed enough\n"
+        history.recovery()
         await wait_until_async(storm.is_settled)
+        history.record("drained")
     finally:
         zygote.send_signal(signal.SIGTERM)
         out, _ = await asyncio.to_thread(zygote.communicate)
@@ -129,7 +157,7 @@ async def test_no_kill_loses_or_doubles_a_step(redis_url: str, key_prefix: str, 
     deaths = Counter(diary.read_text().splitlines())
     assert sum(deaths.values()) >= KILLS
     if TORTURE:
-        steps = STEPS | {"reschedule", "bury"}
+        steps = STEPS | {"reschedule", "dead_letter"}
         assert {f"{when} {step}" for when in ("before", "after") for step in steps} <= deaths.keys(), deaths
     await storm.own.aclose()
     await client.aclose()
@@ -156,3 +184,8 @@ async def _assert_each_step_happened_once(storm: Storm) -> None:
     letters = DeadLetters(storm.own, storm.keys.stream)
     dead = Counter([item.record.id async for item in letters._all(DeadFilter())])
     assert dead == Counter(storm.emitted["doomed"])
+    done = [member.decode() for member in await storm.client.smembers(f"{storm.keys.stream}:done")]
+    storm.history.record("state", effects=sorted(done))
+    storm.history.record("state", dead=sorted(dead.elements()))
+    storm.history.record("state", left={"at work": await storm.at_work()})
+    assert storm.history.judge()["examples"] == {}

@@ -20,24 +20,30 @@ from urllib.parse import quote, unquote, urlsplit
 
 import pika
 import pytest
+from tests.invariants.histories import History, Row, rabbit_facts, seed_or
 
 from conquiet.testing import Cut, FaultProxy, wait_until
 
+SEED = seed_or(20261115)
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 MESSAGES, FAULTS = (25_000, 250) if TORTURE else (2_000, 20)
 BACKLOG = 300
 
 WORKER = """
 import asyncio, logging, os, sys
-from conquiet.kernel.backoff import Backoff
+from conquiet.core.backoff import Backoff
 from conquiet.rabbit import SchemaRegistry, run_process
-url, queue, path = sys.argv[1:]
+from tests.invariants.recorder import Recorder
+url, queue, path, history = sys.argv[1:]
+record = Recorder(history)
 log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 logging.disable(logging.CRITICAL)
 async def syncer(message):
-    await asyncio.sleep(0.002)
     number = message["number"]
+    record("deliver", id=number)
+    await asyncio.sleep(0.002)
     if number % 10 == 0:
+        record("release", id=number)
         return False
     os.write(log, b"%d\\n" % number)  # one write: whole lines, also when we are killed
     return True
@@ -50,9 +56,12 @@ sys.exit(run_process(url, queue, syncer, concurrency=8, schemas=SchemaRegistry(b
 class Storm:
     """A queue, its workers behind a proxy, and what the workers wrote down."""
 
-    def __init__(self, url: str, api: Callable[..., Any], proxy: FaultProxy, folder: Path, *, quorum: bool) -> None:
+    def __init__(
+        self, url: str, api: Callable[..., Any], proxy: FaultProxy, folder: Path, history: History, *, quorum: bool
+    ) -> None:
+        self.history = history
         self.url, self.api, self.proxy, self.folder = url, api, proxy, folder
-        self.dice = random.Random(20261115)
+        self.dice = random.Random(SEED)
         self.published = 0
         self.workers: list[subprocess.Popen[bytes]] = []
         self.started = 0
@@ -69,6 +78,7 @@ class Storm:
     def publish(self, number: int) -> None:
         properties = pika.BasicProperties(delivery_mode=2)
         for n in range(self.published, self.published + number):
+            self.history.record("enqueue", id=n, expect="effect" if n % 10 else "dead")
             self.channel.basic_publish("", "work", json.dumps({"number": n}).encode(), properties, mandatory=True)
         self.published += number
 
@@ -76,7 +86,8 @@ class Storm:
         self.started += 1
         path = self.folder / f"worker-{self.started}.log"
         url = self.proxy.url_for(self.url)
-        self.workers.append(subprocess.Popen([sys.executable, "-c", WORKER, url, "work", str(path)]))
+        argv = [sys.executable, "-c", WORKER, url, "work", str(path), str(self.history.folder)]
+        self.workers.append(subprocess.Popen(argv))
 
     def handled(self) -> Counter[int]:
         return Counter(int(line) for path in self.folder.glob("*.log") for line in path.read_bytes().split())
@@ -103,19 +114,23 @@ class Storm:
         victim = self.dice.randrange(len(self.workers))
         worker = self.workers[victim]
         if kind == "kill -9":
+            self.history.kill(worker.pid)
             worker.kill()
             worker.wait()
             del self.workers[victim]
             self.start_worker()
         elif kind == "SIGSTOP":
+            self.history.record("fault", kind="SIGSTOP", target=worker.pid)
             worker.send_signal(signal.SIGSTOP)
             others_go_on = before if len(self.workers) == 1 else before + 1
             wait_until(lambda: self.settled() >= min(others_go_on, self.published))
             worker.send_signal(signal.SIGCONT)
-        elif kind == "broker closes":
-            self._close_connections()
         else:
-            self.proxy.cut(Cut.RST if kind == "reset" else Cut.FIN)
+            with self.history.outage(kind):
+                if kind == "broker closes":
+                    self._close_connections()
+                else:
+                    self.proxy.cut(Cut.RST if kind == "reset" else Cut.FIN)
         wait_until(
             lambda: self.settled() >= min(self.published, max(before + 1, self.published - BACKLOG)),
             timeout_s=60,
@@ -135,7 +150,8 @@ class Storm:
     def _close_connections(self) -> None:
         for connection in self.api("GET", f"/api/vhosts/{self.vhost}/connections"):
             if "conquiet" in connection.get("client_properties", {}).get("connection_name", ""):
-                self.api("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
+                # The statistics also list connections of workers that were killed a moment ago.
+                self.api("DELETE", f"/api/connections/{quote(connection['name'], safe='')}", missing_ok=True)
 
     def take_dead(self) -> Counter[int]:
         dead: Counter[int] = Counter()
@@ -153,8 +169,23 @@ class Storm:
 
 
 @pytest.fixture
-def storm(request: Any, rabbitmq_server: Any, amqp_url: str, fault_proxy: Any, tmp_path: Path) -> Iterator[Storm]:
-    made = Storm(amqp_url, rabbitmq_server.api, fault_proxy(amqp_url), tmp_path, quorum=request.param)
+def storm(
+    request: Any,
+    rabbitmq_server: Any,
+    amqp_url: str,
+    fault_proxy: Any,
+    tmp_path: Path,
+    new_history: Callable[..., History],
+) -> Iterator[Storm]:
+    queue = "quorum" if request.param else "classic"
+    history = new_history(
+        f"RabbitMQ {queue} queue",
+        Row("RabbitConsumer", "none", f"one RabbitMQ, {queue} queue"),
+        seed=SEED,
+        promise={"effects": "at least once"},
+        servers=[rabbit_facts(rabbitmq_server.api, queue=f"{queue}, durable")],
+    )
+    made = Storm(amqp_url, rabbitmq_server.api, fault_proxy(amqp_url), tmp_path, history, quorum=request.param)
     yield made
     made.close()
 
@@ -167,7 +198,9 @@ def test_under_faults_nothing_is_lost_and_only_the_refused_are_dead_lettered(sto
     for _ in range(FAULTS):
         storm.publish(MESSAGES // FAULTS)
         storm.strike()
+    storm.history.recovery()
     wait_until(lambda: storm.settled() == MESSAGES, timeout_s=90, message=lambda: f"{storm.settled()} settled")
+    storm.history.record("drained")
     # A worker that was started a moment ago has no handler for SIGTERM yet.
     wait_until(storm.is_complete, interval_s=0.2, message="both workers are connected")
     for worker in storm.workers:
@@ -182,3 +215,6 @@ def test_under_faults_nothing_is_lost_and_only_the_refused_are_dead_lettered(sto
     assert dead == Counter(range(0, MESSAGES, 10))
     assert storm.depth("work") == 0
     assert codes == [0, 0]
+    storm.history.record("state", effects=sorted(handled.elements()))
+    storm.history.record("state", dead=sorted(dead.elements()), left={"ready": storm.depth("work")})
+    assert storm.history.judge()["examples"] == {}

@@ -3,8 +3,15 @@ import dataclasses
 import pytest
 
 from conquiet.config import DbConfig, QueueConfig
+from conquiet.core.operations import DbOperationType
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.operations import DbOperationType
+
+
+def required(config: type[DbConfig | QueueConfig]) -> list[str]:
+    """Return the fields of a dataclass without a default."""
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(config)
+    return [field.name for field in fields if field.default is missing and field.default_factory is missing]
 
 
 @pytest.mark.spec("CQ-003.1")
@@ -12,7 +19,8 @@ def test_db_config_has_the_seeds_fields_and_defaults() -> None:
     config = DbConfig("orders")
 
     assert (config.table_name, config.op_type, config.id_column) == ("orders", DbOperationType.INSERT, "id")
-    assert dataclasses.is_dataclass(DbConfig)
+    assert DbConfig("orders", DbOperationType.UPDATE, "number").id_column == "number", "in the seed's order"
+    assert required(DbConfig) == ["table_name"]
 
 
 @pytest.mark.spec("CQ-003.2", "RS-004.1")
@@ -21,7 +29,7 @@ def test_queue_config_has_the_seeds_fields_and_defaults() -> None:
 
     assert (config.stream_key, config.consumer_group, config.consumer_name) == ("orders", "billing", "worker-1")
     assert (config.block_ms, config.max_read_count, config.claim_idle_ms) == (5_000, 1, 60_000)
-    assert dataclasses.is_dataclass(QueueConfig)
+    assert required(QueueConfig) == ["stream_key", "consumer_group", "consumer_name"]
 
 
 def test_what_two_seeds_order_differently_is_keyword_only() -> None:

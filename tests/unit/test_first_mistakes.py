@@ -26,11 +26,11 @@ from conquiet import (
     SyncEmitter,
     sync_queue,
 )
-from conquiet.bridge import ToStream, for_processor, for_rabbit, for_runtime
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError, QueueError
 from conquiet.processor import Emitter
-from conquiet.queue.client import clone_async
 from conquiet.queue.models import QueueMessage
+from conquiet.redis_transport.client import clone_async
+from conquiet.transactional import ToStream, for_processor, for_rabbit, for_runtime
 
 NOBODY = redis.asyncio.Redis(port=1)
 """A client that is never asked."""
@@ -71,8 +71,8 @@ def three(_a: object, _b: object, _c: object) -> None: ...
 def test_a_handler_that_cannot_take_what_it_is_called_with_is_refused(
     engine: Engine, give: Callable[[Any, Engine], object], handler: Any
 ) -> None:
-    """Each message would fail of it: under the default policy of the processor, into the dead letters."""
-    with pytest.raises(ConfigurationError, match="cannot take that; correct its parameters"):
+    """Each message would fail: with the default policy of the processor, it would be dead-lettered."""
+    with pytest.raises(ConfigurationError, match="parameters"):
         give(handler, engine)
 
 
@@ -92,7 +92,7 @@ def test_a_handler_that_cannot_take_what_it_is_called_with_is_refused(
         (lambda _: untyped(Scheduler)(NOBODY, [{"name": "ping"}]), "a list of ScheduleEntry, got a dict"),
         (lambda _: untyped(QueueConsumer)(NOBODY, {"stream": "orders"}), "must be a QueueConfig"),
         (lambda _: untyped(Inbox)(key="order_id"), "key must be a function"),
-        (lambda engine: Outbox().add(engine, "ledger", {}), "must be the DbSession"),
+        (lambda engine: Outbox().add(engine, "ledger", {}), "must be the session"),
         (lambda engine: untyped(OutboxRelay)(engine, {"ledger": engine}), "ToStream, ToProcessor, ToRabbit"),
         (lambda engine: untyped(OutboxRelay)(engine, ["ledger"]), "ToStream, ToProcessor, ToRabbit"),
         (lambda engine: untyped(OutboxRelay)(engine, {"ledger": ToStream}), "ToStream, ToProcessor, ToRabbit"),
@@ -103,13 +103,13 @@ def test_an_argument_of_the_wrong_kind_is_named(engine: Engine, make: Callable[[
         make(engine)
 
 
-def test_tables_that_were_never_made_are_told_with_the_remedy(engine: Engine) -> None:
+def test_missing_tables_are_reported_with_the_remedy(engine: Engine) -> None:
     message = QueueMessage("orders", "billing", "1-0", {})
 
-    remedy = r"conquiet_inbox is not there.*create_tables\(engine\).*conquiet db init"
+    remedy = r"conquiet_inbox does not exist.*create_tables\(engine\).*conquiet db init"
     with pytest.raises(DbWriteError, match=remedy), DbSession(engine) as session, Inbox().once(session, message):
         pass
-    with pytest.raises(DbWriteError, match="conquiet_outbox is not there"), DbSession(engine) as session:
+    with pytest.raises(DbWriteError, match="conquiet_outbox does not exist"), DbSession(engine) as session:
         Outbox().add(session, "ledger", {"cents": 1})
 
 
@@ -137,9 +137,9 @@ def test_a_relay_without_its_table_says_so_at_every_attempt(
     relay = OutboxRelay(engine, {"ledger": untyped(SimpleNamespace(publish=list))})
     monkeypatch.setattr(relay, "_sleep", lambda _: relay.stop())
 
-    with pytest.raises(DbWriteError, match=r"conquiet_outbox is not there.*conquiet db init"):
+    with pytest.raises(DbWriteError, match=r"conquiet_outbox does not exist.*conquiet db init"):
         relay.relay_once()
     relay.run()
 
-    (told,) = caplog.records
-    assert "the table conquiet_outbox is not there" in told.__dict__["reason"]
+    (record,) = caplog.records
+    assert "the table conquiet_outbox does not exist" in record.__dict__["reason"]

@@ -1,4 +1,4 @@
-"""Signals are sent to real processes: what a handler does to its own process is the point."""
+"""Signals are sent to real processes."""
 
 import os
 import signal
@@ -55,8 +55,35 @@ def test_either_signal_calls_back_once(signum: signal.Signals) -> None:
         assert handlers.received is signum
 
 
+@pytest.mark.spec("CQ-004.3")
+@pytest.mark.parametrize("first", BOTH)
+@pytest.mark.parametrize("second", BOTH)
+def test_no_later_signal_of_either_kind_calls_back_again(first: signal.Signals, second: signal.Signals) -> None:
+    calls: list[str] = []
+    with install_termination_handlers(lambda: calls.append("stop"), lambda: calls.append("force")) as handlers:
+        signal.raise_signal(first)
+        signal.raise_signal(second)
+
+        assert calls == ["stop", "force"]
+        assert handlers.received is first
+
+
+@pytest.mark.spec("CQ-004.3")
+def test_of_two_loops_each_is_asked_once_whichever_signals_come() -> None:
+    calls: list[str] = []
+    with (
+        install_termination_handlers(lambda: calls.append("outer")),
+        install_termination_handlers(lambda: calls.append("inner"), lambda: calls.append("force")),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    assert sorted(calls) == ["force", "inner", "outer"]
+
+
 @pytest.mark.spec("CQ-004.4")
-def test_the_signal_is_logged_at_info_in_the_seeds_words_and_once_even_with_two_loops() -> None:
+@pytest.mark.parametrize("signum", BOTH)
+def test_the_signal_is_logged_once_in_the_seeds_words(signum: signal.Signals) -> None:
     process = start(
         """
         class Said(logging.Handler):
@@ -74,10 +101,10 @@ def test_the_signal_is_logged_at_info_in_the_seeds_words_and_once_even_with_two_
         """
     )
     ready(process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
 
     out, _ = process.communicate(timeout=60)
-    assert out == "['INFO Received signal 15, initiating graceful shutdown']\n"
+    assert out == f"['INFO Received signal {signum.value}, initiating graceful shutdown']\n"
 
 
 def test_a_signal_while_the_logging_lock_is_held_does_not_hang() -> None:
@@ -181,6 +208,11 @@ def test_outside_the_main_thread_it_says_so_and_changes_nothing() -> None:
 def test_without_being_asked_nothing_is_installed() -> None:
     code = (
         "import signal, conquiet, conquiet.config, conquiet.signals\n"
+        "import conquiet.transactional, conquiet.processor, conquiet.rabbit, conquiet.runtime, conquiet.scheduler\n"
+        "from conquiet import DbWriter, LockStrategy, QueueConsumer, RedisStreamsQueue\n"
+        "from conquiet.config import DbConfig\n"
+        "from sqlalchemy import create_engine\n"
+        "writer = DbWriter(create_engine('mysql+pymysql://'), DbConfig('orders'), LockStrategy.ROW)\n"
         "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,"
         " signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     )
@@ -189,3 +221,29 @@ def test_without_being_asked_nothing_is_installed() -> None:
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
     assert out == "True True\n"
+
+
+def test_a_third_signal_ends_the_process_although_the_second_called_back() -> None:
+    process = start(
+        """
+        install_termination_handlers(lambda: None, lambda: print("force", flush=True))
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        print("still here", flush=True)
+        """
+    )
+    said, _ = process.communicate(timeout=60)
+
+    assert said == "force\n"
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_loop_that_was_asked_before_is_not_asked_again_through_a_later_one() -> None:
+    calls: list[str] = []
+    with install_termination_handlers(lambda: calls.append("outer")):
+        signal.raise_signal(signal.SIGTERM)
+        with install_termination_handlers(lambda: calls.append("inner")):
+            signal.raise_signal(signal.SIGTERM)
+
+    assert calls == ["outer", "inner"]

@@ -1,13 +1,16 @@
-"""The command line. ``main`` is the console script ``conquiet``; one module per command."""
+"""The command line. ``main`` is the console script ``conquiet``; one module per command.
+
+See docs/decisions/0027.
+"""
 
 import signal
 import sys
 from types import FrameType
 from typing import Final, NoReturn
 
-from conquiet.kernel.extras import require_extra
+from conquiet.core.extras import require_extra
 
-_NOT_DONE: Final = 2  # as in ``failures``, which needs typer
+_NOT_DONE: Final = 2  # as in ``errors``, which needs typer
 _TERMINATED: Final = 128 + signal.SIGTERM
 
 
@@ -19,17 +22,19 @@ def main() -> None:
         sys.stderr.write(f"conquiet: {error}\n")
         raise SystemExit(_NOT_DONE) from None
     from conquiet.cli.app import app
-    from conquiet.cli.failures import set_debugging
-    from conquiet.cli.streams import mend_standard_streams
+    from conquiet.cli.errors import set_debugging
+    from conquiet.cli.logs import take_log_format
+    from conquiet.cli.stdio import repair_stdio
 
-    mend_standard_streams()
+    repair_stdio()
 
-    # Wherever it stands: whoever meets an error adds it to the end of the line.
+    # Accepted anywhere: after an error, users append it to the command line.
     if "--debug" in sys.argv[1:]:
         sys.argv.remove("--debug")
         set_debugging()
-    # Commands that run for long have handlers of their own. The others end as after Ctrl-C: what is open is closed,
-    # a terminal that was drawn on is put right.
+    take_log_format(sys.argv)
+    # Commands that run for long have handlers of their own. The others end as after Ctrl-C: connections are closed and
+    # the terminal is restored.
     before = signal.signal(signal.SIGTERM, _end)
     try:
         app()

@@ -1,4 +1,4 @@
-"""What ``conquiet`` understands: each command parses its words in a module of its own and is carried out elsewhere."""
+"""The commands of ``conquiet``; each parses its options in a module of its own."""
 
 from typing import Annotated
 
@@ -6,24 +6,33 @@ import typer
 
 from conquiet._version import __version__
 from conquiet.cli.commands import (
+    dashboard,
     db,
     dead_letters,
     doctor,
     enqueue,
     inspect,
+    jobs,
+    jobs_bulk,
+    keys,
+    maintenance,
+    outbox,
     processing,
     rabbit,
     schedule,
-    upkeep,
 )
 from conquiet.cli.demo.command import demo
-from conquiet.cli.failures import set_debugging
+from conquiet.cli.dev.command import dev
+from conquiet.cli.errors import set_debugging
+from conquiet.cli.logs import is_json, set_up_logging
+from conquiet.cli.option_types import LogFormat
+from conquiet.cli.scaffold.command import new
 from conquiet.cli.worker.command import worker
 
 app = typer.Typer(
     name="conquiet",
     help="Process it, commit it, then acknowledge it.",
-    epilog="Exit codes: 0 good, 1 a bad answer or failed work, 2 nothing done (wrong words, no server), 130 Ctrl-C.",
+    epilog="Exit codes: 0 good, 1 a bad answer or failed work, 2 usage error or server unreachable, 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,21 +51,33 @@ def conquiet(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    log_format: LogFormat = "",
 ) -> None:
     """Process it, commit it, then acknowledge it."""
     if debug:
         set_debugging()
+    if log_format or is_json():
+        set_up_logging("warning")
 
 
+jobs_bulk.register(jobs.app)
 for _panel, _commands in {
-    "Run": (demo, worker),
+    "Run": (demo, worker, dev, new),
     "Send": (enqueue.enqueue, processing.emit, rabbit.publish),
-    "Look": (inspect.inspect, upkeep.pending, doctor.doctor),
-    "Mend": (upkeep.reclaim, upkeep.retire, upkeep.trim, processing.pause, processing.resume),
+    "Inspect": (inspect.inspect, maintenance.pending, keys.keys, doctor.doctor, dashboard.dashboard),
+    "Maintain": (
+        maintenance.reclaim,
+        maintenance.remove_consumer,
+        maintenance.trim,
+        processing.pause,
+        processing.resume,
+    ),
 }.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
-app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Mend")
-app.add_typer(schedule.app, name="schedule", rich_help_panel="Mend")
+app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Maintain")
+app.add_typer(jobs.app, name="jobs", rich_help_panel="Maintain")
+app.add_typer(schedule.app, name="schedule", rich_help_panel="Maintain")
 app.add_typer(rabbit.app, name="rabbit", rich_help_panel="Run")
-app.add_typer(db.app, name="db", rich_help_panel="Mend")
+app.add_typer(outbox.app, name="outbox", rich_help_panel="Maintain")
+app.add_typer(db.app, name="db", rich_help_panel="Maintain")

@@ -1,4 +1,4 @@
-"""Where answers go: tables for people, JSON for machines, the same words in a pipe every time."""
+"""Print results: tables for people, tab-separated text in a pipe, JSON for machines."""
 
 import json
 import os
@@ -15,7 +15,7 @@ _PIPE_WIDTH = 200
 
 
 def make_console(*, quiet: bool = False) -> "Console":
-    """Return a console for stdout. Without a terminal: no colour, and a width that does not depend on anything."""
+    """Return a console for stdout. Without a terminal: no colour, and a fixed width."""
     from rich.console import Console
 
     # rich reads NO_COLOR, TERM=dumb and the terminal's width by itself.
@@ -26,7 +26,7 @@ def make_console(*, quiet: bool = False) -> "Console":
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document. What a terminal would obey, or could not show, is escaped: it stays the same JSON."""
+    """Print one JSON document. Control characters and what stdout cannot encode are escaped."""
     text = json.dumps(value, indent=2, default=str, ensure_ascii=not _is_utf8())
     typer.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))
 
@@ -48,7 +48,7 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, A
     table = Table(title=Text(_cell(title), "table.title"), title_justify="left", header_style="bold")
     for column in columns:
         numeric = any(isinstance(row.get(column), int | float) for row in rows)
-        # A name is folded and never cut: half a name is of no use in the next command.
+        # A name is folded and never cut: the next command needs it whole.
         table.add_column(
             column.replace("_", " "), justify="right" if numeric else "left", overflow="ellipsis" if numeric else "fold"
         )
@@ -62,7 +62,7 @@ def _is_utf8() -> bool:
 
 
 def _cell(value: Any) -> str:
-    from conquiet.kernel.redaction import printable
+    from conquiet.core.redaction import printable
 
     if value is None:
         return "-"

@@ -1,4 +1,4 @@
-"""JSON from the command line: a word, ``@file`` or ``-`` for stdin; files hold one JSON object per line."""
+"""Read JSON objects from an argument, ``@file`` or ``-`` (stdin); files hold one object per line."""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from conquiet.cli.failures import FAILED, NOT_DONE, CommandError
+from conquiet.cli.errors import FAILED, NOT_DONE, CommandError
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def read_payloads(source: str) -> Iterator[dict[str, Any]]:
     The line itself is not shown: it may hold personal data.
     """
     if source != "-" and not source.startswith("@"):
-        yield _parsed(source.encode(), "the JSON given")
+        yield _parsed(source.encode(), "the JSON given", exit_code=NOT_DONE)
         return
     with _opened(source) as lines:
         for number, line in enumerate(lines, 1):
@@ -47,7 +47,7 @@ def read_payloads(source: str) -> Iterator[dict[str, Any]]:
                 yield _parsed(line, f"line {number}")
 
 
-def _parsed(text: bytes, where: str) -> dict[str, Any]:
+def _parsed(text: bytes, where: str, *, exit_code: int = FAILED) -> dict[str, Any]:
     import msgspec
 
     try:
@@ -59,13 +59,13 @@ def _parsed(text: bytes, where: str) -> dict[str, Any]:
         problem = "is JSON, but not an object"
     if not isinstance(value, dict):
         raise CommandError(
-            f"{where} {problem}", fix='write one object per line, such as {"order": 1}', exit_code=FAILED
+            f"{where} {problem}", fix='write one object per line, such as {"order": 1}', exit_code=exit_code
         )
     return value
 
 
-def stopped_at(error: Exception, sent: str) -> CommandError:
-    """Return what to say when one payload ends it all. A source that cannot be read at all is said as it is."""
+def partial_failure(error: Exception, sent: str) -> CommandError:
+    """Return the error for a payload that ended the command. A source that cannot be read is reported unchanged."""
     if isinstance(error, CommandError) and error.exit_code == NOT_DONE:
         return error
-    return CommandError(f"{error}; {sent}", fix="correct it, then send it and what follows it", exit_code=FAILED)
+    return CommandError(f"{error}; {sent}", fix="correct it, then send it and what follows", exit_code=FAILED)

@@ -1,30 +1,23 @@
-"""Where URLs come from: a flag, else the environment, else ``conquiet.toml`` in the current folder.
+"""Find URLs: a flag, else the environment, else ``conquiet.toml`` (see ``core.server_urls``).
 
-    redis_url  = "redis://localhost:6379/0"          CONQUIET_REDIS_URL
-    db_url     = "mysql+pymysql://user@localhost/shop"   CONQUIET_DB_URL
-    rabbit_url = "amqp://localhost/%2F"              CONQUIET_RABBIT_URL
-
-``CONQUIET_CONFIG`` names another file. A password belongs into the environment rather than into a flag,
-which every user of the machine can read in the list of processes.
+A password belongs into the environment rather than into a flag, which every user of the machine can read in the list
+of processes.
 """
 
 import os
-import re
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from conquiet.cli.failures import CommandError
+from conquiet.cli.errors import CommandError
+from conquiet.core.server_urls import CONFIG, DB, RABBIT, REDIS, configured_url
+from conquiet.core.server_urls import FILE as _FILE
+from conquiet.core.server_urls import KEYS as _KEYS
+from conquiet.errors import ConfigurationError
 
-REDIS = "CONQUIET_REDIS_URL"
-DB = "CONQUIET_DB_URL"
-RABBIT = "CONQUIET_RABBIT_URL"
-CONFIG = "CONQUIET_CONFIG"
+__all__ = ["CONFIG", "DB", "RABBIT", "REDIS"]
 
-_KEYS = {REDIS: "redis_url", DB: "db_url", RABBIT: "rabbit_url"}
-_FILE = "conquiet.toml"
+RABBIT_API = "CONQUIET_RABBIT_API_URL"
 
 # The variable is named in the help, and not given to typer as envvar: it would show the value there.
 RedisUrl = Annotated[
@@ -32,16 +25,34 @@ RedisUrl = Annotated[
 ]
 DbUrl = Annotated[str, typer.Option("--db-url", metavar="URL", help=f"Database. Else ${DB}, else {_FILE}.")]
 RabbitUrl = Annotated[str, typer.Option("--rabbit-url", metavar="URL", help=f"RabbitMQ. Else ${RABBIT}, else {_FILE}.")]
+RabbitApiUrl = Annotated[
+    str,
+    typer.Option(
+        "--rabbit-api", metavar="URL", help=f"RabbitMQ's management API. Else ${RABBIT_API}, else port 15672."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
 def find_url(flag: str, variable: str) -> str:
     """Return the URL, or an empty string if none was given anywhere."""
-    return flag or os.environ.get(variable, "") or _from_file(variable)
+    if flag:
+        return flag
+    try:
+        return configured_url(variable)
+    except ConfigurationError as error:
+        raise CommandError(str(error), fix=error.fix) from None
 
 
-def need_url(flag: str, variable: str) -> str:
-    """Return the URL, or say how to give one."""
+def find_api_url(flag: str, rabbit_url: str) -> str:
+    """Return the URL of RabbitMQ's management API; by default it is on the host of the broker."""
+    from conquiet.rabbitmq_api import default_api_url
+
+    return flag or os.environ.get(RABBIT_API, "") or default_api_url(rabbit_url)
+
+
+def require_url(flag: str, variable: str) -> str:
+    """Return the URL, or raise an error that explains how to give one."""
     url = find_url(flag, variable)
     if not url:
         option = "--" + _KEYS[variable].replace("_", "-")
@@ -50,29 +61,3 @@ def need_url(flag: str, variable: str) -> str:
             fix=f'give {option} URL, set {variable}, or write {_KEYS[variable]} = "..." into {_FILE}',
         )
     return url
-
-
-def _from_file(variable: str) -> str:
-    named = os.environ.get(CONFIG)
-    path = Path(named or _FILE)
-    try:
-        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if named:
-            raise CommandError(f"the file {path} does not exist", fix=f"correct or unset {CONFIG}") from None
-        return ""
-    except tomllib.TOMLDecodeError as error:
-        # Its text may quote the file, passwords included; the place is all that is needed.
-        place = re.search(r"at line \d+, column \d+|at end of document", str(error))
-        raise CommandError(f"{path} is not TOML{f' ({place[0]})' if place else ''}", fix="correct the file") from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise CommandError(f"{path} cannot be read ({type(error).__name__})", fix="correct the file") from None
-    unknown = sorted(settings.keys() - _KEYS.values())
-    if unknown:
-        raise CommandError(
-            f"{path} has a setting {unknown[0]!r} that nobody knows", fix=f"the keys are {', '.join(_KEYS.values())}"
-        )
-    value = settings.get(_KEYS[variable], "")
-    if not isinstance(value, str):
-        raise CommandError(f"{_KEYS[variable]} in {path} must be a string", fix="put it into quotes")
-    return value

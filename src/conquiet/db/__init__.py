@@ -1,17 +1,18 @@
-"""The database room: concurrent writes to MySQL that lose nothing. It knows no broker.
+"""Concurrent writes to MySQL that lose no update. This package imports no broker.
 
     DbWriter      one operation at a time, under the lock strategy its user chose
-    DbSession     exactly one transaction, for code that has more to say than one statement
+    DbSession     exactly one transaction, for work of more than one statement
     locking/      the strategies; see docs/locking.md for which one when
 
-MySQL and MariaDB are what it is for. SQLite works for everything but the MySQL locks, so that a
+MySQL and MariaDB are supported. SQLite works for everything but the MySQL locks, so that a
 demo or a unit test needs no server.
 """
 
-from conquiet.kernel.extras import require_extra
+from conquiet.core.extras import require_extra
 
 require_extra("mysql", "sqlalchemy")
 
+from conquiet.db.engine_pool import pool_capacity  # noqa: E402
 from conquiet.db.helpers import insert_idempotent, occ_update, retry_on_conflict  # noqa: E402 - after the check above
 from conquiet.db.locking import LockStrategy, make_lock_backend  # noqa: E402
 from conquiet.db.locks import AdvisoryLock, RowLock  # noqa: E402
@@ -31,5 +32,6 @@ __all__ = [
     "insert_idempotent",
     "make_lock_backend",
     "occ_update",
+    "pool_capacity",
     "retry_on_conflict",
 ]

@@ -1,7 +1,7 @@
-"""Which operations travel together. Pure.
+"""Group operations into statements. Pure. See docs/decisions/0007.
 
-Rows of one shape are turned on their side, values by column: what has to be checked of them is then a few passes of
-the interpreter's own loops. Row by row the same checks cost ten times as much, half as much as the driver's work.
+Rows of one shape are stored by column, so that the checks run in a few loops of the interpreter (``map``, set
+building). Row by row the same checks cost ten times as much, which is half of the driver's work.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,37 +42,37 @@ class Rows:
 
     @classmethod
     def of(cls, ops: Sequence[DbOperation]) -> Self:
-        """Turn operations on their side that are known to be of one shape."""
+        """Store operations of one shape by column."""
         columns = tuple(ops[0].payload)
         return cls(ops, columns, _by_column([op.payload for op in ops], columns))
 
     @property
     def table(self) -> str:
-        """Where they all go."""
+        """The table of all rows."""
         return self.ops[0].table
 
     def column(self, name: str | None) -> list[Any] | None:
-        """The values of one column, or None if there is none."""
+        """Return the values of one column, or None if there is none."""
         return None if name is None else self.values[self.columns.index(name)]
 
     def placeholders(self) -> str:
-        """``(%s, %s), (%s, %s)`` and so on: what follows VALUES if every value is bound, as in ``flat()``."""
+        """Return ``(%s, %s), (%s, %s)`` and so on: what follows VALUES if ``flatten()`` is bound."""
         return ", ".join([self._row] * len(self.ops))
 
-    def flat(self) -> list[Any]:
-        """All values, row after row."""
+    def flatten(self) -> list[Any]:
+        """Return all values, row after row."""
         return _interleaved(self.values)
 
-    def spelled(self) -> tuple[str, list[Any]]:
-        """What follows VALUES with columns of plain integers written out, and the values that are left to bind.
+    def inline_integers(self) -> tuple[str, list[Any]]:
+        """Return what follows VALUES with columns of plain integers as digits, and the values that are left to bind.
 
-        Half of what a driver does for a batch is to ask of each value what it is and how it is to be escaped. A
-        column of nothing but integers needs no asking: their spelling is digits and perhaps a minus.
+        Half of a driver's time for a batch is finding out the type of each value and how to escape it. Integers need
+        no escaping: 3.0 µs per row against 3.9 µs with every value bound (docs/decisions/0007).
         """
         texts: list[Iterable[str]] = []
         bound: list[list[Any]] = []
         for values in self.values:
-            if {*map(type, values)} == {int}:  # exactly: a bool or an enum's member has a spelling of its own
+            if {*map(type, values)} == {int}:  # exactly int: a bool or an enum's member is written differently
                 texts.append(map(str, values))
             else:
                 texts.append(repeat("%s", len(values)))
@@ -84,28 +84,28 @@ class Rows:
         return "(" + ", ".join(["%s"] * len(self.columns)) + ")"
 
 
-def grouped(ops: Iterable[DbOperation]) -> Iterator[DbOperation | Rows]:
-    """Cut operations, in order, into what one statement can carry; an UPDATE is always alone."""
+def group_operations(ops: Iterable[DbOperation]) -> Iterator[DbOperation | Rows]:
+    """Split operations, in order, into what one statement can carry; an UPDATE is always alone."""
     source = iter(ops)
     while chunk := list(islice(source, MAX_ROWS)):
-        together = _at_once(chunk)
+        together = _as_one_group(chunk)
         if together is not None:
             yield together
         else:
-            for group in _one_by_one(chunk):
+            for group in _split(chunk):
                 yield group[0] if len(group) == 1 else Rows.of(group)
 
 
-def _at_once(ops: Sequence[DbOperation]) -> Rows | None:
-    """All of them as one group, if they are of one shape and not too large. What most batches are."""
+def _as_one_group(ops: Sequence[DbOperation]) -> Rows | None:
+    """Return all of them as one group, as most batches are; None if they differ in shape or are too large."""
     if len(ops) == 1:
         return None
     insert, table, columns = DbOperationType.INSERT, ops[0].table, tuple(ops[0].payload)
     if [op for op in ops if op.op_type is not insert or op.table != table]:
         return None
     payloads = [op.payload for op in ops]
-    # As many keys as the first one and none of its keys missing: the same keys. Only a plain dict is asked like
-    # that, since another mapping may make up a value for a key that it does not have (defaultdict).
+    # As many keys as the first one and none of its keys missing: the same keys. Only for a plain dict, since another
+    # mapping may return a value for a key that it does not have (defaultdict).
     if {*map(type, payloads)} != {dict} or {*map(len, payloads)} != {len(columns)}:
         return None
     try:
@@ -127,7 +127,7 @@ def _interleaved(columns: Sequence[list[Any]]) -> list[Any]:
     return flat
 
 
-def _one_by_one(ops: Iterable[DbOperation]) -> Iterator[list[DbOperation]]:
+def _split(ops: Iterable[DbOperation]) -> Iterator[list[DbOperation]]:
     group: list[DbOperation] = []
     size = 0
     for op in ops:
@@ -152,7 +152,7 @@ def _same_shape(one: DbOperation, other: DbOperation) -> bool:
 
 
 def _size(values: Collection[Any]) -> int:
-    """How much of a statement the values take, roughly."""
+    """Estimate how many bytes of a statement the values take."""
     kinds = {*map(type, values)}
     if kinds <= _SMALL_TYPES:
         return _SMALL * len(values)

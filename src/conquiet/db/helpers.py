@@ -1,4 +1,4 @@
-"""Writes inside a session that are safe to repeat, and the loop that repeats them."""
+"""Writes inside a session that are safe to repeat, and the retry loop for them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,18 +6,20 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy.engine import Engine
 
+from conquiet.core.backoff import Backoff
+from conquiet.core.validation import require_identifier, require_positive, require_table
 from conquiet.db import sql
-from conquiet.db.columns import spelling_of
-from conquiet.db.dialects import is_mysql
-from conquiet.db.faults import Fault, fault_of
+from conquiet.db.columns import find_column
+from conquiet.db.dialects import is_mysql, is_postgres
+from conquiet.db.errors import Fault, OperationInfo, fault_of, other_key_error
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LockTimeoutError
-from conquiet.kernel.backoff import Backoff
-from conquiet.kernel.validation import require_identifier, require_positive, require_table
+from conquiet.metrics.registry import DB_DUPLICATE_INSERTS_TOTAL
+from conquiet.metrics.safety import count
 
 T = TypeVar("T")
 
-_QUICK: Final = Backoff(base_s=0.01, factor=2.0, cap_s=1.0, jitter=1.0)
+_BACKOFF: Final = Backoff(base_s=0.01, factor=2.0, cap_s=1.0, jitter=1.0)
 
 
 def occ_update(
@@ -32,25 +34,27 @@ def occ_update(
 ) -> int:
     """Update a row only if it still has the version that was read; return its new version.
 
-    No lock is held between reading and writing. If somebody else was first, or the row is gone,
-    that is a ``ConflictError`` and the session is over: read again in a new one.
+    No lock is held between reading and writing. If another transaction was first, or the row is gone,
+    ``ConflictError`` is raised and the session can only be rolled back: read again in a new one.
     """
     require_table("table", table)
     require_identifier("id_column", id_column)
     require_identifier("version_column", version_column)
     columns = tuple(require_identifier("a column of values", column) for column in values)
-    if spelling_of(version_column, columns) is not None:
+    if find_column(version_column, columns) is not None:
         raise ConfigurationError("values must not set the version column: occ_update raises it by one")
-    statement = sql.update_version(table, columns, id_column, version_column)
-    matched = session.execute(statement, sql.values(values, columns) | {"w0": id_value, "w1": expected_version})
-    if matched != 1:
-        conflict = ConflictError(
-            f"the row of {table} was changed or removed since it was read; read it again in a new session",
-            table=table,
-            operation="update",
-        )
-        session.doom(conflict)
-        raise conflict
+    mark = sql.DOUBLE_QUOTE if is_postgres(session.engine) else sql.BACKTICK
+    statement = sql.update_version(table, columns, id_column, version_column, mark)
+    with session.write_counts.measure(table, "update"):
+        bound = sql.values(values, columns) | {"w0": id_value, "w1": expected_version}
+        if session.send(statement, bound, OperationInfo("update", table)) != 1:
+            conflict = ConflictError(
+                f"the row of {table} was changed or removed since it was read; read it again in a new session",
+                table=table,
+                operation="update",
+            )
+            session.mark_failed(conflict)
+            raise conflict
     return expected_version + 1
 
 
@@ -60,24 +64,46 @@ def insert_idempotent(
     """Insert a row unless one with this id exists; True if it was inserted.
 
     The id column is written too. A duplicate of *another* unique key is a ``DbWriteError``: the row asked
-    for is not there. The second of two concurrent calls waits for the first one's transaction to end.
+    for does not exist (on PostgreSQL it ends the transaction). The second of two concurrent calls waits for the first
+    one's transaction to end.
     """
     require_table("table", table)
     require_identifier("id_column", id_column)
     row = {**values, id_column: id_value}
     columns = tuple(require_identifier("a column of values", column) for column in row)
-    try:
-        session.execute(sql.insert(table, columns), sql.values(row, columns))
-    except DbWriteError as error:
-        cause = error.__cause__
-        if cause is None or fault_of(cause) is not Fault.DUPLICATE:
-            raise
-        # A locking read: the snapshot of this transaction may be older than the row.
-        suffix = sql.SHARED if is_mysql(session.engine) else sql.PLAIN
-        if session.execute_scalar(sql.select_id(table, id_column, suffix), {"w0": id_value}) is None:
-            raise
-        return False
+    info = OperationInfo("insert", table)
+    if is_postgres(session.engine):
+        return _insert_unless_exists(session, table, row, id_column)
+    with session.write_counts.measure(table, "insert"):
+        try:
+            session.send(sql.insert(table, columns), sql.values(row, columns), info)
+        except DbWriteError as error:
+            cause = error.__cause__
+            if cause is None or fault_of(cause) is not Fault.DUPLICATE:
+                raise
+            # A locking read: the snapshot of this transaction may be older than the row.
+            suffix = sql.SHARED if is_mysql(session.engine) else sql.PLAIN
+            if session.execute_scalar(sql.select_id(table, id_column, suffix), {"w0": id_value}) is None:
+                raise other_key_error(error, info) from cause
+            count(DB_DUPLICATE_INSERTS_TOTAL, table)
+            return False
     return True
+
+
+def _insert_unless_exists(session: DbSession, table: str, row: Mapping[str, Any], id_column: str) -> bool:
+    """Insert on PostgreSQL, where the error of a duplicate would end the transaction."""
+    columns, info = tuple(row), OperationInfo("insert", table)
+    statement = sql.insert_unless_exists(table, columns, id_column)
+    with session.write_counts.measure(table, "insert"):
+        try:
+            inserted = session.send(statement, sql.values(row, columns), info)
+        except DbWriteError as error:
+            if error.__cause__ is None or fault_of(error.__cause__) is not Fault.DUPLICATE:
+                raise
+            raise other_key_error(error, info) from error.__cause__
+    if not inserted:
+        count(DB_DUPLICATE_INSERTS_TOTAL, table)
+    return bool(inserted)
 
 
 def retry_on_conflict(
@@ -85,14 +111,21 @@ def retry_on_conflict(
     work: Callable[[DbSession], T],
     *,
     attempts: int = 5,
-    backoff: Backoff = _QUICK,
+    backoff: Backoff = _BACKOFF,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
     """Run ``work(session)`` in a session of its own, and again in a new one if it met a conflict.
 
-    Conflicts are a stale version (``occ_update``), a deadlock, a lock wait that ran out, and MariaDB's
-    "record has changed". Everything else is raised at once, ``CommitUnknownError`` above all: doing
-    that again could do it twice. So is the last attempt's conflict.
+    Conflicts are a stale version (``occ_update``), a deadlock, a lock wait that timed out, and MariaDB's
+    "record has changed". Every other error is raised at once. ``CommitUnknownError`` is one of those: running the
+    work again could do it twice. The conflict of the last attempt is raised too.
+
+    Args:
+        engine: As for ``DbSession``.
+        work: Called with a new session for each attempt; its result is returned.
+        attempts: Most attempts.
+        backoff: How long to wait between two attempts.
+        sleep: Waits the given number of seconds.
     """
     require_positive("attempts", attempts)
     for attempt in range(1, attempts + 1):

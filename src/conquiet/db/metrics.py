@@ -1,11 +1,14 @@
-"""Counting writes and locks. None of these raises. SPEC(003 §5.9)."""
+"""Record writes and locks. No function here raises. SPEC(003 §5.9).
+
+They keep the children of a metric, which ``metrics.safety.count`` finds again at every call: these are called for every
+write.
+"""
 
 from functools import lru_cache
 
 from prometheus_client import Counter, Histogram
 
 from conquiet.metrics.registry import (
-    DB_DUPLICATE_INSERTS_TOTAL,
     DB_LOCK_ACQUIRE_LATENCY_SECONDS,
     DB_LOCK_FAILURES_TOTAL,
     DB_WRITE_LATENCY_SECONDS,
@@ -23,7 +26,7 @@ def observe_db_write(table: str, op_type: str, status: str, latency_s: float) ->
 
 @never_raises
 def observe_db_batch(table: str, op_type: str, *, succeeded: int, failed: int, latency_s: float) -> None:
-    """Count the rows of one batch by outcome; its time is recorded once, as that of one write."""
+    """Count the rows of one batch by outcome; record its time once, as that of one write."""
     if succeeded:
         _written(table, op_type, "success").inc(succeeded)
     if failed:
@@ -32,20 +35,26 @@ def observe_db_batch(table: str, op_type: str, *, succeeded: int, failed: int, l
 
 
 @never_raises
+def count_db_writes(table: str, op_type: str, status: str, rows: int) -> None:
+    """Count writes whose time was recorded before."""
+    _written(table, op_type, status).inc(rows)
+
+
+@never_raises
+def observe_db_latency(table: str, op_type: str, latency_s: float) -> None:
+    """Record how long a write took whose outcome is not known yet."""
+    _took(table, op_type).observe(latency_s)
+
+
+@never_raises
 def observe_lock_acquisition(strategy: str, latency_s: float, success: bool) -> None:  # noqa: FBT001 - the seed's signature
-    """Record how long a lock was waited for; count it if it was not had."""
+    """Record how long a lock was waited for; count it if it was not acquired."""
     _waited(strategy).observe(latency_s)
     if not success:
         DB_LOCK_FAILURES_TOTAL.labels(strategy).inc()
 
 
-@never_raises
-def observe_duplicate(table: str) -> None:
-    """Count an INSERT whose row was there already."""
-    DB_DUPLICATE_INSERTS_TOTAL.labels(table).inc()
-
-
-# labels() looks its child up under a lock, at every call; what it finds never changes.
+# labels() finds its child under a lock at every call; the child of a set of labels never changes.
 @lru_cache(1_024)
 def _written(table: str, op_type: str, status: str) -> Counter:
     return DB_WRITE_TOTAL.labels(table, op_type, status)

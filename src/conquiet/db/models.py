@@ -1,13 +1,16 @@
-"""What is written, and what came of it."""
+"""A write operation and its outcome.
+
+See docs/decisions/0004.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from conquiet.core.operations import DbOperationType
+from conquiet.core.validation import require_identifier, require_table
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.operations import DbOperationType
-from conquiet.kernel.validation import require_identifier, require_table
 
 __all__ = ["DbOperation", "DbOperationType", "WriteOutcome"]
 
@@ -24,7 +27,7 @@ class DbOperation:
         op_type: INSERT or UPDATE.
         id_value: Primary key or unique identifier of the row.
         payload: Column to value.
-        metadata: Context for the caller. Nothing here looks at it.
+        metadata: Context for the caller. Nothing here reads it.
     """
 
     table: str
@@ -41,7 +44,7 @@ class DbOperation:
 
 @lru_cache(1_024)
 def _check_names(table: str, columns: tuple[str, ...]) -> None:
-    """Raise for a name that is not plain. A shape that passed is not looked at again."""
+    """Raise for a name that is not plain. A shape that passed is not checked again."""
     require_table("table", table)
     for column in columns:
         require_identifier("a column of payload", column)
@@ -49,12 +52,12 @@ def _check_names(table: str, columns: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """What one write did.
+    """The result of one write.
 
     Attributes:
         rows: Rows inserted, or rows an UPDATE matched (also when the values were the same already).
             Zero after an UPDATE means that there is no such row, which is not an error.
-        duplicate: True when an INSERT found its row there already. The row exists, as asked.
+        duplicate: True if the row of an INSERT existed already.
     """
 
     rows: int

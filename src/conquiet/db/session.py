@@ -1,43 +1,83 @@
-"""Exactly one transaction.
+"""Exactly one transaction. See docs/decisions/0005 and 0006.
 
-    with DbSession(engine) as session:        a connection is taken, a transaction begins
+    with DbSession(engine) as session:        check out a connection, begin a transaction
         session.execute(...)
-                                              leaving: before_commit checks, COMMIT, locks are given back
-                                              leaving by an exception: ROLLBACK, locks are given back
+                                              end of the block: before_commit checks, COMMIT, release locks
+                                              exception: ROLLBACK, release locks
 
-A session lives once. There is no second attempt inside one: a transaction that met a conflict has a
-snapshot that will never show the other's write, and after a deadlock the server has rolled it back
-already, so a statement "after" it would be a new transaction without the first half. ``retry_on_conflict``
-opens a new session for each attempt.
+A session is used once. There is no second attempt inside one: after a conflict the snapshot of the transaction never
+shows the other write, and after a deadlock the server has rolled it back already, so a further statement would be a
+new transaction without the first half. ``retry_on_conflict`` opens a new session for each attempt.
+
+The transaction begins on entering, so an ORM session on ``session.connection`` joins it: SQLAlchemy's default
+(``join_transaction_mode="conditional_savepoint"``) then leaves COMMIT to the ``DbSession``. If other code ends the
+transaction, the session refuses to continue and to commit.
+
+On PostgreSQL a lost reply to COMMIT is resolved: the session asks the server what became of the transaction, and ends
+as if the reply had come (``commit_status``). Its price is one statement before each COMMIT.
+
+See docs/decisions/0032.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from functools import partial
 from typing import Any, Self
 
 from sqlalchemy import TextClause, text
-from sqlalchemy.engine import Connection, CursorResult, Engine, RowMapping
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import Connection, CursorResult, Engine, RootTransaction, RowMapping
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from conquiet.db.dialects import is_mysql, require_supported
-from conquiet.db.faults import About, Fault, as_write_error, fault_of, reply_missing
-from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
-from conquiet.kernel.lifecycle import Lifecycle
+from conquiet.core.lifecycle import Lifecycle
+from conquiet.db.commit_status import (
+    NoTransactionId,
+    TransactionId,
+    after_lost_reply,
+    current_transaction,
+    failed_transaction,
+    resolve_commit,
+)
+from conquiet.db.connection_cleanup import clean_up, invalidate
+from conquiet.db.dialects import is_mysql, is_postgres, require_supported
+from conquiet.db.engine_pool import database_address, pool_timeout_hint
+from conquiet.db.errors import UNAVAILABLE, Fault, OperationInfo, as_write_error, fault_of, outcome_unknown
+from conquiet.db.failover import is_demotion, renew_pool
+from conquiet.db.session_metrics import OTHER, SESSION, WRITES, WriteCounts, first_keyword
+from conquiet.db.sqlstate import FAILED_TRANSACTION
+from conquiet.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    DbWriteError,
+    LifecycleError,
+)
 
 Params = Mapping[str, Any]
 
-_ABOUT = About("the session's transaction")
-_DOOMING = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT, Fault.GONE})
+_TRANSACTION = OperationInfo("the session's transaction")
+_STATEMENT = OperationInfo("a statement of the session")
+_ENDS_SESSION = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT, Fault.GONE})
+# Translated too if they leave the block as SQLAlchemy's error, raised by an ORM session or the connection itself.
+_TRANSLATED = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT}) | UNAVAILABLE
+_TO_SAVEPOINT = re.compile(r"\bTO\b", re.IGNORECASE)
+_PREPARE = re.compile(r"\W*PREPARE\s+TRANSACTION\b", re.IGNORECASE)
+_ENDED = (
+    "the transaction of this DbSession was committed or rolled back by other code (commit() or rollback() of its "
+    "connection, rollback() of an ORM session on it, or COMMIT in a statement), so it is no longer one transaction. "
+    "Leave the end of the transaction to the session: it commits when its block ends and rolls back when that raises"
+)
 
 
 class DbSession:
     """One connection and one transaction, from entering to leaving the ``with`` block.
 
-    Raises ``DbWriteError`` (``ConflictError``, ``CommitUnknownError``) for whatever the database says.
-    Entering twice, or using it outside the block, is a ``LifecycleError``.
+    Raises ``DbWriteError`` (``ConflictError``, ``CommitUnknownError``, ``DatabaseUnavailableError``) for errors of the
+    database. Entering twice, using it outside the block, or ending its transaction is a ``LifecycleError``.
+
+    Attributes:
+        write_counts: Counts the writes of this session; for the helpers of this package.
 
     Args:
-        engine: For MySQL, MariaDB or SQLite; not in AUTOCOMMIT mode. It is not closed here.
+        engine: For MySQL, MariaDB, PostgreSQL or SQLite; not in AUTOCOMMIT mode. It is not closed here.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -45,9 +85,13 @@ class DbSession:
         self._life = Lifecycle("this DbSession")
         self._conn: Connection | None = None
         self._before_commit: list[Callable[[DbSession], None]] = []
-        self._after_end: list[Callable[[Connection], None]] = []
-        self._doomed: DbWriteError | None = None
-        self._spoiled = False
+        self._on_close: list[Callable[[Connection], None]] = []
+        self._failure: DbWriteError | None = None
+        self._connection_suspect = False
+        self._transaction: RootTransaction | None = None
+        self._used = False
+        self._statement_failure: DbWriteError | None = None
+        self.write_counts = WriteCounts()
 
     # ------------------------------------------------------------------ the block
     def __enter__(self) -> Self:
@@ -56,62 +100,116 @@ class DbSession:
             self._conn = self._engine.connect()
         except Exception as error:
             self._life.finish()
-            raise as_write_error(error, About("opening a session")) from error
+            raise as_write_error(
+                error,
+                OperationInfo("opening a session"),
+                connecting=True,
+                hint=pool_timeout_hint(error, self._engine.pool),
+                server=database_address(self._engine),
+            ) from error
         try:
-            self._refuse_autocommit(self._conn)
+            self._reject_autocommit(self._conn)
+            # Sends nothing. An ORM session that joins the connection from now on finds a transaction of other code.
+            self._transaction = self._conn.begin()
         except BaseException:
-            self._end()
+            clean_up(self._close)
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         conn = self._conn
         if conn is None:
             raise LifecycleError("this DbSession was never entered")
+        if error is not None:
+            clean_up(partial(self._abort, conn, error))
+            replacement = self._replacement(error)
+            if replacement is not None:
+                raise replacement from (replacement.__cause__ or error)
+            return
         try:
-            if error is None:
-                self._commit(conn)
-            else:
-                self._roll_back(conn, error)
+            self._commit(conn)
         except BaseException as failure:
-            self._roll_back(conn, failure)
+            clean_up(partial(self._abort, conn, failure))
             raise
-        finally:
-            self._end()
+        self.write_counts.flush(committed=True)
+        clean_up(self._close)
 
     def _commit(self, conn: Connection) -> None:
-        self._refuse_doomed()
+        self._reject_failed(conn)
         for check in self._before_commit:
             check(self)
-        self._refuse_doomed()
+        self._reject_failed(conn)
+        transaction = self._identify(conn) if is_postgres(self._engine) else None
         try:
             conn.commit()
         except Exception as error:
-            self.broken_off(error)
-            raise as_write_error(error, _ABOUT, committing=True) from error
+            self.on_lost_reply(error)
+            failure = as_write_error(error, _TRANSACTION, committing=True)
+            if not is_postgres(self._engine) or not isinstance(failure, CommitUnknownError):
+                raise failure from error
+            clean_up(conn.invalidate)
+            if transaction is None:
+                return  # without an id it has written nothing: committed or not is the same
+            resolved = after_lost_reply(resolve_commit(self._engine, transaction), failure)
+            if resolved is not None:
+                raise resolved from error
 
-    def _refuse_doomed(self) -> None:
-        # Somebody caught the error inside the block and went on. Committing would keep the half that
-        # came after it, so the error is raised again instead.
-        if self._doomed is not None:
-            raise self._doomed
+    def _identify(self, conn: Connection) -> TransactionId | None:
+        """Return the id of PostgreSQL's transaction, to ask for it if the reply to COMMIT is lost."""
+        try:
+            found = current_transaction(conn)
+        except SQLAlchemyError as error:
+            raise self.translate(error, _TRANSACTION) from error
+        match found:
+            case TransactionId():
+                return found
+            case NoTransactionId.NOTHING_WRITTEN:
+                return None
+            case NoTransactionId.FAILED:
+                # COMMIT would roll back and report no error: the caller would believe that its work is there.
+                raise self._statement_failure or failed_transaction(_TRANSACTION.operation)
 
-    def _end(self) -> None:
-        """Give back locks, then the connection. After COMMIT: who gets a lock next must see what we wrote."""
+    def _reject_failed(self, conn: Connection) -> None:
+        # The caller caught the error inside the block and continued. Committing would keep the half that
+        # came after it, so the error is raised again.
+        if self._failure is not None:
+            raise self._failure
+        self._reject_ended(conn)
+
+    def _reject_ended(self, conn: Connection) -> None:
+        if conn.get_transaction() is not self._transaction:
+            raise LifecycleError(_ENDED)
+
+    def _abort(self, conn: Connection, error: BaseException) -> None:
+        """ROLLBACK, then close."""
+        try:
+            self._roll_back(conn, error)
+        finally:
+            self.write_counts.flush(committed=False)
+            self._close()
+
+    def _close(self) -> None:
+        """Release locks, then the connection. After COMMIT: the next owner of a lock must see what was written."""
         conn, self._conn = self._conn, None
         self._life.finish()
         if conn is None:
             return
         try:
-            for release in reversed(self._after_end):
+            for release in reversed(self._on_close):
                 release(conn)
         except BaseException:
-            conn.invalidate()
+            invalidate(conn)
             raise
         finally:
-            conn.close()
+            clean_up(conn.close)
+
+    def _replacement(self, error: BaseException) -> DbWriteError | None:
+        """Return the error to raise in place of one that leaves the block; None to leave it as it is."""
+        if isinstance(error, LifecycleError) and error.__cause__ is not None and error.__cause__ is self._failure:
+            return self._failure  # raised by a call after the failure: the caller needs the failure itself
+        if isinstance(error, DBAPIError) and fault_of(error) in _TRANSLATED:
+            return as_write_error(error, OperationInfo("a statement in the session's block"))
+        return None
 
     # ------------------------------------------------------------------ statements
     def execute(self, sql: str | TextClause, params: Params | Sequence[Params] | None = None) -> int:
@@ -119,15 +217,17 @@ class DbSession:
 
         A string is ``sqlalchemy.text``: ``:name`` is a bind, ``\:`` a colon. A list of parameters
         runs it once for each.
+
+        Counted in ``conquiet_db_write_total`` under the table ``(session)``.
         """
-        return self._run(sql, params).rowcount
+        return self._run(sql, params, counted_as=OTHER).rowcount
 
     def execute_scalar(self, sql: str | TextClause, params: Params | None = None) -> Any:
         """Return the first column of the first row, or None."""
         return self._run(sql, params).scalar()
 
     def fetch_one(self, sql: str | TextClause, params: Params | None = None) -> dict[str, Any] | None:
-        """Return the one row there is, or None. Two are a ``DbWriteError``: one answer was expected."""
+        """Return the only row, or None. Two rows are a ``DbWriteError``."""
         rows = self._run(sql, params).mappings().fetchmany(2)
         if len(rows) > 1:
             raise DbWriteError("fetch_one found more than one row; narrow the condition or use fetch_all")
@@ -139,17 +239,56 @@ class DbSession:
         names = list(map(str, result.keys()))
         return [dict(zip(names, row, strict=True)) for row in result.all()]
 
-    def _run(self, sql: str | TextClause, params: Params | Sequence[Params] | None) -> CursorResult[Any]:
+    def send(self, statement: TextClause, params: Params | Sequence[Params] | None, info: OperationInfo) -> int:
+        """Run a statement as ``execute`` does; errors name ``info``, and the caller counts it."""
+        return self._send(statement, params, info).rowcount
+
+    def _run(
+        self, sql: str | TextClause, params: Params | Sequence[Params] | None, *, counted_as: str | None = None
+    ) -> CursorResult[Any]:
+        """Run a statement; count it if it is a write, or if ``counted_as`` names what else it is."""
+        string = sql if isinstance(sql, str) else sql.text
+        keyword = first_keyword(string)
+        self._reject_end(keyword, string)
+        statement = text(sql) if isinstance(sql, str) else sql
+        op_type = keyword if keyword in WRITES else counted_as
+        if op_type is None:
+            return self._send(statement, params, _STATEMENT)
+        rows = len(params) if params and isinstance(params, Sequence) else 1
+        with self.write_counts.measure(SESSION, op_type, rows=rows):
+            return self._send(statement, params, _STATEMENT)
+
+    def _send(
+        self, statement: TextClause, params: Params | Sequence[Params] | None, info: OperationInfo
+    ) -> CursorResult[Any]:
         conn = self._connection()
+        self._used = True
         try:
-            return conn.execute(text(sql) if isinstance(sql, str) else sql, params)
+            return conn.execute(statement, params)
         except SQLAlchemyError as error:
-            raise self.met(error, About("a statement of the session")) from error
+            raise self.translate(error, info) from error
         except Exception as error:
-            self.broken_off(error)
+            self.on_lost_reply(error)
             raise
 
-    # ------------------------------------------------------------------ seams
+    def _reject_end(self, keyword: str, string: str) -> None:
+        """Raise for a statement that would end the transaction; it is not sent."""
+        ends = (
+            keyword == "commit"
+            or (keyword == "rollback" and not _TO_SAVEPOINT.search(string))
+            # PostgreSQL's other words for the two, and for leaving the transaction to another session.
+            or (keyword in {"end", "abort"} and is_postgres(self._engine))
+            or (keyword == "prepare" and _PREPARE.match(string) is not None)
+            # They commit what came before them. As the first statement they only set how the transaction begins.
+            or (keyword in {"begin", "start"} and self._used)
+        )
+        if ends:
+            raise LifecycleError(
+                f"{keyword.upper()} is not allowed in a DbSession, which commits when its block ends and rolls back "
+                "when it raises; the statement was not sent"
+            )
+
+    # ------------------------------------------------------------------ for locks, helpers and the ORM
     @property
     def engine(self) -> Engine:
         """The engine this session was opened on."""
@@ -157,65 +296,82 @@ class DbSession:
 
     @property
     def connection(self) -> Connection:
-        """The connection, for locks and other statements of the same transaction. Leave COMMIT to the session."""
+        """The connection, for an ORM session, locks and other statements of the same transaction.
+
+        ``Session(bind=session.connection)`` joins the transaction: its ``commit()`` flushes and commits
+        nothing, its ``rollback()`` ends this session, which then refuses to continue. Leave COMMIT to this session.
+        """
         return self._connection()
 
     def before_commit(self, check: Callable[["DbSession"], None]) -> None:
-        """Run ``check(session)`` right before COMMIT, inside the transaction; if it raises, that rolls back."""
+        """Run ``check(session)`` right before COMMIT, inside the transaction; if it raises, roll back."""
         self._connection()
         self._before_commit.append(check)
 
-    def after_end(self, release: Callable[[Connection], None]) -> None:
-        """Run ``release(connection)`` after COMMIT or ROLLBACK, before the connection goes back to its pool.
+    def on_close(self, release: Callable[[Connection], None]) -> None:
+        """Run ``release(connection)`` after COMMIT or ROLLBACK, before the connection returns to its pool.
 
         The last one registered runs first. It should invalidate the connection rather than raise.
         """
         self._connection()
-        self._after_end.append(release)
+        self._on_close.append(release)
 
-    def doom(self, reason: DbWriteError) -> None:
-        """From now on this session can only be rolled back."""
-        self._doomed = self._doomed or reason
+    def mark_failed(self, reason: DbWriteError) -> None:
+        """Allow only a rollback from now on."""
+        self._failure = self._failure or reason
 
-    def met(self, error: SQLAlchemyError, about: About) -> DbWriteError:
-        """Return our error for one of the database's; if it has ended the transaction, so has the session."""
-        translated = as_write_error(error, about)
-        self.broken_off(error)
-        if fault_of(error) in _DOOMING:
-            self.doom(translated)
-        return translated
+    def translate(self, error: SQLAlchemyError, info: OperationInfo) -> DbWriteError:
+        """Return the ``DbWriteError`` for an error of the database; mark the session failed if that ended it."""
+        failure = as_write_error(error, info)
+        if self._statement_failure is None or failure.sqlstate != FAILED_TRANSACTION:
+            self._statement_failure = failure
+        self.on_lost_reply(error)
+        if fault_of(error) in _ENDS_SESSION:
+            self.mark_failed(failure)
+        return failure
 
-    def broken_off(self, error: Exception) -> None:
-        """End the session and its connection if this error came in place of a reply, which may still be on its way."""
-        if is_mysql(self._engine) and reply_missing(error):
-            self._spoiled = True
-            self.doom(as_write_error(error, About("a statement of the session")))
+    def on_lost_reply(self, error: Exception) -> None:
+        """Mark the session failed and its connection suspect if this error came in place of a reply."""
+        if (is_mysql(self._engine) or is_postgres(self._engine)) and outcome_unknown(error):
+            self._connection_suspect = True
+            self.mark_failed(as_write_error(error, _STATEMENT))
 
     def _connection(self) -> Connection:
         if self._conn is None:
             raise LifecycleError(f"this DbSession is {self._life.status.value}: use it inside its own with block, once")
-        if self._doomed is not None:
+        if self._failure is not None:
             raise LifecycleError(
-                "the transaction of this DbSession met a conflict or lost its connection, so nothing more can be done "
-                "in it; leave the block and try again in a new session"
-            ) from self._doomed
+                "the transaction of this DbSession failed with a conflict or lost its connection, so it can only be "
+                "rolled back; leave the block and try again in a new session"
+            ) from self._failure
+        self._reject_ended(self._conn)
         return self._conn
 
     def _roll_back(self, conn: Connection, error: BaseException) -> None:
-        """ROLLBACK, or close the connection. Does not raise: ``error`` is what there is to report."""
-        # After an interrupt a reply may still be on its way; the next user would take it for theirs.
-        if self._spoiled or not isinstance(error, Exception):
-            conn.invalidate()
+        """ROLLBACK, or close the connection. Does not raise: the caller reports ``error``."""
+        if is_demotion(error):
+            renew_pool(self._engine)
+            invalidate(conn)
+            return
+        # After an interrupt a reply may still be on its way; the next user of the connection would read it.
+        if self._connection_suspect or not isinstance(error, Exception):
+            invalidate(conn)
             return
         try:
             conn.rollback()
         except Exception:  # noqa: BLE001 - the server rolls back when the connection ends
-            conn.invalidate()
+            invalidate(conn)
 
-    def _refuse_autocommit(self, conn: Connection) -> None:
-        """A transaction is what a session is. In autocommit mode there would be none, and nobody would notice."""
+    def _reject_autocommit(self, conn: Connection) -> None:
+        """Raise for a connection in autocommit mode: there would be no transaction, and no error."""
         raw: Any = conn.connection.dbapi_connection
-        if raw.get_autocommit() if is_mysql(self._engine) else raw.isolation_level is None:
+        if is_mysql(self._engine):
+            autocommit = raw.get_autocommit()
+        elif is_postgres(self._engine):
+            autocommit = bool(getattr(raw, "autocommit", False))
+        else:
+            autocommit = raw.isolation_level is None
+        if autocommit:
             raise ConfigurationError("DbSession needs transactions, and this engine is in AUTOCOMMIT mode")
 
 

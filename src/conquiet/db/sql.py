@@ -5,7 +5,7 @@ from the payload, a column called like one of our own binds would replace it: in
 a column ``id_value`` moved the UPDATE to another row.
 
 Identifiers were validated where they came in (``DbOperation``, ``DbConfig``, the helpers), so
-backticks around them are enough. SQLite takes backticks too.
+backticks around them are enough. SQLite accepts backticks too, PostgreSQL needs double quotes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,10 +21,13 @@ FOR_UPDATE: Final = " FOR UPDATE"
 SHARED: Final = " LOCK IN SHARE MODE"  # MariaDB does not know FOR SHARE
 PLAIN: Final = ""
 
+BACKTICK: Final = "`"
+DOUBLE_QUOTE: Final = '"'  # PostgreSQL
 
-def quoted(name: str) -> str:
-    """Return a validated ``column``, ``table`` or ``schema.table`` in backticks."""
-    return ".".join(f"`{part}`" for part in name.split("."))
+
+def quoted(name: str, mark: str = BACKTICK) -> str:
+    """Return a validated ``column``, ``table`` or ``schema.table`` in backticks, or in another quotation mark."""
+    return ".".join(f"{mark}{part}{mark}" for part in name.split("."))
 
 
 @lru_cache(_SHAPES)
@@ -36,6 +39,17 @@ def insert(table: str, columns: tuple[str, ...]) -> TextClause:
 
 
 @lru_cache(_SHAPES)
+def insert_unless_exists(table: str, columns: tuple[str, ...], id_column: str) -> TextClause:
+    """INSERT one row on PostgreSQL; no row, and no error, if its id exists. Another unique key is an error."""
+    names = ", ".join(quoted(column, DOUBLE_QUOTE) for column in columns)
+    values = ", ".join(f":p{i}" for i in range(len(columns)))
+    return text(
+        f"INSERT INTO {quoted(table, DOUBLE_QUOTE)} ({names}) VALUES ({values}) "  # noqa: S608 - as above
+        f"ON CONFLICT ({quoted(id_column, DOUBLE_QUOTE)}) DO NOTHING"
+    )
+
+
+@lru_cache(_SHAPES)
 def update(table: str, columns: tuple[str, ...], id_column: str) -> TextClause:
     """UPDATE by id; binds ``p0`` … for the columns and ``w0`` for the id."""
     sets = ", ".join(f"{quoted(column)} = :p{i}" for i, column in enumerate(columns))
@@ -43,25 +57,27 @@ def update(table: str, columns: tuple[str, ...], id_column: str) -> TextClause:
 
 
 @lru_cache(_SHAPES)
-def update_version(table: str, columns: tuple[str, ...], id_column: str, version_column: str) -> TextClause:
+def update_version(
+    table: str, columns: tuple[str, ...], id_column: str, version_column: str, mark: str = BACKTICK
+) -> TextClause:
     """UPDATE by id (``w0``) and expected version (``w1``), which it raises by one."""
-    version = quoted(version_column)
-    sets = "".join(f"{quoted(column)} = :p{i}, " for i, column in enumerate(columns))
+    version = quoted(version_column, mark)
+    sets = "".join(f"{quoted(column, mark)} = :p{i}, " for i, column in enumerate(columns))
     return text(
-        f"UPDATE {quoted(table)} SET {sets}{version} = {version} + 1 "  # noqa: S608 - as above
-        f"WHERE {quoted(id_column)} = :w0 AND {version} = :w1"
+        f"UPDATE {quoted(table, mark)} SET {sets}{version} = {version} + 1 "  # noqa: S608 - as above
+        f"WHERE {quoted(id_column, mark)} = :w0 AND {version} = :w1"
     )
 
 
 @lru_cache(_SHAPES)
 def select_row(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
-    """The whole row with the id ``w0``."""
+    """SELECT the whole row with the id ``w0``."""
     return text(f"SELECT * FROM {quoted(table)} WHERE {quoted(id_column)} = :w0{suffix}")  # noqa: S608 - as above
 
 
 @lru_cache(_SHAPES)
 def select_id(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
-    """The id column of the row with the id ``w0``: is it there?"""
+    """SELECT the id column of the row with the id ``w0``, to see whether it exists."""
     column = quoted(id_column)
     return text(f"SELECT {column} FROM {quoted(table)} WHERE {column} = :w0{suffix}")  # noqa: S608 - as above
 
@@ -70,10 +86,10 @@ def select_id(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
 def select_where(
     table: str, columns: tuple[str, ...], nulls: frozenset[str] = frozenset(), suffix: str = PLAIN
 ) -> TextClause:
-    """The whole rows in which each of ``columns`` is its bind ``w0``, ``w1`` and so on.
+    """SELECT the rows in which each of ``columns`` equals its bind ``w0``, ``w1`` and so on.
 
-    Those of ``nulls`` are bound to NULL, which nothing equals; MySQL's ``<=>`` takes it for a value. Not for all
-    columns: how the others are looked up, and so what is locked, stays as it is for ``=``.
+    Those of ``nulls`` are bound to NULL, which equals nothing; MySQL's ``<=>`` compares it as a value. The other
+    columns keep ``=``: it decides which index is used, and so what is locked.
     """
     where = " AND ".join(
         f"{quoted(column)} {'<=>' if column in nulls else '='} :w{i}" for i, column in enumerate(columns)
@@ -83,24 +99,25 @@ def select_where(
 
 @lru_cache(_SHAPES)
 def lock_table(table: str) -> TextClause:
-    """LOCK TABLES for one table, against everybody."""
+    """LOCK TABLES for one table, against all other connections."""
     return text(f"LOCK TABLES {quoted(table)} WRITE")
 
 
 def select_ids(table: str, id_column: str, count: int, mark: str) -> str:
-    """Those of ``count`` ids that exist, for the driver: ``mark`` is its placeholder.
+    """SELECT those of ``count`` ids that exist, for the driver: ``mark`` is its placeholder.
 
-    Not a clause to be compiled: the count varies freely, and SQLAlchemy and ``running`` keep what they compile.
+    Not a clause to be compiled: the count varies freely, and SQLAlchemy and ``statement_execution`` cache what they
+    compile.
     """
     column = quoted(id_column)
     return f"SELECT {column} FROM {quoted(table)} WHERE {column} IN ({', '.join([mark] * count)})"  # noqa: S608 - as above
 
 
 def values(payload: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
-    """Binds ``p0`` … for the columns."""
+    """Return binds ``p0`` … for the columns."""
     return {f"p{i}": payload[column] for i, column in enumerate(columns)}
 
 
 def conditions(wanted: Sequence[Any]) -> dict[str, Any]:
-    """Binds ``w0`` … for conditions."""
+    """Return binds ``w0`` … for conditions."""
     return {f"w{i}": value for i, value in enumerate(wanted)}

@@ -1,90 +1,109 @@
-"""What an operator asks or does, as plain functions: the command line and the dashboard only parse and print.
+"""What an operator asks or does, as plain functions: the command line only parses options and prints.
 
-    Server           one Redis; every function takes it first
+    redis_admin      RedisAdmin: one Redis; every function takes it first
     overview         list_streams, describe_stream
     pending          list_pending, reclaim
-    upkeep           retire, trim
-    enqueueing       enqueue_all
-    doctor/          examine what is configured: findings with severity, why it matters, and the fix
+    maintenance      remove_consumer, trim
+    enqueue          enqueue_all
+    jobs/            JobAdmin: list, show and change the jobs of a processor's stream (asynchronous)
+    doctor/          check servers: findings with severity, reason and fix
 
-Synchronous, bounded (SCAN and XINFO with limits, never KEYS), each command sent once.
+Synchronous (but for ``jobs``), bounded (SCAN and XINFO with limits, never KEYS), each command sent once.
 
-The names below need the extra ``redis``. They are imported when they are first used: the doctor of a database, and
-the dead letters of RabbitMQ, live here too and do without.
+The names below are imported when they are first used, and need the extra ``redis``. The doctors of a database and of
+RabbitMQ do without it.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from conquiet.kernel.extras import require_extra
+from conquiet.core.extras import require_extra
+from conquiet.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from conquiet.management.enqueueing import enqueue_all
+    from conquiet.management.enqueue import enqueue_all
+    from conquiet.management.jobs.admin import JobAdmin
+    from conquiet.management.jobs.bulk import BulkAction, BulkReport
+    from conquiet.management.jobs.control import ChangeReport, JobChange
+    from conquiet.management.jobs.models import (
+        Cancellation,
+        JobFilter,
+        JobList,
+        JobPhase,
+        JobProgress,
+        JobReport,
+        JobStory,
+    )
+    from conquiet.management.jobs.reset import ResetReport
+    from conquiet.management.maintenance import remove_consumer, trim
     from conquiet.management.models import (
-        ConsumerFacts,
-        GroupFacts,
-        PendingFacts,
-        Reclaimed,
-        Retired,
-        StreamFacts,
+        ConsumerReport,
+        GroupReport,
+        PendingReport,
+        ReclaimReport,
+        RemovalReport,
         StreamList,
-        Trimmed,
+        StreamReport,
+        TrimReport,
     )
     from conquiet.management.overview import describe_stream, list_streams
     from conquiet.management.pending import PendingFilter, list_pending, reclaim
-    from conquiet.management.server import Server
-    from conquiet.management.upkeep import retire, trim
+    from conquiet.management.redis_admin import RedisAdmin
 
 __all__ = [
-    "ConsumerFacts",
-    "GroupFacts",
-    "PendingFacts",
+    "BulkAction",
+    "BulkReport",
+    "Cancellation",
+    "ChangeReport",
+    "ConsumerReport",
+    "GroupReport",
+    "JobAdmin",
+    "JobChange",
+    "JobFilter",
+    "JobList",
+    "JobPhase",
+    "JobProgress",
+    "JobReport",
+    "JobStory",
     "PendingFilter",
-    "Reclaimed",
-    "Retired",
-    "Server",
-    "StreamFacts",
+    "PendingReport",
+    "ReclaimReport",
+    "RedisAdmin",
+    "RemovalReport",
+    "ResetReport",
     "StreamList",
-    "Trimmed",
+    "StreamReport",
+    "TrimReport",
     "describe_stream",
     "enqueue_all",
     "list_pending",
     "list_streams",
     "reclaim",
-    "retire",
+    "remove_consumer",
     "trim",
 ]
 
-_HOME = {
-    "ConsumerFacts": "models",
-    "GroupFacts": "models",
-    "PendingFacts": "models",
-    "PendingFilter": "pending",
-    "Reclaimed": "models",
-    "Retired": "models",
-    "Server": "server",
-    "StreamFacts": "models",
-    "StreamList": "models",
-    "Trimmed": "models",
-    "describe_stream": "overview",
-    "enqueue_all": "enqueueing",
-    "list_pending": "pending",
-    "list_streams": "overview",
-    "reclaim": "pending",
-    "retire": "upkeep",
-    "trim": "upkeep",
+_HOMES = {
+    ".enqueue": ("enqueue_all",),
+    ".jobs.admin": ("JobAdmin",),
+    ".jobs.bulk": ("BulkAction", "BulkReport"),
+    ".jobs.control": ("ChangeReport", "JobChange"),
+    ".jobs.reset": ("ResetReport",),
+    ".jobs.models": ("Cancellation", "JobFilter", "JobList", "JobPhase", "JobProgress", "JobReport", "JobStory"),
+    ".maintenance": ("remove_consumer", "trim"),
+    ".models": (
+        "ConsumerReport",
+        "GroupReport",
+        "PendingReport",
+        "ReclaimReport",
+        "RemovalReport",
+        "StreamReport",
+        "StreamList",
+        "TrimReport",
+    ),
+    ".overview": ("describe_stream", "list_streams"),
+    ".pending": ("PendingFilter", "list_pending", "reclaim"),
+    ".redis_admin": ("RedisAdmin",),
 }
 
 
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_extra("redis", "redis", "hiredis", "msgspec")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value  # the next look-up does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES, require=lambda: require_extra("redis", "redis", "hiredis"))

@@ -1,20 +1,21 @@
-"""What an operator is told. Plain facts, frozen; ``as_dict`` is what ``--json`` prints.
+"""Reports for operators: frozen, with ``as_dict`` for ``--json``.
 
-Names are text, fit to be shown. What Redis calls them is kept as ``raw_…`` where a command may have to
-name them again: not every name is UTF-8.
+Names are text for people. ``raw_…`` fields hold the bytes of Redis where a later command needs them: not every name is
+UTF-8.
 """
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 
-class Facts:
-    """Base of what can be printed as JSON."""
+class Report:
+    """Base of reports that can be printed as JSON."""
 
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the facts as plain dicts and lists."""
+        """Return the report as plain dicts and lists."""
         return asdict(self, dict_factory=_without_raw)  # type: ignore[call-overload, no-any-return]
 
 
@@ -22,27 +23,45 @@ def _without_raw(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in pairs if not name.startswith("raw_")}
 
 
+class ConsumerState(StrEnum):
+    """What is known about a consumer.
+
+    LIVE has read recently. IDLE renews its liveness key and has not read for a while. DEAD has no key and has not read,
+    and the server counts attempted reads. UNKNOWN is as DEAD, on a server that cannot prove it.
+    """
+
+    LIVE = "live"
+    IDLE = "idle"
+    UNKNOWN = "unknown"
+    DEAD = "dead"
+
+
 @dataclass(frozen=True, slots=True)
-class ConsumerFacts(Facts):
-    """One name inside a group.
+class ConsumerReport(Report):
+    """One consumer of a group.
 
     Attributes:
-        alive: It asked the server for something within the time an operator calls alive.
-        idle_ms: Since it last asked.
+        idle_ms: Since its last read; before Redis 7.2, since its last read that returned entries.
+        state: Whether it is alive, as far as this is known.
     """
 
     name: str
     pending: int
     idle_ms: int
-    alive: bool
+    state: ConsumerState
+
+    @property
+    def alive(self) -> bool:
+        """True if it is known to be alive."""
+        return self.state in {ConsumerState.LIVE, ConsumerState.IDLE}
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFacts(Facts):
+class GroupReport(Report):
     """One consumer group.
 
     Attributes:
-        lag: Entries not yet delivered; None where the server lost count.
+        lag: Entries not yet delivered; None if the server does not know.
         pending: Entries delivered and not acknowledged.
         oldest_age_s: Age of the oldest entry that is not done.
     """
@@ -52,25 +71,24 @@ class GroupFacts(Facts):
     pending: int
     last_delivered_id: str
     oldest_age_s: float | None
-    consumers: tuple[ConsumerFacts, ...]
+    consumers: tuple[ConsumerReport, ...]
     raw_name: bytes
 
-    @property
-    def dead_with_work(self) -> tuple[ConsumerFacts, ...]:
-        """Consumers that are gone and left entries pending."""
-        return tuple(consumer for consumer in self.consumers if not consumer.alive and consumer.pending)
+    def with_pending(self, state: ConsumerState) -> tuple[ConsumerReport, ...]:
+        """Return the consumers of that state that have entries pending."""
+        return tuple(consumer for consumer in self.consumers if consumer.state is state and consumer.pending)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFacts(Facts):
-    """One stream with all that belongs to it.
+class StreamReport(Report):
+    """One stream, its groups and consumers.
 
     Attributes:
         length: Entries, handled ones included.
-        memory_bytes: None if this user may not ask for it.
-        delayed: Messages of the processor that wait for their time; None if the key beside the stream is not the
-            processor's, or may not be asked. So with ``dead_letters`` and ``paused``.
-        dead_letters: Messages of the processor that were given up.
+        memory_bytes: None if this user may not read it.
+        delayed: Delayed messages of the processor; None if the key beside the stream is not the processor's, or may not
+            be read. The same holds for ``dead_letters`` and ``paused``.
+        dead_letters: Dead letters of the processor.
     """
 
     key: str
@@ -81,28 +99,28 @@ class StreamFacts(Facts):
     delayed: int | None
     dead_letters: int | None
     paused: tuple[str, ...] | None
-    groups: tuple[GroupFacts, ...]
+    groups: tuple[GroupReport, ...]
     raw_key: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class StreamList(Facts):
+class StreamList(Report):
     """The streams that were found.
 
     Attributes:
-        complete: False if the look was ended by its limit before all keys were seen.
+        complete: False if a limit ended the scan before all keys were seen.
     """
 
-    streams: tuple[StreamFacts, ...]
+    streams: tuple[StreamReport, ...]
     complete: bool
 
 
 @dataclass(frozen=True, slots=True)
-class PendingFacts(Facts):
+class PendingReport(Report):
     """One entry that was delivered and is not acknowledged.
 
     Attributes:
-        ghost: Its owner is not alive.
+        owner: Whether its owner is alive, as far as this is known; DEAD is proved.
         trimmed: The entry itself was deleted from the stream: there is nothing left to handle.
     """
 
@@ -110,34 +128,39 @@ class PendingFacts(Facts):
     consumer: str
     idle_ms: int
     deliveries: int
-    ghost: bool
+    owner: ConsumerState
     trimmed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Reclaimed(Facts):
-    """What a reclaim took over, or would take over."""
+class ReclaimReport(Report):
+    """What a reclaim claimed, or in a dry run would claim.
+
+    Attributes:
+        reset: Their delivery counts were set to 0.
+    """
 
     ids: tuple[str, ...]
     owner: str
     dry_run: bool
+    reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Retired(Facts):
-    """A consumer that is no more.
+class RemovalReport(Report):
+    """A consumer that was removed.
 
     Attributes:
-        handed_over: Entries it had pending, which belong to the heir now.
+        transferred: Entries it had pending, which belong to the new owner now.
     """
 
     consumer: str
-    heir: str | None
-    handed_over: int
+    new_owner: str | None
+    transferred: int
 
 
 @dataclass(frozen=True, slots=True)
-class Trimmed(Facts):
+class TrimReport(Report):
     """What a trim removed.
 
     Attributes:

@@ -1,39 +1,44 @@
 """What is there: streams, their groups and consumers. SCAN and XINFO with limits, never KEYS."""
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
-
+from conquiet.core.redaction import printable
 from conquiet.errors import GroupMissingError, NoSuchStreamError, WrongKeyTypeError
-from conquiet.kernel.redaction import printable
-from conquiet.management.models import ConsumerFacts, GroupFacts, StreamFacts, StreamList
-from conquiet.management.server import Server, as_bytes, shown
-from conquiet.queue.commands import pack
-from conquiet.queue.recovery import id_key
-from conquiet.queue.replies import as_mapping, standings, text
-
-ALIVE_MS = 60_000
-"""A consumer that has asked for nothing for so long counts as dead. Live ones ask every few seconds."""
+from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts, read_liveness
+from conquiet.management.models import ConsumerReport, GroupReport, StreamList, StreamReport
+from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
+from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.errors import ResponseError
+from conquiet.redis_transport.hash_tags import slot_prefix
+from conquiet.redis_transport.ids import milliseconds_of
+from conquiet.redis_transport.replies import ConsumerInfo, as_mapping, consumer_infos, group_lag, text
 
 _SCAN_COUNT = 1_000
 
 
+class _Context(NamedTuple):
+    """What all groups of one report share."""
+
+    now_ms: int
+    alive_ms: int
+    counts_attempts: bool
+
+
 def list_streams(
-    server: Server, *, pattern: str = "*", limit: int = 100, max_keys: int = 100_000, alive_ms: int = ALIVE_MS
+    server: RedisAdmin, *, pattern: str = "*", limit: int = 100, max_keys: int = 100_000, alive_ms: int = ALIVE_MS
 ) -> StreamList:
-    """Describe the streams whose key matches ``pattern``, those of the processor's own kind left out.
+    """Describe the streams whose key matches ``pattern``, without those that the processor keeps beside a stream.
 
     Args:
-        server: Where to look.
+        server: The Redis.
         pattern: As SCAN understands it.
         limit: Most streams described.
-        max_keys: Most keys looked at: on a server with millions of other keys the answer is incomplete, and
-            says so.
+        max_keys: Most keys scanned. On a server with millions of other keys the list is incomplete, and marked so.
         alive_ms: See ``ALIVE_MS``.
 
     Raises:
-        QueueError: The server refused a question, or did not answer. What could not be asked is not "no stream".
+        QueueError: The server refused a command, or did not answer: a stream that could not be read is not left out.
     """
     keys, complete = _find(server, pattern, limit, max_keys)
     found = []
@@ -44,26 +49,28 @@ def list_streams(
     return StreamList(tuple(found), complete)
 
 
-def _find(server: Server, pattern: str, limit: int, max_keys: int) -> tuple[list[bytes], bool]:
-    cursor, seen = "0", 0
+def _find(server: RedisAdmin, pattern: str, limit: int, max_keys: int) -> tuple[list[bytes], bool]:
     keys: set[bytes] = set()
-    while True:
-        reply = server.call("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
-        cursor, page = text(reply[0]), reply[1]
-        seen += _SCAN_COUNT
-        keys |= {key for key in page if not _is_companion(key)}
-        if cursor == "0":
-            return sorted(keys)[:limit], len(keys) <= limit
-        if seen >= max_keys or len(keys) > limit:
-            return sorted(keys)[:limit], False
+    seen = 0
+    for master in server.masters():  # each node of a cluster has its own keys
+        cursor = ""
+        while cursor != "0":
+            if seen >= max_keys or len(keys) > limit:
+                return sorted(keys)[:limit], False
+            words = ("SCAN", cursor or "0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
+            reply = server.call_each(master, *words)
+            cursor, page = text(reply[0]), reply[1]
+            seen += _SCAN_COUNT
+            keys |= {key for key in page if not _is_companion(key)}
+    return sorted(keys)[:limit], len(keys) <= limit
 
 
 def _is_companion(key: bytes) -> bool:
-    """Whether the key is what the processor keeps beside a stream: shown with that stream, not by itself."""
+    """Return whether the key is the processor's, beside a stream: it is shown with that stream."""
     return b"}" in key and key.endswith((b":dead", b":wake"))
 
 
-def describe_stream(server: Server, key: str | bytes, *, alive_ms: int = ALIVE_MS) -> StreamFacts:
+def describe_stream(server: RedisAdmin, key: str | bytes, *, alive_ms: int = ALIVE_MS) -> StreamReport:
     """Describe one stream in full. A key may be bytes: not every name in a Redis is UTF-8.
 
     Raises:
@@ -71,13 +78,14 @@ def describe_stream(server: Server, key: str | bytes, *, alive_ms: int = ALIVE_M
         WrongKeyTypeError: The key holds something else.
     """
     server.require_stream(key)
-    raw, name = as_bytes(key), shown(key)
+    raw, name = as_bytes(key), display_name(key)
     now_ms = server.now_ms()
     info = server.mapping("XINFO", "STREAM", raw, stream=name)
     rows = [as_mapping(one) for one in server.call("XINFO", "GROUPS", raw, stream=name)]
-    memory, delayed, dead, paused = _beside(server, raw)
+    context = _Context(now_ms, alive_ms, counts_attempts(server))
+    memory, delayed, dead, paused = _related_keys(server, raw)
     first = info.get("first-entry")
-    return StreamFacts(
+    return StreamReport(
         key=name,
         length=int(info["length"]),
         first_id=text(first[0]) if first else None,
@@ -85,33 +93,31 @@ def describe_stream(server: Server, key: str | bytes, *, alive_ms: int = ALIVE_M
         memory_bytes=memory,
         delayed=delayed,
         dead_letters=dead,
-        paused=None if paused is None else tuple(sorted(map(shown, paused))),
-        groups=tuple(one for row in rows if (one := _group(server, raw, row, now_ms, alive_ms)) is not None),
+        paused=None if paused is None else tuple(sorted(map(display_name, paused))),
+        groups=tuple(one for row in rows if (one := _group(server, raw, row, context)) is not None),
         raw_key=raw,
     )
 
 
-def _beside(server: Server, key: bytes) -> list[Any]:
-    """Ask what is worth knowing besides. None for what this user may not ask, or what is not the processor's."""
-    questions = (
+def _related_keys(server: RedisAdmin, key: bytes) -> list[Any]:
+    """Return memory use and the processor's keys; None for what this user may not read or is not the processor's."""
+    commands = (
         pack("MEMORY", "USAGE", key, "SAMPLES", 5),
         pack("ZCARD", companion(key, b"delayed")),
         pack("XLEN", companion(key, b"dead")),
         pack("HKEYS", companion(key, b"paused")),
     )
-    replies = server.send(b"".join(questions), len(questions), command="MEMORY", stream=shown(key))
+    replies = server.send(b"".join(commands), len(commands), command="MEMORY", stream=display_name(key))
     return [None if isinstance(reply, ResponseError) else reply for reply in replies]
 
 
 def companion(stream: bytes, what: bytes) -> bytes:
     """Return the key of what the processor keeps beside a stream, in the stream's own slot."""
-    opened = stream.find(b"{")
-    has_tag = opened >= 0 and stream.find(b"}", opened + 1) > opened + 1
-    return b"%b:%b" % (stream, what) if has_tag else b"{%b}:%b" % (stream, what)
+    return b"%b:%b" % (slot_prefix(stream.decode("latin-1")).encode("latin-1"), what)  # a name need not be UTF-8
 
 
-def _group(server: Server, key: bytes, row: dict[bytes, Any], now_ms: int, alive_ms: int) -> GroupFacts | None:
-    """Describe one group; None if it was destroyed since it was named."""
+def _group(server: RedisAdmin, key: bytes, row: dict[bytes, Any], context: _Context) -> GroupReport | None:
+    """Describe one group; None if it was destroyed meanwhile."""
     name, after = row[b"name"], text(row[b"last-delivered-id"])
     try:
         pending, waiting, known = server.pipeline(
@@ -120,30 +126,42 @@ def _group(server: Server, key: bytes, row: dict[bytes, Any], now_ms: int, alive
                 ("XRANGE", key, f"({after}", "+", "COUNT", 1),
                 ("XINFO", "CONSUMERS", key, name),
             ],
-            stream=shown(key),
-            group=shown(name),
+            stream=display_name(key),
+            group=display_name(name),
         )
     except GroupMissingError:
         return None
     ids = [text(pending[1])] if pending[0] else []
     ids += [text(waiting[0][0])] if waiting else []
-    oldest_ms = min((id_key(one)[0] for one in ids), default=None)
-    return GroupFacts(
-        name=shown(name),
-        # The server loses count when entries in the middle are deleted. Nothing waiting is 0 all the same.
-        lag=row.get(b"lag") if waiting else 0,
+    oldest_ms = min((milliseconds_of(one) for one in ids), default=None)
+    return GroupReport(
+        name=display_name(name),
+        lag=group_lag(row, waiting=bool(waiting)),
         pending=pending[0],
         last_delivered_id=after,
-        oldest_age_s=None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
-        consumers=tuple(
-            ConsumerFacts(shown(one.name), one.pending, one.idle_ms, alive=one.idle_ms < alive_ms)
-            for one in standings(known)
-        ),
+        oldest_age_s=None if oldest_ms is None else max(0.0, (context.now_ms - oldest_ms) / 1000),
+        consumers=_consumers(server, key, name, consumer_infos(known), context),
         raw_name=name,
     )
 
 
-def require_group(stream: StreamFacts, group: str) -> GroupFacts:
+def _consumers(
+    server: RedisAdmin, key: bytes, group: bytes, known: list[ConsumerInfo], context: _Context
+) -> tuple[ConsumerReport, ...]:
+    found = []
+    for one, (has_key, registered) in zip(known, read_liveness(server, key, group, known), strict=True):
+        state = consumer_state(
+            one.idle_ms,
+            has_key=has_key,
+            counts_attempts=context.counts_attempts,
+            alive_ms=context.alive_ms,
+            registered=registered,
+        )
+        found.append(ConsumerReport(display_name(one.name), one.pending, one.idle_ms, state))
+    return tuple(found)
+
+
+def require_group(stream: StreamReport, group: str) -> GroupReport:
     """Return the group of that name, or raise ``NoSuchStreamError`` naming those there are."""
     for one in stream.groups:
         if one.raw_name == as_bytes(group):

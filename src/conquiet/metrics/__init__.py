@@ -1,1 +1,1 @@
-"""Prometheus metrics: created in ``registry``, observed by the rooms."""
+"""Prometheus metrics: created in ``registry``, recorded by the packages."""

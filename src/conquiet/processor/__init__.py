@@ -7,33 +7,40 @@
     Emitter             putting messages in                 emitter.py, sync_emitter.py, plans.py (rules of both)
     Settler             retries and dead letters, gathered  settlement.py, records.py (pure)
     Mover               what is due goes to its stream      delays.py
-    Pauses, DeadLetters, Jobs                               what operators ask for
+    KeyedAcks           order by key                        ordering.py, lua/ordering.lua
+    Pauses, DeadLetters, Jobs, KeyOrder                     what operators ask for
     scripts             the atomic steps                    scripts.py, lua/
 
 No database is known here.
 """
 
-from conquiet.kernel.extras import require_extra
+from conquiet.core.extras import require_extra
 
-require_extra("redis", "redis", "hiredis", "msgspec")
+require_extra("redis", "redis", "hiredis")
 
-from conquiet.processor.context import JobContext, SyncJobContext  # noqa: E402 - the extra is checked first
+from conquiet.core.replay_report import ReplayReport  # noqa: E402 - the extra is checked first
+from conquiet.processor.context import JobContext, SyncJobContext  # noqa: E402
+from conquiet.processor.dead_letter_record import DeadRecord  # noqa: E402
 from conquiet.processor.dead_letters import (  # noqa: E402
     DeadFilter,
     DeadGroup,
     DeadLetters,
     DeadMessage,
     DeadPage,
-    ReplayReport,
 )
+from conquiet.processor.emit_requests import Emitted, NewMessage  # noqa: E402
 from conquiet.processor.emitter import Emitter  # noqa: E402
 from conquiet.processor.envelope import Envelope  # noqa: E402
 from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
+from conquiet.processor.key_order import KeyLine, KeyOrder, OrderReport  # noqa: E402
+from conquiet.processor.partitioned import PartitionedProcessor  # noqa: E402
+from conquiet.processor.partitioned_emitter import PartitionedEmitter  # noqa: E402
+from conquiet.processor.partitioned_stream import PartitionedBacklog, PartitionedStream  # noqa: E402
+from conquiet.processor.partitions import Layout  # noqa: E402
 from conquiet.processor.pauses import Pauses  # noqa: E402
-from conquiet.processor.plans import Emitted, NewMessage  # noqa: E402
 from conquiet.processor.policy import HandlerCancelledError, RateLimit, Reason, Reject, Retry, RetryPolicy  # noqa: E402
 from conquiet.processor.processor import Processor  # noqa: E402
-from conquiet.processor.records import DeadRecord  # noqa: E402
+from conquiet.processor.results import JobHandle, Progress  # noqa: E402
 from conquiet.processor.settings import ProcessorSettings  # noqa: E402
 from conquiet.processor.sync_emitter import SyncEmitter  # noqa: E402
 
@@ -50,13 +57,23 @@ __all__ = [
     "HandlerCancelledError",
     "Job",
     "JobContext",
+    "JobHandle",
     "JobPage",
     "JobState",
     "Jobs",
+    "KeyLine",
+    "KeyOrder",
+    "Layout",
     "NewMessage",
+    "OrderReport",
+    "PartitionedBacklog",
+    "PartitionedEmitter",
+    "PartitionedProcessor",
+    "PartitionedStream",
     "Pauses",
     "Processor",
     "ProcessorSettings",
+    "Progress",
     "RateLimit",
     "Reason",
     "Reject",

@@ -3,6 +3,8 @@
 Everything works page by page, so a million dead letters need no more memory than a hundred. Replaying
 takes the dead letter and puts the message back in one step: of two people who replay the same one, one
 does, and a crash leaves each message either dead or replayed.
+
+See docs/decisions/0018.
 """
 
 import asyncio
@@ -12,16 +14,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import redis.asyncio
 
+from conquiet.core.replay_report import ReplayReport
+from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.validation import require_positive, require_seconds, require_text
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, never_raises
-from conquiet.processor.envelope import joined, replayed
+from conquiet.processor.dead_letter_record import DeadRecord, decode_record
+from conquiet.processor.envelope import encode_raw, replayed
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds, require_count
-from conquiet.processor.records import DeadRecord, decode_record
 from conquiet.processor.scripts import Arg, script
+from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.ids import milliseconds_of, parse_id
 
 _PAGE = 200
 _CHUNK = 100
@@ -38,7 +42,7 @@ class DeadMessage:
     @property
     def died_ms(self) -> int:
         """When it was written, by the server's clock."""
-        return int(self.id.partition("-")[0])
+        return milliseconds_of(self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class DeadFilter:
     Attributes:
         id: The dead letter's own id.
         event: Event of the message.
-        error_type: Qualified class name, as ``groups()`` tells it; ``builtins.`` may stand before a built-in one.
+        error_type: Class name, qualified as ``groups()`` shows it, or the last parts of it; ``builtins.`` may stand
+            before a built-in one.
         reason: A value of ``Reason``.
         group: Consumer group it died in.
         before_ms: Died before this time.
@@ -89,7 +94,7 @@ class DeadFilter:
         return (
             (self.id is None or self.id == dead.id)
             and (self.event is None or self.event == record.event)
-            and (self.error_type is None or self.error_type.removeprefix("builtins.") == _cause(record))
+            and (self.error_type is None or _is_cause(self.error_type, _cause(record)))
             and (self.reason is None or self.reason == record.reason)
             and (self.group is None or self.group == record.group)
             and (self.before_ms is None or dead.died_ms < self.before_ms)
@@ -97,27 +102,12 @@ class DeadFilter:
         )
 
 
+def _is_cause(wanted: str, cause: str) -> bool:
+    wanted = wanted.removeprefix("builtins.")
+    return cause == wanted or cause.endswith(f".{wanted}")
+
+
 EVERYTHING = DeadFilter()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayReport:
-    """What a replay did, or would do.
-
-    Attributes:
-        matched: Dead letters that were meant.
-        replayed: Those brought back (in a dry run: that would be).
-        gone: Those that somebody else replayed or discarded meanwhile.
-        unreplayable: Those that stay: they were no message in the first place, are nested deeper than can be
-            read, or are for a group that does not exist.
-        dry_run: True if nothing was done.
-    """
-
-    matched: int = 0
-    replayed: int = 0
-    gone: int = 0
-    unreplayable: int = 0
-    dry_run: bool = False
 
 
 class DeadLetters:
@@ -128,7 +118,7 @@ class DeadLetters:
         stream: The stream the messages were in.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, stream: str) -> None:
+    def __init__(self, client: AsyncClient, stream: str) -> None:
         self._client = client
         self._keys = keys_of(stream)
 
@@ -150,12 +140,12 @@ class DeadLetters:
         """Return one dead letter with its whole story and message; None if it is gone."""
         _require_dead_id(dead_id)
         fields = await script("entry").call(self._client, (self._keys.dead,), (dead_id,), stream=self._keys.stream)
-        return _read(dead_id.encode(), fields) if fields else None
+        return read_dead_message(dead_id.encode(), fields) if fields else None
 
     async def groups(self) -> Sequence[DeadGroup]:
         """Return what they died of, most frequent first. Reads all of them, page by page."""
         counts: Counter[tuple[str, str]] = Counter()
-        first: dict[tuple[str, str], tuple[int, str]] = {}  # and not the letter, which has the whole message
+        first: dict[tuple[str, str], tuple[int, str]] = {}  # not the record, which holds the whole message
         last: dict[tuple[str, str], int] = {}
         async for dead in self._all(EVERYTHING):
             key = (dead.record.event, _cause(dead.record))
@@ -174,10 +164,10 @@ class DeadLetters:
         dry_run: bool = False,
         rate_per_s: float | None = None,
         limit: int | None = None,
-        group: str | None = None,
+        to: str | None = None,
         on_progress: Callable[[ReplayReport], None] | None = None,
     ) -> ReplayReport:
-        """Bring dead letters back to the end of their stream, with all their attempts anew.
+        """Return dead letters to the end of their stream, with all their attempts.
 
         What dies while this runs is not replayed: it stops at the dead letters there were at its start.
 
@@ -186,17 +176,17 @@ class DeadLetters:
             dry_run: Only count.
             rate_per_s: Most messages brought back per second.
             limit: Most messages brought back.
-            group: The consumer group to bring them back for, in place of the one each of them died in.
+            to: The consumer group to bring them back for, in place of the one each of them died in.
             on_progress: Called with the report so far after every step.
         """
         if rate_per_s is not None:
             require_seconds("rate_per_s", rate_per_s)
         if limit is not None:
             require_positive("limit", limit)
-        if group is not None:
-            require_text("group", group)
+        if to is not None:
+            require_text("to", to)
         run = _Replay(
-            self._client, self._keys, dry_run=dry_run, rate_per_s=rate_per_s, group=group, on_progress=on_progress
+            self._client, self._keys, dry_run=dry_run, rate_per_s=rate_per_s, group=to, on_progress=on_progress
         )
         chunk: list[DeadMessage] = []
         async for dead in self._all(where):
@@ -230,6 +220,10 @@ class DeadLetters:
                 ids = []
         return deleted + await self._delete(ids, dry_run=dry_run)
 
+    async def discard_ids(self, ids: Sequence[str]) -> int:
+        """Delete these dead letters for good, in one step. Returns how many there were."""
+        return await self._delete(ids, dry_run=False)
+
     async def trim(self, *, max_count: int | None = None, max_age_s: float | None = None) -> int:
         """Apply a retention now. Returns how many dead letters fell to it."""
         most = 0 if max_count is None else require_count("max_count", max_count)
@@ -262,12 +256,12 @@ class DeadLetters:
         newest = await script("newest").call(self._client, (self._keys.dead,), (), stream=self._keys.stream)
         if not newest:
             return
-        end = _place(newest.decode())
+        end = parse_id(newest.decode())
         cursor: str | None = None
         while True:
             items, cursor = await self._page(cursor, _PAGE)
             for item in items:
-                if _place(item.id) > end:
+                if parse_id(item.id) > end:
                     return
                 if where.accepts(item):
                     yield item
@@ -277,7 +271,7 @@ class DeadLetters:
     async def _page(self, cursor: str | None, limit: int) -> tuple[Sequence[DeadMessage], str | None]:
         start = "-" if cursor is None else f"({_require_dead_id(cursor)}"
         reply = await script("page").call(self._client, (self._keys.dead,), (start, limit), stream=self._keys.stream)
-        items = [_read(raw_id, fields) for raw_id, fields in reply]
+        items = [read_dead_message(raw_id, fields) for raw_id, fields in reply]
         return items, items[-1].id if len(items) == limit else None
 
 
@@ -286,7 +280,7 @@ class _Replay:
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        client: AsyncClient,
         keys: Keys,
         *,
         dry_run: bool,
@@ -317,8 +311,8 @@ class _Replay:
         for dead in chunk:
             group = self._group or dead.record.group
             # However deep it is nested: what was read one level deeper, inside its record, can be written.
-            args += (dead.id, group, joined(replayed(dead.record.payload or {}, group=group)))
-        names = (self._keys.stream, self._keys.dead)
+            args += (dead.id, group, encode_raw(replayed(dead.record.payload or {}, group=group)))
+        names = (self._keys.stream, self._keys.dead, self._keys.order)
         answers = await script("replay").call(self._client, names, args, stream=self._keys.stream)
         self.taken += answers.count(_TAKEN)
         self.gone += answers.count(_GONE)
@@ -331,22 +325,17 @@ class _Replay:
         return ReplayReport(matched, self.taken, self.gone, self.unreplayable, self._dry_run)
 
 
-def _place(dead_id: str) -> tuple[int, int]:
-    """A dead letter's id as something that can be compared."""
-    milliseconds, _, sequence = dead_id.partition("-")
-    return int(milliseconds), int(sequence)
-
-
 def _cause(record: DeadRecord) -> str:
     return record.error_type or record.reason
 
 
-def _read(raw_id: bytes, fields: "list[bytes]") -> DeadMessage:
+def read_dead_message(raw_id: bytes, fields: "list[bytes]") -> DeadMessage:
+    """Return an entry of a dead letter stream."""
     dead_id = raw_id.decode()
     try:
         record = decode_record(fields[1])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Somebody else wrote into the stream, or it is nested deeper than our stack holds.
+        # Written by another program, or nested deeper than our stack holds.
         # It is shown for what it is, and can be discarded.
         record = DeadRecord(reason="unreadable", id=dead_id, entry_id=dead_id, group="")
     return DeadMessage(dead_id, record)

@@ -7,23 +7,32 @@ The envelope is the JSON object in the entry's single field ``data``, so any rea
     v                1        version of this format                                        refused
     event            text     what happened or is to be done: picks the handler             refused
     id               text     identity of the message through all its attempts              the entry's id
+    key              text     messages of one key run one at a time, in order                no order
+    ticket           int      its turn in the order of its key, given on the server         it has none yet
     data             object   yours                                                         {}
     attempt          int      which attempt this is, from 1                                 1
-    max_attempts     int      attempts in total, in place of the handler's own setting      the handler's
+    max_attempts     int      attempts in total, in place of the handler's own setting;     the handler's
+                              bounded by ProcessorSettings.max_attempts_limit
     emitted_ms       int      when it was emitted first, milliseconds since the epoch       0, unknown
     delay_until_ms   number   not to be handled before this time                            at once
     first_failed_ms  int      when its first failed attempt ended                           never failed
     group            text     the only consumer group that it is meant for (a retry)        every group
     replays          int      how often it came back from the dead letters                  0
     reserved         true     its turn under a rate limit is booked already                 false
-    reserved_ms      int      when that turn is                                             for ever
+    reserved_ms      int      when that turn is                                             until run
+    unknown_since_ms int      since when it has met only processes without its handler      never
+    keep_result_ms   int      how long what its handler returns is kept                     not kept
     from_entry       text     the entry it follows: two messages of one id stay two         it is the first
+    headers          object   names and texts of the sender, a trace context among them     none
+    first_attempt    text     trace context of its first attempt                            not traced
 
 The shortest one a foreign writer can make is ``{"v": 1, "event": "email.send", "data": {…}}``.
 
 Rules for the next version: a reader ignores keys it does not know, and a retry keeps them, so
 new optional keys need no new version. ``v`` grows only when an old reader would do the wrong
 thing; it refuses what it cannot understand, and never guesses.
+
+See docs/decisions/0016.
 """
 
 import os
@@ -32,18 +41,37 @@ from typing import Any
 
 import msgspec
 
+from conquiet.core.tracing import read_headers
+from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.validation import require_positive, require_text
 
 VERSION = 1
 MAX_NAME = 200
 """Longest event name and longest id, in characters."""
+
+MAX_KEY = 255
+"""Longest key, in characters: as long as the key of an outbox row."""
 
 _LARGEST = 2**53
 """Largest number in an envelope: a script's numbers are floats, and beyond it they would be others."""
 
 _USUAL = frozenset({"v", "event", "id", "attempt", "emitted_ms", "data"})
 """The keys that every message of ours has, and most have no other."""
+
+_OF_ONE_LIFE = frozenset(
+    {
+        "attempt",
+        "first_failed_ms",
+        "delay_until_ms",
+        "reserved",
+        "reserved_ms",
+        "unknown_since_ms",
+        "from_entry",
+        "ticket",
+        "first_attempt",
+    }
+)
+"""The keys that a replay begins without."""
 
 _read_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _join = msgspec.json.Encoder().encode
@@ -54,6 +82,7 @@ BAD_EVENT = "the key event of its envelope is not a non-empty text of at most 20
 BAD_ID = "the key id of its envelope is not a non-empty text of at most 200 characters"
 BAD_DATA = "the key data of its envelope is not an object"
 BAD_NUMBER = "a number in its envelope is missing its type or range"
+BAD_KEY = "the key key of its envelope is not a non-empty text of at most 255 characters"
 BAD_GROUP = "the key group of its envelope is not a non-empty text"
 
 
@@ -83,6 +112,17 @@ class Envelope(msgspec.Struct):
     replays: int = 0
     reserved: bool = False
     reserved_ms: int | None = None
+    unknown_since_ms: int | None = None
+    keep_result_ms: int | None = None
+    key: str | None = None
+    ticket: int | None = None
+    headers: dict[str, str] | None = None
+    first_attempt: str | None = None
+
+    @property
+    def key_text(self) -> str:
+        """The key as it stands in the JSON text, which is how the scripts name it; empty without a key."""
+        return "" if self.key is None else text_of_key(self.key)
 
     def __repr__(self) -> str:
         return f"Envelope(event={self.event!r}, id={self.id!r}, attempt={self.attempt})"
@@ -92,35 +132,60 @@ class Envelope(msgspec.Struct):
         return [("event", self.event), ("id", self.id), ("attempt", self.attempt)]
 
 
+def text_of_key(key: str) -> str:
+    """Return a key as it stands in the JSON text, without its quotes."""
+    return _join(key)[1:-1].decode()
+
+
 def new_id() -> str:
-    """Return an id nobody else has: 96 random bits as text."""
+    """Return a unique id: 96 random bits as text."""
     return os.urandom(12).hex()
 
 
-def check_new(event: object, message_id: object, max_attempts: object = None) -> None:
-    """Refuse what a caller may not put into a new envelope.
+def check_new(
+    event: object, message_id: object, max_attempts: object = None, limit: int = _LARGEST, key: object = None
+) -> None:
+    """Refuse what a caller may not put into a new envelope: ``limit`` is the largest ``max_attempts``.
 
     Raises:
         ConfigurationError: Says which argument is wrong, and what it should be.
     """
-    for name, value in (("event", event), ("id", message_id)):
-        if len(require_text(name, value)) > MAX_NAME:
-            raise ConfigurationError(f"{name} must have at most {MAX_NAME} characters, got {len(str(value))}")
-    if max_attempts is not None and require_positive("max_attempts", max_attempts) > _LARGEST:
-        raise ConfigurationError("max_attempts must be below 2**53")
+    names: list[tuple[str, object, int]] = [("event", event, MAX_NAME), ("id", message_id, MAX_NAME)]
+    if key is not None:
+        names.append(("key", key, MAX_KEY))
+    for name, value, most in names:
+        if len(require_text(name, value)) > most:
+            raise ConfigurationError(f"{name} must have at most {most} characters, got {len(str(value))}")
+    if max_attempts is not None and require_positive("max_attempts", max_attempts) > limit:
+        raise ConfigurationError(
+            f"max_attempts must be at most {limit}, got {max_attempts}. "
+            "ProcessorSettings(max_attempts_limit=…) allows more"
+        )
 
 
 def to_payload(envelope: Envelope) -> dict[str, Any]:
     """Return the JSON object to store. What equals its default is left out, except ``attempt``."""
+    # The key stands where the scripts look for it, and its ticket behind it.
+    ordered = {key: value for key in ("key", "ticket") if (value := getattr(envelope, key)) is not None}
     payload: dict[str, Any] = {
         "v": VERSION,
+        **ordered,
         "event": envelope.event,
         "id": envelope.id,
         "attempt": envelope.attempt,
         "emitted_ms": envelope.emitted_ms,
         "data": envelope.data,
     }
-    for key in ("max_attempts", "delay_until_ms", "first_failed_ms", "group", "reserved_ms"):
+    for key in (
+        "max_attempts",
+        "delay_until_ms",
+        "first_failed_ms",
+        "group",
+        "reserved_ms",
+        "unknown_since_ms",
+        "keep_result_ms",
+        "headers",
+    ):
         value = getattr(envelope, key)
         if value is not None:
             payload[key] = value
@@ -143,7 +208,7 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
     """
     get = payload.get
     if get("v") != VERSION:  # True == 1, and harmless
-        raise EnvelopeError(_why_not(get("v")))
+        raise EnvelopeError(_version_error(get("v")))
     event = get("event")
     if type(event) is not str or not 0 < len(event) <= MAX_NAME:
         raise EnvelopeError(BAD_EVENT)
@@ -167,13 +232,13 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
     return envelope
 
 
-def parts_of(raw: bytes) -> dict[str, Any]:
-    """Return the keys of a stored message, each with its value as it stands: not read, and so nobody's to change."""
+def split_raw(raw: bytes) -> dict[str, Any]:
+    """Return the keys of a stored message, each with its undecoded value."""
     parts: dict[str, Any] = _read_parts(raw)
     return parts
 
 
-def joined(payload: Mapping[str, Any]) -> bytes:
+def encode_raw(payload: Mapping[str, Any]) -> bytes:
     """Return the bytes to store: of what was read it takes everything back, however deep or large."""
     return _join(payload)
 
@@ -184,6 +249,8 @@ def next_attempt(
     """Return the payload of the attempt after this one. Keys of others are kept, the wait is over by then."""
     following = same_attempt(payload, envelope, group=group, entry_id=entry_id)
     following["attempt"] = envelope.attempt + 1
+    if envelope.first_attempt is not None:
+        following["first_attempt"] = envelope.first_attempt
     following["first_failed_ms"] = failed_ms if envelope.first_failed_ms is None else envelope.first_failed_ms
     return following
 
@@ -197,7 +264,7 @@ def same_attempt(
     A turn that was booked is void: it will be over by then. ``reserved`` says that another one is.
     """
     later = dict(payload)
-    for key in ("delay_until_ms", "reserved", "reserved_ms"):
+    for key in ("delay_until_ms", "reserved", "reserved_ms", "unknown_since_ms"):
         later.pop(key, None)
     later["id"] = envelope.id
     later["group"] = group
@@ -207,13 +274,16 @@ def same_attempt(
     return later
 
 
+def with_key_first(payload: Mapping[str, Any], envelope: Envelope, *, group: str, entry_id: str) -> dict[str, Any]:
+    """Return the payload of a message with a key that another program wrote, as ``emit`` would have written it."""
+    first = {"v": VERSION, "key": envelope.key}
+    rest = {key: value for key, value in payload.items() if key not in {"v", "key", "ticket"}}
+    return first | rest | {"id": envelope.id, "group": group, "from_entry": entry_id}
+
+
 def replayed(payload: Mapping[str, Any], *, group: str) -> dict[str, Any]:
-    """Return the payload of a dead message that gets all its attempts anew, from the group it died in."""
-    again = {
-        key: value
-        for key, value in payload.items()
-        if key not in {"attempt", "first_failed_ms", "delay_until_ms", "reserved", "reserved_ms", "from_entry"}
-    }
+    """Return the payload of a dead message with all its attempts, for the group it died in."""
+    again = {key: value for key, value in payload.items() if key not in _OF_ONE_LIFE}
     again["attempt"] = 1
     again["group"] = group
     replays = payload.get("replays", 0)
@@ -221,14 +291,19 @@ def replayed(payload: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     return again
 
 
+_RARE_NUMBERS = (
+    "max_attempts", "first_failed_ms", "replays", "reserved_ms", "unknown_since_ms", "keep_result_ms", "ticket",
+)  # fmt: skip
+
+
 def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
     """Read the keys that only few messages have."""
     get = payload.get
-    for key in ("max_attempts", "first_failed_ms", "replays", "reserved_ms"):
+    for key in _RARE_NUMBERS:
         value = get(key)
         if value is None:
             continue
-        if type(value) is not int or not (1 if key == "max_attempts" else 0) <= value <= _LARGEST:
+        if type(value) is not int or not (1 if key in {"max_attempts", "keep_result_ms"} else 0) <= value <= _LARGEST:
             raise EnvelopeError(BAD_NUMBER)
         setattr(envelope, key, value)
     until = get("delay_until_ms")
@@ -242,7 +317,15 @@ def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
             raise EnvelopeError(BAD_GROUP)
         envelope.group = group
     envelope.reserved = get("reserved") is True
+    order_key = get("key")
+    if order_key is not None:
+        if type(order_key) is not str or not 0 < len(order_key) <= MAX_KEY:
+            raise EnvelopeError(BAD_KEY)
+        envelope.key = order_key
+    envelope.headers = read_headers(get("headers"))
+    first = get("first_attempt")
+    envelope.first_attempt = first if type(first) is str and len(first) <= MAX_NAME else None
 
 
-def _why_not(version: object) -> str:
+def _version_error(version: object) -> str:
     return NO_ENVELOPE if version is None else NEWER_VERSION

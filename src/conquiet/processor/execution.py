@@ -1,351 +1,391 @@
-"""One message, from the engine's hands to its end. To the engine this is a handler like any other.
+"""What becomes of one message: a straight list of decisions. The engine calls it as its executor.
 
-    read the envelope ─▶ for this group? ─▶ due? ─▶ known event? ─▶ paused? ─▶ its turn? ─▶ a slot? ─▶ run ─▶ decide
-            │                  │              │          │            │           │           │
-         dead letter       nothing         waits     dead letter    parked      waits   back, if we stop
+    read the envelope ─▶ for this group? ─▶ due? ─▶ known event? ─▶ paused? ─▶ rate? ─▶ limiter? ─▶ run ─▶ decide
+            │                  │              │          │            │          │          │
+       DeadLetter         Acknowledge       Defer   see ``unknown``  Moved      Moved     Defer, if we stop
 
-Whatever takes a message out of the engine's hands acknowledges it in the same step on the server. What
-returns normally is acknowledged by the engine. What is stored anew is made from the bytes that were read:
-``ctx.data`` is the handler's, who may do with it as he likes.
+Nothing is carried out here, except what only the server can decide (parking, the rate limit): the step that decides on
+the server also moves the message there. Everything else is a settlement that ``settler`` carries out.
+
+See docs/decisions/0013.
 """
 
 import asyncio
-import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
-import redis.asyncio
-
-from conquiet.kernel.functions import refuse_unawaited
-from conquiet.kernel.identity import hostname
-from conquiet.kernel.redaction import printable
-from conquiet.processor.context import Delivery
-from conquiet.processor.emitter import Emitter
-from conquiet.processor.envelope import (
-    Envelope,
-    EnvelopeError,
-    from_payload,
-    joined,
-    next_attempt,
-    parts_of,
-    same_attempt,
+from conquiet.core import tracing
+from conquiet.core.functions import reject_unawaited
+from conquiet.core.log import FactLogger
+from conquiet.core.seen_ids import SeenIds
+from conquiet.core.settlement import (
+    ACKNOWLEDGE,
+    MOVED,
+    DeadLetter,
+    Defer,
+    KeepPending,
+    Release,
+    Retry,
+    Settlement,
+    settlement_name,
 )
+from conquiet.core.worker_pool import start_in_context
+from conquiet.errors import InfrastructureError, JobCancelledError, MessageInProgressError
+from conquiet.processor.batch_execution import BatchExecution
+from conquiet.processor.batch_handler_runner import BatchHandlerRunner
+from conquiet.processor.cancellation import CancelWatch
+from conquiet.processor.emitter import Emitter
+from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
+from conquiet.processor.foreign import ForeignGuard
+from conquiet.processor.handler_runner import HandlerRunner
+from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.jobs import JobRecorder, JobState
 from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
-from conquiet.processor.policy import (
-    DeadLetter,
-    Done,
-    HandlerCancelledError,
-    RateLimit,
-    Reason,
-    Reject,
-    RetryAt,
-    decide,
-)
-from conquiet.processor.records import DeadRecord, describe, encode_record
-from conquiet.processor.routes import Route
-from conquiet.processor.scripts import script
+from conquiet.processor.policy import RateLimit, Reason, Reject, decide
+from conquiet.processor.results import DEAD, ResultWriter
+from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.processor.settlement import Settler
-from conquiet.queue.codec import TOO_LARGE
-from conquiet.runtime.context import RuntimeMessage
+from conquiet.processor.settler import ProcessorSettler, Step
+from conquiet.processor.unknown import decide_unknown
+from conquiet.runtime.context import LeaseManager, MessageContext
+from conquiet.runtime.executor import Outcome
+from conquiet.runtime.message import RuntimeMessage
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from conquiet.runtime.batch import Batching
+
+logger = FactLogger(__name__)
+
+_UNKNOWN = "no handler is registered for its event"
+_EXHAUSTED = "it was delivered too often without being settled: the workers that ran it were killed or hung"
 
 
 class Execution:
-    """Handles messages for one host.
+    """Decides about messages for one host.
 
     Args:
-        client: A client without retries; it stays the caller's.
         group: Our consumer group.
-        consumer_id: The engine's name in it.
-        routes: Handlers by event.
+        runners: Handlers by event.
         keys: Keys by stream.
         pauses: What is paused.
-        settler: How retries and dead letters are carried out.
+        settler: Parks, reserves rates, and carries settlements out.
         emitter: For ``ctx.emit``.
         jobs: Where states are kept, if they are.
         settings: The processor's.
+        clock: The server's.
+        cancels: Which jobs are to be cancelled.
+        results: Keeps how jobs ended, where it is asked for.
+        foreign: Holds entries that are no messages while it is open whether the stream is ours.
     """
 
-    def __init__(  # noqa: PLR0913 - ten neighbours, put together in one place
+    handles_malformed = True
+
+    def __init__(  # noqa: PLR0913 - assembled in one place
         self,
-        client: redis.asyncio.Redis,
         *,
         group: str,
-        consumer_id: str,
-        routes: Mapping[str, Route],
+        runners: Mapping[str, HandlerRunner],
         keys: Mapping[str, Keys],
         pauses: Pauses,
-        settler: Settler,
+        settler: ProcessorSettler,
         emitter: Emitter,
         jobs: JobRecorder | None,
         settings: ProcessorSettings,
+        clock: ServerClock,
+        cancels: CancelWatch,
+        results: ResultWriter,
+        foreign: ForeignGuard | None = None,
     ) -> None:
-        self._client = client
         self._group = group
-        self._consumer_id = consumer_id
-        self._routes = routes
+        self._runners = runners
         self._keys = keys
         self._pauses = pauses
         self._settler = settler
-        self._emitter = emitter
+        self.emitter = emitter
         self._jobs = jobs
         self._settings = settings
-        self._host = hostname()
-        self._server_ahead_ms = 0
+        self._clock = clock
+        self._cancels = cancels
+        self._results = results
+        self._canceller = JobCanceller(
+            keys=keys, runners=runners, emitter=emitter, cancels=cancels, jobs=jobs, results=results
+        )
+        self._foreign = foreign
+        self._reported = SeenIds()
+        batched = {event: runner for event, runner in runners.items() if isinstance(runner, BatchHandlerRunner)}
+        self.batching: Batching | None = BatchExecution(self, batched) if batched else None
+        self._leases: LeaseManager | None = None
 
-    async def __call__(self, message: RuntimeMessage, ctx: Delivery) -> None:
-        """Handle one message. What it raises, the engine reports as failed; it is settled by then, if it can be."""
-        try:
-            envelope = from_payload(message.data, entry_id=message.id)
-        except EnvelopeError as error:
-            await self._bury(message, ctx, None, Reason.NOT_AN_ENVELOPE, note=error.reason)
-            raise
-        if envelope.group is not None and envelope.group != self._group:
-            return  # another group's retry; ours has dealt with this message
-        if envelope.delay_until_ms is not None and envelope.delay_until_ms > self._now_ms():
-            await self._let_wait(message, ctx, envelope, f"={envelope.delay_until_ms}", JobState.DELAYED)
-            return
-        route = self._routes.get(envelope.event)
-        if route is None:
-            await self._bury(message, ctx, envelope, Reason.UNKNOWN_EVENT, note=_UNKNOWN)
-            raise Reject(_UNKNOWN)
-        if self._pauses.is_event_paused(message.stream, envelope.event) and await self._park(message, ctx, envelope):
-            return
-        rate = route.rate
-        if rate is not None and not await self._has_turn(message, ctx, envelope, rate):
-            return
-        await (self._run if route.slots is None else self._run_in_slot)(message, ctx, envelope, route)
+    # ------------------------------------------------------------ the executor
 
-    async def exhausted(self, message: RuntimeMessage, ctx: Delivery) -> None:
-        """Bury what was delivered too often: it kills whoever works on it."""
+    def execute(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+        """Run the handler of the message's event and return what becomes of the message."""
+        return start_in_context(self._execute(message, leases))
+
+    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+        """Dead-letter what was delivered too often: it kills the workers that run it."""
+        self._leases = leases
         try:
-            envelope = from_payload(message.data, entry_id=message.id)
+            message.decoded = envelope = from_payload(message.data, entry_id=message.id)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
             envelope = None
         if envelope is not None and envelope.group not in {None, self._group}:
-            await ctx.ack()  # another group's retry, which a dead letter of ours would bring back for us
-            return
-        await self._bury(message, ctx, envelope, Reason.DELIVERIES_EXHAUSTED, note=_EXHAUSTED)
+            return ACKNOWLEDGE  # another group's retry, which a dead letter of ours would bring back for us
+        return DeadLetter(Reason.DELIVERIES_EXHAUSTED.value, note=_EXHAUSTED)
 
-    async def malformed(self, stream: str, entry_id: str, reason: str) -> None:
-        """Bury an entry that is not JSON in one field ``data``, as it stands."""
-        keys = self._keys[stream]
-        fields = await script("entry").call(self._client, (stream,), (entry_id,), stream=stream, group=self._group)
-        if not fields:
-            return
-        # What is only too large is kept whole: there is nothing else wrong with it, and it is nowhere else.
-        most = None if reason == TOO_LARGE else _SHOWN
-        raw = {_shown(name, most): _shown(value, most) for name, value in zip(fields[::2], fields[1::2], strict=True)}
-        record = self._record(entry_id, None, Reason.MALFORMED, None)
-        record.error, record.raw = reason, raw
-        await self._settler.bury(keys, entry_id, encode_record(record))
+    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:  # noqa: ARG002
+        """Dead-letter an entry that is not JSON in one field ``data``, as it stands."""
+        return self._unless_foreign(message, DeadLetter(Reason.MALFORMED.value, note=message.malformed))
 
-    async def _run_in_slot(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, route: Route) -> None:
-        """Run it when the handler has a slot for it. The wait costs one of the engine's, but the message is leased."""
-        assert route.slots is not None  # noqa: S101 - else it needs none
-        if not await route.slots.acquire():
-            # We stop, and it has not begun: to the end of the stream with it, for whoever reads there.
-            await self._let_wait(message, ctx, envelope, "+0", JobState.WAITING)
+    async def store(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> None:
+        """Carry a settlement out; see ``Executor``."""
+        if not await self._settle(message, settlement):
+            await self._cancel_instead(message)
             return
+        if isinstance(settlement, DeadLetter) and message.decoded is not None:
+            reason = type(settlement.failure).__name__ if settlement.failure is not None else settlement.reason
+            await self._results.ended(self._keys[message.stream], message.decoded, DEAD, reason)
+        runner = None if message.decoded is None else self._runners.get(message.decoded.event)
+        if runner is not None and settlement.failure is not None:
+            runner.count(message.stream, "retry" if isinstance(settlement, Retry) else "dead")
+
+    async def _settle(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> bool:
+        if tracing.active is None:
+            return await self._settler.settle(message, settlement)
+        name = settlement_name(settlement)
+        with tracing.active.settle("redis", message.stream, operation=name, message_id=message.id):
+            return await self._settler.settle(message, settlement)
+
+    # ------------------------------------------------------------ the decisions
+
+    async def _execute(  # noqa: PLR0911 - one way out per decision
+        self, message: RuntimeMessage, leases: LeaseManager
+    ) -> Settlement:
+        envelope = await self.admit(message)
+        if not isinstance(envelope, Envelope):
+            return envelope
+        self._leases = leases
+        if self._cancels.must_check(message) and await self._cancels.is_requested(self._keys[message.stream], message):
+            return await self._canceller.cancel(message, leases)
+        runner = self._runners.get(envelope.event)
+        if runner is None:
+            return await self._unknown(message, envelope)
+        if runner.rate is not None or self._pauses.is_event_paused(message.stream, envelope.event):
+            step = await self._park_or_reserve(message, envelope, runner.rate)
+            if step is not Step.LEFT:
+                return MOVED if step is Step.MOVED else await self._canceller.cancel(message, leases)
+        if runner.limiter is None:
+            return await self._run(message, leases, envelope, runner)
+        if not await runner.limiter.acquire():
+            return Defer()  # we stop, and it has not started: to the end of the stream, for any other host
         try:
-            await self._run(message, ctx, envelope, route)
+            return await self._run(message, leases, envelope, runner)
         finally:
-            route.slots.release()
+            runner.limiter.release()
 
-    async def _run(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, route: Route) -> None:
-        if self._jobs is not None:
-            await self._jobs.note(self._keys[message.stream], envelope, JobState.RUNNING)
-        failure: Exception | None = None
+    async def admit(self, message: RuntimeMessage) -> Envelope | Settlement:
+        """Return the envelope of a message that is to be run now, or what becomes of it."""
         try:
-            if (answer := await route.invoke(envelope, ctx, self._emitter, message.stream)) is not None:
-                refuse_unawaited(answer)
+            message.decoded = envelope = from_payload(message.data, entry_id=message.id)
+        except EnvelopeError as error:
+            return self._unless_foreign(message, DeadLetter(Reason.NOT_AN_ENVELOPE.value, error, error.reason))
+        if self._foreign is not None:
+            self._foreign.accept(message.stream)
+        if envelope.group is not None and envelope.group != self._group:
+            return ACKNOWLEDGE  # another group's retry; ours has dealt with this message
+        if envelope.key is not None and not await self._has_turn(message, envelope):
+            return MOVED
+        if envelope.delay_until_ms is not None and envelope.delay_until_ms > self._clock.now_ms():
+            return Defer(until_ms=envelope.delay_until_ms)
+        return envelope
+
+    async def parked(self, message: RuntimeMessage, envelope: Envelope, leases: LeaseManager) -> Settlement | None:
+        """Park a message of a batch whose event is paused. None if it is to be run."""
+        if not self._pauses.is_event_paused(message.stream, envelope.event):
+            return None
+        step = await self._settler.park(message, envelope)
+        if step is Step.TO_CANCEL:
+            return await self._canceller.cancel(message, leases)
+        return MOVED if step is Step.MOVED else None
+
+    async def cancelled(self, message: RuntimeMessage, leases: LeaseManager) -> Settlement | None:
+        """Cancel the job of a message of a batch, if that was asked for. None if it is to be run."""
+        self._leases = leases
+        if self._cancels.must_check(message) and await self._cancels.is_requested(self._keys[message.stream], message):
+            return await self._canceller.cancel(message, leases)
+        return None
+
+    def begin(self, messages: Sequence[RuntimeMessage]) -> None:
+        """Note that messages of a batch run. One that is to be cancelled meanwhile is not: others run with it."""
+        self._cancels.running.update(dict.fromkeys(messages))
+
+    def abandon(self, messages: Sequence[RuntimeMessage]) -> None:
+        """Note that messages of a batch do not run any more: the worker ends."""
+        for message in messages:
+            self._cancels.running.pop(message, None)
+
+    async def end(self, message: RuntimeMessage, failure: Exception | None, leases: LeaseManager) -> Settlement | None:
+        """Note that a message of a batch has been run; return what becomes of it if it was to be cancelled."""
+        self._cancels.running.pop(message, None)
+        if failure is None:
+            if message.cancel_requested:
+                await self._cancels.finish(self._keys[message.stream], message)
+            return None
+        is_asked = message.cancel_requested or isinstance(failure, JobCancelledError)
+        return await self._canceller.cancel(message, leases) if is_asked and not message.acknowledged else None
+
+    async def record(self, message: RuntimeMessage, envelope: Envelope, state: JobState) -> None:
+        """Record the state of a message of a batch, if states are kept."""
+        if self._jobs is None:
+            return
+        if state is JobState.SUCCEEDED:
+            await self._jobs.record_soon(self._keys[message.stream], envelope, state)
+        else:
+            await self._jobs.record(self._keys[message.stream], envelope, state)
+
+    async def _run(
+        self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner
+    ) -> Settlement:
+        if tracing.active is None:
+            return await self._invoke(message, leases, envelope, runner)
+        with tracing.active.process(
+            "redis",
+            message.stream,
+            message_id=envelope.id,
+            event=envelope.event,
+            group=self._group,
+            attempt=envelope.attempt,
+            headers=envelope.headers,
+            first_attempt=envelope.first_attempt,
+        ) as span:
+            settlement = await self._invoke(message, leases, envelope, runner)
+            if settlement.failure is not None:
+                span.fail(settlement.failure)
+                if envelope.first_attempt is None:
+                    envelope.first_attempt = span.headers.get("traceparent")
+            span.set("conquiet.settlement", settlement_name(settlement))
+            if message.lease_lost:
+                span.set("conquiet.lease.lost", value=True)
+            return settlement
+
+    async def _invoke(
+        self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner
+    ) -> Settlement:
+        if self._jobs is not None:
+            await self._jobs.record(self._keys[message.stream], envelope, JobState.RUNNING)
+        running = self._cancels.running
+        running[message] = asyncio.current_task() if runner.is_async else None
+        failure: Exception | None = None
+        answer: object = None
+        try:
+            delivery = MessageContext(message, leases)
+            if (answer := await runner.invoke(envelope, delivery, self.emitter, message.stream)) is not None:
+                reject_unawaited(answer)
         except asyncio.CancelledError as error:
-            if _is_being_cancelled():
-                raise  # by us: a forced stop. It is not done, and whoever claims it begins anew
-            failure = HandlerCancelledError()
-            failure.__cause__ = error
+            failure = self._cancels.explain(message, error)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             failure = error
+        finally:
+            del running[message]  # from here on a request comes too late to cancel the task
         if failure is None:
+            if message.cancel_requested:
+                await self._cancels.finish(self._keys[message.stream], message)
+            if envelope.keep_result_ms is not None:
+                await self._results.succeeded(self._keys[message.stream], envelope, answer)
             if self._jobs is not None:
-                await self._jobs.note_later(self._keys[message.stream], envelope, JobState.SUCCEEDED)
-            route.count(message.stream, "done")
-            message.raw = b""  # it may wait for its acknowledgement a while; nobody needs it twice
-            return
-        await self._settle_failure(message, ctx, envelope, route, failure)
-        # Raised although it is settled: the engine then tells its listeners that the attempt failed.
-        raise failure
+                await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED)
+            runner.count(message.stream, "done")
+            message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
+            return ACKNOWLEDGE
+        if (message.cancel_requested or isinstance(failure, JobCancelledError)) and not message.acknowledged:
+            return await self._canceller.cancel(message, leases)
+        return await self.failed(message, envelope, runner, failure)
 
-    async def _settle_failure(
-        self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, route: Route, failure: Exception
-    ) -> None:
+    async def _cancel_instead(self, message: RuntimeMessage) -> None:
+        """Cancel a job whose message was to be stored elsewhere. Raises what prevents it: the message stays pending."""
+        assert self._leases is not None  # noqa: S101 - it was executed, or exhausted
+        settlement = await self._canceller.cancel(message, self._leases)
+        if settlement.failure is not None:
+            raise settlement.failure
+
+    async def failed(
+        self, message: RuntimeMessage, envelope: Envelope, runner: HandlerRunner, failure: Exception
+    ) -> Settlement:
+        """Return what becomes of a message whose attempt has failed."""
+        state: JobState | None = None
+        settlement: Settlement
         if message.acknowledged:
-            # The handler gave its message away before it failed. There is nothing left to try again.
-            route.count(message.stream, "failed_after_ack")
-            if self._jobs is not None:
-                await self._jobs.note(self._keys[message.stream], envelope, JobState.DEAD, failure)
-            return
-        match decide(failure, attempt=envelope.attempt, policy=route.retry, max_attempts=envelope.max_attempts):
-            case RetryAt(delay_ms):
-                await self._retry(message, ctx, envelope, delay_ms, failure)
-                route.count(message.stream, "retry")
-            case DeadLetter(reason):
-                await self._bury(message, ctx, envelope, reason, failure)
-                route.count(message.stream, "dead")
-            case Done():  # pragma: no cover - there was a failure
-                return
+            # The handler acknowledged its message before it failed. There is nothing left to retry.
+            runner.count(message.stream, "failed_after_ack")
+            state, settlement = JobState.DEAD, KeepPending(failure)
+        elif isinstance(failure, InfrastructureError):
+            # Not the message's fault: no attempt is charged. The engine releases the entry and pauses.
+            state, settlement = JobState.WAITING, Release(failure)
+        elif isinstance(failure, MessageInProgressError):
+            # Another run of the message is not over: charged, it could be dead-lettered while that commits.
+            state, settlement = JobState.WAITING, KeepPending(failure)
+        else:
+            allowed = runner.attempts_of(envelope)
+            settlement = decide(failure, attempt=envelope.attempt, policy=runner.retry, max_attempts=allowed)
+        if self._jobs is not None and state is not None:
+            await self._jobs.record(self._keys[message.stream], envelope, state, failure)
+        return settlement
 
-    async def _retry(
-        self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, delay_ms: int, failure: Exception
-    ) -> None:
-        payload = next_attempt(
-            parts_of(message.raw), envelope, group=self._group, entry_id=message.id, failed_ms=self._now_ms()
-        )
-        with ctx.leaving():
-            await self._settler.reschedule(self._keys[message.stream], message.id, f"+{delay_ms}", joined(payload))
-            ctx.mark_acknowledged()
-        if self._jobs is not None:
-            await self._jobs.note(self._keys[message.stream], envelope, JobState.FAILED, failure)
-
-    async def _let_wait(
-        self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, when: str, state: JobState
-    ) -> None:
-        payload = same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id)
-        with ctx.leaving():
-            await self._settler.reschedule(self._keys[message.stream], message.id, when, joined(payload))
-            ctx.mark_acknowledged()
-        if self._jobs is not None:
-            await self._jobs.note(self._keys[message.stream], envelope, state)
-
-    async def _bury(
-        self,
-        message: RuntimeMessage,
-        ctx: Delivery,
-        envelope: Envelope | None,
-        reason: Reason,
-        failure: Exception | None = None,
-        note: str = "",
-    ) -> None:
-        record = self._record(message.id, envelope, reason, failure)
-        record.error = record.error or note
-        record.deliveries = message.delivery_count
-        with ctx.leaving():
-            await self._settler.bury(self._keys[message.stream], message.id, encode_record(record, message.raw))
-            ctx.mark_acknowledged()
-        logger.warning(
-            "message is a dead letter",
-            extra={
-                "stream": printable(message.stream),
-                "message_id": message.id,
-                "event": printable(record.event),
-                "reason": reason.value,
-                "error": record.error_type,
-            },
-        )
-        if self._jobs is not None and envelope is not None:
-            await self._jobs.note(self._keys[message.stream], envelope, JobState.DEAD, failure)
-
-    def _record(
-        self, entry_id: str, envelope: Envelope | None, reason: Reason, failure: Exception | None
-    ) -> DeadRecord:
-        told = describe(failure, store_text=self._settings.store_error_text)
-        now_ms = self._now_ms()
-        record = DeadRecord(
-            reason=reason.value,
-            id=entry_id,
-            entry_id=entry_id,
-            group=self._group,
-            host=self._host,
-            consumer=self._consumer_id,
-            failed_ms=now_ms,
-            first_failed_ms=now_ms,
-        )
-        if told is not None:
-            record.error_type, record.error, record.traceback = told.type, told.text, told.traceback
-        if envelope is not None:
-            record.id, record.event, record.attempts = envelope.id, envelope.event, envelope.attempt
-            record.emitted_ms = envelope.emitted_ms
-            record.first_failed_ms = envelope.first_failed_ms or now_ms
-        return record
-
-    async def _park(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope) -> bool:
-        """Put a message of a paused event aside. False if it is not paused after all."""
-        keys = self._keys[message.stream]
-        payload = joined(same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id))
-        with ctx.leaving():
-            answer = await script("park").call(
-                self._client,
-                (keys.stream, keys.paused, keys.parked, keys.parked_event(envelope.event)),
-                (self._group, self._consumer_id, envelope.event, message.id, payload),
-                stream=keys.stream,
-                group=self._group,
-            )
-            if answer == _NOT_PAUSED:
-                return False
-            ctx.mark_acknowledged()
+    async def _has_turn(self, message: RuntimeMessage, envelope: Envelope) -> bool:
+        """True if the message is its key's holder. One that did not come through ``emit`` joins the line of its key."""
+        if envelope.ticket is None:
+            await self._settler.join_key(message, envelope)
+            return False
+        self._settler.acknowledge_with_turn(message, envelope)
         return True
 
-    async def _has_turn(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, rate: RateLimit) -> bool:
-        """True if the message's turn is now. One that was missed (a pause, all hosts down) is void."""
-        if envelope.reserved and not rate.has_lapsed(envelope.reserved_ms, now_ms=self._now_ms()):
-            return True
-        return await self._take_turn(message, ctx, envelope, rate)
-
-    async def _take_turn(self, message: RuntimeMessage, ctx: Delivery, envelope: Envelope, rate: RateLimit) -> bool:
-        """Take a turn under the event's rate limit. False if it is a later one, and the message waits for it."""
-        keys = self._keys[message.stream]
-        stored = joined(
-            same_attempt(parts_of(message.raw), envelope, group=self._group, entry_id=message.id, reserved=True)
+    async def _unknown(self, message: RuntimeMessage, envelope: Envelope) -> Settlement:
+        """Return what becomes of a message whose event has no handler here."""
+        settlement = decide_unknown(
+            self._settings.unknown_on(message.stream),
+            grace_s=self._settings.unknown_grace_s,
+            since_ms=envelope.unknown_since_ms,
+            now_ms=self._clock.now_ms(),
         )
-        with ctx.leaving():
-            wait_ms = await script("turn").call(
-                self._client,
-                (keys.stream, keys.delayed, keys.wake, keys.rate(envelope.event)),
-                (self._group, self._consumer_id, message.id, stored, rate.turn_us, rate.burst),
-                stream=keys.stream,
-                group=self._group,
+        if self._reported.add(message.stream, envelope.event):  # once per event
+            logger.warning(
+                "no handler for event %(event_name)s of message %(message_id)s: %(fate)s. Known: %(known)s",
+                event_name=envelope.event,
+                message_id=message.id,
+                fate=_FATES[type(settlement)],
+                known=", ".join(self._runners),
+                stream=message.stream,
             )
-            if wait_ms == 0:
-                return True
-            ctx.mark_acknowledged()
-        if self._jobs is not None and wait_ms > 0:
-            await self._jobs.note(keys, envelope, JobState.DELAYED)
-        return False
+        if settlement is ACKNOWLEDGE and self._jobs is not None:
+            await self._jobs.record(self._keys[message.stream], envelope, JobState.DEAD)
+        if isinstance(settlement, DeadLetter):
+            return DeadLetter(settlement.reason, Reject(_UNKNOWN), _UNKNOWN)
+        return settlement
 
-    def withdraw(self) -> None:
-        """Let go of what waits for a slot of its handler: we stop, and it is not to begin here."""
-        for route in self._routes.values():
-            if route.slots is not None:
-                route.slots.withdraw()
+    async def _park_or_reserve(self, message: RuntimeMessage, envelope: Envelope, rate: RateLimit | None) -> Step:
+        """Leave the message if its event is not paused and it may start now under its event's rate limit.
 
-    def flush_counts(self) -> None:
-        """Hand what was counted to the metrics."""
-        for route in self._routes.values():
-            route.flush_counts()
+        A reservation that was missed (a pause, all hosts down) is void.
+        """
+        if self._pauses.is_event_paused(message.stream, envelope.event):
+            step = await self._settler.park(message, envelope)
+            if step is not Step.LEFT:
+                return step
+        if rate is None:
+            return Step.LEFT
+        if envelope.reserved and not rate.has_expired(envelope.reserved_ms, now_ms=self._clock.now_ms()):
+            return Step.LEFT
+        return await self._settler.reserve_rate(message, envelope, rate)
 
-    def note_server_time(self, ahead_ms: int) -> None:
-        """Learn how far the server's clock is ahead of ours: times in messages are the server's."""
-        self._server_ahead_ms = ahead_ms
-
-    def _now_ms(self) -> int:
-        return int(time.time() * 1000) + self._server_ahead_ms
-
-
-_NOT_PAUSED = 2
-_SHOWN = 65_536
-_UNKNOWN = "no handler is registered for its event"
-_EXHAUSTED = "it was delivered too often without ever being settled: whoever worked on it was killed or hung"
+    def _unless_foreign(self, message: RuntimeMessage, settlement: DeadLetter) -> Settlement:
+        """Keep an entry pending while it is open whether its stream is a processor's."""
+        if self._foreign is None:
+            return settlement
+        later = partial(self._settler.settle, message, settlement)
+        is_held = self._foreign.must_hold(message.stream, message.id, later)
+        return KeepPending(settlement.failure) if is_held else settlement
 
 
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
-
-
-def _shown(raw: bytes, most: int | None) -> str:
-    """Bytes of an entry that could not be decoded, as text that JSON can hold."""
-    return raw[:most].decode(errors="backslashreplace")
+_FATES = {type(ACKNOWLEDGE): "ignore", Defer: "leave", DeadLetter: "dead_letter"}

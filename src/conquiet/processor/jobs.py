@@ -1,40 +1,42 @@
-"""Where every job stands, for whoever turns it on (``job_ttl_s``). A view, not the truth.
+"""The state of every job, if ``job_ttl_s`` is set. A view, not the truth.
 
     waiting ─┐                        ┌─▶ succeeded
     delayed ─┴─▶ running ─────────────┼─▶ failed ──▶ running …     (it waits for its next attempt)
-                                      └─▶ dead                     (no attempt is left)
+                                      ├─▶ dead                     (no attempt is left)
+    any but the ends ─────────────────┴─▶ cancelled
 
-The truth is in the streams: a state is written after the fact it tells of, gathered with others into one
-round trip, and a state that cannot be written is logged, and fails nobody's message. A finished job is
-forgotten after its time; one that is not finished stays. So an end is tried again: without it the job would
-run for ever. What comes before an end is not: it would be told after the end, and begin a new life.
+The truth is in the streams: a state is written after the fact, with others in one round trip. A state that cannot be
+written is logged and fails no message. A finished job is forgotten after its time; one that is not finished stays. So
+final states are retried: without one a job would be shown as running without end. Other states are not retried, because
+a late write would reopen a finished job.
+
+See docs/decisions/0016.
 """
 
-import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import redis
-import redis.asyncio
-
+from conquiet.core.log import FactLogger
+from conquiet.core.micro_batcher import MicroBatcher
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError, QueueError
-from conquiet.kernel.redaction import printable
-from conquiet.kernel.validation import require_positive
+from conquiet.processor.dead_letter_record import describe
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
-from conquiet.processor.records import describe
 from conquiet.processor.scripts import Arg, script
+from conquiet.redis_transport.client import AsyncClient, SyncClient
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 _BATCH = 250
 _MOST_DUE = 4 * _BATCH
 _PAUSE_S = 1.0
 _TRIES = 30
+_PURGE_EVERY_S = 60.0
 
 
 class JobState(Enum):
@@ -46,10 +48,11 @@ class JobState(Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     DEAD = "dead"
+    CANCELLED = "cancelled"
 
 
 _NUMBER = {state: number for number, state in enumerate(JobState, start=1)}
-_ENDS = {_NUMBER[JobState.SUCCEEDED], _NUMBER[JobState.DEAD]}
+_ENDS = {_NUMBER[JobState.SUCCEEDED], _NUMBER[JobState.DEAD], _NUMBER[JobState.CANCELLED]}
 
 NewState = tuple[str, str, int, JobState]
 """Id, event, attempt and state of one job."""
@@ -104,22 +107,26 @@ class JobRecorder:
         ttl_s: How long a finished job is kept.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, *, ttl_s: float) -> None:
+    def __init__(self, client: AsyncClient, *, ttl_s: float) -> None:
         self._client = client
         self._ttl_ms = max(1, milliseconds(ttl_s))
-        self._due: list[_Note] = []
+        self._due: MicroBatcher[_Note] = MicroBatcher(self._flush, limit=_BATCH, name="conquiet-jobs")
         self._failed: list[_Note] = []
         self._failed_at = 0.0
-        self._flushing: asyncio.Task[None] | None = None
+        self._purged_at: dict[Keys, float] = {}
 
-    async def note(self, keys: Keys, envelope: Envelope, state: JobState, failure: BaseException | None = None) -> None:
+    async def record(
+        self, keys: Keys, envelope: Envelope, state: JobState, failure: BaseException | None = None
+    ) -> None:
         """Write a state; returns when it is written, or was found impossible to write. Never raises for the latter."""
-        told = describe(failure, store_text=False)
-        await self.note_all(
-            keys, [(envelope.id, envelope.event, envelope.attempt, state)], error_type="" if told is None else told.type
+        described = describe(failure, store_text=False)
+        await self.record_all(
+            keys,
+            [(envelope.id, envelope.event, envelope.attempt, state)],
+            error_type="" if described is None else described.type,
         )
 
-    async def note_all(
+    async def record_all(
         self,
         keys: Keys,
         jobs: Sequence[NewState],
@@ -128,71 +135,69 @@ class JobRecorder:
         only_new: bool = False,
     ) -> None:
         """Write the states of several jobs: id, event, attempt, state. ``only_new`` leaves known jobs alone."""
-        self._due += [_noted(keys, job, error_type, only_new=only_new) for job in jobs]
-        await self._written()
+        for job in jobs:
+            self._due.add(_noted(keys, job, error_type, only_new=only_new))
+        await self._due.drain()
 
-    async def note_later(self, keys: Keys, envelope: Envelope, state: JobState) -> None:
-        """Write a state soon, with others: for an end that nobody waits for. Waits only if too many are due."""
+    async def record_soon(self, keys: Keys, envelope: Envelope, state: JobState) -> None:
+        """Write a final state soon, with others. Waits only if too many are due."""
         job = (envelope.id, envelope.event, envelope.attempt, state)
-        self._due.append(_noted(keys, job, "", only_new=False))
+        self._due.add(_noted(keys, job, "", only_new=False))
         if len(self._due) > _MOST_DUE:
-            await self._written()
-        else:
-            self._flush_soon()
+            await self._due.drain()
 
-    def try_again(self) -> None:
-        """Begin anew with the ends that could not be written, unless that was a moment ago."""
+    async def purge(self, keys: Keys) -> None:
+        """Remove some finished jobs from the index whose time is over, about once a minute. Never raises.
+
+        Writing a state does that, too, but maybe none is written any more.
+        """
+        now = time.monotonic()
+        if now - self._purged_at.get(keys, 0.0) < _PURGE_EVERY_S:
+            return
+        self._purged_at[keys] = now
+        await self._write(keys, ())
+
+    def retry_failed(self) -> None:
+        """Write the final states again that could not be written, unless that was a moment ago."""
         if self._failed and time.monotonic() - self._failed_at >= _PAUSE_S:
-            self._take_back_failed()
-            self._flush_soon()
+            self._requeue_failed()
+            self._due.flush_soon()
 
     async def drain(self) -> None:
         """Return when nothing is due any more. What cannot be written now is given up."""
-        self._take_back_failed()
-        if self._due or (self._flushing is not None and not self._flushing.done()):
-            await self._written()
+        self._requeue_failed()
+        await self._due.drain()
         for note in self._failed:
-            complain(note.keys, 1, "QueueError")
+            log_dropped(note.keys, 1, "QueueError")
         self._failed = []
 
-    def _take_back_failed(self) -> None:
-        self._due, self._failed = self._failed + self._due, []
+    def _requeue_failed(self) -> None:
+        self._due.requeue(self._failed)
+        self._failed = []
 
-    async def _written(self) -> None:
-        # Shielded: others' states are in the same flush, and a cancelled handler must not take them along.
-        await asyncio.shield(self._flush_soon())
-
-    def _flush_soon(self) -> asyncio.Task[None]:
-        if self._flushing is None or self._flushing.done():
-            self._flushing = asyncio.create_task(self._flush(), name="conquiet-jobs")
-        return self._flushing
-
-    async def _flush(self) -> None:
-        while self._due:
-            await asyncio.sleep(0)
-            batch, self._due = self._due[:_BATCH], self._due[_BATCH:]
-            by_stream: dict[Keys, list[_Note]] = {}
-            for note in batch:
-                by_stream.setdefault(note.keys, []).append(note)
-            for keys, notes in by_stream.items():
-                await self._write(keys, notes)
+    async def _flush(self, batch: list[_Note]) -> None:
+        by_stream: dict[Keys, list[_Note]] = {}
+        for note in batch:
+            by_stream.setdefault(note.keys, []).append(note)
+        for keys, notes in by_stream.items():
+            await self._write(keys, notes)
 
     async def _write(self, keys: Keys, notes: Sequence[_Note]) -> None:
         names, args = _command(keys, notes, self._ttl_ms)
         try:
             await script("jobs").call(self._client, names, args, stream=keys.stream)
         except QueueError as error:
-            room = _MOST_DUE - len(self._failed)
-            again = [note for note in notes if note.is_worth_another_try][:room]
+            free = _MOST_DUE - len(self._failed)
+            again = [note for note in notes if note.is_worth_another_try][:free]
             for note in again:
                 note.tries += 1
             self._failed += again
             self._failed_at = time.monotonic()
             if len(again) < len(notes):
-                complain(keys, len(notes) - len(again), type(error).__name__)
+                log_dropped(keys, len(notes) - len(again), type(error).__name__)
 
 
-def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s: float) -> None:
+def record_new(client: SyncClient, keys: Keys, jobs: Sequence[NewState], *, ttl_s: float) -> None:
     """Write the states of jobs that are not known yet, without asyncio. Never raises for want of the server."""
     notes = [_noted(keys, job, "", only_new=True) for job in jobs]
     for start in range(0, len(notes), _BATCH):
@@ -201,7 +206,7 @@ def note_new(client: redis.Redis, keys: Keys, jobs: Sequence[NewState], *, ttl_s
         try:
             script("jobs").call_sync(client, names, args, stream=keys.stream)
         except QueueError as error:
-            complain(keys, len(batch), type(error).__name__)
+            log_dropped(keys, len(batch), type(error).__name__)
 
 
 def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool) -> _Note:
@@ -218,9 +223,9 @@ def _command(keys: Keys, notes: Sequence[_Note], ttl_ms: int) -> tuple[list[str]
     return names, args
 
 
-def complain(keys: Keys, count: int, error: str) -> None:
+def log_dropped(keys: Keys, count: int, error: str) -> None:
     """Log that states were not written, which is all that comes of it."""
-    logger.warning("job states not written", extra={"stream": printable(keys.stream), "jobs": count, "error": error})
+    logger.warning("job states not written", stream=printable(keys.stream), jobs=count, error=error)
 
 
 class Jobs:
@@ -230,7 +235,7 @@ class Jobs:
         client: A client without retries; it stays the caller's.
     """
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def get(self, stream: str, job_id: str) -> Job | None:

@@ -7,8 +7,9 @@ tag (``shop:{7}:orders``) only gets a suffix. One script may then touch all of t
 
 from dataclasses import dataclass
 
+from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.validation import require_text
+from conquiet.redis_transport.hash_tags import slot_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Keys:
         dead: Stream of dead letters.
         paused: Hash of what is paused: ``*`` for the whole stream, else an event; the value is since when.
         parked: Set of the events that have messages parked because of a pause.
+        order: Hash of the ticket of each key's holder; further names start with it. See ``lua/ordering.lua``.
         wake: Stream of one entry that is replaced whenever hosts should look: an earlier due time, a pause.
         base: What the names of the further keys start with.
     """
@@ -30,6 +32,7 @@ class Keys:
     dead: str
     paused: str
     parked: str
+    order: str
     wake: str
     base: str
 
@@ -40,13 +43,22 @@ class Keys:
     def debounce(self, event: str, name: str) -> str:
         """Return the key that holds the waiting message of a debounced event.
 
-        The length tells where the event ends: both parts may have colons.
+        The length says where the event ends: both parts may have colons.
         """
         return f"{self.base}:debounce:{len(event)}:{event}:{name}"
 
     def parked_event(self, event: str) -> str:
         """Return the list of messages parked while this event is paused."""
         return f"{self.base}:parked:{event}"
+
+    @property
+    def waiting_keys(self) -> str:
+        """Return the sorted set of the keys that have messages waiting, by their number."""
+        return f"{self.order}:waiting"
+
+    def waiting(self, key: str) -> str:
+        """Return the list of the messages that wait for a key; ``key`` as it stands in the JSON text."""
+        return f"{self.order}:key:{key}"
 
     def rate(self, event: str) -> str:
         """Return the key that holds the next free turn of a rate-limited event."""
@@ -60,6 +72,23 @@ class Keys:
         """Return the sorted set of the ids of all jobs in a state, by the time they came into it."""
         return f"{self.base}:jobs:{state}"
 
+    @property
+    def cancel(self) -> str:
+        """Return the hash of cancellations that a worker has to decide: entry id and group, and the job's id."""
+        return f"{self.base}:cancel"
+
+    def cancelled(self, message_id: str) -> str:
+        """Return the hash that records the cancellation of one job."""
+        return f"{self.base}:cancelled:{message_id}"
+
+    def progress(self, message_id: str) -> str:
+        """Return the hash that holds what the handler of one job has reported last."""
+        return f"{self.base}:progress:{message_id}"
+
+    def result(self, message_id: str) -> str:
+        """Return the stream of one entry that holds how one job has ended."""
+        return f"{self.base}:result:{message_id}"
+
 
 def keys_of(stream: str) -> Keys:
     """Return the keys that belong to ``stream``.
@@ -69,7 +98,7 @@ def keys_of(stream: str) -> Keys:
             key can be made to share its slot.
     """
     require_text("stream", stream)
-    base = stream if _has_tag(stream) else f"{{{stream}}}"
+    base = slot_prefix(stream)
     if base is not stream and ("{" in stream or "}" in stream):
         raise ConfigurationError(
             f"stream {stream!r} has braces that are not a hash tag, so nothing can be kept in its cluster slot; "
@@ -81,11 +110,7 @@ def keys_of(stream: str) -> Keys:
         dead=f"{base}:dead",
         paused=f"{base}:paused",
         parked=f"{base}:parked",
+        order=f"{base}:order",
         wake=f"{base}:wake",
         base=base,
     )
-
-
-def _has_tag(key: str) -> bool:
-    start = key.find("{")
-    return start >= 0 and key.find("}", start + 1) > start + 1

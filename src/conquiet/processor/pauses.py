@@ -3,14 +3,15 @@
 A paused stream is not read. Of a paused event the messages are read and parked, which keeps the other
 events of the stream going; they come back to the end of the stream when the pause is over. What is
 running goes on.
+
+See docs/decisions/0017.
 """
 
-import redis.asyncio
-
-from conquiet.processor.delays import Tick, read_pauses
+from conquiet.processor.delayed import Poll, read_pauses
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import require_event
 from conquiet.processor.scripts import script
+from conquiet.redis_transport.client import AsyncClient
 
 WHOLE_STREAM = "*"
 _UNPARK = 200
@@ -23,7 +24,7 @@ class Pauses:
         client: A client without retries; it stays the caller's.
     """
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._known: dict[str, frozenset[str]] = {}
 
@@ -36,20 +37,20 @@ class Pauses:
         return await self._change("resume", stream, event)
 
     async def paused(self, stream: str) -> dict[str, int]:
-        """Return what is paused, asked anew: ``*`` for the whole stream or events, and since when (ms)."""
+        """Return what is paused, as the server has it: ``*`` for the whole stream or events, and since when (ms)."""
         keys = keys_of(stream)
         return read_pauses(await script("hash").call(self._client, (keys.paused,), (), stream=stream))
 
     def is_stream_paused(self, stream: str) -> bool:
-        """True if the stream was paused when the mover last looked."""
+        """True if the stream was paused at the last poll."""
         return WHOLE_STREAM in self._known.get(stream, ())
 
     def is_event_paused(self, stream: str, event: str) -> bool:
-        """True if the event was paused when the mover last looked."""
+        """True if the event was paused at the last poll."""
         return event in self._known.get(stream, ())
 
-    async def learn(self, keys: Keys, found: Tick) -> None:
-        """Take over what a tick found, and bring back what is parked without a reason."""
+    async def on_poll(self, keys: Keys, found: Poll) -> None:
+        """Record what is paused, and return messages to the stream that are parked without a reason."""
         self._known[keys.stream] = frozenset(found.paused)
         for event in found.parked - found.paused.keys():
             names = (keys.stream, keys.paused, keys.parked, keys.parked_event(event))

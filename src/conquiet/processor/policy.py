@@ -1,10 +1,9 @@
-"""What becomes of a message after an attempt. Pure: facts in, one of three answers out.
+"""What becomes of a message after a failed attempt. Pure: facts in, a settlement out.
 
-    handler returned ─────────────────────────────▶ Done
-    raised, may be tried again, attempts left ────▶ RetryAt(delay_ms)
-    anything else ────────────────────────────────▶ DeadLetter(reason)
+    may be retried, attempts left ────▶ settlement.Retry(delay_ms)
+    anything else ────────────────────▶ settlement.DeadLetter(reason)
 
-There is no fourth. A handler decides for itself by raising ``Retry`` or ``Reject``.
+A handler decides for itself by raising ``Retry`` or ``Reject``.
 """
 
 import math
@@ -13,30 +12,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from conquiet.core import settlement
+from conquiet.core.backoff import Backoff
+from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError, ConquietError
-from conquiet.kernel.backoff import Backoff
-from conquiet.kernel.validation import require_positive, require_seconds, require_text
 
 
 class Retry(Exception):  # noqa: N818 - not an error: it says what shall happen
-    """Raised by a handler: try this message again, whatever the handler's policy says about exceptions.
+    """Raised by a handler: retry this message, whatever the handler's policy says about exceptions.
 
     It counts as an attempt: past the last one the message goes to the dead letters.
 
     Args:
-        after: Seconds to wait; the policy's backoff if left out.
+        after_s: Seconds to wait; the policy's backoff if left out.
     """
 
-    def __init__(self, after: float | None = None) -> None:
+    def __init__(self, after_s: float | None = None) -> None:
         super().__init__("the handler asked for another attempt")
-        self.after = None if after is None else require_seconds("after", after, zero_allowed=True)
+        self.after_s = None if after_s is None else require_seconds("after_s", after_s, zero_allowed=True)
 
 
 class Reject(Exception):  # noqa: N818 - the same
-    """Raised by a handler: this message can never succeed; to the dead letters with it, at once.
+    """Raised by a handler: dead-letter this message at once; it can never succeed.
 
     Args:
-        reason: Why, for whoever looks at the dead letters. It is stored and shown: no payload in it.
+        reason: Why. It is stored with the dead letter and shown: no payload in it.
     """
 
     def __init__(self, reason: str) -> None:
@@ -45,7 +45,7 @@ class Reject(Exception):  # noqa: N818 - the same
 
 
 class HandlerCancelledError(ConquietError):
-    """A handler ended with a cancellation that nobody asked it for: something it awaited had been cancelled.
+    """A handler ended with a cancellation that the engine did not ask for: something it awaited was cancelled.
 
     It stands for a failure like any other, so that ``retry_for=(Exception,)`` means it, too.
     """
@@ -66,36 +66,13 @@ class Reason(Enum):
     DELIVERIES_EXHAUSTED = "deliveries_exhausted"
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Nothing is left to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetryAt:
-    """One more attempt, this many milliseconds from now by the server's clock."""
-
-    delay_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """No more attempts."""
-
-    reason: Reason
-
-
-Decision = Done | RetryAt | DeadLetter
-
-DONE = Done()
-
-FOR_EVER_MS = 2**52
-"""The longest time there is: a script's numbers are floats, and a server refuses what its clock cannot reach."""
+LONGEST_MS = 2**52
+"""The longest time: a script's numbers are floats, and a server refuses what its clock cannot represent."""
 
 
 def milliseconds(seconds: float) -> int:
-    """Return a time in whole milliseconds; one that is longer than there is, is for ever."""
-    return round(min(seconds * 1000, FOR_EVER_MS))
+    """Return a time in whole milliseconds, clamped to ``LONGEST_MS``."""
+    return round(min(seconds * 1000, LONGEST_MS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +80,25 @@ class RetryPolicy:
     """How often, how soon and after which exceptions a message is tried again.
 
     Attributes:
-        max_attempts: Attempts in total. 1, the default, is no retry: nobody asked for one.
+        max_attempts: Attempts in total. 1, the default, is no retry.
         backoff: Wait before the next attempt; ``factor=1`` keeps it fixed.
         retry_for: Exceptions after which another attempt makes sense.
         no_retry_for: Exceptions after which none does. Wins over ``retry_for``.
+        steps_aside: What a failed message that has a key does until its next attempt. False, the default, keeps its
+            key: the messages behind it wait, and order holds through retries. True lets them go first, and the
+            message joins the end of its key's line when it is due.
     """
 
     max_attempts: int = 1
     backoff: Backoff = field(default_factory=lambda: Backoff(base_s=1.0, factor=2.0, cap_s=3_600.0, jitter=0.5))
     retry_for: tuple[type[BaseException], ...] = (Exception,)
     no_retry_for: tuple[type[BaseException], ...] = ()
+    steps_aside: bool = False
 
     def __post_init__(self) -> None:
         require_positive("max_attempts", self.max_attempts)
+        if not isinstance(self.steps_aside, bool):
+            raise ConfigurationError("steps_aside must be True or False")
         if not isinstance(self.backoff, Backoff):
             raise ConfigurationError("backoff must be a Backoff")
         for name in ("retry_for", "no_retry_for"):
@@ -139,36 +122,47 @@ class RetryPolicy:
 
 
 def decide(
-    error: BaseException | None,
+    error: BaseException,
     *,
     attempt: int,
     policy: RetryPolicy,
     max_attempts: int | None = None,
     rand: Callable[[], float] = random.random,
-) -> Decision:
+) -> settlement.Retry | settlement.DeadLetter:
     """Return what becomes of a message whose attempt has ended.
 
     Args:
-        error: What the handler raised, None if it returned.
+        error: What the handler raised.
         attempt: Which attempt it was, from 1.
         policy: The handler's.
         max_attempts: The message's own number of attempts; it wins over the policy's.
         rand: Source of numbers in [0, 1), for the jitter.
     """
-    if error is None:
-        return DONE
+    max_attempts = policy.max_attempts if max_attempts is None else max_attempts
     if isinstance(error, Reject):
-        return DeadLetter(Reason.REJECTED)
+        return settlement.DeadLetter(Reason.REJECTED.value, error, max_attempts=max_attempts)
     asked = isinstance(error, Retry)
     if not asked and (isinstance(error, policy.no_retry_for) or not isinstance(error, policy.retry_for)):
-        return DeadLetter(Reason.NOT_RETRYABLE)
-    if attempt >= (policy.max_attempts if max_attempts is None else max_attempts):
-        return DeadLetter(Reason.ATTEMPTS_EXHAUSTED)
-    if isinstance(error, Retry) and error.after is not None:
-        delay_s = error.after
+        return settlement.DeadLetter(Reason.NOT_RETRYABLE.value, error, max_attempts=max_attempts)
+    if attempt >= max_attempts:
+        return settlement.DeadLetter(Reason.ATTEMPTS_EXHAUSTED.value, error, max_attempts=max_attempts)
+    if isinstance(error, Retry) and error.after_s is not None:
+        delay_s = error.after_s
     else:
         delay_s = policy.backoff.delay_s(attempt, rand=rand)
-    return RetryAt(math.ceil(min(delay_s * 1000, FOR_EVER_MS)))
+    delay_ms = math.ceil(min(delay_s * 1000, LONGEST_MS))
+    return settlement.Retry(delay_ms, error, steps_aside=policy.steps_aside, max_attempts=max_attempts)
+
+
+def allowed_attempts(own: int | None, policy: RetryPolicy, limit: int) -> int:
+    """Return how many attempts a message has.
+
+    Args:
+        own: The message's own number, which any producer may have written.
+        policy: The handler's; it holds for a message without a number.
+        limit: Most attempts that a message may ask for, unless the policy allows more.
+    """
+    return policy.max_attempts if own is None else min(own, max(policy.max_attempts, limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +185,21 @@ class RateLimit:
         require_positive("burst", self.burst)
 
     @property
-    def turn_us(self) -> int:
-        """Microseconds from one turn to the next."""
-        return max(1, round(min(self.per_s * 1_000_000 / min(self.count, FOR_EVER_MS), FOR_EVER_MS)))
+    def interval_us(self) -> int:
+        """Microseconds between two starts."""
+        return max(1, round(min(self.per_s * 1_000_000 / min(self.count, LONGEST_MS), LONGEST_MS)))
 
-    def has_lapsed(self, turn_ms: int | None, *, now_ms: int) -> bool:
-        """True if a turn is over by more than a second, or by more than one turn where they are further apart.
+    def has_expired(self, reserved_ms: int | None, *, now_ms: int) -> bool:
+        """True if a reserved start is over by more than a second, or by more than one interval where that is longer.
 
-        Without that, all that was missed would start at once. A turn of an unknown time, as older releases
-        booked them, holds.
+        Otherwise everything that was missed would start at once. A reservation without a time holds.
         """
-        return turn_ms is not None and now_ms > turn_ms + max(1_000, self.turn_us // 1_000)
+        return reserved_ms is not None and now_ms > reserved_ms + max(1_000, self.interval_us // 1_000)
 
 
 def require_count(name: str, value: object) -> int:
     """Return ``value`` if it is a count that a script can hold."""
-    if require_positive(name, value) > FOR_EVER_MS:
+    if require_positive(name, value) > LONGEST_MS:
         raise ConfigurationError(f"{name} must be below 2**52")
     return require_positive(name, value)
 

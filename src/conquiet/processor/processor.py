@@ -1,51 +1,56 @@
-"""The processor: handlers by event, over the runtime engine.
-
-This file is its life and its face: registering, starting, stopping, and what an operator asks of it. What
-happens to a message is in ``execution``, what becomes of it in ``policy``.
-"""
+"""The processor: handlers by event, over the runtime engine. What becomes of a message is in ``execution``."""
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from types import TracebackType
+from functools import partial
 from typing import Any, Self, TypeVar
 
-from redis.exceptions import RedisError
-
-from conquiet.errors import ConfigurationError, LifecycleError, MalformedMessageError
-from conquiet.kernel.functions import refuse_generator_function
-from conquiet.kernel.identity import stable_consumer_id
-from conquiet.kernel.lifecycle import Status
-from conquiet.kernel.validation import require_positive, require_text
-from conquiet.processor.burials import Burials
-from conquiet.processor.dead_letters import DeadLetters
-from conquiet.processor.delays import Mover, Tick
+from conquiet.core.batching import batch_settings
+from conquiet.core.functions import reject_generator_function, require_made_for
+from conquiet.core.identity import stable_consumer_id
+from conquiet.core.lifecycle import Status
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.core.signatures import takes_keywords_of
+from conquiet.core.validation import require_positive, require_text
+from conquiet.errors import ConfigurationError, LifecycleError
+from conquiet.processor.batch_handler_runner import Runners, runner_of
+from conquiet.processor.cancellation import CancelWatch
+from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
+from conquiet.processor.emit_requests import Emitted, NewMessage
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.execution import Execution
-from conquiet.processor.jobs import JobRecorder, Jobs
+from conquiet.processor.foreign import ForeignGuard
+from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.middleware import Middleware
+from conquiet.processor.operator_calls import OperatorCalls
+from conquiet.processor.ordering import OrderOwnerCheck
 from conquiet.processor.pauses import Pauses
-from conquiet.processor.plans import Emitted, NewMessage
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
-from conquiet.processor.routes import Route
-from conquiet.processor.settings import HandlerSettings, ProcessorSettings
-from conquiet.processor.settlement import Settler
-from conquiet.queue.client import AnyRedis, clone_async
-from conquiet.runtime.consumer import Consumer
-from conquiet.runtime.events import Callback, EngineError
-from conquiet.runtime.health import NOTHING_DONE, Health, StopReport
+from conquiet.processor.raw_entries import has_messages
+from conquiet.processor.results import ResultWriter
+from conquiet.processor.retention import apply_retention
+from conquiet.processor.server_clock import ServerClock
+from conquiet.processor.settings import HandlerSettings, ProcessorSettings, engine_settings
+from conquiet.processor.settler import ProcessorSettler
+from conquiet.queue.housekeeping import StreamHousekeeper
+from conquiet.redis_transport.client import AnyRedis, clone_async
+from conquiet.redis_transport.errors import RedisError
+from conquiet.runtime.engine import Engine
+from conquiet.runtime.events import Callback
+from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, Health, StopReport
 from conquiet.runtime.settings import RuntimeSettings, require_streams
 
-_OUR_ADDITIONS = 4_096
-"""Most bytes by which a message grows on its way: group, times, ids."""
+logger = FactLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Processor:
+class Processor(OperatorCalls):
     """Runs a handler per event, with retries, delays, dead letters and pauses.
 
     Args:
@@ -76,28 +81,30 @@ class Processor:
         self._consumer_id = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
         self._settings = ProcessorSettings() if settings is None else settings
         self._runtime = RuntimeSettings() if runtime is None else runtime
-        self._redis = redis
-        self._client = clone_async(redis)
+        self._redis, self._client = redis, clone_async(redis)
         self._handlers: dict[str, HandlerSettings] = {}
         self._middlewares: list[Middleware] = []
         self._callbacks: list[tuple[str, Callback]] = []
         self._executor: ThreadPoolExecutor | None = None
-        self._burials: Burials | None = None
+        self._foreign: ForeignGuard | None = None
+        self._failure: Exception | None = None
         ttl_s = self._settings.job_ttl_s
         self._recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
         self._pauses = Pauses(self._client)
-        self._consumer: Consumer | None = None
-        self._execution: Execution | None = None
-        self._mover: Mover | None = None
-        self._withheld: frozenset[str] = frozenset()
+        self._engine: Engine | None = None
+        self._promoter: DelayedPromoter | None = None
+        self._housekeeper = StreamHousekeeper(
+            redis, self._streams, group=self._group, retention=self._settings.retention
+        )
+        self._runners: Runners = {}
+        self._paused_streams: frozenset[str] = frozenset()
         self._stop_asked = False
-
-    # ------------------------------------------------------------ before the start
+        self._poll_listeners: list[PollListener] = [OrderOwnerCheck(self._group)]
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change the most handlers at once on this host: what ``conquiet worker --concurrency`` does."""
-        if self._consumer is not None:
+        if self._engine is not None:
             raise LifecycleError("this Processor was started: its concurrency can only be set before")
         self._concurrency = require_positive("concurrency", concurrency)
 
@@ -106,33 +113,36 @@ class Processor:
         event: str,
         *,
         retry: RetryPolicy | None = None,
-        timeout: float | None = None,
+        timeout_s: float | None = None,
         concurrency: int | None = None,
         rate: RateLimit | None = None,
+        batch: int | None = None,
+        within_s: float | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function for an event: ``async def send(ctx)``, or a plain one, run in a thread.
 
         Args:
             event: The event; each has one handler.
-            retry: When to try again; the processor's policy if left out.
-            timeout: Seconds a run may take. A plain function that takes longer is reported, and waited for.
+            retry: When to retry; the processor's policy if left out.
+            timeout_s: Seconds a run may take. A plain function that takes longer is reported, and waited for.
             concurrency: Most runs at once on this host.
-            rate: Most starts in a time, over all hosts.
+            rate: Most starts in a time, over all hosts. Not beside ``batch``.
+            batch: Most messages of one call, which gets a list of contexts; see docs/batches.md.
+            within_s: How long the first message of a batch waits for others, 0.02 s if left out.
         """
-        if self._consumer is not None:
+        if self._engine is not None:
             raise LifecycleError("handlers are registered before the start")
-        require_event(event)  # now, for who writes @processor.handler without an event: nobody would register then
+        require_event(event)  # now: a bare @processor.handler would never register
+        gathered = batch_settings(batch, within_s)
+        options: dict[str, Any] = {"timeout_s": timeout_s, "concurrency": concurrency, "rate": rate}
 
         def register(function: F) -> F:
             if event in self._handlers:
                 raise ConfigurationError(f"event {event!r} has a handler already")
+            require_made_for(function, "group", self._group)
+            policy = self._settings.retry if retry is None else retry
             self._handlers[event] = HandlerSettings(
-                event=event,
-                function=function,
-                retry=self._settings.retry if retry is None else retry,
-                timeout_s=timeout,
-                concurrency=concurrency,
-                rate=rate,
+                event=event, function=function, retry=policy, **options, batch=gathered
             )
             return function
 
@@ -140,46 +150,68 @@ class Processor:
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Run ``async def middleware(ctx, call_next)`` around every handler; the first added is the outermost."""
-        if self._consumer is not None:
+        if self._engine is not None:
             raise LifecycleError("middlewares are added before the start")
         if not callable(middleware):
             raise ConfigurationError("a middleware must be callable: async def middleware(ctx, call_next)")
-        refuse_generator_function("a middleware", middleware)
+        reject_generator_function("a middleware", middleware)
         self._middlewares.append(middleware)
 
     def on(self, event: str, callback: Callback) -> None:
-        """Hear the engine's events; see ``runtime.Consumer.on``. ``failed`` comes for each failed attempt."""
-        if self._consumer is not None:
-            self._consumer.on(event, callback)
+        """Subscribe to the engine's events; see ``runtime.Consumer.on``. ``failed`` comes for each failed attempt."""
+        if self._engine is not None:
+            self._engine.on(event, callback)
         else:
             self._callbacks.append((event, callback))
+
+    def off(self, event: str, callback: Callback) -> None:
+        """End a subscription of ``on``. Raises ``ConfigurationError`` if there is none."""
+        if self._engine is not None:
+            self._engine.off(event, callback)
+        elif (event, callback) in self._callbacks:
+            self._callbacks.remove((event, callback))
+        else:
+            raise ConfigurationError("this callback is not subscribed to this event")
 
     # ------------------------------------------------------------ the life
 
     async def start(self, stop_event: asyncio.Event | None = None) -> StopReport:
-        """Process until ``stop()``; see ``runtime.Consumer.start``. Due messages are moved meanwhile."""
+        """Process until ``stop()``; see ``runtime.Consumer.start``. Due messages are moved meanwhile.
+
+        Raises:
+            ConfigurationError: No handler is registered. Nothing was sent.
+            MalformedMessageError: The first ``foreign_limit`` entries of a stream are no messages. They stay pending.
+        """
         too_late = self._stop_asked
-        consumer, mover = self._assemble()
+        engine, promoter = self._assemble()
         try:
-            await mover.start()
-            return await consumer.start(stop_event)
+            await promoter.start()
+            self._housekeeper.start()
+            report = await engine.start(stop_event)
         except LifecycleError:
             if too_late or not self._stop_asked:
                 raise
-            return NOTHING_DONE  # told to stop before the engine had begun
+            return NOTHING_DONE  # stopped before the engine had started
         finally:
-            await self._end(mover)
+            await self._end(promoter)
+        if self._failure is not None:
+            raise self._failure
+        return report
+
+    async def run(self) -> StopReport:
+        """Process until ``stop()``; the same as ``start()``."""
+        return await self.start()
 
     def stop(self) -> None:
         """Ask for the end; see ``runtime.Consumer.stop``. Safe in a signal handler."""
         self._stop_asked = True
-        if self._consumer is not None:
-            self._consumer.stop()
+        if self._engine is not None:
+            self._engine.stop()
 
     async def wait_for_active_tasks(self) -> None:
         """Return when no handler is running any more and what they finished is acknowledged."""
-        if self._consumer is not None:
-            await self._consumer.wait_for_active_tasks()
+        if self._engine is not None:
+            await self._engine.wait_for_active_tasks()
 
     async def close(self) -> None:
         """Close our connections. A processor that only emits needs nothing else, and may emit again in another loop."""
@@ -189,177 +221,171 @@ class Processor:
 
     async def __aenter__(self) -> Self:
         """Start in the background; return once it consumes."""
-        consumer, mover = self._assemble()
+        engine, promoter = self._assemble()
         try:
-            await mover.start()
-            await consumer.__aenter__()
+            await promoter.start()
+            self._housekeeper.start()
+            await engine.__aenter__()
         except BaseException:
-            await self._end(mover)
+            await self._end(promoter)
             await self.close()
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop in order and close. A processor that died meanwhile raises its error here."""
-        assert self._consumer is not None  # noqa: S101 - entered
-        assert self._mover is not None  # noqa: S101 - the same
+        assert self._engine is not None and self._promoter is not None  # noqa: S101, PT018 - entered
         try:
-            await self._consumer.__aexit__(kind, error, trace)
+            await self._engine.__aexit__(None, None, None)
         finally:
-            await self._end(self._mover)
+            await self._end(self._promoter)
             await self.close()
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def status(self) -> Status:
         """Where its life stands."""
-        return Status.NEW if self._consumer is None else self._consumer.status
+        return Status.NEW if self._engine is None else self._engine.status
 
     @property
     def consumer_id(self) -> str:
         """Our name in the group."""
         return self._consumer_id
 
+    @property
+    def name(self) -> str:
+        """Name of the worker: its consumer id."""
+        return self._consumer_id
+
+    @property
+    def abandoned(self) -> int:
+        """Handlers that did not end within the grace period."""
+        return 0 if self._engine is None else self._engine.abandoned
+
     def health(self) -> Health:
-        """Tell how the engine is doing, without asking the server."""
-        if self._consumer is None:
-            raise LifecycleError("this Processor has not been started")
-        return self._consumer.health()
+        """Report the state of the engine, without a call to the server. Never raises."""
+        return NOT_STARTED if self._engine is None else self._engine.health()
 
     # ------------------------------------------------------------ messages
 
+    @takes_keywords_of(Emitter.emit)
     async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message; see ``Emitter.emit`` for the options: id, delay, at, stream, max_attempts, debounce."""
+        """Emit one message; options as ``Emitter.emit``: id, key, delay_s, at, stream, max_attempts, debounce."""
         return await self._emitter.emit(event, data, **options)
 
     async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
         """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
         return await self._emitter.emit_many(messages, stream=stream)
 
-    # ------------------------------------------------------------ for operators
-
-    async def pause(self, stream: str | None = None, *, event: str | None = None) -> bool:
-        """Pause a stream (the first one if none is named) or one event of it, on all hosts, until ``resume``."""
-        return await self._pauses.pause(self._first_or(stream), event)
-
-    async def resume(self, stream: str | None = None, *, event: str | None = None) -> bool:
-        """End a pause."""
-        return await self._pauses.resume(self._first_or(stream), event)
-
-    async def paused(self, stream: str | None = None) -> dict[str, int]:
-        """Return what is paused (``*`` is the whole stream) and since when, in milliseconds."""
-        return await self._pauses.paused(self._first_or(stream))
-
-    def dead_letters(self, stream: str | None = None) -> DeadLetters:
-        """Return the dead letters of a stream."""
-        return DeadLetters(self._client, self._first_or(stream))
-
-    @property
-    def jobs(self) -> Jobs:
-        """Where jobs stand, if ``job_ttl_s`` is set."""
-        return Jobs(self._client)
-
     # ------------------------------------------------------------ inside
-
     def _is_stopping(self) -> bool:
         return self.status in {Status.STOPPING, Status.STOPPED}
 
-    def _first_or(self, stream: str | None) -> str:
-        return self._streams[0] if stream is None else stream
-
-    async def _end(self, mover: Mover) -> None:
-        await mover.close()
-        if self._execution is not None:
-            self._execution.flush_counts()
-        if self._burials is not None:
-            await self._burials.finish()
+    async def _end(self, promoter: DelayedPromoter) -> None:
+        await promoter.close()
+        await self._housekeeper.aclose()
+        for runner in self._runners.values():
+            runner.flush_counts()
+        if self._foreign is not None:
+            await self._foreign.finish()
         if self._recorder is not None:
             await self._recorder.drain()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _assemble(self) -> tuple[Consumer, Mover]:
-        """Put the parts together. Nothing is sent."""
-        if self._consumer is not None:
+    def _assemble(self) -> tuple[Engine, DelayedPromoter]:
+        """Build the parts. Nothing is sent."""
+        if self._engine is not None:
             raise LifecycleError("this Processor was started before. Create a new one.")
-        self._execution = Execution(
+        if not self._handlers:
+            raise ConfigurationError(
+                f"this Processor of {', '.join(map(printable, self._streams))} has no handler, so that every message "
+                "would be unknown to it. Register one with @processor.handler(event) before the start"
+            )
+        for handler in self._handlers.values():
+            handler.compare_pool(self._concurrency)
+        clock, recorder = ServerClock(), self._recorder
+        cancels = CancelWatch(self._client, group=self._group, consumer_id=self._consumer_id)
+        self._foreign = ForeignGuard(self._settings.foreign_limit, partial(has_messages, self._client), self._fail)
+        rest = (self._middlewares, self._threads, self._is_stopping, self._settings.max_attempts_limit)
+        self._runners = {event: runner_of(handler, *rest) for event, handler in self._handlers.items()}
+        settler = ProcessorSettler(
             self._client,
             group=self._group,
             consumer_id=self._consumer_id,
-            routes={
-                event: Route(settings, self._middlewares, self._threads, self._is_stopping)
-                for event, settings in self._handlers.items()
-            },
+            keys=self._keys,
+            settings=self._settings,
+            clock=clock,
+            jobs=self._recorder,
+            log_tracebacks=self._runtime.log_tracebacks,
+        )
+        execution = Execution(
+            group=self._group,
+            runners=self._runners,
             keys=self._keys,
             pauses=self._pauses,
-            settler=Settler(self._client, group=self._group, consumer_id=self._consumer_id, settings=self._settings),
+            settler=settler,
             emitter=self._emitter,
             jobs=self._recorder,
             settings=self._settings,
+            clock=clock,
+            cancels=cancels,
+            results=ResultWriter(self._client, max_bytes=self._settings.max_payload_bytes),
+            foreign=self._foreign,
         )
-        self._burials = Burials(self._execution.malformed)
-        self._consumer = Consumer(
+        self._engine = engine = Engine(
             streams=self._streams,
             redis=self._redis,
-            handler=self._execution,
+            executor=execution,
             concurrency=self._concurrency,
             group=self._group,
             consumer_id=self._consumer_id,
-            on_exhausted=self._execution.exhausted,
-            settings=replace(self._runtime, max_payload_bytes=self._largest_read()),
+            settings=engine_settings(self._settings, self._runtime),
         )
-        self._consumer.on("error", self._hear_error)
-        for event, callback in self._callbacks:
-            self._consumer.on(event, callback)
-        self._mover = Mover(
+        for subscription in self._callbacks:
+            engine.on(*subscription)
+        self._promoter = DelayedPromoter(
             self._client,
             list(self._keys.values()),
             limit=self._settings.chunk_size,
             refresh_s=self._settings.refresh_s,
-            on_tick=self._learn,
+            listeners=[
+                lambda _, found: clock.correct(found.ahead_ms),
+                self._maintain,
+                *([] if recorder is None else [lambda keys, _: recorder.purge(keys)]),
+                *self._poll_listeners,
+                self._pauses.on_poll,
+                cancels.on_poll,
+                self._apply_stream_pauses,
+                partial(apply_retention, self._client, self._settings),
+            ],
         )
-        if self._stop_asked:  # before there was anybody to tell
-            self._consumer.stop()
-        return self._consumer, self._mover
+        if self._stop_asked:  # before there was an engine
+            engine.stop()
+        return engine, self._promoter
 
-    async def _learn(self, keys: Keys, found: Tick) -> None:
-        """Take over what the mover saw: the server's clock, and pauses."""
-        assert self._consumer is not None  # noqa: S101 - the mover was assembled with it
-        assert self._execution is not None  # noqa: S101 - the same
-        assert self._burials is not None  # noqa: S101 - the same
-        self._execution.note_server_time(found.ahead_ms)
-        self._execution.flush_counts()
-        if self._is_stopping():
-            self._execution.withdraw()
-        self._burials.try_again()
+    def _maintain(self, _keys: Keys, _found: Poll) -> None:
+        """Do what is due about once per ``refresh_s``: metrics, job states, runs that wait although we stop."""
         if self._recorder is not None:
-            self._recorder.try_again()
-        await self._pauses.learn(keys, found)
-        withheld = frozenset(stream for stream in self._streams if self._pauses.is_stream_paused(stream))
-        if withheld != self._withheld:  # told once: each time it cuts a waiting read short
-            self._withheld = withheld
-            self._consumer.withhold(withheld)
-        await self._apply_retention(keys, found)
+            self._recorder.retry_failed()
+        for runner in self._runners.values():
+            runner.flush_counts()
+            runner.cancel_waiters_if_stopping()
 
-    async def _apply_retention(self, keys: Keys, found: Tick) -> None:
-        """Let dead letters fall that are too old or too many. Burying does it, too, but maybe nothing dies any more."""
-        most, age_s = self._settings.dead_letters_max, self._settings.dead_letters_max_age_s
-        too_many = most is not None and found.dead > most
-        age_ms = 0 if found.oldest_dead_ms is None else found.now_ms - found.oldest_dead_ms
-        if too_many or (age_s is not None and age_ms > age_s * 1000):
-            await DeadLetters(self._client, keys.stream).trim(max_count=most, max_age_s=age_s)
+    def _apply_stream_pauses(self, _keys: Keys, _found: Poll) -> None:
+        """Stop or resume reading the streams that are paused as a whole."""
+        paused = frozenset(stream for stream in self._streams if self._pauses.is_stream_paused(stream))
+        if paused != self._paused_streams and self._engine is not None:  # each call cuts a waiting read short
+            self._paused_streams = paused
+            self._engine.pause_streams(paused)
 
-    def _hear_error(self, event: EngineError) -> None:
-        error = event.error
-        if isinstance(error, MalformedMessageError) and error.stream and error.message_id and self._burials:
-            self._burials.begin(error.stream, error.message_id, error.reason or "it is malformed")
-
-    def _largest_read(self) -> int:
-        """What may be emitted may be read, and tried again: a retry is larger by what we write into it."""
-        return max(self._runtime.max_payload_bytes, self._settings.max_payload_bytes) + _OUR_ADDITIONS
+    def _fail(self, error: Exception) -> None:
+        """Stop, and let the error be raised at the end."""
+        logger.failure(logging.ERROR, "processor stops", error)
+        self._failure = error
+        self.stop()
 
     def _threads(self) -> ThreadPoolExecutor:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._concurrency, thread_name_prefix="conquiet-handler")
+        self._executor = self._executor or ThreadPoolExecutor(self._concurrency, "conquiet-handler")
         return self._executor

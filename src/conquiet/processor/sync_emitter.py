@@ -4,10 +4,24 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from conquiet.processor.jobs import note_new
-from conquiet.processor.plans import Delay, Emitted, Moment, NewMessage, Plans, Step, answered, new_states
+from conquiet.core import tracing
+from conquiet.core.tracing import Headers
+from conquiet.processor.emit_requests import (
+    Delay,
+    EmitPlanner,
+    Emitted,
+    Moment,
+    NewMessage,
+    ScriptCall,
+    new_states,
+    parse_reply,
+    with_headers,
+)
+from conquiet.processor.jobs import record_new
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.queue.client import AnyRedis, clone_sync
+from conquiet.redis_transport.client import AnyRedis, clone_sync
+from conquiet.redis_transport.confirmation import Confirmation
+from conquiet.redis_transport.confirmed import run_confirmed_sync
 
 
 class SyncEmitter:
@@ -24,28 +38,44 @@ class SyncEmitter:
 
     def __init__(self, redis: AnyRedis, stream: str, settings: ProcessorSettings | None = None) -> None:
         self._settings = ProcessorSettings() if settings is None else settings
-        self._plans = Plans(stream, self._settings)
+        self._plans = EmitPlanner(stream, self._settings)
         self._client = clone_sync(redis)
 
-    def emit(
+    def emit(  # noqa: PLR0913 - as in Emitter
         self,
         event: str,
         data: Mapping[str, Any] | None = None,
         *,
         id: str | None = None,  # noqa: A002 - the word for it
-        delay: Delay | None = None,
+        delay_s: Delay | None = None,
         at: Moment | None = None,
         stream: str | None = None,
         max_attempts: int | None = None,
         debounce: str | None = None,
+        key: str | None = None,
+        replicas: int | None = None,
+        headers: Headers | None = None,
     ) -> Emitted:
         """Emit one message; see ``Emitter.emit`` for the arguments and errors."""
-        message = NewMessage(event, data, id, delay, at, max_attempts)
-        return self._send(self._plans.steps((message,), stream, debounce=debounce))[0]
+        how = self._settings.confirmation(replicas)
+        if tracing.active is None:
+            message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
+            return self._send(self._plans.steps((message,), stream, debounce=debounce), how)[0]
+        name = self._plans.name(stream)
+        with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
+            message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=span.headers)
+            return self._send(self._plans.steps((message,), stream, debounce=debounce), how)[0]
 
-    def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
+    def emit_many(
+        self, messages: Iterable[NewMessage], *, stream: str | None = None, replicas: int | None = None
+    ) -> list[Emitted]:
         """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
-        return self._send(self._plans.steps(messages, stream))
+        how = self._settings.confirmation(replicas)
+        if tracing.active is None:
+            return self._send(self._plans.steps(messages, stream), how)
+        batch = list(messages)
+        with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
+            return self._send(self._plans.steps(with_headers(batch, span.headers), stream), how)
 
     def close(self) -> None:
         """Close our connections."""
@@ -60,12 +90,16 @@ class SyncEmitter:
         """Close our connections."""
         self.close()
 
-    def _send(self, steps: Iterable[Step]) -> list[Emitted]:
+    def _send(self, steps: Iterable[ScriptCall], how: Confirmation) -> list[Emitted]:
         emitted: list[Emitted] = []
         for step in steps:
-            reply = step.script.call_sync(self._client, step.names, step.args, stream=step.keys.stream)
-            sent = answered(step, reply)
+            place = step.keys.stream
+            if how.replicas:
+                reply = run_confirmed_sync(step.script, self._client, step.names, step.args, how, place)
+            else:
+                reply = step.script.call_sync(self._client, step.names, step.args, stream=place)
+            sent = parse_reply(step, reply)
             if self._settings.job_ttl_s is not None:
-                note_new(self._client, step.keys, new_states(step, sent), ttl_s=self._settings.job_ttl_s)
+                record_new(self._client, step.keys, new_states(step, sent), ttl_s=self._settings.job_ttl_s)
             emitted += sent
         return emitted

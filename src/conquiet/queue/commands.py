@@ -1,53 +1,21 @@
-"""Redis commands as bytes, packed once where they never change. Pure.
+"""Commands of one consumer on one stream and group, packed once where they never change. Pure.
 
-redis-py packs each command anew on each call. A consumer sends the same XREADGROUP all day, and its
-XACK differs only in the id: packing these once is a good part of being faster than redis-py.
+redis-py packs each command on each call. A consumer sends the same XREADGROUP all day, and its XACK differs only in the
+id: packing these once is a good part of being faster than redis-py.
 """
 
-import hiredis
-
-from conquiet.errors import ConfigurationError
-
-Word = str | bytes | int
-
-# What a shell was given in bytes that are not UTF-8 comes to Python as half characters.
-_NOT_UTF_8 = "a name or an argument is not valid UTF-8; write it in UTF-8"
+from conquiet.redis_transport.commands import Word, create_group, pack, pack_prefix
 
 
-def pack(*words: Word) -> bytes:
-    """Return a command in the wire format that every Redis and Valkey reads.
+class AddCommand:
+    """XADD on one stream; needs no group."""
 
-    Raises:
-        ConfigurationError: A word is not text that could be sent.
-    """
-    try:
-        return _pack(words)
-    except UnicodeEncodeError:
-        raise ConfigurationError(_NOT_UTF_8) from None
-    except TypeError:  # hiredis takes an int and nothing derived from it, such as a setting out of an IntEnum
-        return _pack(tuple(int(word) if isinstance(word, int) else word for word in words))
+    def __init__(self, stream: str) -> None:
+        self._xadd = b"*5\r\n" + pack_prefix("XADD", stream, "*", "data")
 
-
-def _pack(words: tuple[Word, ...]) -> bytes:
-    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub knows tuples of one word only
-    return packed
-
-
-def _bulk(*words: Word) -> bytes:
-    """The same without the count in front: the beginning of a command."""
-    return pack(*words).split(b"\r\n", 1)[1]
-
-
-def encoded(word: str) -> bytes:
-    """Return one word as it goes out.
-
-    Raises:
-        ConfigurationError: It is not text that could be sent.
-    """
-    try:
-        return word.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(_NOT_UTF_8) from None
+    def pack(self, data: bytes) -> bytes:
+        """XADD of one encoded payload. SPEC(001 §3.1)."""
+        return b"%b$%d\r\n%b\r\n" % (self._xadd, len(data), data)
 
 
 class StreamCommands:
@@ -57,17 +25,12 @@ class StreamCommands:
         self._stream = stream
         self._group = group
         self._consumer = consumer
-        self._xadd = b"*5\r\n" + _bulk("XADD", stream, "*", "data")
-        self._xack = b"*4\r\n" + _bulk("XACK", stream, group)
+        self._xack = b"*4\r\n" + pack_prefix("XACK", stream, group)
         self._reads: dict[tuple[int, int], bytes] = {}
 
     def create_group(self) -> bytes:
-        """XGROUP CREATE from the very first entry on, with the stream if need be. SPEC(001 §5.2)."""
-        return pack("XGROUP", "CREATE", self._stream, self._group, "0-0", "MKSTREAM")
-
-    def add(self, data: bytes) -> bytes:
-        """XADD of one encoded payload. SPEC(001 §3.1)."""
-        return b"%b$%d\r\n%b\r\n" % (self._xadd, len(data), data)
+        """XGROUP CREATE from the first entry on. SPEC(001 §5.2)."""
+        return create_group(self._stream, self._group)
 
     def read_new(self, block_ms: int, count: int) -> bytes:
         """XREADGROUP of entries never delivered to the group. SPEC(001 §5.4)."""
@@ -80,7 +43,7 @@ class StreamCommands:
         return packed
 
     def read_own(self, after: str, count: int) -> bytes:
-        """XREADGROUP of this consumer's own pending entries behind ``after``."""
+        """XREADGROUP of this consumer's own pending entries after the id ``after``."""
         return self._read(after, "COUNT", count)
 
     def ack(self, message_id: str) -> bytes:
@@ -93,23 +56,27 @@ class StreamCommands:
         return pack("XACK", self._stream, self._group, *ids)
 
     def consumers(self) -> bytes:
-        """XINFO CONSUMERS: who has how much pending."""
+        """XINFO CONSUMERS: pending entries of each consumer."""
         return pack("XINFO", "CONSUMERS", self._stream, self._group)
 
     def pending(
         self, *, count: int, start: str = "-", end: str = "+", min_idle_ms: int = 0, consumer: bytes | None = None
     ) -> bytes:
-        """XPENDING of a range, of one consumer or of all, idle for so long."""
+        """XPENDING of a range, of one consumer or of all, idle for at least ``min_idle_ms``."""
         idle: tuple[Word, ...] = ("IDLE", min_idle_ms) if min_idle_ms else ()
         owner = () if consumer is None else (consumer,)
         return pack("XPENDING", self._stream, self._group, *idle, start, end, count, *owner)
+
+    def pending_by_consumer(self) -> bytes:
+        """XPENDING as a summary: the number of entries of each consumer."""
+        return pack("XPENDING", self._stream, self._group)
 
     def pending_of_own(self, start: str, end: str, count: int) -> bytes:
         """XPENDING of this consumer's entries, for their delivery counts."""
         return self.pending(count=count, start=start, end=end, consumer=self._consumer.encode())
 
     def claim(self, min_idle_ms: int, ids: list[str]) -> bytes:
-        """XCLAIM for this consumer; the server checks the idle time once more. SPEC(001 §5.6)."""
+        """XCLAIM for this consumer; the server checks the idle time again. SPEC(001 §5.6)."""
         return pack("XCLAIM", self._stream, self._group, self._consumer, min_idle_ms, *ids)
 
     def exists(self, message_id: str) -> bytes:

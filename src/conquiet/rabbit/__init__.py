@@ -3,44 +3,55 @@
 sync_queue(url, queue, syncer)      the whole job of a process
 RabbitConsumer(url, queue, syncer)  the same inside an event loop of yours
 Publisher(url)                      confirmed publishing
-DeadLetters(url)                    replay of a dead-letter queue
-current_delivery()                  inside a syncer: its message_id, headers, redelivered flag
+DeadLetters(url, queue)             list, show, replay and discard the messages of a dead-letter queue
+current_delivery()                  inside a syncer: its queue, message_id, headers, redelivered flag
 """
 
-from conquiet.kernel.extras import require_extra
+from conquiet.core.extras import require_extra
 
-require_extra("rabbit", "pika", "msgspec")
+require_extra("rabbit", "pika")
 
-from conquiet.rabbit.config import RabbitConfig, RabbitOptions  # noqa: E402 - the check comes first
+from conquiet.core.replay_report import ReplayReport  # noqa: E402 - the check comes first
+from conquiet.rabbit.batch_workers import current_deliveries  # noqa: E402
+from conquiet.rabbit.config import RabbitConfig  # noqa: E402
 from conquiet.rabbit.consumer import RabbitConsumer  # noqa: E402
 from conquiet.rabbit.counters import Counters  # noqa: E402
-from conquiet.rabbit.dead_letters import DeadLetters, Replayed  # noqa: E402
+from conquiet.rabbit.dead_delivery import DeadDelivery, DeliveryFilter  # noqa: E402
+from conquiet.rabbit.dead_letters import DeadLetters  # noqa: E402
 from conquiet.rabbit.delivery import Delivery, current_delivery  # noqa: E402
 from conquiet.rabbit.events import ConnectionEvent, EventKind  # noqa: E402
-from conquiet.rabbit.keystore import FileKeyStore, KeyStore  # noqa: E402
-from conquiet.rabbit.proca import ActionMessage, EventMessage  # noqa: E402
+from conquiet.rabbit.proca.keystore import FileKeyStore, KeyStore, MemoryKeyStore  # noqa: E402
+from conquiet.rabbit.proca.messages import ActionMessage, EventMessage  # noqa: E402
+from conquiet.rabbit.proca.seal import seal  # noqa: E402
 from conquiet.rabbit.publisher import Outgoing, Publisher  # noqa: E402
 from conquiet.rabbit.runner import run_process, sync_queue  # noqa: E402
 from conquiet.rabbit.schema import SchemaRegistry  # noqa: E402
+from conquiet.rabbit.syncer import DeadLetterNow, Requeue  # noqa: E402
 
 __all__ = [
     "ActionMessage",
     "ConnectionEvent",
     "Counters",
+    "DeadDelivery",
+    "DeadLetterNow",
     "DeadLetters",
     "Delivery",
+    "DeliveryFilter",
     "EventKind",
     "EventMessage",
     "FileKeyStore",
     "KeyStore",
+    "MemoryKeyStore",
     "Outgoing",
     "Publisher",
     "RabbitConfig",
     "RabbitConsumer",
-    "RabbitOptions",
-    "Replayed",
+    "ReplayReport",
+    "Requeue",
     "SchemaRegistry",
+    "current_deliveries",
     "current_delivery",
     "run_process",
+    "seal",
     "sync_queue",
 ]

@@ -1,4 +1,4 @@
-"""Which acknowledgements may be sent together. Pure.
+"""Decide which acknowledgements may be sent together. Pure.
 
 ``basic.ack(multiple=True)`` up to tag T settles *everything* unsettled up to T on its channel, finished or not. So T
 may only be as high as the last delivery before which nothing is still open.
@@ -32,7 +32,7 @@ _NOTHING = Acks(None, 0, ())
 
 
 class AckWindow:
-    """The unsettled deliveries of one channel, whose tags the broker hands out in rising order."""
+    """The unsettled deliveries of one channel. Their tags rise in the order of delivery."""
 
     __slots__ = ("_finished", "_open")
 
@@ -42,17 +42,17 @@ class AckWindow:
         self._finished: list[int] = []
 
     def arrived(self, tags: Iterable[int]) -> None:
-        """Deliveries came in; nothing is decided about them."""
+        """Add deliveries, undecided."""
         self._open.update(dict.fromkeys(tags))
 
     def finished(self, tag: int) -> int:
-        """The delivery is to be acknowledged; return how many are waiting for that."""
+        """Mark a delivery for acknowledgement. Return how many are marked."""
         del self._open[tag]
         self._finished.append(tag)
         return len(self._finished)
 
     def settled(self, tag: int) -> None:
-        """The delivery was settled by other means (a reject): it is in nobody's way any more."""
+        """Remove a delivery that was settled by other means, such as a reject."""
         del self._open[tag]
 
     @property

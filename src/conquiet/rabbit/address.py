@@ -1,5 +1,6 @@
 """Where the broker is and how to get in: URLs turned into the client library's parameters, checked at once."""
 
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,12 @@ from urllib.parse import urlsplit
 import pika
 
 from conquiet._version import __version__
+from conquiet.core.redaction import redact_url
+from conquiet.core.validation import require_seconds, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.redaction import redact_url
-from conquiet.kernel.validation import require_seconds, require_text
 from conquiet.rabbit.tables import pack_short
 
+_BETWEEN_URLS: Final = re.compile(r",(?=amqps?://)")
 _LONGEST_HEARTBEAT_S: Final = 65_535  # the protocol has 16 bits for it
 
 
@@ -103,9 +105,9 @@ def _check_spelling(url: str) -> None:
 
 
 def as_urls(url: str | Sequence[str]) -> tuple[str, ...]:
-    """One URL or several, as a tuple."""
+    """One URL or several, as a tuple. A text may hold several: ``amqp://one/,amqp://two/``."""
     if isinstance(url, str):
-        return (url,)
+        return tuple(_BETWEEN_URLS.split(url))
     if not isinstance(url, Sequence):
         raise ConfigurationError("url must be an AMQP URL, or a list of them")
     return tuple(url)

@@ -1,43 +1,28 @@
 """The settings of one consumer, checked when they are built. SPEC(004 §1)."""
 
+import inspect
 import ssl
-from dataclasses import dataclass, field, fields
-from typing import Final, TypedDict, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_args
 
+from conquiet.core.backoff import Backoff
+from conquiet.core.batching import BatchSettings, batch_settings
+from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.backoff import Backoff
-from conquiet.kernel.validation import require_positive, require_seconds, require_text
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES
-from conquiet.rabbit.keystore import KeyStore
+from conquiet.rabbit.proca.keystore import KeyStore
 from conquiet.rabbit.schema import SchemaRegistry
 from conquiet.rabbit.settle import OnExhausted, PolicyName, SettlePolicy
+from conquiet.rabbit.syncer import Syncer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Urls = str | Sequence[str]
+WithoutDeadLetters = Literal["move", "discard"]
 
 PREFETCH_LIMIT: Final = 65_535  # the protocol has 16 bits for it
-
-
-class RabbitOptions(TypedDict, total=False):
-    """The keyword arguments of ``RabbitConsumer`` and ``sync_queue``; ``RabbitConfig`` says what each one means."""
-
-    concurrency: int
-    prefetch: int | None
-    max_retries: int | None
-    key_store: KeyStore | None
-    tag: str | None
-    schemas: SchemaRegistry
-    settle: PolicyName
-    max_requeues: int
-    exhausted: OnExhausted
-    poison_guard: bool
-    dead_letter: bool | None
-    require_dead_letter: bool
-    management_url: str | None
-    max_body_bytes: int
-    grace_s: float
-    heartbeat_s: int | None
-    connect_timeout_s: float
-    max_reconnects: int
-    reconnect: Backoff
-    ssl_context: ssl.SSLContext | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +32,27 @@ class RabbitConfig:
     Attributes:
         concurrency: How many messages the syncer handles at once.
         prefetch: How many unsettled messages the broker gives us; 2 x concurrency unless set.
+        batch: Call the syncer with a list of up to so many messages; None calls it with one. The prefetch follows: the
+            next batch is delivered while one is handled.
+        within_s: How long the first message of a batch waits for others, 0.02 s if left out.
         max_retries: Messages that were dead-lettered more often than this are not processed. None: no limit.
         key_store: Opens ``personalInfo`` of actions. None: it stays encrypted.
         tag: Second half of the consumer tag, ``<hostname>.<tag>``; the package's name unless set.
-        schemas: Which messages are accepted.
+        schemas: Which messages are accepted. None: any JSON object. ``sync_queue`` takes those of the original.
         settle: How a failing message is found to have been tried before; see ``settle.py``.
         max_requeues: With ``settle="delivery_count"``: how often a failing message is put back.
-        exhausted: ``"drop"`` acknowledges what is past ``max_retries``, ``"dead_letter"`` parks it. Do not combine the
-            latter with a dead-letter exchange that leads back to this queue: the message would go round for ever.
+        exhausted: What becomes of a message past ``max_retries``. ``"move"``: moved to ``<queue>.dead``. ``"drop"``:
+            acknowledged, and gone; the default of ``sync_queue``. ``"dead_letter"``: treated like a failed message; do
+            not combine it with a dead-letter exchange that leads back to this queue, because the message would never
+            leave that circuit.
         poison_guard: Dead-letter a message that breaks the system and was seen before, instead of leaving it in front
             of the next process. One for each process at most: when several break, it is an outage.
-        dead_letter: Whether the queue has a dead-letter exchange, if you know; None asks the management API.
+        dead_letter: Whether the queue has a dead-letter exchange that leads to a queue, if you know. None asks the
+            management API, and then the broker for the arguments the queue was declared with.
         require_dead_letter: Refuse to start unless the queue is known to have one.
+        without_dead_letters: What becomes of a failed message where no dead-letter exchange is known. ``"move"``: the
+            consumer publishes it to the durable queue ``<queue>.dead``, waits for the confirm, and then acknowledges
+            it. ``"discard"``: the consumer rejects it and the broker deletes it; the default of ``sync_queue``.
         management_url: ``http://user:password@host:15672``, only used for that question.
         max_body_bytes: Larger bodies are failures of the message; they are not parsed.
         grace_s: How long running handlers may take to finish once the consumer stops. Kubernetes kills after 30 s.
@@ -66,21 +60,26 @@ class RabbitConfig:
         connect_timeout_s: Longest wait for one connection, and for each answer while setting it up or closing it.
         max_reconnects: Failed attempts in a row after which a lost connection is an error.
         reconnect: How long to wait between them.
+        outage: How long to pause when the syncer raises ``InfrastructureError``; see ``outage.py``.
         ssl_context: For ``amqps://``; the default verifies the certificate and the host name.
+        log_tracebacks: Log whole tracebacks of syncers. They end in exception texts, which may quote messages.
     """
 
     concurrency: int = 1
     prefetch: int | None = None
+    batch: int | None = None
+    within_s: float | None = None
     max_retries: int | None = None
     key_store: KeyStore | None = field(default=None, repr=False)
     tag: str | None = None
-    schemas: SchemaRegistry = field(default_factory=SchemaRegistry)
+    schemas: SchemaRegistry | None = None
     settle: PolicyName = "redelivered"
     max_requeues: int = 1
-    exhausted: OnExhausted = "drop"
+    exhausted: OnExhausted = "move"
     poison_guard: bool = False
     dead_letter: bool | None = None
     require_dead_letter: bool = False
+    without_dead_letters: WithoutDeadLetters = "move"
     management_url: str | None = field(default=None, repr=False)
     max_body_bytes: int = DEFAULT_MAX_BYTES
     grace_s: float = 25.0
@@ -88,7 +87,9 @@ class RabbitConfig:
     connect_timeout_s: float = 10.0
     max_reconnects: int = 20
     reconnect: Backoff = field(default_factory=lambda: Backoff(base_s=0.2, cap_s=30.0))
+    outage: Backoff = field(default_factory=lambda: Backoff(base_s=1.0, cap_s=30.0))
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
+    log_tracebacks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_requeues", "max_body_bytes", "max_reconnects"):
@@ -100,6 +101,12 @@ class RabbitConfig:
         require_seconds("connect_timeout_s", self.connect_timeout_s)
         if self.tag is not None:
             require_text("tag", self.tag)
+        gathered = self.batches
+        if gathered is not None and self.prefetch is not None and self.prefetch < gathered.size:
+            raise ConfigurationError(
+                f"prefetch is {self.prefetch} and batch is {gathered.size}: the broker would never send a whole batch. "
+                "Leave prefetch out, or give at least the size of a batch"
+            )
         if self.window > PREFETCH_LIMIT:
             raise ConfigurationError(f"prefetch must be at most {PREFETCH_LIMIT}, got {self.window}")
         self._check_choices()
@@ -108,17 +115,24 @@ class RabbitConfig:
     def _check_choices(self) -> None:
         _require_choice("settle", self.settle, get_args(PolicyName))
         _require_choice("exhausted", self.exhausted, get_args(OnExhausted))
-        for name in ("poison_guard", "require_dead_letter"):
+        _require_choice("without_dead_letters", self.without_dead_letters, get_args(WithoutDeadLetters))
+        for name in ("poison_guard", "require_dead_letter", "log_tracebacks"):
             _require_choice(name, getattr(self, name), (True, False))
         _require_choice("dead_letter", self.dead_letter, (True, False, None))
 
     def _check_objects(self) -> None:
-        if not isinstance(self.schemas, SchemaRegistry):
-            raise ConfigurationError("schemas must be a SchemaRegistry")
-        if not isinstance(self.reconnect, Backoff):
-            raise ConfigurationError("reconnect must be a Backoff")
+        if not isinstance(self.schemas, SchemaRegistry | None):
+            raise ConfigurationError("schemas must be a SchemaRegistry, or None to accept any JSON object")
+        for name in ("reconnect", "outage"):
+            if not isinstance(getattr(self, name), Backoff):
+                raise ConfigurationError(f"{name} must be a Backoff")
         if self.key_store is not None and not callable(getattr(self.key_store, "private_key", None)):
             raise ConfigurationError("key_store must have a method private_key(public); see FileKeyStore")
+        if self.key_store is not None and self.schemas is None:
+            raise ConfigurationError(
+                "key_store opens the personalInfo of proca:action:2; pass schemas=SchemaRegistry() too, "
+                "because without it any JSON object is accepted as it is"
+            )
         if self.management_url is not None:
             _require_http(self.management_url)
         if self.require_dead_letter and self.dead_letter is None and self.management_url is None:
@@ -128,8 +142,13 @@ class RabbitConfig:
 
     @property
     def window(self) -> int:
-        """The prefetch that is asked of the broker: 2 x concurrency unless set."""
-        return 2 * self.concurrency if self.prefetch is None else self.prefetch
+        """The prefetch that is asked of the broker: 2 x concurrency batches or messages, unless set."""
+        return 2 * self.concurrency * (self.batch or 1) if self.prefetch is None else self.prefetch
+
+    @property
+    def batches(self) -> BatchSettings | None:
+        """How batches are gathered; None if the syncer gets single messages."""
+        return batch_settings(self.batch, self.within_s)
 
     @property
     def policy(self) -> SettlePolicy:
@@ -142,6 +161,44 @@ class RabbitConfig:
         )
 
 
+def takes_settings(
+    settings: Callable[P, object],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Urls, str, Syncer, P], R]]:
+    """Declare that a function ``(url, queue, syncer, **options)`` takes the fields of ``settings`` as options.
+
+    Type checkers and ``help()`` then see every option. The settings are declared once, in ``RabbitConfig``.
+    """
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Urls, str, Syncer, P], R]:
+        _show_options(function, settings)
+        return function
+
+    return decorate
+
+
+def method_takes_settings(
+    settings: Callable[P, object],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, Urls, str, Syncer, P], R]]:
+    """Declare the same of a method."""
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, Urls, str, Syncer, P], R]:
+        _show_options(function, settings)
+        return function
+
+    return decorate
+
+
+def _show_options(function: Any, settings: Callable[..., object]) -> None:
+    own = inspect.signature(function)
+    named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    function.__signature__ = own.replace(parameters=[*named, *inspect.signature(settings).parameters.values()])
+
+
+def seed_defaults() -> dict[str, Any]:
+    """Return the settings that seed 004 fixes, where they differ from those of a generic consumer."""
+    return {"schemas": SchemaRegistry(), "exhausted": "drop", "without_dead_letters": "discard"}
+
+
 def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     # Compared by identity of type too: 1 == True, and "poison_guard=1" is a mistake.
     if not any(value == choice and type(value) is type(choice) for choice in choices):
@@ -151,7 +208,3 @@ def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> No
 def _require_http(url: object) -> None:
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):  # not quoted: it may hold a password
         raise ConfigurationError("management_url must be a URL that starts with http:// or https://")
-
-
-# The options and the settings are the same list, once for type checkers and once for real.
-assert set(RabbitOptions.__annotations__) == {setting.name for setting in fields(RabbitConfig)}  # noqa: S101

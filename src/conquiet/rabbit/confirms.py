@@ -1,18 +1,19 @@
-"""Which confirmation belongs to which message: the broker counts what is sent on a channel, and so do we."""
+"""Match confirmations with messages: the broker and the channel both count what is sent."""
 
 import asyncio
-import logging
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Final
 
+from conquiet.core.log import FactLogger
 from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
 from conquiet.metrics import registry
+from conquiet.metrics.safety import count
 from conquiet.rabbit.connection import NOT_FOUND, Link, Loss
 from conquiet.rabbit.properties import Properties
 
-logger = logging.getLogger("conquiet.rabbit.publisher")  # whose part this is
+logger = FactLogger("conquiet.rabbit.publisher")  # one logger for publishing
 
 _HEADER_FRAME: Final = 20  # what is around the properties in their frame
 _Key = tuple[str, str, str]
@@ -36,7 +37,7 @@ class Encoded:
 
     @property
     def message_id(self) -> str:
-        """The property of that name, as the broker gives it back."""
+        """The property of that name, as the broker returns it."""
         found: str = Properties(self.properties).message_id
         return found
 
@@ -50,7 +51,7 @@ class ConfirmChannel:
         self._loop = asyncio.get_running_loop()
         self._next = 1
         self._waiting: dict[int, tuple[asyncio.Future[str], _Key]] = {}
-        # A returned message comes back without its number. Whoever shares id, exchange and key shares its fate.
+        # A returned message has no number. Messages with the same id, exchange and key share its outcome.
         self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
         self._returned: set[int] = set()
         link.lost.add_done_callback(lambda _: self._fail_all())
@@ -72,7 +73,7 @@ class ConfirmChannel:
                 f"the headers of a message for {message.routing_key} are larger than the {frame_max} bytes the broker "
                 "takes; put them into the body"
             )
-        # Numbers are taken by what is sent, and by nothing else: the broker counts along.
+        # Only what is sent takes a number: the broker counts the same.
         key = (message.message_id, message.exchange, message.routing_key)
         number, self._next = self._next, self._next + 1
         confirmation: asyncio.Future[str] = self._loop.create_future()
@@ -89,10 +90,10 @@ class ConfirmChannel:
         if blocked:
             logger.warning(
                 "publishing blocked by the broker: it is low on memory or disk",
-                extra={"unconfirmed": len(self._waiting)},
+                unconfirmed=len(self._waiting),
             )
         else:
-            logger.info("publishing unblocked by the broker", extra={"unconfirmed": len(self._waiting)})
+            logger.info("publishing unblocked by the broker", unconfirmed=len(self._waiting))
 
     def _on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
         # The broker returns a message before it confirms it.
@@ -124,8 +125,8 @@ class ConfirmChannel:
         if number in self._returned:
             self._returned.discard(number)
             outcome = "returned" if outcome == "confirmed" else outcome
-        registry.RABBIT_PUBLISHED_TOTAL.labels(outcome).inc()
-        if confirmation.done():  # nobody waits any more
+        count(registry.RABBIT_PUBLISHED_TOTAL, outcome)
+        if confirmation.done():  # the caller was cancelled
             return
         message_id, exchange, routing_key = key
         if outcome == "confirmed":
@@ -133,7 +134,7 @@ class ConfirmChannel:
             return
         kind, text = _FAILURES[outcome]
         loss = self.link.lost.result() if outcome == "lost" and self.link.lost.done() else None
-        why = _told(loss, exchange)
+        why = _cause_of(loss, exchange)
         failure = kind(
             text.format(key=routing_key, why=why),
             queue=routing_key,
@@ -142,7 +143,7 @@ class ConfirmChannel:
         )
         failure.__cause__ = None if loss is None else loss.error
         confirmation.set_exception(failure)
-        confirmation.exception()  # marked as seen: in publish_many only the first failure is raised
+        confirmation.exception()  # marked as retrieved: in publish_many only the first failure is raised
 
     def _forget(self, key: _Key, number: int) -> None:
         numbers = self._by_key[key]
@@ -164,12 +165,12 @@ _FAILURES: Final[dict[str, tuple[type[PublishError], str]]] = {
 }
 
 
-def _told(loss: Loss | None, exchange: str) -> str:
-    """Say in brackets why a link was lost."""
+def _cause_of(loss: Loss | None, exchange: str) -> str:
+    """Return in brackets why a link was lost."""
     if loss is None:
         return ""
     if loss.code == NOT_FOUND:
-        # All that were on their way fail with one that names an exchange there is not; which one is not told.
+        # Every unconfirmed message fails with the one whose exchange does not exist. The broker does not say which.
         doubt = f"; is there an exchange {exchange}?" if exchange else ""
         return f" ({loss.reason}: one of the messages named an exchange that does not exist{doubt})"
     if "larger than configured max size" in str(getattr(loss.error, "reply_text", "")):

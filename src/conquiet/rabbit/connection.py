@@ -1,9 +1,11 @@
-"""The seam over the AMQP client library: one connection with one channel, opened once, closed once.
+"""One connection with one channel over the AMQP client library, opened once, closed once.
 
-Nothing outside this module, ``stream``, ``frames`` and ``address`` knows pika. A link never heals: when its connection
-or its channel closes, or the broker cancels its consumer, it is lost for good and says so through ``lost``. Whoever
-wants to go on opens a new one. Delivery tags mean something on their own link only, and on a lost link every settlement
-is a no-op that answers False: sent on a newer channel it would close that channel, or settle somebody else's message.
+Only this module, ``amqp_connection``, ``frames`` and ``address`` use pika. When its connection or its channel closes,
+or the broker cancels its consumer, a link is lost: it reports this through ``lost`` and is never reused. Delivery tags
+are valid on their own link only. On a lost link every order does nothing and returns False: sent on a newer channel, it
+would close that channel or settle another message.
+
+See docs/decisions/0020.
 """
 
 import asyncio
@@ -17,16 +19,17 @@ from pika import spec
 
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
+from conquiet.rabbit.amqp_connection import AmqpConnection, OnArrivals
 from conquiet.rabbit.frames import pack_acks
 from conquiet.rabbit.properties import Properties
-from conquiet.rabbit.stream import OnArrivals, Stream
 
 NOT_FOUND: Final = 404
-_PATIENCE_S: Final = 0.5
+_SHORT_WAIT_S: Final = 0.5
+_NODE_IS_DOWN: Final = "is down or inaccessible"
 
 
 class LossKind(Enum):
-    """What went away."""
+    """What was lost."""
 
     CONNECTION = "connection"
     CHANNEL = "channel"
@@ -38,7 +41,7 @@ class Loss:
     """Why a link is over.
 
     Attributes:
-        kind: What went away first.
+        kind: What was lost first.
         reason: Type of the error and the broker's number, never the broker's text: that may quote names and values.
         code: The broker's number, None when there was none.
         error: The client library's error, for ``__cause__``.
@@ -86,7 +89,7 @@ class Link:
         """Connect and open a channel.
 
         Raises:
-            RabbitConnectionError: No broker there, not let in, or no answer in time.
+            RabbitConnectionError: No broker, login refused, or no answer in time.
         """
         link = cls(address.timeout_s)
         try:
@@ -94,8 +97,8 @@ class Link:
                 await link._connect(address.parameters(attempt))
                 link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
-            link._opened.cancel()  # nobody will ask it: an error put into it now would count as uncaught
-            link.abandon()
+            link._opened.cancel()  # never awaited: an error set in it now would count as uncaught
+            link.abort()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
                     f"no answer from RabbitMQ at {address.shown} within {address.timeout_s} s", reason="timeout"
@@ -133,7 +136,7 @@ class Link:
         parts = version.split(".")[:2] if isinstance(version, str) else []
         return tuple(int(part) for part in parts if part.isdecimal())
 
-    # -------------------------------------------------------------- questions that are answered
+    # -------------------------------------------------------------- requests that the broker answers
     async def depth(self, queue: str) -> int:
         """Declare the queue passively and return how many messages it holds.
 
@@ -143,21 +146,33 @@ class Link:
         try:
             answer = await self._ask(lambda done: self._channel.queue_declare(queue, passive=True, callback=done))
         except RabbitConnectionError as error:
-            if self.lost.done() and self.lost.result().code == NOT_FOUND:
+            if self._says_missing():
                 raise QueueMissingError(
                     f"queue {queue} does not exist; create it first, conquiet never does", queue=queue
                 ) from error.__cause__
             raise
         return int(answer.method.message_count)
 
+    def _says_missing(self) -> bool:
+        loss = self.lost.result() if self.lost.done() else None
+        # The broker answers 404 too for a queue whose node is down: that one comes back.
+        return loss is not None and loss.code == NOT_FOUND and _NODE_IS_DOWN not in str(loss.error)
+
     async def consume(self, queue: str, *, tag: str, prefetch: int, on_arrivals: OnArrivals) -> None:
         """Ask for deliveries with manual acknowledgement, at most ``prefetch`` unsettled ones at a time.
 
         They are reported in runs, as they come from the socket. Once for each link.
         """
+        self._connection.take_deliveries(self._channel.channel_number, on_arrivals)
+        await self._begin(queue, tag, prefetch)
+
+    async def widen(self, queue: str, *, tag: str, prefetch: int) -> None:
+        """Consume again after :meth:`cancel`, with another prefetch."""
+        await self._begin(queue, tag, prefetch)
+
+    async def _begin(self, queue: str, tag: str, prefetch: int) -> None:
         # global_qos=False: the limit counts for this consumer. RabbitMQ 4 has dropped the other kind.
         await self._ask(lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done))
-        self._connection.take_deliveries(self._channel.channel_number, on_arrivals)
         self._consumer_tag = tag
         await self._ask(
             lambda done: self._channel.basic_consume(queue, _never, auto_ack=False, consumer_tag=tag, callback=done)
@@ -181,8 +196,8 @@ class Link:
         if tag is not None and self._alive:
             await self._ask(lambda done: self._channel.basic_cancel(tag, callback=done))
 
-    async def words_of_refusal(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> str:
-        """Ask on a channel of its own and return with which words the broker closed it; empty when it did not."""
+    async def channel_close_reason(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> str:
+        """Send a request on another channel. Return the text with which the broker closed it; empty if it did not."""
         channel = await self._ask(lambda done: self._connection.channel(on_open_callback=done))
 
         def ask(done: Callable[[Any], None]) -> None:
@@ -201,11 +216,11 @@ class Link:
         self._channel.add_on_return_callback(on_return)
         await self._ask(lambda done: self._channel.confirm_delivery(on_confirm, callback=done))
 
-    # -------------------------------------------------------------- orders nobody answers
+    # -------------------------------------------------------------- orders without an answer
     def ack(self, *, up_to: int | None = None, singles: tuple[int, ...] = ()) -> bool:
         """Acknowledge everything unsettled up to a tag, then single tags above it, all in one write.
 
-        False when the link is gone and the broker has taken the messages back.
+        False if the link is lost: the broker has requeued the messages.
         """
         if not self._alive:
             return False
@@ -217,8 +232,8 @@ class Link:
         """Reject: from RabbitMQ 4.3 on, this (and not a nack) counts toward a quorum queue's delivery limit."""
         return self._order(lambda: self._channel.basic_reject(tag, requeue))
 
-    def hand_back(self, tag: int) -> bool:
-        """Give back what was never tried: a nack, which newer quorum queues do not count as a failed attempt."""
+    def nack_requeue(self, tag: int) -> bool:
+        """Return a message that was not tried: newer quorum queues do not count a nack as a failed attempt."""
         return self._order(lambda: self._channel.basic_nack(tag, multiple=False, requeue=True))
 
     def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes, *, mandatory: bool) -> bool:
@@ -227,7 +242,7 @@ class Link:
         return self._order(lambda: self._channel.basic_publish(exchange, routing_key, body, encoded, mandatory))
 
     async def close_channel(self) -> None:
-        """Close the channel. Its answer proves that the broker has taken every settlement sent before."""
+        """Close the channel. Its answer proves that the broker has taken every disposition sent before."""
         self._alive = False
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
@@ -237,29 +252,29 @@ class Link:
         """Close channel and connection. Never raises, never waits for longer than the timeout (twice)."""
         try:
             await self.close_channel()
-        finally:  # also if we are cancelled: it would live on, with everything that is unsettled
-            self.abandon()
+        finally:  # also when cancelled: it would stay open, with everything unsettled
+            self.abort()
         await self._wait(self._connection_over, self._timeout_s)
 
-    def abandon(self) -> None:
-        """Begin to close the connection, from whatever state it is in: the broker takes back whatever is unsettled."""
+    def abort(self) -> None:
+        """Begin to close the connection, in any state. The broker requeues what is unsettled."""
         self._alive = False
         if self._connection is None or self._connection.is_closed:
             self._connection_over.set()
         elif not self._connection.is_closing:
             self._connection.close()
 
-    async def give_up(self) -> None:
-        """Close without expecting much: the broker did not answer, or has closed a part of the link itself.
+    async def close_soon(self) -> None:
+        """Close a link that is lost or does not answer, and wait only briefly.
 
-        A broker in the middle of a restart may hang on to a channel for long; the next attempt should not wait for it.
+        A broker that restarts may keep a channel open for long; the next attempt must not wait for it.
         """
-        self.abandon()
-        await self._wait(self._connection_over, _PATIENCE_S)
+        self.abort()
+        await self._wait(self._connection_over, _SHORT_WAIT_S)
 
     # -------------------------------------------------------------- inside
     async def _connect(self, parameters: Any) -> None:
-        self._connection = Stream(
+        self._connection = AmqpConnection(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
@@ -302,12 +317,12 @@ class Link:
             return False
         try:
             send()
-        except amqp.AMQPError as error:  # closing has begun and we have not been told yet
+        except amqp.AMQPError as error:  # closing has begun, and the callback has not run yet
             self._lose(LossKind.CHANNEL, error)
             return False
-        except BaseException as error:  # nobody knows what was sent: later confirmations could be taken for others'
+        except BaseException as error:  # it is unknown what was sent: later confirmations could be matched wrongly
             self._lose(LossKind.CHANNEL, error)
-            self.abandon()
+            self.abort()
             raise
         return True
 
@@ -343,7 +358,7 @@ class Link:
 
     def _on_channel_closed(self, _channel: Any, error: BaseException) -> None:
         self._channel_over.set()
-        # The channels are told first when a connection ends.
+        # When a connection ends, the callbacks of its channels run first.
         ended = isinstance(error, amqp.AMQPConnectionError)
         self._lose(LossKind.CONNECTION if ended else LossKind.CHANNEL, error)
 

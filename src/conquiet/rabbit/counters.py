@@ -1,16 +1,16 @@
-"""What became of the deliveries, counted in memory and in Prometheus. SPEC(004 §8).
+"""Count what became of the deliveries, in memory and in Prometheus. SPEC(004 §8).
 
-The counters in memory are what the seed asks for: they begin at zero with every consumer, and belong to the event
-loop's thread.
+The counters in memory begin at zero with every consumer, and belong to the event loop's thread.
 """
 
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
 from conquiet.metrics import registry
+from conquiet.metrics.safety import count, set_gauge
 
 
-class Fate(Enum):
+class Outcome(Enum):
     """What became of one delivery; the label ``outcome`` of ``conquiet_rabbit_messages_total``."""
 
     ACK = "ack"
@@ -18,9 +18,10 @@ class Fate(Enum):
     DEAD_LETTERED = "dead_lettered"
     DROPPED = "dropped"
     STALE = "stale"
-    HANDED_BACK = "handed_back"
+    RELEASED = "released"
     ABANDONED = "abandoned"
     FATAL = "fatal"
+    POSTPONED = "postponed"
 
 
 @dataclass(slots=True)
@@ -31,12 +32,14 @@ class Counters:
         queued: Queue depth when the consumer started, None before.
         ack: Successfully processed.
         requeued: Failed and put back.
-        dead_lettered: Failed and given to the dead-letter exchange (or discarded, when the queue has none).
+        dead_lettered: Failed, and given to the dead-letter exchange or moved to ``<queue>.dead`` (or discarded, with
+            ``without_dead_letters="discard"`` and no exchange).
         dropped: Past ``max_retries``, acknowledged without processing. Not a success, so not in ``ack``.
         stale: Finished too late: their channel was gone and the broker has delivered them again.
-        handed_back: Received but not started when the consumer stopped.
+        released: Received but not started when the consumer stopped, and returned to the queue.
         abandoned: Still running when the grace period was over; they go back to the queue.
-        fatal: Broke the syncer's contract: settled by nobody, or counted in ``dead_lettered`` too.
+        fatal: Broke the syncer's contract: left unsettled, or counted in ``dead_lettered`` too.
+        postponed: Runs of the syncer without a result (``InfrastructureError``, ``Requeue``): the message is run again.
         reconnects: Connections made after the first.
     """
 
@@ -46,9 +49,10 @@ class Counters:
     dead_lettered: int = 0
     dropped: int = 0
     stale: int = 0
-    handed_back: int = 0
+    released: int = 0
     abandoned: int = 0
     fatal: int = 0
+    postponed: int = 0
     reconnects: int = 0
 
     @property
@@ -61,41 +65,31 @@ class Counters:
         return asdict(self) | {"nack": self.nack}
 
 
-class Tally:
+class DeliveryStats:
     """Counts into a :class:`Counters` and into Prometheus at once."""
 
-    __slots__ = ("_children", "_queue", "count")
+    __slots__ = ("_children", "count", "queue")
 
     def __init__(self, queue: str) -> None:
         self.count = Counters()
-        self._queue = queue
-        # labels() is a look-up under a lock: done once here, not once a message.
-        self._children = {fate: registry.RABBIT_MESSAGES_TOTAL.labels(queue, fate.value) for fate in Fate}
+        self.queue = queue
+        # labels() looks up under a lock: once here, not once per message.
+        self._children = {outcome: registry.RABBIT_MESSAGES_TOTAL.labels(queue, outcome.value) for outcome in Outcome}
 
-    def add(self, fate: Fate, number: int = 1) -> None:
-        """Count deliveries of one fate."""
-        setattr(self.count, fate.value, getattr(self.count, fate.value) + number)
-        self._children[fate].inc(number)
+    def add(self, outcome: Outcome, number: int = 1) -> None:
+        """Count deliveries of one outcome."""
+        setattr(self.count, outcome.value, getattr(self.count, outcome.value) + number)
+        self._children[outcome].inc(number)
 
     def started(self, depth: int) -> None:
         """Keep the queue depth found at the start."""
         self.count.queued = depth
-        _observe_depth(self._queue, depth)
+        set_gauge(registry.RABBIT_QUEUED_AT_START, self.queue, value=depth)
 
     def connection(self, event: str) -> None:
-        """Count something that happened to the connection."""
-        _observe_connection(self._queue, event)
+        """Count a connection event."""
+        count(registry.RABBIT_CONNECTION_EVENTS_TOTAL, self.queue, event)
 
 
-@registry.never_raises
-def _observe_depth(queue: str, depth: int) -> None:
-    registry.RABBIT_QUEUED_AT_START.labels(queue).set(depth)
-
-
-@registry.never_raises
-def _observe_connection(queue: str, event: str) -> None:
-    registry.RABBIT_CONNECTION_EVENTS_TOTAL.labels(queue, event).inc()
-
-
-# A fate without a field of its own would fail at the first message; fail at import instead.
-assert {fate.value for fate in Fate} <= {field.name for field in fields(Counters)}  # noqa: S101
+# An outcome without a field would fail at the first message: fail at import instead.
+assert {outcome.value for outcome in Outcome} <= {field.name for field in fields(Counters)}  # noqa: S101

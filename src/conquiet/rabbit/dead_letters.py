@@ -1,238 +1,335 @@
-"""Replay: take messages out of a dead-letter queue and put them back to where they failed.
+"""The messages of a dead-letter queue: list, show, replay and discard them.
 
-Each message is published to its source queue, confirmed, and only then acknowledged in the dead-letter queue. A crash
-in between leaves it in both: twice is the preferred loss, never is not.
+A replay publishes each message to its source queue, waits for the confirmation and only then acknowledges it in the
+dead-letter queue. A crash in between leaves it in both: a duplicate is the preferred loss.
+
+AMQP cannot read a message without taking it. What is not acknowledged is released at the end, and the broker puts it
+where it was, marked as redelivered. (A quorum queue puts it behind what was released before, so the order may change.)
+A quorum queue deletes what is released beyond its delivery limit, see ``conquiet.rabbit.peek_safety`` and
+docs/decisions/0023.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
+from conquiet.core.clock import SYSTEM_CLOCK, Clock
+from conquiet.core.log import FactLogger
+from conquiet.core.replay_report import ReplayReport
+from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError, PublishError, RabbitError
-from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
-from conquiet.kernel.validation import require_positive
 from conquiet.rabbit.address import Address, as_urls, require_name
+from conquiet.rabbit.any_node import open_on_any_node
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import Fetched, Link
-from conquiet.rabbit.counting import may_drop_hand_backs, nacks_are_free
-from conquiet.rabbit.detours import PREFIX, Detours
-from conquiet.rabbit.intake import X_ACQUIRED_COUNT, X_DEATH, X_DELIVERY_COUNT, delivery_count
+from conquiet.rabbit.dead_delivery import (
+    EVERYTHING,
+    DeadDelivery,
+    DeliveryFilter,
+    describe,
+    original_key,
+    source_queue,
+)
+from conquiet.rabbit.dead_letter_headers import HEADERS as MOVED_HEADERS
+from conquiet.rabbit.dead_letter_headers import read_move_record
+from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, X_DEATH, X_DELIVERY_COUNT, delivery_count
+from conquiet.rabbit.peek_safety import FREE, PeekCost, find_peek_cost
 from conquiet.rabbit.properties import renewed_properties
 from conquiet.rabbit.publisher import Publisher
+from conquiet.rabbit.queue_description import nack_is_uncounted
+from conquiet.rabbit.queue_type import has_delivery_limit
+from conquiet.rabbit.replay_exchanges import PREFIX, TemporaryExchanges
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
-# How often it was delivered, and to whom else it went: they have it.
+# How often it was delivered, and the other queues it was routed to: those have their copies.
 _COUNTS: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
 # What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once.
 _HISTORY: Final = (
     *_COUNTS,
     X_DEATH,
+    *MOVED_HEADERS,
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
 
-_LONGEST_NAME: Final = 255  # anybody may have written the header
-_ALLOW: Final = "if it has no limit, or one that is far away, allow it with count_a_delivery=True"
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """How a replay ended.
-
-    Attributes:
-        replayed: Back in their source queues.
-        skipped: Left where they were, because they do not say where they came from.
-        rekeyed: How many of those replayed have their queue's name as routing key and not the one they were published
-            with, because the user may not make an exchange. If their queue dead-letters by the original key, they are
-            discarded when they fail again.
-    """
-
-    replayed: int
-    skipped: int
-    rekeyed: int = 0
-
-
-def source_queue(headers: object) -> str | None:
-    """Return the queue in which a message died last, or None when it does not say."""
-    name = _newest_death(headers).get("queue")
-    return name if isinstance(name, str) and name and len(name.encode()) <= _LONGEST_NAME else None
-
-
-def original_key(headers: object) -> str | None:
-    """Return the routing key with which a message was in the queue it died in, or None when it does not say."""
-    keys = _newest_death(headers).get("routing-keys")
-    key = keys[0] if isinstance(keys, list) and keys else None
-    return key if isinstance(key, str) and len(key.encode()) <= _LONGEST_NAME else None
-
-
-def _newest_death(headers: object) -> Mapping[Any, Any]:
-    deaths = headers.get(X_DEATH) if isinstance(headers, Mapping) else None
-    newest = deaths[0] if isinstance(deaths, list) and deaths else None
-    return newest if isinstance(newest, Mapping) else {}
-
 
 class DeadLetters:
-    """The dead-letter queues of one broker.
+    """The messages of one dead-letter queue.
+
+    Reading messages, and selecting some of them (AMQP takes all, and the others are released), raises
+    :class:`~conquiet.rabbit.peek_safety.PeekUnsafeError` before any is taken if the queue counts a release toward its
+    delivery limit and ``count_a_delivery`` does not allow that, or if a release would delete messages.
 
     Args:
         url: As for ``RabbitConsumer``.
+        queue: The dead-letter queue.
+        management_url: ``http://user:password@host:15672``: the management API, which knows the queue's delivery limit.
+            None: AMQP alone shows whether the queue may have one.
+        count_a_delivery: Release messages also to a quorum queue that counts it. A message that the next release might
+            delete stops the call.
         timeout_s: Longest wait for each answer of the broker.
         ssl_context: For ``amqps``.
+        clock: Replaced in tests.
     """
 
     def __init__(
         self,
         url: str | Sequence[str],
+        queue: str,
         *,
+        management_url: str | None = None,
+        count_a_delivery: bool = False,
         timeout_s: float = 30.0,
         ssl_context: Any = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._urls = as_urls(url)
+        self._queue = require_name("queue", queue)
+        self._management_url = management_url
+        self._count_a_delivery = count_a_delivery
         self._ssl_context = ssl_context
         self._timeout_s = timeout_s
         self._clock = clock
-        self._address = Address(self._urls, ssl_context=ssl_context, timeout_s=timeout_s, name="conquiet.replay")
+        self._address = Address(self._urls, ssl_context=ssl_context, timeout_s=timeout_s, name="conquiet.dead-letters")
+
+    async def list(self, *, limit: int | None = None, where: DeliveryFilter = EVERYTHING) -> Sequence[DeadDelivery]:
+        """Return the first ``limit`` selected messages, None for all; they stay where they are."""
+        found: list[DeadDelivery] = []
+
+        def visit(one: DeadDelivery) -> bool:
+            if where.accepts(one):
+                found.append(one)
+            return False
+
+        await self._walk(visit, enough=lambda: len(found) == limit)
+        return found
+
+    async def show(self, dead_id: str) -> DeadDelivery | None:
+        """Return the first message with this message id, else the one at this position; None if there is neither."""
+        by_id: list[DeadDelivery] = []
+        by_position: list[DeadDelivery] = []
+
+        def visit(one: DeadDelivery) -> bool:
+            if one.message_id == dead_id:
+                by_id.append(one)
+            elif str(one.position) == dead_id:
+                by_position.append(one)
+            return False
+
+        await self._walk(visit, enough=lambda: bool(by_id))  # one walk for both, as each may be counted
+        return next(iter(by_id + by_position), None)
+
+    async def groups(self) -> Sequence[dict[str, Any]]:
+        """Return sources and reasons with their counts, most frequent first."""
+        counts = Counter((one.source, one.reason) for one in await self.list())
+        return [
+            {"source": source, "reason": reason, "count": count} for (source, reason), count in counts.most_common()
+        ]
+
+    async def discard(self, where: DeliveryFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
+        """Delete the first ``limit`` selected messages that are there at the start. Returns how many.
+
+        A dry run peeks, and returns how many would be deleted.
+        """
+        if limit is not None:
+            require_positive("limit", limit)
+        if dry_run:
+            return len(await self.list(limit=limit, where=where))
+        deleted = 0
+
+        def visit(one: DeadDelivery) -> bool:
+            nonlocal deleted
+            accepted = where.accepts(one)
+            deleted += accepted
+            return accepted
+
+        await self._walk(visit, enough=lambda: deleted == limit, releases=where != EVERYTHING)
+        return deleted
 
     async def replay(
         self,
-        dead_letter_queue: str,
+        where: DeliveryFilter,
         *,
-        to: str | None = None,
+        dry_run: bool = False,
+        rate_per_s: float | None = None,
         limit: int | None = None,
-        per_second: float | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        chosen: Callable[[Fetched], bool] | None = None,
-        count_a_delivery: bool = False,
-    ) -> Replayed:
-        """Put the messages of a dead-letter queue back.
+        to: str | None = None,
+        on_progress: Callable[[ReplayReport], None] | None = None,
+    ) -> ReplayReport:
+        """Put messages back into the queues they died in.
 
         Each is put back under the routing key it was published with, and into no queue but its own: a copy for others
         (``CC``) is not made again. Where the key is not the queue's name that takes an exchange, made for the time of
-        the replay (``conquiet.replay.*``); a user who may not make it is warned, see :attr:`Replayed.rekeyed`. What is
-        sent elsewhere (``to``) has that queue's name as its key.
+        the replay (``conquiet.replay.*``); a user who may not make it is warned, see :attr:`ReplayReport.rekeyed`. What
+        is sent elsewhere (``to``) has that queue's name as its key.
 
-        Only as many as were there at the start: what fails again and comes back is left for another time.
+        Only as many as are there at the start: what fails again and comes back is left for another replay.
 
-        What is not put back (not ``chosen``, or without a source) was taken all the same. A quorum queue counts that
-        before RabbitMQ 4.3, and drops what was handed back more often than its delivery limit, which AMQP does not
-        tell. From 4.3 on it counts nothing, but drops what came from the queue it died in with more deliveries than
-        that. So a choice among the messages of a quorum queue is refused before any is taken, and before 4.3 a replay
-        stops at a message without a source that was handed back before, unless ``count_a_delivery`` allows it.
+        What is not put back (not selected, or without a source) is taken and released. So a selection among the
+        messages of a quorum queue is refused as :meth:`list` is. A replay of all stops at a message without a source
+        that may not be released a second time.
 
         Args:
-            dead_letter_queue: Where they are.
-            to: Where they go; None reads it from each message's ``x-death``.
-            limit: At most so many.
-            per_second: No faster than this.
-            progress: Called after each message with (done, expected).
-            chosen: Only those for which it says yes; the others stay where they are. None is all.
-            count_a_delivery: Hand back also to a quorum queue: give it where that has no limit, or one far away.
+            where: Which ones; ``DeliveryFilter()`` is all.
+            dry_run: Only count. It peeks, as :meth:`list` does.
+            rate_per_s: Most messages put back per second.
+            limit: Most messages put back, or left because they have no source.
+            to: Another queue. None reads it from each message: the ``x-death`` of the broker, or the
+                ``x-conquiet-queue`` of a consumer that moved it to ``<queue>.dead``.
+            on_progress: Called with the report so far after every message.
 
         Raises:
-            ConfigurationError: Messages would be handed back to a queue that may drop them.
+            PeekUnsafeError: Messages would be released to a queue that may delete them.
             QueueMissingError: The dead-letter queue is not there.
             PublishError: A message could not be put back; it is still in the dead-letter queue, from RabbitMQ 4.3 on
-                perhaps as a copy behind the others: handed back it might be beyond the limit of a quorum queue.
+                perhaps as a copy behind the others: a release might exceed the delivery limit of a quorum queue.
         """
-        _check_order(dead_letter_queue, to, limit, progress, chosen)
-        pace = _Pace(per_second, self._clock)
-        link = await Link.open(self._address)
+        _check_arguments(to, limit, on_progress)
+        pace = _Pace(rate_per_s, self._clock)
+        if dry_run:
+            found = await self.list(limit=limit, where=where)
+            replayable = sum(bool(to or one.source) for one in found)
+            return ReplayReport(len(found), replayable, unreplayable=len(found) - replayable, dry_run=True)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
-        way_back = _WayBack(publisher, Detours(self._address))
-        taken = replayed = skipped = 0
-        kept: list[int] = []
-        async with AsyncExitStack() as ends:  # each of them also when we are cancelled in another: last comes first
-            ends.push_async_callback(way_back.close)
-            ends.push_async_callback(link.close)
-            ends.callback(_hand_back, link, kept)
-            ends.push_async_callback(publisher.close)
-            depth = await link.depth(dead_letter_queue)
-            if chosen is not None and depth and not count_a_delivery:
-                await _refuse_to_hand_back(link, dead_letter_queue)
-            expected = depth if limit is None else min(depth, limit)
-            while (
-                taken < depth
-                and replayed + skipped < expected
-                and (message := await link.fetch(dead_letter_queue)) is not None
-            ):
-                taken += 1
-                kept.append(message.tag)  # not handed back until the end: it would be the next one we get
-                if chosen is not None and not chosen(message):
+        async with AsyncExitStack() as cleanup:  # each step also when we are cancelled in another: last comes first
+            replayer = _Replayer(self._queue, publisher, TemporaryExchanges(self._address))
+            cleanup.push_async_callback(replayer.close)
+            taken = await cleanup.enter_async_context(self._open())
+            cleanup.push_async_callback(publisher.close)
+            cost = await self._require_free(taken) if where != EVERYTHING else None
+            expected = taken.depth if limit is None else min(taken.depth, limit)
+            report = ReplayReport()
+            while report.matched < expected and (message := await taken.next()) is not None:
+                if not where.accepts(describe(taken.position, message, self._queue)):
+                    await self._check_release(taken, cost, message)
                     continue
-                target = to or source_queue(message.headers)
+                target = to or source_queue(message.headers, self._queue)
                 if target is None:
-                    skipped += 1
-                    if delivery_count(message.headers) and not (count_a_delivery or nacks_are_free(link)):
-                        raise ConfigurationError(
-                            f"stopped at a message of {dead_letter_queue} that says no source and was handed back "
-                            f"before: its queue counts that and may drop it; name a queue (to=), or {_ALLOW}"
-                        )
+                    await self._check_release(taken, cost, message)
                 else:
                     await pace.wait()
-                    try:
-                        await way_back.send(message, target)
-                    except PublishError:
-                        if await _renewed(way_back, link, message, dead_letter_queue):
-                            kept.pop()
-                        raise
-                    if not link.ack(singles=(message.tag,)):
-                        raise RabbitError(
-                            "the connection was lost during a replay; the last message may be in both queues",
-                            queue=dead_letter_queue,
-                        )
-                    kept.pop()
-                    replayed += 1
-                if progress is not None:
-                    progress(replayed + skipped, expected)
-        return Replayed(replayed, skipped, way_back.rekeyed)
+                    await self._move(replayer, taken, message, target)
+                replayed = report.replayed + (target is not None)
+                matched = report.matched + 1
+                report = ReplayReport(matched, replayed, unreplayable=matched - replayed, rekeyed=replayer.rekeyed)
+                if on_progress is not None:
+                    on_progress(report)
+        return report
+
+    async def _move(self, replayer: "_Replayer", taken: "_Taken", message: Fetched, target: str) -> None:
+        try:
+            await replayer.send(message, target)
+        except PublishError:
+            if await taken.may_delete(message) and await replayer.copy(message):
+                taken.acknowledge(message)
+            raise
+        if not taken.acknowledge(message):
+            raise RabbitError(
+                "the connection was lost during a replay; the last message may be in both queues", queue=self._queue
+            )
+
+    async def _walk(
+        self, visit: Callable[[DeadDelivery], bool], *, enough: Callable[[], bool], releases: bool = True
+    ) -> None:
+        """Show the messages that are there now to ``visit``, from the front. It returns True for one to delete."""
+        async with self._open() as taken:
+            cost = await self._require_free(taken) if releases else FREE
+            while not enough() and (message := await taken.next()) is not None:
+                if not visit(describe(taken.position, message, self._queue)):
+                    await self._check_release(taken, cost, message)
+                elif not taken.acknowledge(message):
+                    raise RabbitError(
+                        f"the connection was lost after {taken.acknowledged} were discarded; the others remain",
+                        queue=self._queue,
+                    )
+
+    @asynccontextmanager
+    async def _open(self) -> "AsyncIterator[_Taken]":
+        link = await open_on_any_node(self._address)
+        async with AsyncExitStack() as cleanup:
+            cleanup.push_async_callback(link.close)
+            taken = _Taken(link, self._queue, await link.depth(self._queue))
+            cleanup.callback(taken.release)
+            yield taken
+
+    async def _require_free(self, taken: "_Taken") -> PeekCost:
+        cost = await self._find_cost(taken)
+        cost.require_free(self._queue, count_a_delivery=self._count_a_delivery)
+        return cost
+
+    async def _find_cost(self, taken: "_Taken") -> PeekCost:
+        if not taken.depth:
+            return FREE
+        return await find_peek_cost(taken.link, self._management_url, self._address.vhost, self._queue)
+
+    async def _check_release(self, taken: "_Taken", cost: PeekCost | None, message: Fetched) -> None:
+        """Raise if the message may not be released once more. A cost that was not needed so far is found out now."""
+        deliveries = delivery_count(message.headers)
+        if deliveries:
+            cost = await self._find_cost(taken) if cost is None else cost
+            cost.check_deliveries(self._queue, deliveries, count_a_delivery=self._count_a_delivery)
 
 
-def _check_order(queue: object, to: object, limit: object, *functions: object) -> None:
-    """Refuse what would fail with a message in hand."""
-    require_name("dead_letter_queue", queue)
+class _Taken:
+    """Messages taken from a queue. Those not acknowledged are released at the end: earlier, each would come again."""
+
+    def __init__(self, link: Link, queue: str, depth: int) -> None:
+        self.link = link
+        self.depth = depth
+        self.position = 0
+        self.acknowledged = 0
+        self._queue = queue
+        self._tags: list[int] = []
+
+    async def next(self) -> Fetched | None:
+        """Take the next message, of those there were at the start."""
+        if self.position == self.depth or (message := await self.link.fetch(self._queue)) is None:
+            return None
+        self.position += 1
+        self._tags.append(message.tag)
+        return message
+
+    def acknowledge(self, message: Fetched) -> bool:
+        """Delete the newest message from the queue; False if the connection is lost."""
+        if not self.link.ack(singles=(message.tag,)):
+            return False
+        self._tags.remove(message.tag)
+        self.acknowledged += 1
+        return True
+
+    async def may_delete(self, message: Fetched) -> bool:
+        """Return whether a release may delete the message: its count may exceed the limit of a newer quorum queue."""
+        return (
+            nack_is_uncounted(self.link.broker_release)
+            and bool(delivery_count(message.headers))
+            and await has_delivery_limit(self.link, self._queue)
+        )
+
+    def release(self) -> None:
+        """Return what is not acknowledged. The end of the link would do it too, and newer brokers count that."""
+        for tag in self._tags:
+            self.link.nack_requeue(tag)
+
+
+def _check_arguments(to: object, limit: object, on_progress: object) -> None:
+    """Reject what would fail after a message was taken."""
     if to is not None:
         require_name("to", to)
     if limit is not None:
         require_positive("limit", limit)
-    if any(function is not None and not callable(function) for function in functions):
-        raise ConfigurationError("progress and chosen must be functions")
-
-
-def _hand_back(link: Link, tags: list[int]) -> None:
-    for tag in tags:
-        link.hand_back(tag)  # the end of the link would do it too, and is counted by newer brokers
-
-
-async def _renewed(way_back: "_WayBack", link: Link, message: Fetched, queue: str) -> bool:
-    """Lay a copy of what the queue may drop when it is handed back behind the others, in place of the message."""
-    if not (nacks_are_free(link) and delivery_count(message.headers) and await may_drop_hand_backs(link, queue)):
-        return False
-    try:
-        await way_back.renew(message, queue)
-    except RabbitError:
-        return False
-    return link.ack(singles=(message.tag,))
-
-
-async def _refuse_to_hand_back(link: Link, queue: str) -> None:
-    if await may_drop_hand_backs(link, queue):
-        raise ConfigurationError(
-            f"nothing was taken from {queue}: what is not chosen would be handed back, and a quorum queue drops "
-            f"what is handed back beyond its delivery limit; {_ALLOW}"
-        )
+    if on_progress is not None and not callable(on_progress):
+        raise ConfigurationError("on_progress must be a function")
 
 
 class _Pace:
     """Spaces calls evenly."""
 
-    def __init__(self, per_second: float | None, clock: Clock) -> None:
-        if per_second is not None and (type(per_second) not in {int, float} or not per_second > 0):
-            raise ConfigurationError("per_second must be a number above 0")
-        self._gap_s = 0.0 if per_second is None else 1.0 / per_second
+    def __init__(self, rate_per_s: float | None, clock: Clock) -> None:
+        if rate_per_s is not None and (type(rate_per_s) not in {int, float} or not rate_per_s > 0):
+            raise ConfigurationError("rate_per_s must be a number above 0")
+        self._gap_s = 0.0 if rate_per_s is None else 1.0 / rate_per_s
         self._clock = clock
         self._next = clock.monotonic()
 
@@ -243,12 +340,13 @@ class _Pace:
         self._next = max(now, self._next) + self._gap_s
 
 
-class _WayBack:
-    """Puts messages back, if it can be under the routing keys they were published with."""
+class _Replayer:
+    """Publishes messages to the queues they died in, if possible under the routing keys they were published with."""
 
-    def __init__(self, publisher: Publisher, detours: Detours) -> None:
+    def __init__(self, dead_letter_queue: str, publisher: Publisher, exchanges: TemporaryExchanges) -> None:
+        self._from = dead_letter_queue
         self._publisher = publisher
-        self._detours = detours
+        self._exchanges = exchanges
         self.rekeyed = 0
 
     async def send(self, message: Fetched, target: str) -> None:
@@ -256,28 +354,36 @@ class _WayBack:
         properties = renewed_properties(message.properties, _HISTORY)
         await self._publisher.send_encoded(Encoded(exchange or "", key, message.body, properties))
         if exchange is None:
-            self._count(target)
+            self._count_rekeyed(target)
 
-    async def renew(self, message: Fetched, queue: str) -> None:
+    async def copy(self, message: Fetched) -> bool:
+        """Publish the message behind the others of its dead-letter queue, without its counts; False if that failed."""
         properties = renewed_properties(message.properties, _COUNTS)
-        await self._publisher.send_encoded(Encoded("", queue, message.body, properties))
+        try:
+            await self._publisher.send_encoded(Encoded("", self._from, message.body, properties))
+        except RabbitError:
+            return False
+        return True
 
     async def close(self) -> None:
-        await self._detours.close()
+        await self._exchanges.close()
 
     async def _route(self, headers: object, target: str) -> tuple[str | None, str]:
         """Return exchange and key; None for the exchange where the key is not the one it should be."""
-        key = original_key(headers)
-        if key is None or key == target or source_queue(headers) != target:
+        if read_move_record(headers, self._from) is not None:
             return "", target
-        exchange = await self._detours.to(target)
+        key = original_key(headers)
+        if key is None or key == target or source_queue(headers, self._from) != target:
+            return "", target
+        exchange = await self._exchanges.to(target)
         return (None, target) if exchange is None else (exchange, key)
 
-    def _count(self, target: str) -> None:
+    def _count_rekeyed(self, target: str) -> None:
         self.rekeyed += 1
         if self.rekeyed == 1:
             logger.warning(
                 "messages are replayed under another routing key than their own, as this user may not make and bind an "
                 "exchange: if their queue dead-letters by that key, they are discarded when they fail again",
-                extra={"queue": target, "exchange": PREFIX + "*"},
+                queue=target,
+                exchange=PREFIX + "*",
             )

@@ -1,12 +1,10 @@
-"""From the bytes of a body to a JSON object, or to the reason why not. Pure.
-
-msgspec refuses what ``json.loads`` lets through: NaN, Infinity, ``1e999``, UTF-16, lone surrogates. SPEC(004 §2.2).
-"""
+"""Read the body of a delivery as a JSON object, or return the reason why not. Pure. SPEC(004 §2.2)."""
 
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
+from conquiet.core import json_codec
+from conquiet.core.json_codec import CodecError, decode_payload
 
 DEFAULT_MAX_BYTES: Final = 1_048_576
 
@@ -22,25 +20,18 @@ class Unreadable:
     reason: str
 
 
-_TOO_LARGE = Unreadable("body larger than max_body_bytes")
-_NOT_UTF8 = Unreadable("body is not UTF-8")
-_NOT_JSON = Unreadable("body is not JSON")
-_TOO_DEEP = Unreadable("body is nested too deeply")
-_NOT_AN_OBJECT = Unreadable("body is not a JSON object")
-
-_decode = msgspec.json.Decoder().decode
+_NOT_JSON: Final = Unreadable("body is not JSON")
+_REASONS: Final = {
+    json_codec.TOO_LARGE: Unreadable("body larger than max_body_bytes"),
+    json_codec.NOT_UTF8: Unreadable("body is not UTF-8"),
+    json_codec.TOO_DEEP: Unreadable("body is nested too deeply"),
+    json_codec.NOT_AN_OBJECT: Unreadable("body is not a JSON object"),
+}
 
 
 def decode(body: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> dict[str, Any] | Unreadable:
-    """Parse ``body`` as one JSON object in UTF-8. The size is checked before a single byte is parsed."""
-    if len(body) > max_bytes:
-        return _TOO_LARGE
+    """Parse ``body`` as one JSON object in UTF-8. The size is checked before a byte is parsed."""
     try:
-        value = _decode(body)
-    except UnicodeDecodeError:
-        return _NOT_UTF8
-    except msgspec.DecodeError:
-        return _NOT_JSON
-    except RecursionError:
-        return _TOO_DEEP
-    return value if isinstance(value, dict) else _NOT_AN_OBJECT
+        return decode_payload(body, max_bytes=max_bytes)
+    except CodecError as error:
+        return _REASONS.get(error.reason, _NOT_JSON)

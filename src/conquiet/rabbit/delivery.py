@@ -1,31 +1,31 @@
-"""One delivery: what the broker gave us, and the session it has to be settled on.
+"""One delivery, and the session it must be settled on.
 
-A syncer gets the message alone. One that wants to know more, such as the AMQP property ``message_id``, asks
-:func:`current_delivery` while it runs.
+A syncer gets only the message. :func:`current_delivery` gives it the rest, such as the AMQP property ``message_id``.
 """
 
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.errors import LifecycleError
-from conquiet.rabbit.intake import X_ACQUIRED_COUNT, delivery_count
+from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, delivery_count
 from conquiet.rabbit.properties import Properties
-from conquiet.rabbit.settle import Facts
+from conquiet.rabbit.settle import DeliveryFacts
 
 if TYPE_CHECKING:
     from conquiet.rabbit.session import Session
 
 CURRENT: Final[ContextVar["Delivery"]] = ContextVar("conquiet_rabbit_delivery")
-"""What the syncer of this task or thread is handling; set by the workers."""
+"""The delivery that the syncer is handling; set by the workers for each message."""
 
 
 class Delivery:
-    """A message on its way. ``repr`` shows neither headers nor body.
+    """A delivered message. ``repr`` shows neither headers nor body.
 
     A plain class with slots and no ``__eq__``: one is made for each message, and sets of them go by identity.
 
     Attributes:
         tag: Its number on its channel.
+        queue: Name of the queue it was consumed from.
         redelivered: The broker's flag: perhaps delivered before.
         body: The bytes as they came.
     """
@@ -42,7 +42,7 @@ class Delivery:
 
     @property
     def headers(self) -> Any:
-        """The AMQP headers, None when there are none. Anybody may have written them: trust no shape."""
+        """The AMQP headers, None when there are none. Any publisher may have written them: trust no shape."""
         return self._decoded.headers
 
     @property
@@ -52,20 +52,30 @@ class Delivery:
         return found if isinstance(found, str) and found else None
 
     @property
+    def queue(self) -> str:
+        """Name of the queue it was consumed from."""
+        return self.session.queue
+
+    @property
+    def raw_properties(self) -> bytes:
+        """The AMQP properties as they came."""
+        return self._raw
+
+    @property
     def _decoded(self) -> Properties:
         if self._properties is None:
             self._properties = Properties(self._raw)
         return self._properties
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> DeliveryFacts:
         """What the settle policy needs to know.
 
-        Decoded anew: the syncer may have changed the headers it was shown, and has no say in this.
+        Decoded again: the syncer may have changed the headers it got, which must not matter here.
         """
         headers = Properties(self._raw).headers
         counts_failures = isinstance(headers, dict) and X_ACQUIRED_COUNT in headers
-        return Facts(self.redelivered, delivery_count(headers), counts_failures)
+        return DeliveryFacts(self.redelivered, delivery_count(headers), counts_failures)
 
     def __repr__(self) -> str:
         return f"Delivery(tag={self.tag}, redelivered={self.redelivered})"

@@ -1,11 +1,12 @@
-"""What happens to a connection, for whoever wants to know."""
+"""Connection events, and the callbacks that receive them."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-logger = logging.getLogger(__name__)
+from conquiet.core.log import FactLogger
+
+logger = FactLogger(__name__)
 
 
 class EventKind(Enum):
@@ -19,11 +20,11 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEvent:
-    """Something happened to the connection of a queue's consumer.
+    """A change of the connection of a consumer.
 
     Attributes:
-        kind: What.
-        queue: Whose.
+        kind: What happened.
+        queue: The consumed queue.
         attempt: With ``CONNECTED``: how many attempts there were before this one.
         reason: With ``LOST``: what went away and why.
     """
@@ -35,7 +36,7 @@ class ConnectionEvent:
 
 
 class Listeners:
-    """Callbacks that are told; one that raises is logged and does not stop the others."""
+    """Callbacks of the user. One that raises is logged and does not stop the others."""
 
     __slots__ = ("_callbacks",)
 
@@ -43,13 +44,13 @@ class Listeners:
         self._callbacks: list[Callable[[ConnectionEvent], None]] = []
 
     def add(self, callback: Callable[[ConnectionEvent], None]) -> None:
-        """Tell ``callback`` from now on."""
+        """Call ``callback`` with every event from now on."""
         self._callbacks.append(callback)
 
-    def tell(self, event: ConnectionEvent) -> None:
-        """Tell everybody."""
+    def notify(self, event: ConnectionEvent) -> None:
+        """Call every callback."""
         for callback in self._callbacks:
             try:
                 callback(event)
             except Exception as error:  # noqa: BLE001 - a listener must not end the consumer
-                logger.warning("a connection listener raised", extra={"error": type(error).__name__})
+                logger.warning("a connection listener raised", error=type(error).__name__)

@@ -8,6 +8,8 @@ frames of deliveries are read here. Every other frame is handed to the library a
             │                            │
             │                            └─ a method frame in between (the channel closes): what was begun is dropped
             └─ any other frame, on any channel: not ours, passed on whole
+
+See docs/decisions/0020.
 """
 
 from struct import Struct

@@ -1,4 +1,4 @@
-"""The way of one message from the wire to the syncer, as a straight line of pure steps.
+"""Prepare one delivery for the syncer, in pure steps.
 
 headers ──retry limit──▶ body ──decode──▶ object ──schema──▶ normalised ──decrypt──▶ what the syncer gets
 │                   │                  │                         │
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from conquiet.rabbit import schema as schemas
+from conquiet.rabbit.death_headers import is_exhausted
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES, Unreadable, decode
-from conquiet.rabbit.decrypt import Decryptor, KeyFault
-from conquiet.rabbit.intake import is_exhausted
-from conquiet.rabbit.normalize import merge_contact
+from conquiet.rabbit.proca.decrypt import Decryptor, KeyFault
+from conquiet.rabbit.proca.normalize import merge_contact
 from conquiet.rabbit.schema import SchemaRegistry
 from conquiet.rabbit.settle import Exhausted
 
 EXHAUSTED: Final = Exhausted()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that costs more, and one is made per message
 class Ready:
     """A message fit for the syncer. ``repr`` does not show it."""
 
@@ -31,26 +31,29 @@ Prepared = Ready | Exhausted | Unreadable | KeyFault
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The steps with their settings. Has no state: it may run in any thread."""
+    """The steps with their settings. Stateless: any thread may call it."""
 
-    schemas: SchemaRegistry
+    schemas: SchemaRegistry | None = None
     max_retries: int | None = None
     decryptor: Decryptor | None = None
     max_body_bytes: int = DEFAULT_MAX_BYTES
 
     @property
     def reads_headers(self) -> bool:
-        """Whether :meth:`prepare` looks at headers at all: they need not be decoded if it does not."""
+        """Whether :meth:`prepare` reads headers; if not, they need not be decoded."""
         return self.max_retries is not None
 
     def prepare(self, headers: object, body: bytes) -> Prepared:
-        """Take one delivery through all steps; the first that fails has the last word."""
-        if is_exhausted(headers, self.max_retries):
+        """Return the message for the syncer, or the result of the first step that refuses it."""
+        if self.max_retries is not None and is_exhausted(headers, self.max_retries):
             return EXHAUSTED
         decoded = decode(body, self.max_body_bytes)
         if isinstance(decoded, Unreadable):
             return decoded
-        schema = self.schemas.find(decoded)
+        return Ready(decoded) if self.schemas is None else self._fit(decoded, self.schemas)
+
+    def _fit(self, decoded: dict[str, Any], registry: SchemaRegistry) -> Prepared:
+        schema = registry.find(decoded)
         if isinstance(schema, Unreadable):
             return schema
         message = schemas.apply(schema, decoded)

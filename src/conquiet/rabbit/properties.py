@@ -1,4 +1,4 @@
-"""The AMQP properties of a message: read field by field when somebody asks, written before anything is sent. Pure."""
+"""Read the AMQP properties of a message field by field, on access, and write them. Pure."""
 
 from collections.abc import Collection, Mapping
 from enum import Enum
@@ -51,10 +51,10 @@ class UnencodableError(Exception):
 
 
 class Properties:
-    """The properties of a message, by pika's names, decoded when somebody asks: most syncers never do.
+    """The properties of a message, by pika's names, decoded on access: most syncers use none.
 
-    What cannot be decoded counts as missing, and takes nothing else with it: anybody may have written it, and it must
-    be able neither to end the connection nor to hide the rest.
+    A property that cannot be decoded counts as missing. Any publisher may have written it, and it must neither end the
+    connection nor hide the other properties.
     """
 
     __slots__ = ("_flags", "_headers", "_raw", "_spans")
@@ -107,7 +107,7 @@ def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
     spans: dict[str, tuple[int, int]] = {}
     at, size = 2, len(raw)
     flags = more = int.from_bytes(raw[:2], "big")
-    while more & 1 and at + 2 <= size:  # further words of flags: nobody has ever defined one
+    while more & 1 and at + 2 <= size:  # further words of flags: the protocol defines none
         (more,) = _flags_at(raw, at)
         at += 2
     for name, flag, kind in _FIELDS:
@@ -144,14 +144,18 @@ def encode_properties(properties: Mapping[str, Any]) -> bytes:
     return _join(parts)
 
 
-def renewed_properties(properties: Properties, without_headers: Collection[str]) -> bytes:
+def renewed_properties(
+    properties: Properties, without_headers: Collection[str], new_headers: Mapping[str, Any] | None = None
+) -> bytes:
     """Return the properties of a message that is sent once more, byte for byte, but for some headers.
+
+    New headers come first: a table of which only the beginning can be read still shows them.
 
     It is persistent, and has an id also where it had none.
     """
     parts = {name: part for name in _KEPT if (part := properties.part(name)) is not None}
-    if "headers" in parts:
-        table = cut_table(parts["headers"][4:], without_headers)
+    if "headers" in parts or new_headers:
+        table = pack_table(new_headers or {})[4:] + cut_table(parts.get("headers", b"")[4:], without_headers)
         parts["headers"] = len(table).to_bytes(4, "big") + table
     parts["delivery_mode"] = _pack_byte(PERSISTENT)
     if len(parts.get("message_id", b"")) <= 1:

@@ -1,31 +1,28 @@
-"""Publishing that is confirmed: ``publish`` returns when the broker has the message, and raises when it has not.
+"""Publish with confirms: ``publish`` returns when the broker has the message, and raises otherwise.
 
-Messages are persistent and mandatory. A message that no queue is bound for comes back and raises, instead of
-vanishing. After a lost connection nobody knows what became of the unconfirmed ones: that is an error too, never a
-silent second attempt.
+Messages are persistent and mandatory. A message that no queue is bound for is returned by the broker and raises. After
+a lost connection it is unknown whether unconfirmed messages arrived: that raises too, and is not retried silently.
 """
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
 
+from conquiet.core import tracing
+from conquiet.core.json_codec import CodecError, encode_json
+from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError, PublishError
-from conquiet.kernel.validation import require_positive
 from conquiet.rabbit.address import Address, as_urls
+from conquiet.rabbit.any_node import open_on_any_node
 from conquiet.rabbit.confirms import ConfirmChannel, Encoded
-from conquiet.rabbit.connection import Link
 from conquiet.rabbit.properties import PERSISTENT, UnencodableError, encode_properties
 from conquiet.rabbit.tables import pack_short
 
 _WINDOW_BYTES: Final = 16 * 1_048_576
-
-# Not msgspec: it would write NaN as null, and bytes as a text.
-_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +31,10 @@ class Outgoing:
 
     Attributes:
         routing_key: With the default exchange: the name of the queue.
-        body: Bytes, sent as they are, or what JSON can say: texts, finite numbers, lists, objects and the like.
+        body: Bytes, sent as they are, or a JSON value: see ``core.json_codec`` for what it may hold.
         exchange: The default exchange delivers to the queue of the routing key's name.
         headers: AMQP headers.
-        message_id: Made up when missing.
+        message_id: Generated if missing.
         content_type: ``application/json`` unless the body is bytes.
         properties: Further AMQP properties by pika's names, such as ``expiration`` or ``correlation_id``.
     """
@@ -54,8 +51,8 @@ class Outgoing:
 class Publisher:
     """Publishes with confirms on a connection of its own, opened at the first message.
 
-    A lost connection is reported to whoever was publishing; the next call opens a new one. A broker low on memory or
-    disk blocks those who publish: the calls wait (for ``timeout_s`` at most), the log and :attr:`is_blocked` say so.
+    A lost connection raises in the calls that wait; the next call opens a new one. A broker low on memory or disk
+    blocks publishers: the calls wait for ``timeout_s`` at most, and the log and :attr:`is_blocked` report it.
 
     Args:
         url: As for ``RabbitConsumer``.
@@ -77,20 +74,39 @@ class Publisher:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the broker has said that it takes nothing from this connection for now."""
+        """Whether the broker accepts nothing from this connection for now."""
         return self._channel is not None and self._channel.blocked
 
     async def publish(
-        self, routing_key: str, body: Any, *, exchange: str = "", headers: Mapping[str, Any] | None = None
+        self,
+        routing_key: str,
+        body: Any,
+        *,
+        exchange: str = "",
+        headers: Mapping[str, Any] | None = None,
+        content_type: str | None = None,
     ) -> str:
         """Publish one message and return its id once the broker has taken responsibility for it.
+
+        Args:
+            routing_key: With the default exchange: the name of the queue.
+            body: Bytes, or a JSON value.
+            exchange: Where to publish.
+            headers: AMQP headers.
+            content_type: ``application/json`` for a body that is not bytes. The Node original reads such a message
+                as an object and cannot handle it: give ``text/plain`` where it consumes too.
 
         Raises:
             ConfigurationError: It holds what AMQP (or JSON) cannot. Nothing was sent.
             ReturnedMessageError: No queue is bound for it.
             PublishError: Not confirmed.
         """
-        return await self.send(Outgoing(routing_key, body, exchange=exchange, headers=headers))
+        message = Outgoing(routing_key, body, exchange=exchange, headers=headers, content_type=content_type)
+        if tracing.active is None:
+            return await self.send(message)
+        message_id = uuid4().hex
+        with tracing.active.send("rabbitmq", exchange or routing_key, message_id=message_id) as span:
+            return await self.send(replace(message, headers={**(headers or {}), **span.headers}, message_id=message_id))
 
     async def send(self, message: Outgoing) -> str:
         """Publish one message with all its properties; see :meth:`publish`.
@@ -121,7 +137,7 @@ class Publisher:
             ReturnedMessageError: No queue is bound for one of them; those before it are confirmed.
             PublishError: One was not confirmed. Later ones that were sent already may be in their queues.
             ConfigurationError: One holds what AMQP (or JSON) cannot; those before it are confirmed.
-            Exception: What ``messages`` itself raised. Those before it are confirmed, and ``progress`` was told so.
+            Exception: What ``messages`` itself raised. Those before it are confirmed, and ``progress`` was called.
         """
         channel = await self._open()
         waiting: deque[tuple[asyncio.Future[str], str]] = deque()
@@ -132,7 +148,7 @@ class Publisher:
                 waiting.append((channel.publish(encoded), message.routing_key))
                 in_memory += len(encoded.body)
                 if len(waiting) >= self._window or in_memory >= _WINDOW_BYTES:
-                    # Half of the window at a time: confirmations come in multiples, and so should we.
+                    # Half of the window at a time: confirmations come in multiples.
                     left = self._window // 2 if in_memory < _WINDOW_BYTES else 0
                     confirmed += await self._confirm_down_to(left, waiting)
                     in_memory = 0
@@ -177,16 +193,16 @@ class Publisher:
                 return self._channel
             if self._channel is not None:
                 over, self._channel = self._channel, None
-                await over.link.give_up()  # only its channel may be gone: the connection would stay for ever
+                await over.link.close_soon()  # only its channel may be gone: the connection would stay open
             attempt, self._attempts = self._attempts, self._attempts + 1
             self._require_open()
-            link = await Link.open(self._address, attempt=attempt)
+            link = await open_on_any_node(self._address, first=attempt)
             try:
                 channel = ConfirmChannel(link)
                 await channel.start()
-                self._require_open()  # closed meanwhile: nobody would close this connection
+                self._require_open()  # closed meanwhile: this connection would stay open
             except BaseException:
-                await link.give_up()  # half open: nothing that is sent on it would ever be confirmed
+                await link.close_soon()  # half open: nothing that is sent on it would ever be confirmed
                 raise
             self._channel = channel
             return channel
@@ -221,7 +237,7 @@ class Publisher:
 
 
 def encode(message: Outgoing) -> Encoded:
-    """Turn a message into what is sent.
+    """Return the message as it is sent.
 
     Raises:
         ConfigurationError: It holds what AMQP (or JSON) cannot. The text quotes no value.
@@ -233,10 +249,11 @@ def encode(message: Outgoing) -> Encoded:
         body = bytes(body)
     elif not isinstance(body, bytes):
         try:
-            body = _dump(body).encode()
-        except (TypeError, ValueError, RecursionError) as error:
+            body = encode_json(body)
+        except CodecError as error:
             raise ConfigurationError(
-                f"the body of a message for {message.routing_key} is neither bytes nor something JSON can hold"
+                f"the body of a message for {message.routing_key} is neither bytes nor something JSON can hold: "
+                f"{error.explanation}"
             ) from error
         content_type = content_type or "application/json"
     properties = {

@@ -1,28 +1,34 @@
-"""``sync_queue``: the consumer as the whole job of a process. SPEC(004 §1, §6, §7).
+"""``sync_queue`` and ``run_process``: the consumer as the whole job of a process. SPEC(004 §1, §6, §7).
 
-Here, and only here, the process belongs to us: signals lead to a graceful end, and an error that nobody caught (in the
-loop or in a thread) is logged and ends the process like a fatal one.
+These functions own the process: signals lead to a graceful end, and an uncaught error (in the loop or in a thread) is
+logged and ends the process like a fatal one.
 """
 
 import asyncio
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Unpack
+from contextlib import contextmanager
+from typing import Any
 
+from conquiet.core.log import FactLogger
 from conquiet.errors import ConquietError, LifecycleError, UncaughtError
-from conquiet.rabbit.config import RabbitOptions
+from conquiet.rabbit.config import RabbitConfig, seed_defaults, takes_settings
 from conquiet.rabbit.consumer import RabbitConsumer
 from conquiet.rabbit.counters import Counters
 from conquiet.rabbit.syncer import Syncer
 from conquiet.signals import install_termination_handlers
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 
-def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Unpack[RabbitOptions]) -> Counters:
-    """Process a queue until SIGTERM or SIGINT, then return the counters. A second signal ends the process at once.
+@takes_settings(RabbitConfig)
+def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Any) -> Counters:
+    """Process a queue as seed 004 says until SIGTERM or SIGINT, then return the counters.
+
+    It accepts the schemas of the original, drops what is past ``max_retries``, and rejects what fails twice: where the
+    queue has no dead-letter exchange the broker deletes it, and a warning at the start says so. Each of the three is an
+    option (``schemas``, ``exhausted``, ``without_dead_letters``). A second signal ends the process at once.
 
     Call it from the main thread, outside any event loop.
 
@@ -30,12 +36,30 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
         ConfigurationError: A setting is wrong.
         LifecycleError: It was called inside an event loop.
         FatalSyncerError: The syncer broke its contract.
-        UncaughtError: Something else raised and nobody caught it.
+        UncaughtError: Something else raised and nothing caught it.
         RabbitError: The broker or the queue is not there.
     """
-    with suppress(RuntimeError):  # there is no loop, as it should be
-        asyncio.get_running_loop()
-        raise LifecycleError("sync_queue has an event loop of its own; inside one: await RabbitConsumer(...).run()")
+    return _work(url, queue, syncer, {**seed_defaults(), **options}, "sync_queue")
+
+
+@takes_settings(RabbitConfig)
+def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Any) -> int:
+    """Process a queue of any JSON objects until SIGTERM or SIGINT, and return an exit code.
+
+    The settings are those of ``RabbitConsumer``: nothing that fails is deleted. The code is 0 after a graceful end. It
+    is 1 after anything fatal, which is logged, and when handlers were abandoned after the grace period.
+    """
+    try:
+        count = _work(url, queue, syncer, options, "run_process")
+    except ConquietError as error:
+        logger.failure(logging.CRITICAL, "the process ends with exit code 1", error)
+        return 1
+    return 1 if count.abandoned else 0
+
+
+def _work(url: str | Sequence[str], queue: str, syncer: Syncer, options: dict[str, Any], name: str) -> Counters:
+    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public one raises where there is none
+        raise LifecycleError(f"{name} has an event loop of its own; inside one: await RabbitConsumer(...).run()")
     consumer = RabbitConsumer(url, queue, syncer, **options)
     with install_termination_handlers(consumer.stop) as handlers, _uncaught_in_threads(consumer):
         try:
@@ -43,17 +67,7 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
         except LifecycleError:
             if handlers.received is None:
                 raise
-            return consumer.count  # told to stop before it had begun
-
-
-def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Unpack[RabbitOptions]) -> int:
-    """Do the same and return an exit code: 0 after a graceful end, 1 after anything fatal, which is logged."""
-    try:
-        sync_queue(url, queue, syncer, **options)
-    except ConquietError as error:
-        logger.critical("%s", error, extra={"error": type(error).__name__})  # our own texts hold no payload
-        return 1
-    return 0
+            return consumer.count  # asked to stop before it had begun
 
 
 async def _run(consumer: RabbitConsumer) -> Counters:
@@ -80,7 +94,7 @@ def _uncaught_in_threads(consumer: RabbitConsumer) -> Iterator[None]:
 
 def _end(consumer: RabbitConsumer, error: object) -> None:
     name = type(error).__name__ if isinstance(error, BaseException) else "unknown"
-    logger.error("uncaught error, the consumer stops", extra={"error": name})
-    failure = UncaughtError(f"an error that nobody caught ended the consumer: {name}", reason=name)
+    logger.error("uncaught error, the consumer stops", error=name)
+    failure = UncaughtError(f"an uncaught error ended the consumer: {name}", reason=name)
     failure.__cause__ = error if isinstance(error, BaseException) else None
     consumer.fail(failure)

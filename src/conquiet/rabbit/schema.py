@@ -1,4 +1,4 @@
-"""Which messages are accepted: a registry of schema names, each with its own validation. Pure.
+"""The registry of accepted schemas, each with its own validation. Pure.
 
 ``proca:action:2`` and ``proca:event:2`` are built in. Others are registered with a function, a pydantic model or a
 msgspec struct. What the validation returns is what the syncer gets.
@@ -10,11 +10,11 @@ from typing import Any, Final, NewType, Self, get_origin
 
 import msgspec
 
+from conquiet.core.functions import is_coroutine_function
+from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.functions import makes_coroutine
-from conquiet.kernel.validation import require_text
-from conquiet.rabbit import normalize, proca
 from conquiet.rabbit.decode import Unreadable
+from conquiet.rabbit.proca import messages, normalize
 
 Validate = Callable[[dict[str, Any]], Any]
 Normalize = Callable[[dict[str, Any]], dict[str, Any]]
@@ -41,15 +41,16 @@ class Schema:
 
 
 _BUILT_IN: Final = (
-    Schema(proca.ACTION_V2, proca.check_action, normalize.normalize_action, decrypts=True),
-    Schema(proca.EVENT_V2, proca.check_event, normalize.normalize_event),
+    Schema(messages.ACTION_V2, messages.check_action, normalize.normalize_action, decrypts=True),
+    Schema(messages.EVENT_V2, messages.check_event, normalize.normalize_event),
 )
 
 
 class SchemaRegistry:
     """The schemas one consumer accepts.
 
-    Starts with the two of the original; ``SchemaRegistry(built_in=False)`` starts empty.
+    Args:
+        built_in: Start with the two schemas of the original. False starts empty.
     """
 
     __slots__ = ("_default", "_schemas")
@@ -130,7 +131,7 @@ def _validator(model: Any) -> Validate | None:
         return lambda message: msgspec.convert(message, model)
     if callable(model):
         function: Validate = model
-        if makes_coroutine(function):
-            raise ConfigurationError("a schema is validated by a plain function: nobody would await a coroutine")
+        if is_coroutine_function(function):
+            raise ConfigurationError("a schema is validated by a plain function: a coroutine would not be awaited")
         return function
     raise ConfigurationError("a schema is validated by a pydantic model, a msgspec struct or a function")

@@ -1,57 +1,61 @@
-"""What happens to a delivery: one table, one function, no I/O. SPEC(004 §4, §5).
+"""Decide what happens to a delivery: one table, one function, no I/O. SPEC(004 §4, §5).
 
     verdict                        first time       seen before
     ─────────────────────────────  ───────────────  ───────────────────────────────
     Done                           ACK              ACK
     Refused, Unreadable            REQUEUE          DEAD_LETTER
-    Exhausted (x-death)            DROP, or DEAD_LETTER with exhausted="dead_letter"
+    Rejected                       DEAD_LETTER      DEAD_LETTER
+    Exhausted (x-death)            MOVE, DROP or DEAD_LETTER: as ``exhausted`` says
     ContractBroken, KeyFault       STOP             STOP, with poison_guard: DEAD_LETTER_AND_STOP (once a process)
 
-"Seen before" is the policy's word. ``redelivered`` takes the broker's flag, which means *perhaps* delivered before: one
-crash marks everything that was in the prefetch window. ``delivery_count`` takes the quorum queue's own count, where the
-queue can have written it: the headers are anybody's to write.
+The policy decides what "seen before" is. ``redelivered`` takes the broker's flag, which means *perhaps* delivered
+before: one crash marks everything that was in the prefetch window. ``delivery_count`` takes the quorum queue's own
+count, where the queue can have written it: any publisher can write headers.
+
+See docs/decisions/0021.
 """
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, assert_never
+from typing import Final, Literal, assert_never
 
 from conquiet.rabbit.decode import Unreadable
-from conquiet.rabbit.decrypt import KeyFault
-from conquiet.rabbit.syncer import ContractBroken, Done, Refused
+from conquiet.rabbit.proca.decrypt import KeyFault
+from conquiet.rabbit.syncer import ContractBroken, Done, Refused, Rejected
 
 PolicyName = Literal["redelivered", "delivery_count"]
-OnExhausted = Literal["drop", "dead_letter"]
+OnExhausted = Literal["move", "drop", "dead_letter"]
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """The retry count exceeds ``max_retries``; the message was not looked at."""
+    """The retry count exceeds ``max_retries``; the message was not decoded."""
 
 
-Verdict = Done | Refused | Unreadable | Exhausted | ContractBroken | KeyFault
+Verdict = Done | Refused | Rejected | Unreadable | Exhausted | ContractBroken | KeyFault
 
 
-class Settlement(Enum):
-    """What can happen to a delivery. There is nothing else."""
+class Disposition(Enum):
+    """What can happen to a delivery."""
 
     ACK = "ack"
     DROP = "drop"  # acknowledged without having been processed
     REQUEUE = "requeue"
     DEAD_LETTER = "dead_letter"
-    STOP = "stop"  # settled by nobody: it goes back to the queue when the channel closes
+    MOVE = "move"  # published to ``<queue>.dead`` by the consumer, then acknowledged
+    STOP = "stop"  # left unsettled: it goes back to the queue when the channel closes
     DEAD_LETTER_AND_STOP = "dead_letter_and_stop"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DeliveryFacts:
     """What the broker says about a delivery.
 
     Attributes:
         redelivered: The flag of the delivery.
         delivery_count: ``x-delivery-count``, None where the queue does not count.
-        counts_failures: Whether the queue counts failures alone, and says how often it gave the message to anybody
-            beside it (``x-acquired-count``, RabbitMQ 4.3): no failure is then as good an answer as any.
+        counts_failures: Whether the queue counts only failures, and the deliveries apart from them in
+            ``x-acquired-count`` (RabbitMQ 4.3): a missing count then means no failure.
     """
 
     redelivered: bool
@@ -75,28 +79,37 @@ class SettlePolicy:
     exhausted: OnExhausted = "drop"
     poison_guard: bool = False
 
-    def seen_before(self, facts: Facts) -> bool:
-        """Tell whether the message has used up its requeues."""
+    def seen_before(self, facts: DeliveryFacts) -> bool:
+        """Return whether the message has used up its requeues."""
         if self.name == "redelivered" or not facts.redelivered:
             return facts.redelivered  # at a first delivery a count is a publisher's, or copied from another queue
         if not facts.delivery_count and not facts.counts_failures:
             # The queue does not count (a classic one): one that does has counted this delivery. Dead-lettering early
-            # is the preferred loss here: the other reading would put a message back for ever.
+            # is the preferred loss here: the other reading would requeue a message without end.
             return True
         return (facts.delivery_count or 0) >= self.max_requeues
 
 
-def decide(verdict: Verdict, facts: Facts, policy: SettlePolicy) -> Settlement:
+_EXHAUSTED: Final[dict[OnExhausted, Disposition]] = {
+    "move": Disposition.MOVE,
+    "drop": Disposition.DROP,
+    "dead_letter": Disposition.DEAD_LETTER,
+}
+
+
+def decide(verdict: Verdict, facts: DeliveryFacts, policy: SettlePolicy) -> Disposition:
     """Return what happens to a delivery with this verdict."""
     match verdict:
         case Done():
-            return Settlement.ACK
+            return Disposition.ACK
         case Refused() | Unreadable():
-            return Settlement.DEAD_LETTER if policy.seen_before(facts) else Settlement.REQUEUE
+            return Disposition.DEAD_LETTER if policy.seen_before(facts) else Disposition.REQUEUE
+        case Rejected():
+            return Disposition.DEAD_LETTER
         case Exhausted():
-            return Settlement.DROP if policy.exhausted == "drop" else Settlement.DEAD_LETTER
+            return _EXHAUSTED[policy.exhausted]
         case ContractBroken() | KeyFault():
             guarded = policy.poison_guard and policy.seen_before(facts)
-            return Settlement.DEAD_LETTER_AND_STOP if guarded else Settlement.STOP
+            return Disposition.DEAD_LETTER_AND_STOP if guarded else Disposition.STOP
         case _:
             assert_never(verdict)

@@ -1,24 +1,26 @@
-"""Getting connected and staying so: bounded, jittered, counted, and never behind the caller's back.
+"""Connect and reconnect, with backoff and a limit of failures in a row.
 
-The first connection is tried once at each node and then not again: a wrong address or a missing queue should be seen at
-once, by whoever started the process. Afterwards a lost link is rebuilt as a whole (connection, channel, prefetch,
-consumer), up to ``max_reconnects`` failures in a row. A link counts as good once something was settled on it, or when
-it has lasted: a queue that kills every consumer at its first message cannot make us connect for ever without a pause,
-and an idle consumer does not add up the losses of its whole life.
+The first connection is tried once at each node: a wrong address or a missing queue fails the start. Afterwards a lost
+link is replaced as a whole (connection, channel, prefetch, consumer), up to ``max_reconnects`` failures in a row. A
+link resets the count of failures once something was settled on it, or when it has lasted. So a queue that kills every
+consumer at its first message does not cause a loop of connections, and an idle consumer does not add up the losses of
+days.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
+from conquiet.core.backoff import Backoff
+from conquiet.core.clock import SYSTEM_CLOCK, Clock
+from conquiet.core.log import FactLogger
 from conquiet.errors import QueueMissingError, RabbitConnectionError, RabbitError
-from conquiet.kernel.backoff import Backoff
-from conquiet.kernel.clock import SYSTEM_CLOCK, Clock
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 _LASTING_S: Final = 60.0
+# Attempts in a row that find no queue: about 10 s with the default backoff, enough for a queue that is being replaced.
+_MAX_MISSING: Final = 6
 
 S = TypeVar("S")
 
@@ -29,10 +31,11 @@ class Supervisor(Generic[S]):
     Args:
         connect: Makes one session; gets the number of the attempt, counted from 0.
         backoff: How long to wait after a failure.
-        max_failures: Failures in a row that are borne.
+        max_failures: Maximum consecutive failures.
         stop: Ends every wait, also one for an attempt that is under way.
-        nodes: How many addresses the attempts go round.
-        clock: How long a session has lasted.
+        nodes: Number of addresses, used in turn.
+        on_failure: Notified of each attempt to reconnect that failed.
+        clock: Measures how long a session has lasted.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Supervisor(Generic[S]):
         max_failures: int,
         stop: asyncio.Event,
         nodes: int = 1,
+        on_failure: Callable[[RabbitError], None] = lambda _: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._connect = connect
@@ -50,33 +54,35 @@ class Supervisor(Generic[S]):
         self._max_failures = max_failures
         self._stop = stop
         self._nodes = nodes
+        self._on_failure = on_failure
         self._clock = clock
-        # Longer than the longest pause: whoever loses every link so late does not connect in a hot circle.
+        # Longer than the longest pause: links lost after that long do not make a loop without pauses.
         self._lasting_s = max(_LASTING_S, backoff.cap_s)
         self._attempts = 0
         self._failures = 0
         self._since = clock.monotonic()
 
     async def first(self) -> S | None:
-        """Make the first session at the first node that lets us in, or raise why it cannot be; None: asked to stop."""
+        """Return the first session, at the first node that accepts it, or raise; None after a stop."""
         for _ in range(self._nodes - 1):
             try:
                 return await self._attempt()
             except RabbitConnectionError as error:
-                logger.warning("node left out", extra={"attempt": self._attempts, "reason": _short(error)})
+                logger.warning("node left out", attempt=self._attempts, reason=_short(error))
         return await self._attempt()
 
     async def next(self, *, made_progress: bool) -> S | None:
-        """Make another session after one was lost; None when we are asked to stop.
+        """Return another session after one was lost; None after a stop.
 
         Raises:
             RabbitConnectionError: It failed too often in a row.
-            QueueMissingError: It failed too often in a row, at last because the queue is not there.
+            QueueMissingError: The queue did not exist six times in a row, or at the last attempt.
         """
         lasted = self._clock.monotonic() - self._since > self._lasting_s
         self._failures = 1 if made_progress or lasted else self._failures + 1
         last: RabbitError | None = None
-        while self._failures <= self._max_failures:
+        missing = 0
+        while self._failures <= self._max_failures and missing < _MAX_MISSING:
             if await self._stopped_within(self._backoff.delay_s(self._failures)):
                 return None
             try:
@@ -84,22 +90,20 @@ class Supervisor(Generic[S]):
             except RabbitError as error:
                 self._failures += 1
                 last = error
-                logger.warning(
-                    "reconnect failed",
-                    extra={"failures": self._failures, "allowed": self._max_failures, "reason": _short(error)},
-                )
+                missing = missing + 1 if isinstance(error, QueueMissingError) else 0
+                self._on_failure(error)
         if isinstance(last, QueueMissingError):
             raise last
         reason = None if last is None else _short(last)
         raise RabbitConnectionError(
-            f"gave up after {self._failures} failures in a row to get back to RabbitMQ"
+            f"gave up after {self._failures} failures in a row to reconnect to RabbitMQ"
             + ("" if reason is None else f"; the last one: {reason}"),
             reason=reason,
             attempts=self._failures,
         ) from last
 
     async def _attempt(self) -> S | None:
-        """Make one session; None when we were asked to stop before there was one."""
+        """Return one session; None if the stop came first."""
         number, self._attempts = self._attempts, self._attempts + 1
         session = await unless_stopped(self._stop, self._connect(number))
         self._since = self._clock.monotonic()
@@ -115,15 +119,15 @@ class Supervisor(Generic[S]):
 
 
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[S]) -> S | None:
-    """Wait for the work and return what came of it; None when the stop was first, and the work is broken off."""
+    """Return the result of the work; None if the stop came first, and the work was cancelled."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
-        broken_off = working.cancel()
+        cancelled = working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-    return None if broken_off else working.result()
+    return None if cancelled else working.result()
 
 
 def _short(error: RabbitError) -> str:

@@ -1,9 +1,14 @@
-"""What calling the syncer came to. SPEC(004 §4): a boolean, or the contract is broken."""
+"""Interpret the result of a syncer: a boolean, or a broken contract. SPEC(004 §4).
+
+See docs/decisions/0022.
+"""
 
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from conquiet.errors import ConquietError, InfrastructureError
 
 Syncer = Callable[[Any], bool] | Callable[[Any], Awaitable[bool]]
 
@@ -19,6 +24,17 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejected:
+    """The syncer raised :class:`DeadLetterNow`: another attempt would end in the same way.
+
+    Attributes:
+        reason: The text of the exception, which its author wrote to be stored.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ContractBroken:
     """The syncer raised or returned something that is not a boolean: a permanent failure of the system.
 
@@ -31,25 +47,68 @@ class ContractBroken:
     error: BaseException | None = field(default=None, repr=False)
 
 
-Outcome = Done | Refused | ContractBroken
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The syncer raised ``InfrastructureError``: a server it needs is away, and the message is not at fault.
+
+    Attributes:
+        error: Name of the exception's type.
+        failure: The exception.
+    """
+
+    error: str
+    failure: BaseException | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The syncer raised :class:`Requeue`."""
+
+
+SyncerResult = Done | Refused | Rejected | ContractBroken
+Interruption = Unavailable | Postponed
+"""The run had no result. The delivery stays unsettled and is run again; no attempt is counted."""
 
 DONE: Final = Done()
 REFUSED: Final = Refused()
+POSTPONED: Final = Postponed()
 
 
-def judge(result: object) -> Outcome:
-    """Turn what the syncer returned into an outcome. Only the two booleans count: 1 and 0 are not booleans."""
+class Requeue(ConquietError):  # noqa: N818 - an instruction to the consumer, not an error
+    """Raised by a syncer: return the message to the queue without counting an attempt.
+
+    The consumer keeps the delivery unsettled and calls the syncer again after a short pause, which grows from 0.2 s to
+    10 s. The message is never dead-lettered because of it. If the consumer stops meanwhile, the message goes back to
+    the queue.
+    """
+
+
+class DeadLetterNow(ConquietError):  # noqa: N818 - an instruction to the consumer, not an error
+    """Raised by a syncer: dead-letter the message at once, without a requeue.
+
+    Its text is kept as the reason, in logs and in the dead letter: it must not quote the message.
+    """
+
+
+def interpret_result(result: object) -> SyncerResult:
+    """Interpret what the syncer returned. Only the two booleans count: 1 and 0 are not booleans."""
     if result is True:
         return DONE
     if result is False:
         return REFUSED
     hint = ""
     if inspect.iscoroutine(result):
-        result.close()  # nobody will await it, and Python would warn about that
+        result.close()  # never awaited: Python would warn
         hint = "; declare the syncer with 'async def'"
     return ContractBroken(f"the syncer must return True or False, it returned a {type(result).__name__}{hint}")
 
 
-def broken_by(error: BaseException, *, who: str = "the syncer") -> ContractBroken:
-    """Turn what the syncer (or something on the way to it) raised into an outcome."""
+def interpret_error(error: BaseException, *, who: str = "the syncer") -> Rejected | ContractBroken | Interruption:
+    """Interpret what the syncer, or a step before it, raised."""
+    if isinstance(error, Requeue):
+        return POSTPONED
+    if isinstance(error, DeadLetterNow):
+        return Rejected(str(error))
+    if isinstance(error, InfrastructureError):
+        return Unavailable(type(error).__name__, error)
     return ContractBroken(f"{who} raised {type(error).__name__}", error)

@@ -1,12 +1,14 @@
-"""AMQP's field tables, read and written by us. Pure.
+"""Read and write AMQP field tables. Pure.
 
 The client library gives up a whole table for one value it cannot read (a timestamp in milliseconds, an infinite
-double), cuts floats down to integers and writes none. Anybody may write headers, and ours decide on retries: so here
+double), cuts floats down to integers and writes none. Any publisher may write headers, and retries depend on them. Here
 one value that cannot be read becomes None and everything around it stays.
 
-    table ::= { short string (name), value }        value ::= letter of the type, then
+    table ::= { short string (name), value }        value ::= type code, then
         t b B u U s I i l L f d T D V      a fixed number of bytes
         S x A F                            four bytes with the length, then so many bytes
+
+See docs/decisions/0020.
 """
 
 import math
@@ -21,14 +23,14 @@ _MAX_DEPTH: Final = 32
 _SHORT: Final = 255
 
 _NUMBERS: Final = {
-    ord(letter): (Struct(code).size, Struct(code).unpack_from)
-    for letter, code in {
+    ord(code_byte): (Struct(code).size, Struct(code).unpack_from)
+    for code_byte, code in {
         "t": ">?", "b": ">b", "B": ">B", "U": ">h", "u": ">H", "s": ">h", "I": ">i", "i": ">I",
         "L": ">q", "l": ">q", "f": ">f", "d": ">d",
     }.items()
 }  # fmt: skip
 _TEXT, _BYTES, _ARRAY, _TABLE, _TIME, _DECIMAL, _VOID = b"SxAFTDV"
-_SIZES: Final = {letter: size for letter, (size, _) in _NUMBERS.items()} | {_TIME: 8, _DECIMAL: 5, _VOID: 0}
+_SIZES: Final = {code_byte: size for code_byte, (size, _) in _NUMBERS.items()} | {_TIME: 8, _DECIMAL: 5, _VOID: 0}
 _COUNTED: Final = frozenset((_TEXT, _BYTES, _ARRAY, _TABLE))
 
 _length = Struct(">I").unpack_from
@@ -43,7 +45,7 @@ _pack_time = Struct(">cQ").pack
 
 
 class _UnreadableError(Exception):
-    """Where the next value begins cannot be told from here on."""
+    """The start of the next value is unknown."""
 
 
 # ------------------------------------------------------------------ reading
@@ -58,7 +60,7 @@ def text_or_bytes(raw: bytes) -> str | bytes:
 def read_table(raw: bytes) -> dict[str | bytes, Any]:
     """Read a table (without the length before it); whatever the bytes are, nothing is raised.
 
-    A value that cannot be read is None. Where even its length cannot be told, the table ends before it.
+    A value that cannot be read is None. Where its length is unknown, the table ends before it.
     """
     return _read_table(raw, 0, len(raw), 0)
 
@@ -194,7 +196,7 @@ def _pack_number(value: Any) -> bytes:
     if isinstance(value, int):
         return _pack_int(b"I", value) if -(2**31) <= value < 2**31 else _pack_long(b"l", value)
     if isinstance(value, float):
-        if not math.isfinite(value):  # the broker cannot read it, and closes the connection of whoever sent it
+        if not math.isfinite(value):  # the broker cannot read it, and closes the sender's connection
             raise ValueError
         return _pack_double(b"d", value)
     if isinstance(value, datetime):
@@ -212,5 +214,5 @@ def _pack_scaled(value: Decimal) -> bytes:
     return _pack_decimal(b"D", decimals, int(value.scaleb(decimals)))
 
 
-def _counted(letter: bytes, content: bytes) -> bytes:
-    return letter + _pack_length(len(content)) + content
+def _counted(code_byte: bytes, content: bytes) -> bytes:
+    return code_byte + _pack_length(len(content)) + content

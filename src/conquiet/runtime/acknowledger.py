@@ -1,11 +1,11 @@
-"""Acknowledgements gathered: many ids in one XACK, sent with the next read where there is one.
+"""Acknowledgements in batches: many ids in one XACK, sent with the next read where there is one.
 
-    handler returned ──▶ due ──▶ sent ──▶ confirmed: no longer held
+    handler returned ──▶ due ──▶ sent ──▶ confirmed: the lease is not kept any more
                           ▲        │
                           └────────┴── connection lost: an error event, then sent again
 
-Sending XACK again is harmless, so nothing finished is forgotten while the process lives. If it dies
-before the ids are sent, the messages are delivered again: the preferred loss is a second run.
+Sending XACK again is harmless, so nothing finished is forgotten while the process lives. If it dies before the ids are
+sent, the messages are delivered again: the preferred loss is a second run.
 """
 
 import asyncio
@@ -13,94 +13,146 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import NoPermissionError, ResponseError
-
+from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.errors import QueueError
-from conquiet.metrics.registry import QUEUE_ACK_NOOP_TOTAL, QUEUE_MESSAGES_ACK_TOTAL
-from conquiet.metrics.safety import never_raises
-from conquiet.queue.commands import pack
-from conquiet.queue.faults import translate
-from conquiet.runtime.context import Leaving, RuntimeMessage
+from conquiet.metrics.registry import QUEUE_ACK_NOOP_TOTAL, QUEUE_MESSAGES_ACK_TOTAL, RUNTIME_ACK_BATCH_SIZE
+from conquiet.metrics.safety import count, observe
+from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
+from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.errors import NoPermissionError, ResponseError, translate
 from conquiet.runtime.lease import LeaseTable
-from conquiet.runtime.metrics import observe_ack_batch
+from conquiet.runtime.message import AckScript, RuntimeMessage
 from conquiet.runtime.reconnect import Reconnect
-from conquiet.runtime.wire import Wire, WireLostError
 
-_FOR_GOOD = ("NOGROUP", "WRONGTYPE", "NOPERM")
-"""Refusals that another attempt cannot better. The ids stay pending on the server, if there is anything left."""
+_PERMANENT = ("NOGROUP", "WRONGTYPE", "NOPERM")
+"""Refusals that another attempt cannot change. The ids stay pending on the server, if it still has them."""
+
+
+def _command(how: str | AckScript, group: str, messages: Sequence[RuntimeMessage]) -> bytes:
+    """Return the command for messages of one stream: XACK, or the script that they ask for."""
+    if isinstance(how, str):
+        return pack("XACK", how, group, *[message.id for message in messages])
+    args = [value for message in messages for value in (message.id, *message.ack_args)]
+    return pack("EVAL", how.source, len(how.keys), *how.keys, *how.head, *args)
 
 
 class AckBatch:
-    """Messages whose acknowledgements go out together, and the commands for it."""
+    """Messages whose acknowledgements go out together, and the commands for it.
 
-    __slots__ = ("by_stream", "commands", "messages")
+    The sender of the commands then calls ``confirm`` or ``requeue``.
+    """
 
-    def __init__(self, messages: list[RuntimeMessage], group: str) -> None:
+    __slots__ = ("_acknowledger", "commands", "messages", "parts")
+
+    def __init__(self, messages: list[RuntimeMessage], group: str, acknowledger: "Acknowledger") -> None:
+        self._acknowledger = acknowledger
         self.messages = messages
-        self.by_stream: dict[str, list[RuntimeMessage]] = defaultdict(list)
+        by_command: dict[str | AckScript, list[RuntimeMessage]] = defaultdict(list)
         for message in messages:
-            self.by_stream[message.stream].append(message)
-        self.commands = [
-            pack("XACK", stream, group, *[message.id for message in those]) for stream, those in self.by_stream.items()
-        ]
+            by_command[message.ack_script or message.stream].append(message)
+        self.parts = [(those[0].stream, those) for those in by_command.values()]
+        self.commands = [_command(how, group, those) for how, those in by_command.items()]
+
+    def confirm(self, replies: Sequence[Any]) -> None:
+        """Record the server's replies. What it refuses for the moment is due again, with the next batch."""
+        self._acknowledger.confirm(self, replies)
+
+    def requeue(self) -> None:
+        """Make the batch due again: it may or may not have arrived."""
+        self._acknowledger.requeue(self)
 
 
 class Acknowledger:
-    """Keeps what is due and sends it: with the reader's next command, or by itself when none is coming.
+    """Keeps what is due and sends it: with the reader's next command, or by itself when no read is coming.
 
     Args:
-        wire: A connection for the time the reader's own one is blocked.
+        connection: Used while the reader's own connection is blocked.
         group: The consumer group.
-        table: Where a confirmed message is let go of.
-        reconnect: What to do when ``wire`` breaks.
-        on_error: Told about every failed flush.
-        on_given_up: Called with the last error when the connection is not to be had back.
-        reader_is_coming: True if the reader will take what is due at the next turn of the loop.
+        table: Messages whose lease is kept until they are confirmed.
+        reconnect: When to try again after ``connection`` breaks.
+        on_error: Notified of every failed flush.
+
+    Attributes:
+        failed: Done with the last error once the connection is given up; cancelled once it was aborted.
     """
 
     def __init__(
         self,
-        wire: Wire,
+        connection: AsyncRedisConnection,
         *,
         group: str,
         table: LeaseTable,
         reconnect: Reconnect,
         on_error: Callable[[BaseException], None],
-        on_given_up: Callable[[QueueError], None],
-        reader_is_coming: Callable[[], bool],
     ) -> None:
-        self._wire = wire
+        self._connection = connection
         self._group = group
         self._table = table
         self._reconnect = reconnect
         self._on_error = on_error
-        self._on_given_up = on_given_up
-        self._reader_is_coming = reader_is_coming
-        self._due: list[RuntimeMessage] = []
+        self._due: MicroBatcher[RuntimeMessage] = MicroBatcher(self._flush_batch, name="conquiet-acks")
+        self.add = self._due.add
+        """Acknowledge a message soon: with all others of this iteration of the event loop."""
         self._unconfirmed = 0
-        self._nudged = False
         self._closed = False
-        self._wake = asyncio.Event()
         self._confirmed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        # One user of the wire at a time: flushes, and whoever borrows it.
-        self._wire_lock = asyncio.Lock()
+        self.failed: asyncio.Future[QueueError] | None = None
+        # One user of the connection at a time: flushes, and callers of ``execute``.
+        self._connection_lock = asyncio.Lock()
 
     @property
     def unconfirmed(self) -> int:
-        """Messages that are due or on their way."""
+        """Messages that are due or sent, and not confirmed."""
         return len(self._due) + self._unconfirmed
 
-    def start(self) -> None:
-        """Begin to flush."""
-        self._task = asyncio.create_task(self._serve(), name="conquiet-acks")
+    @property
+    def _is_over(self) -> bool:
+        """True once nothing is sent any more."""
+        return self._closed or (self.failed is not None and self.failed.done())
 
-    def add(self, message: RuntimeMessage) -> None:
-        """Acknowledge this message soon: at the next turn of the event loop, with all others of this turn."""
-        self._due.append(message)
-        if not self._nudged:
-            self._nudged = True
-            asyncio.get_running_loop().call_soon(self.nudge)
+    @property
+    def reconnects(self) -> int:
+        """Attempts to establish the lost connection again, so far."""
+        return self._reconnect.total
+
+    @property
+    def is_open(self) -> bool:
+        """True while the connection is established."""
+        return self._connection.is_open
+
+    @property
+    def peer(self) -> Any:
+        """The server of the connection."""
+        return self._connection.peer
+
+    async def open(self) -> None:
+        """Establish the connection.
+
+        Raises:
+            ConnectionLostError: It could not be established.
+        """
+        await self._connection.open()
+
+    def abort(self) -> None:
+        """Abort every wait for the server, now and later."""
+        self._connection.abort()
+
+    def start(self) -> "asyncio.Future[QueueError]":
+        """Prepare for the running event loop. Returns what is done when the connection is given up."""
+        self.failed = asyncio.get_running_loop().create_future()
+        return self.failed
+
+    def expect_reader(self) -> None:
+        """Leave what is due to the reader: its next command is a matter of microseconds."""
+        self._due.held = True
+
+    def expect_no_reader(self) -> None:
+        """Send what is due by ourselves: no read comes soon."""
+        if self._is_over:
+            return
+        self._due.held = False
+        if self._due:
+            self._due.flush_soon()
 
     async def acknowledge(self, message: RuntimeMessage) -> None:
         """Acknowledge at once and return when the server has confirmed it.
@@ -108,136 +160,125 @@ class Acknowledger:
         Raises:
             QueueError: It could not be sent. It may have taken effect.
         """
-        batch = AckBatch([message], self._group)
-        with Leaving(message):
+        batch = AckBatch([message], self._group, self)
+        with message.settling():
             try:
-                replies = await self.borrow(batch.commands)
-            except WireLostError as lost:
+                replies = await self.execute(batch.commands)
+            except ConnectionLostError as lost:
                 raise translate(lost.reason, stream=message.stream, group=self._group, command="XACK") from lost
             if isinstance(replies[0], ResponseError):
                 raise translate(replies[0], stream=message.stream, group=self._group, command="XACK") from replies[0]
-            message.acknowledged = True
+            message.mark_acknowledged()
         self._settle(batch, replies)
 
-    async def borrow(self, commands: list[bytes]) -> list[Any]:
-        """Send other commands over the flushing connection, opening it if need be.
+    async def execute(self, commands: list[bytes]) -> list[Any]:
+        """Send other commands over the acknowledging connection, opening it if necessary.
 
         Raises:
-            WireLostError: The connection broke or was not to be had.
+            ConnectionLostError: The connection broke or could not be opened.
         """
-        async with self._wire_lock:
+        async with self._connection_lock:
             if self._closed:
-                raise WireLostError(ConnectionError("the engine has ended"))
-            if not self._wire.is_open:
-                await self._wire.open()
-            return await self._wire.call(commands)
+                raise ConnectionLostError(ConnectionError("the engine has ended"))
+            if not self._connection.is_open:
+                await self._connection.open()
+            return await self._connection.call(commands)
 
-    def take(self) -> AckBatch | None:
-        """Hand what is due to the reader, which sends it and must then confirm it or put it back."""
+    def take_batch(self) -> AckBatch | None:
+        """Return what is due, for the reader to send."""
         if not self._due:
             return None
-        batch = AckBatch(self._due, self._group)
-        self._due = []
-        self._unconfirmed += len(batch.messages)
-        return batch
+        return self._batch(self._due.take())
 
     def confirm(self, batch: AckBatch, replies: Sequence[Any]) -> None:
-        """The server has answered. What it refuses for the moment is due again, with the next batch."""
+        """See ``AckBatch.confirm``."""
         self._unconfirmed -= len(batch.messages)
-        self._due[:0] = self._settle(batch, replies)
+        self._due.requeue(self._settle(batch, replies))
 
-    def put_back(self, batch: AckBatch) -> None:
-        """The batch may or may not have arrived: it is due again."""
+    def requeue(self, batch: AckBatch) -> None:
+        """See ``AckBatch.requeue``."""
         self._unconfirmed -= len(batch.messages)
-        self._due[:0] = batch.messages
-        self._wake.set()
+        self._due.requeue(batch.messages)
 
     async def flush(self) -> None:
-        """Return when nothing is due any more, or when nobody sends any more."""
-        while self.unconfirmed and self._task is not None and not self._task.done():
+        """Return when everything is confirmed, or when the connection is given up."""
+        while self.unconfirmed and self.failed is not None and not self._is_over:
             self._confirmed.clear()
-            self._wake.set()
-            waiting = asyncio.ensure_future(self._confirmed.wait())
+            if self._due and not self._due.held:
+                self._due.flush_soon()
+            waiting: asyncio.Future[Any] = asyncio.ensure_future(self._confirmed.wait())
             try:
-                await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({waiting, self.failed}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 waiting.cancel()
 
     async def close(self) -> list[RuntimeMessage]:
-        """End the flushing. Returns what was not confirmed. Nothing is sent afterwards, whoever asks."""
+        """Stop flushing. Return what was not confirmed. Nothing is sent afterwards."""
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        left, self._due = self._due, []
+        left = await self._due.close()
+        await self._connection.close()
+        if self.failed is not None and not self.failed.done():
+            self.failed.cancel()
         return left
 
-    def nudge(self) -> None:
-        """Send what is due now, unless the reader is about to."""
-        self._nudged = False
-        if self._due and not self._reader_is_coming():
-            self._wake.set()
+    def _batch(self, messages: list[RuntimeMessage]) -> AckBatch:
+        batch = AckBatch(messages, self._group, self)
+        self._unconfirmed += len(messages)
+        return batch
 
     def _settle(self, batch: AckBatch, replies: Sequence[Any]) -> list[RuntimeMessage]:
-        """Let go of what is settled. Returns what the server refuses now and may take later."""
+        """Let go of what is confirmed. Return what the server refuses now and may accept later."""
         later: list[RuntimeMessage] = []
-        for (stream, messages), reply in zip(batch.by_stream.items(), replies, strict=True):
+        for (stream, messages), reply in zip(batch.parts, replies, strict=True):
             if isinstance(reply, ResponseError):
                 self._on_error(translate(reply, stream=stream, group=self._group, command="XACK"))
-                if not isinstance(reply, NoPermissionError) and not str(reply).startswith(_FOR_GOOD):
-                    later += messages  # too few replicas, a full disk: our work is done, and must not be done again
+                if not isinstance(reply, NoPermissionError) and not str(reply).startswith(_PERMANENT):
+                    later += messages  # too few replicas, a full disk: the work is done, and must not be done again
                     continue
             else:
-                _count(stream, acknowledged=reply, sent=len(messages))
+                count(QUEUE_MESSAGES_ACK_TOTAL, stream, n=reply)
+                count(QUEUE_ACK_NOOP_TOTAL, stream, n=len(messages) - reply)
             self._table.release_all(stream, messages)
-        observe_ack_batch(len(batch.messages))
+        observe(RUNTIME_ACK_BATCH_SIZE, value=len(batch.messages))
         self._confirmed.set()
         return later
 
-    async def _serve(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            batch = self.take()
-            if batch is not None and not await self._send(batch):
-                return
-
-    async def _send(self, batch: AckBatch) -> bool:
-        """Send one batch. False once the connection is given up."""
+    async def _flush_batch(self, messages: list[RuntimeMessage]) -> None:
+        """Send one batch over our own connection."""
+        batch = self._batch(messages)
         try:
-            replies = await self.borrow(batch.commands)
-        except WireLostError as lost:
-            self.put_back(batch)
-            error = translate(lost.reason, stream=batch.messages[0].stream, group=self._group, command="XACK")
+            replies = await self.execute(batch.commands)
+        except ConnectionLostError as lost:
+            self.requeue(batch)
+            error = translate(lost.reason, stream=messages[0].stream, group=self._group, command="XACK")
             error.__cause__ = lost.reason
-            self._on_error(error)
-            return await self._rest(error)
+            await self._wait_before_retry(error, self._on_error)
+            return
         except BaseException:
-            self.put_back(batch)
+            self.requeue(batch)
             raise
         refused = next((reply for reply in replies if isinstance(reply, ResponseError)), None)
         self.confirm(batch, replies)
         if refused is None or not self._due:
             self._reconnect.succeeded()
-            return True
-        error = translate(refused, stream=batch.messages[0].stream, group=self._group, command="XACK")
-        self._wake.set()
-        return await self._rest(error)
+        else:
+            await self._wait_before_retry(
+                translate(refused, stream=messages[0].stream, group=self._group, command="XACK")
+            )
 
-    async def _rest(self, error: QueueError) -> bool:
-        """Wait before the next attempt. False if there is none."""
-        if self._wire.is_cut:
-            return False
-        delay_s = self._reconnect.delay_s()
-        if delay_s is None:
-            self._on_given_up(error)
-            return False
-        await asyncio.sleep(delay_s)
-        return True
-
-
-@never_raises
-def _count(stream: str, *, acknowledged: int, sent: int) -> None:
-    QUEUE_MESSAGES_ACK_TOTAL.labels(stream).inc(acknowledged)
-    if acknowledged < sent:
-        QUEUE_ACK_NOOP_TOTAL.labels(stream).inc(sent - acknowledged)
+    async def _wait_before_retry(
+        self, error: QueueError, report: Callable[[BaseException], None] = lambda _: None
+    ) -> None:
+        """Wait before the next attempt, or give the connection up. A refusal was reported with its batch."""
+        address = self._connection.address
+        delay_s = None if self._connection.is_aborted else self._reconnect.delay_s(error, address)
+        report(error)
+        if delay_s is not None:
+            await asyncio.sleep(delay_s)
+            return
+        self._due.held = True  # what is due stays due, and is reported at the end
+        if self.failed is not None and not self.failed.done():
+            if self._connection.is_aborted:
+                self.failed.cancel()
+            else:
+                self.failed.set_result(error)

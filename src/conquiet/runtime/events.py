@@ -1,4 +1,4 @@
-"""What an engine tells: four kinds of events, and who hears them.
+"""The events of an engine: four kinds, and the callbacks that subscribe to them.
 
     started ──▶ succeeded | failed         about one message
     error                                  about the engine, or a message it could not or would not run
@@ -17,12 +17,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from conquiet.core.cancellation import forget_cancellations, is_ending
+from conquiet.core.functions import reject_generator_function, require_arguments
+from conquiet.core.log import FactLogger
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.cancellation import forget_cancellations, is_ending
-from conquiet.kernel.functions import refuse_generator_function, require_arguments
-from conquiet.runtime.context import RuntimeMessage
+from conquiet.runtime.message import RuntimeMessage
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A handler raised, was broken off, or lost its message. The message is not acknowledged."""
+    """A handler raised, was cancelled, or lost its message. The message is not acknowledged."""
 
     message: RuntimeMessage
     error: BaseException
@@ -77,7 +78,7 @@ class EventDispatcher:
     """Calls plain callbacks at once and async ones in order, from a task of its own.
 
     A callback that raises is logged, by the class of its error, and changes nothing. Async callbacks that fall behind
-    slow down the handlers (``room()``), rather than fill the memory.
+    slow down the handlers (``wait_below_limit()``), rather than fill the memory.
     """
 
     def __init__(self, *, limit: int = 1_000) -> None:
@@ -85,8 +86,8 @@ class EventDispatcher:
         self._deferred: dict[type[Event], list[Callback]] = {kind: [] for kind in NAMES.values()}
         self._queue: deque[tuple[Callback, Event]] = deque()
         self._limit = limit
-        # Who looks here first need not build an event for nobody.
-        self.heard: set[type[Event]] = set()
+        # Checked before an event is built: without a subscriber none is needed.
+        self.subscribed: set[type[Event]] = set()
         self._wake = asyncio.Event()
         self._emptied = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -100,18 +101,36 @@ class EventDispatcher:
             raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
         if not callable(callback):
             raise ConfigurationError("a callback must be callable")
-        refuse_generator_function("callback", callback)
+        reject_generator_function("callback", callback)
         require_arguments("callback", callback, "event")
         deferred = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
             getattr(callback, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
         (self._deferred if deferred else self._plain)[kind].append(callback)
-        self.heard.add(kind)
+        self.subscribed.add(kind)
+
+    def off(self, name: str, callback: Callback) -> None:
+        """End a subscription of ``on``: no call is begun after this. One that is queued is still made.
+
+        Raises:
+            ConfigurationError: There is no such event, or the callback is not subscribed to it.
+        """
+        kind = NAMES.get(name)
+        if kind is None:
+            raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
+        for subscriptions in (self._plain[kind], self._deferred[kind]):
+            if callback in subscriptions:
+                subscriptions.remove(callback)
+                break
+        else:
+            raise ConfigurationError("this callback is not subscribed to this event")
+        if not (self._plain[kind] or self._deferred[kind]):
+            self.subscribed.discard(kind)
 
     def emit(self, event: Event) -> None:
-        """Tell everybody. Raises no error of a callback, never waits; call it on the event loop."""
+        """Call the callbacks. Raises no error of a callback, never waits; call it on the event loop."""
         kind = type(event)
-        for callback in self._plain[kind]:
+        for callback in tuple(self._plain[kind]):  # a callback may end a subscription
             try:
                 result = callback(event)
                 if inspect.isawaitable(result):  # a plain function that returned a coroutine
@@ -134,7 +153,7 @@ class EventDispatcher:
         """True while async callbacks are so far behind that handlers should wait."""
         return len(self._queue) >= self._limit
 
-    async def room(self) -> None:
+    async def wait_below_limit(self) -> None:
         """Wait until the async callbacks have caught up a little."""
         while self.is_full and self._task is not None and not self._task.done():
             self._emptied.clear()
@@ -146,7 +165,7 @@ class EventDispatcher:
         self._task = asyncio.create_task(self._serve(), name="conquiet-events")
 
     async def close(self, *, timeout_s: float) -> int:
-        """Serve what is queued, at most that long, then break off. Returns how many calls were not done."""
+        """Serve what is queued, at most that long, then cancel. Return how many calls were not made."""
         if self._task is None:
             return len(self._queue)
         with contextlib.suppress(TimeoutError):
@@ -162,7 +181,7 @@ class EventDispatcher:
             logger.warning("event callback does not end")
         self._emptied.set()
         if self._queue:
-            logger.warning("event callbacks were not called", extra={"calls": len(self._queue)})
+            logger.warning("event callbacks were not called", calls=len(self._queue))
         return len(self._queue)
 
     async def _serve(self) -> None:
@@ -171,13 +190,13 @@ class EventDispatcher:
                 await self._call_all()
             except asyncio.CancelledError:
                 # Any but ours at the end was meant for a callback, and may come after it: from a watchdog that was not
-                # called off in time. Whoever else listens is still to be told.
+                # cancelled in time. The other callbacks are still to be called.
                 if is_ending(self._owner) or self._closing:
                     raise
                 self._forgive()
 
     async def _call_all(self) -> None:
-        """Call everybody who is to be told, then sleep until there is more to tell."""
+        """Call the callbacks of all queued events, then sleep until there are more."""
         while self._queue:
             callback, event = self._queue[0]
             try:
@@ -213,14 +232,13 @@ def _the_same(waiting: Awaitable[None], _: Event) -> Awaitable[None]:
 
 def _log_failure(callback: Callback, event: Event, error: BaseException) -> None:
     # No text and no traceback, which ends in the text: it may quote the message, and often is the handler's own error.
-    logger.error(
+    logger.failure(
+        logging.ERROR,
         "event callback failed",
-        extra={
-            "event": type(event).__name__,
-            "callback": getattr(callback, "__qualname__", type(callback).__qualname__),
-            "error": type(error).__name__,
-            "line": _line_of(error),
-        },
+        error,
+        event_name=type(event).__name__,
+        callback=getattr(callback, "__qualname__", type(callback).__qualname__),
+        line=_line_of(error),
     )
 
 

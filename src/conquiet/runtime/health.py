@@ -1,35 +1,36 @@
-"""Is the engine really consuming? A picture of one moment, without a call to the server."""
+"""The state of an engine at one moment, without a call to the server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conquiet.kernel.lifecycle import Status
+from conquiet.core.lifecycle import Status
 from conquiet.runtime.metrics import StreamCounts
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How an engine is doing.
+    """The state of an engine.
 
     Attributes:
         status: Where its life stands.
         connected: Its reading connection is up.
-        progress_age_s: Seconds since the server last answered a read, or, while there is no room for one, since a
+        progress_age_s: Seconds since the server last replied to a read, or, while there is no capacity for one, since a
             message was finished. On a cluster that of the reader which has waited longest.
         active: Handlers running.
-        in_hand: Messages held: running, waiting for a slot, or not yet acknowledged.
+        in_flight: Messages held: running, waiting for a slot, or not yet acknowledged.
         unacknowledged: Finished messages whose acknowledgement is not confirmed yet.
         lease_alive: The heartbeat's thread runs and its last extension was not too long ago.
-        lag: Entries not yet delivered to the group, per stream, as of the last look; None if unknown.
+        lag: Entries not yet delivered to the group, per stream, as of the last poll; None if unknown.
         streams: What was done so far, per stream.
         reconnects: Attempts to get a lost connection back, so far.
+        paused: A server that the handler needs is unavailable, so nothing but a probe is fetched.
     """
 
     status: Status
     connected: bool
     progress_age_s: float
     active: int
-    in_hand: int
+    in_flight: int
     unacknowledged: int
     lease_alive: bool
     lag: Mapping[str, int | None]
@@ -37,16 +38,27 @@ class Health:
     reconnects: int
     slots: int
     patience_s: float
+    paused: bool = False
 
     @property
     def ready(self) -> bool:
-        """True only while the engine consumes: running, connected, leases alive, and reading or fully busy."""
-        return (
-            self.status is Status.RUNNING
-            and self.connected
-            and self.lease_alive
-            and (self.progress_age_s <= self.patience_s or self.active >= self.slots)
-        )
+        """True only while the engine consumes: running, not paused, connected, leases alive, reading or fully busy."""
+        return not self.reason
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready; empty while it is."""
+        reasons = {
+            "not started": self.status is Status.NEW,
+            "stopping or stopped": self.status in {Status.STOPPING, Status.STOPPED},
+            "a server that the handler needs is unavailable": self.paused,
+            "not connected to Redis": not self.connected,
+            "leases are not extended": not self.lease_alive,
+            f"no progress for {self.progress_age_s:.0f} s": (
+                self.progress_age_s > self.patience_s and self.active < self.slots
+            ),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +68,37 @@ class StopReport:
     Attributes:
         succeeded: Handlers that succeeded over its whole life.
         failed: Handlers that failed.
-        handed_back: Unstarted messages given back to the group, uncharged, for anybody to take at once.
-        stranded: Unstarted messages that could not be given back; they turn stale in time.
-        abandoned: ``(stream, id)`` of messages whose handler was broken off, or still runs in a thread.
+        released: Unstarted messages returned to the group, uncharged, for every consumer to claim at once.
+        unreleased: Unstarted messages that could not be released; they turn stale in time.
+        abandoned: ``(stream, id)`` of messages whose handler was cancelled, or still runs in a thread.
         unacknowledged: ``(stream, id)`` of finished messages whose acknowledgement was not confirmed: they
             will be delivered again.
-        unanswered_reads: Reads whose answer was lost with its connection, or cut off by a forced stop, and was not
-            looked for afterwards. What the server gave in it, if anything, is pending under our name; nobody has seen
-            it, and it turns stale in time.
+        unanswered_reads: Reads whose answer was lost with its connection, or aborted by a forced stop, and was not
+            searched for afterwards. Its entries, if any, are pending under our name, were not started, and turn stale
+            in time.
     """
 
     succeeded: int
     failed: int
-    handed_back: int
-    stranded: int
+    released: int
+    unreleased: int
     abandoned: tuple[tuple[str, str], ...]
     unacknowledged: tuple[tuple[str, str], ...]
     unanswered_reads: int = 0
 
 
-NOTHING_DONE = StopReport(succeeded=0, failed=0, handed_back=0, stranded=0, abandoned=(), unacknowledged=())
+NOT_STARTED = Health(
+    status=Status.NEW,
+    connected=False,
+    progress_age_s=0.0,
+    active=0,
+    in_flight=0,
+    unacknowledged=0,
+    lease_alive=False,
+    lag={},
+    streams={},
+    reconnects=0,
+    slots=0,
+    patience_s=0.0,
+)
+NOTHING_DONE = StopReport(succeeded=0, failed=0, released=0, unreleased=0, abandoned=(), unacknowledged=())

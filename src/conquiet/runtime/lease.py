@@ -1,11 +1,14 @@
-"""What we hold, and the thread that keeps it ours.
+"""Messages whose lease is kept, and the thread that extends it.
 
 The heartbeat has a thread and a synchronous connection of its own, so that a handler that blocks the
 event loop cannot starve it. It reads the table of held messages without a lock: the event loop inserts
 and removes, the thread takes copies, and each of these is one step under the interpreter lock.
 
 An extension never takes a message back. XCLAIM does not ask who the owner is, so owner and extension are
-one script (``EXTEND_LEASE``); what it does not keep is in other hands, and the loser is told.
+one script (``EXTEND_LEASE``); an entry that it does not extend belongs to another consumer, and its handler is
+notified.
+
+See docs/decisions/0012.
 """
 
 import asyncio
@@ -14,30 +17,35 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-import redis
-from redis.exceptions import RedisError
-
-from conquiet.queue.replies import text
-from conquiet.queue.scripts import EXTEND_LEASE
-from conquiet.runtime.context import RuntimeMessage
-from conquiet.runtime.servers import Servers
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.core.seen_ids import SeenIds
+from conquiet.errors import LeaseLostError, QueueError
+from conquiet.redis_transport.client import SyncClient
+from conquiet.redis_transport.errors import RedisError
+from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
+from conquiet.redis_transport.topology import Topology
+from conquiet.runtime.message import Ownership, Progress, RuntimeMessage
+from conquiet.runtime.naming import RENEW_S, NameReservation
 from conquiet.runtime.settings import RuntimeSettings
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 Batch = tuple[str, list[RuntimeMessage]]
 """A stream, and messages of it."""
 
 _LOOK_S = 0.01
 _BATCH = 250
-"""Ids in one script call: the server serves nobody else meanwhile, about a millisecond."""
+"""Ids in one script call: the server does nothing else meanwhile, about a millisecond."""
 
 
 class LeaseTable:
-    """Every message that was delivered to us and is not acknowledged, given up or handed back."""
+    """Every message that was delivered to us and is not acknowledged, given up or released."""
 
     def __init__(self, streams: Iterable[str]) -> None:
         self._held: dict[str, dict[str, RuntimeMessage]] = {stream: {} for stream in streams}
+        self._survived = SeenIds()
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
@@ -62,6 +70,14 @@ class LeaseTable:
             if held.get(message.id) is message:
                 del held[message.id]
 
+    def note_survived(self, message: RuntimeMessage) -> None:
+        """Note that a handler ended with an error of its own: this message does not kill its process."""
+        self._survived.add(message.stream, message.id)
+
+    def has_survived(self, message: RuntimeMessage) -> bool:
+        """True if its handler ended here before."""
+        return self._survived.is_known(message.stream, message.id)
+
     def snapshot(self) -> list[RuntimeMessage]:
         """Copy what is held now. Safe from another thread."""
         return [message for held in self._held.values() for message in list(held.values())]
@@ -74,8 +90,7 @@ def due(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSetting
         message
         for message in messages
         if message.leased_at <= fresh
-        and not message.lease_lost
-        and not message.acknowledged
+        and message.ownership in {Ownership.HELD, Ownership.SETTLING}
         and not is_overlong(message, now, settings)
     ]
 
@@ -85,16 +100,26 @@ def is_overlong(message: RuntimeMessage, now: float, settings: RuntimeSettings) 
     return bool(message.started_at) and now - message.started_at > settings.max_lease_s
 
 
-def lapsed(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSettings) -> list[RuntimeMessage]:
+def expired(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSettings) -> list[RuntimeMessage]:
     """Return the overlong ones that are not certainly ours any more and whose holder does not know yet. Pure."""
     return [
         message
         for message in messages
         if is_overlong(message, now, settings)
-        and not message.lease_lost
-        and not message.settled
+        and message.ownership is Ownership.HELD
+        and message.progress is Progress.RUNNING
         and now - message.leased_at > settings.claim_idle_s
     ]
+
+
+def lease_lost(message: RuntimeMessage) -> LeaseLostError:
+    """Return the error for a message that another consumer owns by now."""
+    return LeaseLostError(
+        f"message {message.id} of stream {printable(message.stream)!r} belongs to another consumer by now; "
+        "it was not acknowledged here",
+        stream=message.stream,
+        message_id=message.id,
+    )
 
 
 class Heartbeat:
@@ -108,11 +133,14 @@ class Heartbeat:
         settings: How often, and how long at most.
         on_lost: Called with each message that turned out to be in other hands.
         on_error: Called with the driver's error when an extension failed.
+        on_success: Called after each round that failed in nothing.
+        name: Our name in the group, renewed with the leases.
+        on_name_taken: Called when another engine has taken it: we stood still for too long.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - put together in one place
         self,
-        servers: Servers,
+        servers: Topology,
         table: LeaseTable,
         *,
         group: str,
@@ -120,14 +148,20 @@ class Heartbeat:
         settings: RuntimeSettings,
         on_lost: Callable[[RuntimeMessage], None],
         on_error: Callable[[RedisError | OSError], None],
+        on_success: Callable[[], None] = lambda: None,
+        name: NameReservation,
+        on_name_taken: Callable[[QueueError], None],
     ) -> None:
+        self._name = name
+        self._on_name_taken = on_name_taken
         self._servers = servers
         self._table = table
         self._who = (group, consumer_id)
         self._settings = settings
         self._on_lost = on_lost
         self._on_error = on_error
-        self._doubtful: set[redis.Redis] = set()
+        self._on_success = on_success
+        self._doubtful: set[SyncClient] = set()
         self._stop = threading.Event()
         self._last_success = time.monotonic()
         # A daemon: a process that ends without stopping its engine must not hang on it.
@@ -152,39 +186,42 @@ class Heartbeat:
         deadline = time.monotonic() + timeout_s
         while self._thread.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_S)
-            self._servers.cut()
+            self._servers.abort()
         if self._thread.is_alive():
-            # In the middle of connecting, which nobody can break off. It ends with the time allowed for that.
+            # It is connecting, which cannot be aborted. It ends with the connect timeout.
             logger.warning("lease heartbeat has not ended yet")
 
     def _run(self) -> None:
         pause_s = self._settings.heartbeat_s
-        while not self._stop.wait(pause_s):
+        while not self._stop.wait(min(pause_s, RENEW_S)):
             try:
                 self.beat(time.monotonic())
-            except Exception as error:
+                if (taken := self._name.renew(self._servers.client)) is not None:
+                    self._on_name_taken(taken)
+            except Exception as error:  # noqa: BLE001 - see below
                 if self._stop.is_set():
                     return  # cut off, in whatever way that shows; nothing is held any more
                 if isinstance(error, RedisError | OSError):
                     self._on_error(error)
                 else:
                     # A defect of ours. Without its heartbeat the engine would look fine and lose its leases.
-                    logger.exception("lease heartbeat failed")
+                    logger.failure(logging.ERROR, "lease heartbeat failed", error)
                 # Sooner than usual: a message may be one failed beat away from turning stale.
                 pause_s = self._settings.heartbeat_s / 4
             else:
                 self._last_success = time.monotonic()
+                self._on_success()
                 pause_s = self._settings.heartbeat_s
 
     def beat(self, now: float) -> None:
-        """Extend everything that is due, and tell who has lost something."""
+        """Extend everything that is due, and report lost leases."""
         held = self._table.snapshot()
-        for message in lapsed(held, now, self._settings):
+        for message in expired(held, now, self._settings):
             self._lose(message)
         by_stream: dict[str, list[RuntimeMessage]] = {}
         for message in due(held, now, self._settings):
             by_stream.setdefault(message.stream, []).append(message)
-        batches: dict[redis.Redis, list[Batch]] = {}
+        batches: dict[SyncClient, list[Batch]] = {}
         failure: RedisError | OSError | None = None
         for stream, messages in by_stream.items():
             try:
@@ -202,10 +239,10 @@ class Heartbeat:
                 self._doubtful.add(client)
                 failure = error
         if failure is not None:
-            self._servers.look_again()
+            self._servers.refresh()
             raise failure
 
-    def _extend(self, client: redis.Redis, batches: list[Batch], now: float) -> None:
+    def _extend(self, client: SyncClient, batches: list[Batch], now: float) -> None:
         with client.pipeline(transaction=False) as pipe:
             for stream, messages in batches:
                 # The script itself and not its digest: it is short, and the right to EVAL is all it takes.
@@ -221,12 +258,12 @@ class Heartbeat:
                 if message.id in kept:
                     # The moment before the call, not after it: the server's clock started in between.
                     message.leased_at = now
-                elif not (message.settled or message.acknowledged or message.leaving or message.lease_lost):
+                elif not message.has_ended:
                     self._lose(message)
         if failure is not None:
             raise failure
 
     def _lose(self, message: RuntimeMessage) -> None:
-        # Set here and not on the event loop: a handler that blocks it can look at the flag all the same.
-        message.lease_lost = True
-        self._on_lost(message)
+        # Set here and not on the event loop: a handler that blocks the loop can still see it.
+        if message.lose():
+            self._on_lost(message)

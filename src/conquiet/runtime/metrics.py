@@ -9,21 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from conquiet.metrics.registry import (
-    QUEUE_MESSAGES_DELETED_TOTAL,
-    QUEUE_MESSAGES_MALFORMED_TOTAL,
-    RUNTIME_ACK_BATCH_SIZE,
-    RUNTIME_CLAIMED_TOTAL,
-    RUNTIME_EXHAUSTED_TOTAL,
     RUNTIME_FAILED_TOTAL,
-    RUNTIME_GROUPS_RECREATED_TOTAL,
-    RUNTIME_HANDED_BACK_TOTAL,
     RUNTIME_HANDLED_TOTAL,
     RUNTIME_HANDLING_SECONDS,
-    RUNTIME_IN_HAND,
-    RUNTIME_LEASES_LOST_TOTAL,
+    RUNTIME_IN_FLIGHT,
     RUNTIME_WAIT_SECONDS,
 )
-from conquiet.metrics.safety import never_raises
+from conquiet.metrics.safety import count, never_raises
+from conquiet.redis_transport.worker_reports import BUCKETS_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +36,19 @@ class StreamCounts:
     claimed: int = 0
 
 
-class StreamTally:
+class StreamStats:
     """The numbers of one stream. Written on the event loop only."""
 
     __slots__ = (
         "_flushed_failed",
-        "_flushed_in_hand",
+        "_flushed_in_flight",
         "_flushed_succeeded",
         "_handling",
-        "_in_hand",
+        "_handling_counts",
+        "_in_flight",
         "_stream",
         "_wait",
+        "_wait_counts",
         "claimed",
         "failed",
         "handling_s",
@@ -67,38 +62,47 @@ class StreamTally:
         self.read = self.succeeded = self.failed = self.claimed = 0
         self.handling_s: list[float] = []
         self.wait_s: list[float] = []
-        self._flushed_succeeded = self._flushed_failed = self._flushed_in_hand = 0
+        self._flushed_succeeded = self._flushed_failed = self._flushed_in_flight = 0
         self._handling = RUNTIME_HANDLING_SECONDS.labels(stream)
         self._wait = RUNTIME_WAIT_SECONDS.labels(stream)
-        self._in_hand = RUNTIME_IN_HAND.labels(stream)
+        self._handling_counts = [0] * (len(BUCKETS_S) + 1)
+        self._wait_counts = [0] * (len(BUCKETS_S) + 1)
+        self._in_flight = RUNTIME_IN_FLIGHT.labels(stream)
 
     @property
     def counts(self) -> StreamCounts:
         """A copy to show."""
         return StreamCounts(read=self.read, succeeded=self.succeeded, failed=self.failed, claimed=self.claimed)
 
-    def flush(self, in_hand: int) -> None:
+    def totals(self) -> dict[str, int]:
+        """Return everything counted so far, by the counter's name in the history. Safe from another thread."""
+        found = {"ok": self.succeeded, "failed": self.failed}
+        found |= {f"h{at}": number for at, number in enumerate(self._handling_counts) if number}
+        return found | {f"w{at}": number for at, number in enumerate(self._wait_counts) if number}
+
+    def flush(self, in_flight: int) -> None:
         """Hand what has gathered to Prometheus."""
         if self.handling_s:  # each success and each failure has left its duration here
-            _flush_counts(self._stream, self.succeeded - self._flushed_succeeded, self.failed - self._flushed_failed)
+            count(RUNTIME_HANDLED_TOTAL, self._stream, n=self.succeeded - self._flushed_succeeded)
+            count(RUNTIME_FAILED_TOTAL, self._stream, n=self.failed - self._flushed_failed)
             self._flushed_succeeded, self._flushed_failed = self.succeeded, self.failed
             observe_many(self._handling, self.handling_s)
+            count_into(self._handling_counts, self.handling_s)
             self.handling_s.clear()
         if self.wait_s:
             observe_many(self._wait, self.wait_s)
+            count_into(self._wait_counts, self.wait_s)
             self.wait_s.clear()
-        if in_hand != self._flushed_in_hand:
+        if in_flight != self._flushed_in_flight:
             # By the difference: several engines of a process may read one stream, each for a group of its own.
-            self._in_hand.inc(in_hand - self._flushed_in_hand)
-            self._flushed_in_hand = in_hand
+            self._in_flight.inc(in_flight - self._flushed_in_flight)
+            self._flushed_in_flight = in_flight
 
 
-@never_raises
-def _flush_counts(stream: str, succeeded: int, failed: int) -> None:
-    if succeeded:
-        RUNTIME_HANDLED_TOTAL.labels(stream).inc(succeeded)
-    if failed:
-        RUNTIME_FAILED_TOTAL.labels(stream).inc(failed)
+def count_into(counts: list[int], values: list[float]) -> None:
+    """Add each value to its bucket of ``BUCKETS_S``."""
+    for value in values:
+        counts[bisect_left(BUCKETS_S, value)] += 1
 
 
 @never_raises
@@ -112,54 +116,6 @@ def observe_many(histogram: Any, values: list[float]) -> None:
     for value in values:
         counts[bisect_left(bounds, value)] += 1
     histogram._sum.inc(sum(values))  # noqa: SLF001
-    for bucket, count in zip(histogram._buckets, counts, strict=True):  # noqa: SLF001
-        if count:
-            bucket.inc(count)
-
-
-@never_raises
-def observe_ack_batch(size: int) -> None:
-    """Count one write of acknowledgements."""
-    RUNTIME_ACK_BATCH_SIZE.observe(size)
-
-
-@never_raises
-def observe_claimed(stream: str, count: int) -> None:
-    """Count stale messages taken over."""
-    RUNTIME_CLAIMED_TOTAL.labels(stream).inc(count)
-
-
-@never_raises
-def observe_exhausted(stream: str) -> None:
-    """Count a message that was not run because it had been delivered too often."""
-    RUNTIME_EXHAUSTED_TOTAL.labels(stream).inc()
-
-
-@never_raises
-def observe_lease_lost(stream: str) -> None:
-    """Count a message that somebody else holds now."""
-    RUNTIME_LEASES_LOST_TOTAL.labels(stream).inc()
-
-
-@never_raises
-def observe_handed_back(stream: str, count: int) -> None:
-    """Count messages given back unstarted."""
-    RUNTIME_HANDED_BACK_TOTAL.labels(stream).inc(count)
-
-
-@never_raises
-def observe_group_recreated(stream: str) -> None:
-    """Count a lost group that was built again."""
-    RUNTIME_GROUPS_RECREATED_TOTAL.labels(stream).inc()
-
-
-@never_raises
-def observe_malformed(stream: str) -> None:
-    """Count an entry that is no message."""
-    QUEUE_MESSAGES_MALFORMED_TOTAL.labels(stream).inc()
-
-
-@never_raises
-def observe_deleted(stream: str, count: int) -> None:
-    """Count pending entries that are not in their stream any more."""
-    QUEUE_MESSAGES_DELETED_TOTAL.labels(stream).inc(count)
+    for bucket, number in zip(histogram._buckets, counts, strict=True):  # noqa: SLF001
+        if number:
+            bucket.inc(number)

@@ -1,8 +1,9 @@
-"""Getting a connection back: bounded, jittered, counted. The decision is pure; who waits is not here."""
+"""When to connect again: bounded, jittered, counted. The caller waits."""
 
-from conquiet.kernel.backoff import Backoff
+from conquiet.core.backoff import Backoff
+from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import RUNTIME_RECONNECTS_TOTAL
-from conquiet.metrics.safety import never_raises
+from conquiet.metrics.safety import count
 
 
 class Reconnect:
@@ -10,31 +11,35 @@ class Reconnect:
 
     Args:
         backoff: Delay before each attempt.
-        attempts: How many failures in a row are borne.
+        attempts: Maximum consecutive failures.
         name: Which connection, for the metric.
+        outage: Logs that the server is unavailable, and that it is back.
     """
 
-    def __init__(self, backoff: Backoff, attempts: int, name: str) -> None:
+    def __init__(self, backoff: Backoff, attempts: int, name: str, outage: OutageWatch) -> None:
+        self._outage = outage
         self._backoff = backoff
         self._attempts = attempts
         self._name = name
         self.failures = 0
         self.total = 0
 
-    def delay_s(self) -> float | None:
+    def delay_s(self, error: BaseException, address: str) -> float | None:
         """Note a failure. Returns how long to wait before the next attempt, or None to give up."""
         self.failures += 1
+        self._outage.failed(error, address=address)
         if self.failures > self._attempts:
             return None
         self.total += 1
-        _count(self._name)
+        count(RUNTIME_RECONNECTS_TOTAL, self._name)
         return self._backoff.delay_s(self.failures)
 
     def succeeded(self) -> None:
         """The connection has really been used: the next failure is a first one again."""
-        self.failures = 0
+        if self.failures:
+            self.failures = 0
+            self._outage.succeeded()
 
-
-@never_raises
-def _count(name: str) -> None:
-    RUNTIME_RECONNECTS_TOTAL.labels(name).inc()
+    def close(self) -> None:
+        """Report nothing any more: the engine ends."""
+        self._outage.close()

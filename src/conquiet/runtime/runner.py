@@ -1,236 +1,278 @@
-"""One message, from its slot to its settlement. Acknowledged in the only branch where it is right."""
+"""One message, from its worker to its settlement.
+
+lease still ours? ─▶ no message? delivered too often? ─▶ charge ─▶ execute ─▶ settle ─▶ report
+"""
 
 import asyncio
-import contextvars
-import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from conquiet.errors import ConfigurationError, DeliveriesExhaustedError, LeaseLostError
-from conquiet.kernel.functions import call_in_thread, refuse_generator_function, require_arguments
-from conquiet.kernel.redaction import printable
-from conquiet.runtime.concurrency_pool import begin_isolated
-from conquiet.runtime.context import Custody, MessageContext, RuntimeMessage, SyncMessageContext
+from conquiet.core.log import FactLogger
+from conquiet.core.seen_ids import SeenIds
+from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, KeepPending, Release, Retry, Settlement
+from conquiet.errors import DeliveriesExhaustedError, InfrastructureError
+from conquiet.metrics.registry import RUNTIME_EXHAUSTED_TOTAL
+from conquiet.metrics.safety import count
+from conquiet.runtime.context import LeaseManager
 from conquiet.runtime.events import EngineError, EventDispatcher, Failed, Started, Succeeded
-from conquiet.runtime.lease import LeaseTable
-from conquiet.runtime.metrics import StreamTally, observe_exhausted
-from conquiet.runtime.news import News
+from conquiet.runtime.executor import ENDS, Executor, Outcome
+from conquiet.runtime.lease import LeaseTable, lease_lost
+from conquiet.runtime.message import Charge, Ownership, Progress, RuntimeMessage
+from conquiet.runtime.metrics import StreamStats
+from conquiet.runtime.outage import OutagePause
 from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.settler import Settler
 
-logger = logging.getLogger(__name__)
-
-Handler = Callable[[RuntimeMessage, Any], Any]
-"""``async def handler(message, ctx)`` or a plain function of the same shape, which runs in a thread."""
-
-ENDS = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
-"""What goes on after a message was settled: it may be meant for the slot, the event loop or the process."""
+logger = FactLogger(__name__)
 
 _WEIGHT = 0.05
 
-
-def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
-    """True for ``async def`` in any of its disguises (a method, a partial, an object with an async __call__)."""
-    if not callable(function):
-        raise ConfigurationError(f"{name} must be callable: async def {name}(message, ctx)")
-    refuse_generator_function(name, function)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
-    )
+# Looked up once: in Python 3.11 every access to a member of an enum class costs as much as a function call.
+_RUNNING, _SUCCEEDED, _FAILED = Progress.RUNNING, Progress.SUCCEEDED, Progress.FAILED
+_HELD = Ownership.HELD
 
 
-class Invoker:
-    """Calls a user's function the way its kind demands: awaited, or in a thread."""
+class Pace:
+    """How fast handlers are, for the decision how much to prefetch.
 
-    def __init__(
-        self, function: Handler, custody: Custody, executor: Callable[[], ThreadPoolExecutor], *, name: str = "handler"
-    ) -> None:
-        self._function = function
-        self._custody = custody
-        self._executor = executor
-        self._is_async = is_async(function, name)
-        require_arguments(name, function, "message", "ctx")
-
-    def __call__(self, message: RuntimeMessage) -> Awaitable[None] | None:
-        """Begin at once. Return what to await, or None if it is through. Context variables that it sets end with it."""
-        if self._is_async:
-            return begin_isolated(self._function(message, MessageContext(message, self._custody)))
-        return self._in_thread(message)
-
-    async def _in_thread(self, message: RuntimeMessage) -> None:
-        loop = asyncio.get_running_loop()
-        ctx = SyncMessageContext(message, self._custody, loop)
-        run = contextvars.copy_context().run
-        await loop.run_in_executor(self._executor(), run, call_in_thread, "the handler", self._function, message, ctx)
-
-
-class Runner:
-    """What a slot does with a message.
-
-    Args:
-        handler: The user's function.
-        on_exhausted: Called instead of it past ``max_deliveries``.
-        acknowledge: Called with each success.
-        table: Where failures are let go of.
-        dispatcher: Who is told.
-        tallies: Where it is counted.
-        settings: Limits.
-        custody: To ask whether an old lease still holds.
+    Attributes:
+        average_s: Moving average of the handling time. Until the first message has ended it is long: nothing is
+            prefetched.
+        last_end: When a handler last ended, on the monotonic clock.
     """
 
-    def __init__(
-        self,
-        handler: Invoker,
-        *,
-        on_exhausted: Invoker | None,
-        acknowledge: Callable[[RuntimeMessage], None],
-        table: LeaseTable,
-        dispatcher: EventDispatcher,
-        tallies: Mapping[str, StreamTally],
-        settings: RuntimeSettings,
-        custody: Custody,
-    ) -> None:
-        self._handler = handler
-        self._on_exhausted = on_exhausted
-        self._acknowledge = acknowledge
-        self._table = table
-        self._dispatcher = dispatcher
-        self._tallies = tallies
-        self._custody = custody
-        self._cap = settings.max_deliveries
-        self._claim_idle_s = settings.claim_idle_s
-        self._news = News()
-        # Until the first message is through, suppose that handlers are slow: nothing is prefetched.
+    __slots__ = ("average_s", "last_end")
+
+    def __init__(self) -> None:
         self.average_s = 1_000.0
         self.last_end = time.monotonic()
 
-    async def __call__(self, message: RuntimeMessage) -> None:
-        """Handle one message and settle it. Raises nothing but a cancellation."""
+    def record(self, began: float) -> float:
+        """Note that a handler has ended now; return how long it took."""
+        self.last_end = now = time.monotonic()
+        duration_s = now - began
+        average_s = self.average_s
+        self.average_s = duration_s if average_s == 1_000.0 else average_s + _WEIGHT * (duration_s - average_s)  # noqa: PLR2004
+        return duration_s
+
+
+class Runner:
+    """What a worker does with a message.
+
+    Args:
+        executor: Decides what becomes of it.
+        settler: Carries that out.
+        leases: The engine, for contexts and for checks of an old lease.
+        charge: Counts a delivery on the server; False if the message belongs to another consumer.
+        flush: Returns when all acknowledgements are confirmed.
+        table: Messages whose lease is kept.
+        dispatcher: Notified of results.
+        stats: Counts by stream.
+        settings: Limits.
+        outage: Notified of results; what is not started while it is paused is released.
+        pace: Notified of handling times.
+    """
+
+    def __init__(  # noqa: PLR0913 - assembled in one place
+        self,
+        executor: Executor,
+        *,
+        settler: Settler,
+        leases: LeaseManager,
+        charge: Callable[[RuntimeMessage], Awaitable[bool]],
+        flush: Callable[[], Awaitable[None]],
+        table: LeaseTable,
+        dispatcher: EventDispatcher,
+        stats: Mapping[str, StreamStats],
+        settings: RuntimeSettings,
+        outage: OutagePause,
+        pace: Pace,
+    ) -> None:
+        self._executor = executor
+        self._execute = executor.execute
+        self._acknowledge = settler.acknowledge
+        self._settler = settler
+        self._leases = leases
+        self._charge = charge
+        self._flush = flush
+        self._table = table
+        self._dispatcher = dispatcher
+        self._stats = stats
+        self._cap = settings.max_deliveries
+        self._claim_idle_s = settings.claim_idle_s
+        self._log_tracebacks = settings.log_tracebacks
+        self._outage = outage
+        self._pace = pace
+        self._reported = SeenIds()
+
+    async def __call__(self, message: RuntimeMessage) -> None:  # noqa: C901 - the hot path, in one coroutine
+        """Handle one message and settle it. Raises nothing but a cancellation or an end of the process."""
         began = time.monotonic()
-        if began - message.leased_at > self._claim_idle_s or message.lease_lost:
-            # It waited too long in our hands, or we were stopped: somebody may be working on it.
-            if not await self._still_ours(message):
+        if (
+            message.delivery_count != 1
+            or began - message.leased_at > self._claim_idle_s
+            or message.ownership is not _HELD
+            or message.malformed
+            or self._outage.is_on
+        ):
+            if not await self.admit(message, began):
                 return
             began = time.monotonic()
-        message.started_at = began
-        if self._cap is not None and message.delivery_count > self._cap:
-            await self._give_up(message)
-            return
-        self._begin(message)
-        try:
-            # A handler that never waits is through by now: it costs no switch.
-            if (rest := self._handler(message)) is not None:
-                await rest
-        except ENDS as error:
-            # Broken off by us (a forced stop) or by itself, or the process is to end. Either way it is not done.
-            self._fail(message, error, began)
-            raise
-        except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and its slot must live on
-            self._fail(message, error, began)
-        else:
-            if message.lease_lost and not message.acknowledged:
-                # Done here, but in other hands there. Its new holder settles it: acknowledging for him
-                # would hide a run that may fail, and the fence belongs to the transaction, not to us.
-                self._fail(message, lease_lost(message), began)
-            else:
-                self._succeed(message, began)
-        if self._dispatcher.is_full:
-            await self._dispatcher.room()
-
-    def _begin(self, message: RuntimeMessage) -> None:
         if message.delivery_count == 1:
             waited_s = time.time() - int(message.id.partition("-")[0]) / 1000
             # Clocks differ. Not max(): its call costs as much as all the rest.
-            self._tallies[message.stream].wait_s.append(waited_s if waited_s > 0.0 else 0.0)  # noqa: FURB136
-        if Started in self._dispatcher.heard:
+            self._stats[message.stream].wait_s.append(waited_s if waited_s > 0.0 else 0.0)  # noqa: FURB136
+        message.started_at = began
+        message.progress = _RUNNING
+        if Started in self._dispatcher.subscribed:
             self._dispatcher.emit(Started(message))
-
-    def _succeed(self, message: RuntimeMessage, began: float) -> None:
-        self.last_end = now = time.monotonic()
-        duration_s = now - began
-        self._note(duration_s)
-        tally = self._tallies[message.stream]
-        tally.succeeded += 1
-        tally.handling_s.append(duration_s)
-        message.settled = message.succeeded = True
-        if message.acknowledged:
-            self._table.release(message)
-        else:
-            self._acknowledge(message)
-        if Succeeded in self._dispatcher.heard:
-            self._dispatcher.emit(Succeeded(message, duration_s))
-
-    def _fail(self, message: RuntimeMessage, error: BaseException, began: float) -> None:
-        # Not acknowledged, so the entry stays pending: after claim_idle somebody tries again.
-        self.last_end = now = time.monotonic()
-        duration_s = now - began
-        self._note(duration_s)
-        tally = self._tallies[message.stream]
-        tally.failed += 1
-        tally.handling_s.append(duration_s)
-        message.settled = True
-        self._table.release(message)
-        # The error's text may hold anything of the payload: its class is what a log may show.
-        logger.warning(
-            "message failed",
-            extra={"stream": message.stream, "message_id": message.id, "error": type(error).__name__},
-        )
-        self._dispatcher.emit(Failed(message, error, duration_s))
-
-    async def _give_up(self, message: RuntimeMessage) -> None:
-        """Do not run it. Hand it to ``on_exhausted``, or report it once and leave it parked."""
-        is_news = self._news.is_new(message.stream, message.id)  # it comes again with every claim
-        if is_news:
-            observe_exhausted(message.stream)
         try:
-            if self._on_exhausted is not None:
-                if (rest := self._on_exhausted(message)) is not None:
-                    await rest
-            elif is_news:
-                self._dispatcher.emit(EngineError(_exhausted(message), message))
+            settlement = self._execute(message, self._leases)
+            if settlement is not ACKNOWLEDGE and not isinstance(settlement, Settlement):
+                settlement = await settlement
         except ENDS as error:
-            self._dispatcher.emit(EngineError(error, message))
-            raise
-        except BaseException as error:  # noqa: BLE001 - the same
-            self._dispatcher.emit(EngineError(error, message))
-        finally:
-            message.settled = True
+            # Cancelled by a forced stop, or by the handler itself, or the process is to end. The work is not done.
+            self.fail(message, error, began)
             self._table.release(message)
+            raise
+        except BaseException as error:  # noqa: BLE001 - a defect of an executor: the worker lives on
+            settlement = KeepPending(error)
+        if settlement is ACKNOWLEDGE and message.ownership is _HELD:
+            self._acknowledge(message)
+            self.succeed(message, began)
+        else:
+            await self.settle(message, settlement, began)
+        if self._outage.is_on and not isinstance(settlement, Release):
+            self._outage.record_result(started_at=began)
+        if self._dispatcher.is_full:
+            await self._dispatcher.wait_below_limit()
 
-    async def _still_ours(self, message: RuntimeMessage) -> bool:
-        """Ask the server, unless the heartbeat has. Who finds that it is lost tells so; here it is only let go of."""
+    async def admit(self, message: RuntimeMessage, now: float) -> bool:
+        """Return True if the message is to be run; otherwise it is settled by then."""
+        if self._outage.is_paused:
+            await self._settler.settle(message, Release())
+            return False
+        if now - message.leased_at > self._claim_idle_s or message.lease_lost:
+            # It waited for a worker for too long, or the process was stopped: another consumer may be running it.
+            if not await self._is_ours(message, self._leases.extend):
+                return False
+            now = time.monotonic()
+        message.started_at = now
+        if message.malformed:
+            await self._decide(message, self._executor.malformed, is_first=True)
+            return False
+        if self._cap is not None and message.delivery_count > self._cap:
+            is_first = self._reported.add(message.stream, message.id)  # it comes again with every claim
+            count(RUNTIME_EXHAUSTED_TOTAL, message.stream, n=int(is_first))
+            await self._decide(message, self._executor.exhausted, is_first=is_first)
+            return False
+        if message.charge is Charge.AT_START_ALONE:
+            # It may kill the process: an unsent acknowledgement would be lost, and its message charged once more.
+            await self._flush()
+        return message.charge is Charge.COUNTED or await self._is_ours(message, self._charge)
+
+    async def _is_ours(self, message: RuntimeMessage, call: Callable[[RuntimeMessage], Awaitable[bool]]) -> bool:
+        """Make a call that succeeds only while the message is ours; let go of the message if it does not."""
         try:
-            if not message.lease_lost and await self._custody.extend(message):
+            if not message.lease_lost and await call(message):
                 return True
-        except Exception as error:  # noqa: BLE001 - not known to be ours is as good as lost: it stays pending
+        except Exception as error:  # noqa: BLE001 - not known to be ours counts as lost: it stays pending
             self._dispatcher.emit(EngineError(error, message))
-        message.settled = True
-        message.lease_lost = True
+        message.progress = _FAILED
+        message.lose()
         self._table.release(message)
         return False
 
-    def _note(self, duration_s: float) -> None:
-        average_s = self.average_s
-        self.average_s = duration_s if average_s == 1_000.0 else average_s + _WEIGHT * (duration_s - average_s)  # noqa: PLR2004
+    async def _decide(
+        self, message: RuntimeMessage, decide: Callable[[RuntimeMessage, LeaseManager], Outcome], *, is_first: bool
+    ) -> None:
+        """Settle a message that is not run."""
+        failure: BaseException | None = None
+        try:
+            settlement = decide(message, self._leases)
+            if not isinstance(settlement, Settlement):
+                settlement = await settlement
+            failure = settlement.failure
+            message.progress = _FAILED
+            await self._settler.settle(message, settlement)
+        except ENDS as error:
+            failure = error
+            raise
+        except BaseException as error:  # noqa: BLE001 - the worker lives on, and the message stays pending
+            failure = error
+        finally:
+            message.progress = _FAILED
+            if failure is not None:
+                self._table.release(message)
+                if is_first or not isinstance(failure, DeliveriesExhaustedError):
+                    self._dispatcher.emit(EngineError(failure, message))
 
+    async def settle(self, message: RuntimeMessage, settlement: Settlement, began: float) -> None:
+        """Carry out anything but a plain success, then report it."""
+        failure = settlement.failure
+        if failure is None and message.lease_lost:
+            # Done here, but another consumer owns it and settles it: acknowledging for that one would hide a run
+            # that may fail, and the fence belongs to the transaction.
+            failure = lease_lost(message)
+            settlement = KeepPending(failure)
+        message.progress = _SUCCEEDED if failure is None else _FAILED
+        try:
+            if isinstance(settlement, KeepPending):  # the most frequent failure, without another coroutine
+                self._settler.keep_pending(message, settlement)
+            else:
+                await self._settler.settle(message, settlement)
+        except asyncio.CancelledError as error:
+            self.fail(message, failure or error, began)
+            raise
+        except Exception as error:  # noqa: BLE001 - the server refuses: the message stays pending
+            failure = error
+        if failure is None:
+            self.succeed(message, began)
+        else:
+            stored = isinstance(settlement, Retry | DeadLetter) and settlement.failure is failure
+            self.fail(message, failure, began, is_logged=stored)
 
-def lease_lost(message: RuntimeMessage) -> LeaseLostError:
-    """Return the error that tells a loser."""
-    return LeaseLostError(
-        f"message {message.id} of stream {printable(message.stream)!r} is in other hands by now; "
-        "it was not acknowledged here",
-        stream=message.stream,
-        message_id=message.id,
-    )
+    def succeed(self, message: RuntimeMessage, began: float) -> None:
+        """Count and report a success."""
+        duration_s = self._pace.record(began)
+        stats = self._stats[message.stream]
+        stats.succeeded += 1
+        stats.handling_s.append(duration_s)
+        message.progress = _SUCCEEDED
+        if Succeeded in self._dispatcher.subscribed:
+            self._dispatcher.emit(Succeeded(message, duration_s))
 
+    def fail(self, message: RuntimeMessage, error: BaseException, began: float, *, is_logged: bool = False) -> None:
+        """Count and report a failure."""
+        duration_s = self._pace.record(began)
+        stats = self._stats[message.stream]
+        stats.failed += 1
+        stats.handling_s.append(duration_s)
+        message.progress = _FAILED
+        # An outage is logged once, not for each message. What the processor has stored, it has logged.
+        if not is_logged and not isinstance(error, InfrastructureError):
+            self._log_failure(message, error, duration_s)
+        subscribed = self._dispatcher.subscribed
+        if Failed in subscribed:
+            self._dispatcher.emit(Failed(message, error, duration_s))
+        if EngineError in subscribed and not (isinstance(error, ENDS) or message.lease_lost):
+            # SPEC(002 CM-001.14): any error during processing is an ``error`` event, and a handler's is one. A lost
+            # lease is reported by the part that has found it.
+            self._dispatcher.emit(EngineError(error, message))
 
-def _exhausted(message: RuntimeMessage) -> DeliveriesExhaustedError:
-    return DeliveriesExhaustedError(
-        f"message {message.id} of stream {printable(message.stream)!r} was delivered {message.delivery_count} times "
-        "and is not run again. It stays pending: acknowledge or move it, or pass on_exhausted",
-        stream=message.stream,
-        message_id=message.id,
-        delivery_count=message.delivery_count,
-    )
+    def _log_failure(self, message: RuntimeMessage, error: BaseException, duration_s: float) -> None:
+        of_most = "" if self._cap is None else " of %(max_deliveries)s"
+        logger.failure(
+            logging.WARNING,
+            f"handler failed for message %(message_id)s of %(stream)s, delivery %(deliveries)s{of_most}, delivered "
+            "again once it is idle for %(next_try_s)s s",
+            error,
+            tracebacks=self._log_tracebacks,
+            message_id=message.id,
+            stream=message.stream,
+            deliveries=message.delivery_count,
+            max_deliveries=self._cap,
+            next_try_s=self._claim_idle_s,
+            duration_s=round(duration_s, 3),
+        )

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from conquiet.config import CLAIM_IDLE_MS
+from conquiet.core.backoff import Backoff
+from conquiet.core.decode_function import Decode, require_decode
+from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.backoff import Backoff
-from conquiet.kernel.validation import require_positive, require_seconds, require_text
-from conquiet.queue.client import SOCKET_TIMEOUT_S
+from conquiet.queue.retention import Retention, require_retention
+from conquiet.redis_transport.client import SOCKET_TIMEOUT_S
 
-HANDED_BACK_IDLE_MS = 24 * 60 * 60 * 1000
-"""So long counts what is handed back as untouched: everybody finds it stale, whatever his claim time."""
+RELEASED_IDLE_MS = 24 * 60 * 60 * 1000
+"""Idle time that a released entry gets: every consumer finds it stale, whatever its claim time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +23,7 @@ class RuntimeSettings:
     Attributes:
         block_ms: Longest wait of one read. The engine cuts it into shorter ones, so that a stop
             and stale work are noticed.
-        claim_idle_ms: How long an entry must have been untouched before anybody may take it over, a day at most.
+        claim_idle_ms: How long an entry must have been untouched before another consumer may claim it, a day at most.
             The engine extends what it holds every third of that time.
         prefetch: Most messages held beyond the free slots. Only as many are taken as the slots
             will start within a blink, by the average handling time: slow handlers prefetch nothing.
@@ -29,30 +32,44 @@ class RuntimeSettings:
         grace_s: How long running handlers may go on after a stop.
         max_reconnects: Attempts in a row to get a lost connection back before the engine gives up.
         reconnect: Delay between those attempts.
+        outage: How long to pause when the handler raises ``InfrastructureError``; see ``outage.py``.
         recreate_group: Build a lost group again (from the stream's beginning) instead of stopping.
         max_payload_bytes: Larger entries are malformed.
-        priorities: Level of a stream, 0 if not named. While a stream of a higher level is full, lower
-            ones get a quarter of the room.
+        decode: Reads entries that other programs write with several plain fields: a function from names and values
+            (bytes) to ``message.data``. It runs on the event loop and must not wait. None accepts one field ``data``
+            with a JSON object.
+        priorities: Level of a stream, 0 if not named. While a stream of a higher level is full, all lower
+            ones together get a quarter of what is read, at every concurrency.
+        retention: How long entries stay in the streams after every group has acknowledged them. None removes nothing:
+            the streams may belong to other programs. A ``Processor`` has a setting of its own, and ignores this one.
+        log_tracebacks: Log whole tracebacks of handlers. They end in exception texts, which may quote messages.
+        report_activity: Leave in Redis, with each renewal of the liveness key, which process this is and what it has
+            done: what the dashboard shows. A ``Processor`` always does.
     """
 
     block_ms: int = 5_000
-    claim_idle_ms: int = 30_000
+    claim_idle_ms: int = CLAIM_IDLE_MS
     prefetch: int = 128
     max_deliveries: int | None = 20
     max_lease_s: float = 3_600.0
     grace_s: float = 25.0
     max_reconnects: int = 30
     reconnect: Backoff = field(default_factory=lambda: Backoff(base_s=0.05, cap_s=5.0))
+    outage: Backoff = field(default_factory=lambda: Backoff(base_s=1.0, cap_s=30.0))
     recreate_group: bool = False
     max_payload_bytes: int = 1_048_576
+    decode: Decode | None = None
     priorities: Mapping[str, int] = field(default_factory=dict)
+    retention: Retention | None = None
+    log_tracebacks: bool = False
+    report_activity: bool = False
 
     def __post_init__(self) -> None:
         require_positive("block_ms", self.block_ms)
-        if require_positive("claim_idle_ms", self.claim_idle_ms) > HANDED_BACK_IDLE_MS:
+        if require_positive("claim_idle_ms", self.claim_idle_ms) > RELEASED_IDLE_MS:
             raise ConfigurationError(
-                f"claim_idle_ms must be at most {HANDED_BACK_IDLE_MS}, a day, got {self.claim_idle_ms}: "
-                "a message that is handed back at a stop counts as untouched for that long"
+                f"claim_idle_ms must be at most {RELEASED_IDLE_MS}, a day, got {self.claim_idle_ms}: "
+                "a message that is released at a stop gets that idle time"
             )
         if self.prefetch != 0 or isinstance(self.prefetch, bool):
             require_positive("prefetch", self.prefetch)
@@ -62,16 +79,15 @@ class RuntimeSettings:
         require_seconds("grace_s", self.grace_s, zero_allowed=True)
         require_positive("max_reconnects", self.max_reconnects)
         require_positive("max_payload_bytes", self.max_payload_bytes)
-        if not isinstance(self.reconnect, Backoff):
-            raise ConfigurationError("reconnect must be a Backoff")
-        if not isinstance(self.recreate_group, bool):
-            raise ConfigurationError("recreate_group must be True or False")
-        if not isinstance(self.priorities, Mapping):
-            raise ConfigurationError("priorities must be a mapping of stream names to integers")
-        for stream, level in self.priorities.items():
-            require_text("priorities", stream)
-            if isinstance(level, bool) or not isinstance(level, int):
-                raise ConfigurationError("a priority must be an integer")
+        for name in ("reconnect", "outage"):
+            if not isinstance(getattr(self, name), Backoff):
+                raise ConfigurationError(f"{name} must be a Backoff")
+        for name in ("recreate_group", "log_tracebacks", "report_activity"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} must be True or False")
+        require_decode(self.decode)
+        require_retention(self.retention)
+        _require_priorities(self.priorities)
 
     @property
     def claim_idle_s(self) -> float:
@@ -92,6 +108,15 @@ class RuntimeSettings:
     def slice_ms(self) -> int:
         """Longest single BLOCK. Short against the claim time, because a lease is counted from before the read."""
         return max(1, min(self.block_ms, 1_000, self.claim_idle_ms // 4))
+
+
+def _require_priorities(priorities: object) -> None:
+    if not isinstance(priorities, Mapping):
+        raise ConfigurationError("priorities must be a mapping of stream names to integers")
+    for stream, level in priorities.items():
+        require_text("priorities", stream)
+        if isinstance(level, bool) or not isinstance(level, int):
+            raise ConfigurationError("a priority must be an integer")
 
 
 def settings_from(settings: RuntimeSettings | None, options: dict[str, Any]) -> RuntimeSettings:

@@ -1,30 +1,26 @@
-"""The streams that one command can read together, and everything it takes to fetch and acknowledge them.
+"""The streams that one command can read together, with the connections to fetch and acknowledge them.
 
 One server has one shard. A Redis Cluster has one for each slot that a stream lies in.
+
+See docs/decisions/0015.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping
-
-from redis.exceptions import ResponseError
+from collections.abc import Collection
 
 from conquiet.errors import QueueError
-from conquiet.queue.commands import pack
-from conquiet.queue.faults import translate
-from conquiet.queue.scripts import EXTEND_LEASE
-from conquiet.runtime import handover
+from conquiet.metrics.outages import OutageWatch
+from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
+from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.errors import ResponseError, translate
+from conquiet.redis_transport.topology import Topology
 from conquiet.runtime.acknowledger import Acknowledger
-from conquiet.runtime.context import RuntimeMessage
-from conquiet.runtime.intake import Intake
-from conquiet.runtime.lease import LeaseTable
-from conquiet.runtime.metrics import StreamTally, observe_handed_back
+from conquiet.runtime.fetcher import Fetcher
+from conquiet.runtime.message import RuntimeMessage
+from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.reconnect import Reconnect
-from conquiet.runtime.room import Room
-from conquiet.runtime.servers import Servers
-from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.stream_reader import StreamReader
-from conquiet.runtime.wire import Wire, WireLostError
 
 MAY_WORK = """
 redis.call('XPENDING', KEYS[1], ARGV[1], '0-1', '0-1', 1, ARGV[2])
@@ -45,164 +41,120 @@ return 1
 
 
 class Shard:
-    """A reader with its connection, and a connection for acknowledgements while the first one is blocked.
+    """A reader with its connection, and an acknowledger with another one for while the first is blocked.
 
     Args:
-        streams: What to fetch.
-        servers: Where from.
-        who: The consumer group, and our name in it.
-        settings: Times and limits.
-        room: What may still be fetched, shared with the other shards.
-        table: What we hold.
-        tallies: Counts per stream.
-        on_error: Told about everything that goes wrong.
+        streams: Streams to fetch.
+        topology: Where they are.
+        acknowledger: Acknowledges them.
+        parts: What all shards of the engine share.
     """
 
     def __init__(
-        self,
-        streams: tuple[str, ...],
-        *,
-        servers: Servers,
-        who: tuple[str, str],
-        settings: RuntimeSettings,
-        room: Room,
-        table: LeaseTable,
-        tallies: Mapping[str, StreamTally],
-        on_error: Callable[[BaseException], None],
+        self, streams: tuple[str, ...], *, topology: Topology, acknowledger: Acknowledger, parts: EngineParts
     ) -> None:
         self.streams = streams
-        self._group, self._consumer_id = group, consumer_id = who
-        self._table = table
-        self._on_error = on_error
-        self._may_move = servers.may_move
+        self._group, self._consumer_id = parts.group, parts.consumer_id
+        self._name = parts.name
+        self._on_error = parts.on_error
+        self._may_move = topology.may_move
         self._unblocking: asyncio.Task[None] | None = None
-        self.read_wire = Wire(servers, streams[0], "read")
-        self._ack_wire = Wire(servers, streams[0], "ack")
-        self._reconnects = [
-            Reconnect(settings.reconnect, settings.max_reconnects, wire.name)
-            for wire in (self.read_wire, self._ack_wire)
-        ]
-        self._reader = StreamReader(
-            self.read_wire, group=group, consumer_id=consumer_id, settings=settings, table=table, on_error=on_error
+        self.acknowledger = acknowledger
+        self.connection = AsyncRedisConnection(topology, streams[0], "read")
+        outage = OutageWatch("Redis", f"nothing is read from {', '.join(streams)}")
+        self._reconnect = Reconnect(
+            parts.settings.reconnect, parts.settings.max_reconnects, self.connection.name, outage
         )
-        self.intake = Intake(
+        self._reader = StreamReader(
+            self.connection,
+            group=parts.group,
+            consumer_id=parts.consumer_id,
+            settings=parts.settings,
+            table=parts.table,
+            on_error=parts.on_error,
+            handles_malformed=parts.handles_malformed,
+        )
+        self.fetcher = Fetcher(
             streams,
             reader=self._reader,
-            wire=self.read_wire,
-            room=room,
-            settings=settings,
-            tallies=tallies,
-            reconnect=self._reconnects[0],
-            on_error=on_error,
-        )
-        self.acknowledger = Acknowledger(
-            self._ack_wire,
-            group=group,
-            table=table,
-            reconnect=self._reconnects[1],
-            on_error=on_error,
-            on_given_up=self._give_up,
-            reader_is_coming=self.intake.will_come,
+            connection=self.connection,
+            acknowledger=acknowledger,
+            reconnect=self._reconnect,
+            parts=parts,
         )
 
     @property
     def reconnects(self) -> int:
-        """Attempts to get a lost connection back, so far."""
-        return sum(reconnect.total for reconnect in self._reconnects)
+        """Attempts to establish a lost connection again, so far."""
+        return self._reconnect.total + self.acknowledger.reconnects
 
     async def open(self) -> None:
-        """Connect, create the groups that are not there, and see whether we may do what we shall have to.
+        """Connect, create missing groups, and check that the server allows what the engine needs.
 
         Raises:
-            WireLostError: A connection could not be had.
+            ConnectionLostError: A connection could not be established.
             QueueError: The server refuses something that the engine cannot do without.
         """
         while True:
             try:
-                await self.read_wire.open()
-                await self._ack_wire.open()
+                await self.connection.open()
+                await self.acknowledger.open()
                 await self._reader.create_groups(self.streams)
                 await self._check_rights()
-            except WireLostError as lost:
-                await self._look_again(lost)
+                await self._name.reserve(self.streams, self.acknowledger.execute)
+            except ConnectionLostError as lost:
+                await self._wait_if_moved(lost)
             else:
-                self._reconnects[0].succeeded()
+                self._reconnect.succeeded()
                 return
 
     def stop(self) -> None:
         """Fetch nothing more, and end a read that waits."""
-        self.intake.stop()
-        self._unblock_soon()
+        self.fetcher.stop()
+        self.unblock_soon()
 
-    def withhold(self, streams: Collection[str]) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Stop, and let the fetcher raise this."""
+        self.fetcher.fail(error)
+        self.unblock_soon()
+
+    def pause_streams(self, streams: Collection[str]) -> None:
         """Fetch nothing from those of our streams that are among these."""
-        self.intake.withhold(streams)
+        self.fetcher.pause_streams(streams)
         if streams:
-            self._unblock_soon()
+            self.unblock_soon()
 
-    async def extend(self, message: RuntimeMessage) -> bool:
-        """Ask the server to leave the message with us for another while. False if it is not ours any more.
-
-        Raises:
-            QueueError: It refused, or did not answer.
-        """
-        packed = pack("EVAL", EXTEND_LEASE, 1, message.stream, self._group, self._consumer_id, message.id)
-        try:
-            (reply,) = await self.acknowledger.borrow([packed])
-        except WireLostError as lost:
-            raise translate(lost.reason, stream=message.stream, group=self._group, command="XCLAIM") from lost.reason
-        if isinstance(reply, ResponseError):
-            raise translate(reply, stream=message.stream, group=self._group, command="XCLAIM") from reply
-        return bool(reply)
-
-    async def hand_back(self, messages: list[RuntimeMessage]) -> int:
-        """Give unstarted messages of ours back to the group, uncharged. Returns how many it took."""
-        commands = handover.commands(messages, self._group, self._consumer_id)
-        given = [0] * len(commands)
-        if commands:
-            try:
-                given = handover.given_back(await self.acknowledger.borrow(list(commands.values())))
-            except WireLostError as lost:
-                self._on_error(translate(lost.reason, stream=messages[0].stream, group=self._group, command="XCLAIM"))
-        for message in messages:
-            self._table.release(message)
-        for stream, count in zip(commands, given, strict=True):
-            observe_handed_back(stream, count)
-        return sum(given)
-
-    def cut(self) -> None:
-        """Break off whatever waits for the server, and let nothing wait for it again. See ``Wire.cut``."""
-        self.read_wire.cut()
-        self._ack_wire.cut()
+    def abort(self) -> None:
+        """Abort every wait for the server, now and later. See ``AsyncRedisConnection.abort``."""
+        self.connection.abort()
+        self.acknowledger.abort()
 
     async def close(self) -> list[RuntimeMessage]:
-        """Close the connections. Returns what was not confirmed to be acknowledged."""
+        """Close the connections. Return what was not confirmed to be acknowledged."""
         if self._unblocking is not None:
             await asyncio.gather(self._unblocking, return_exceptions=True)
+        if self.acknowledger.is_open:
+            with contextlib.suppress(ConnectionLostError):
+                await self._name.release(self.streams, self.acknowledger.execute)
         unacknowledged = await self.acknowledger.close()
-        await self.read_wire.close()
-        await self._ack_wire.close()
+        await self.connection.close()
+        self._reconnect.close()
         return unacknowledged
 
-    def _give_up(self, error: QueueError) -> None:
-        """Nothing can be acknowledged any more: an engine that went on would do everything again elsewhere."""
-        self.intake.fail(error)
-        self._unblock_soon()
-
-    async def _look_again(self, lost: WireLostError) -> None:
-        """Wait a little if a node said that the slot is elsewhere. A server that is not there ends the start."""
-        moved = self._may_move and isinstance(lost.reason, ResponseError) and not self.intake.is_stopping
-        delay_s = self._reconnects[0].delay_s() if moved else None
+    async def _wait_if_moved(self, lost: ConnectionLostError) -> None:
+        """Wait a little if a node said that the slot is elsewhere. An unreachable server ends the start."""
+        moved = self._may_move and isinstance(lost.reason, ResponseError) and not self.fetcher.is_stopping
+        error = translate(lost.reason, stream=self.streams[0], group=self._group, command="XGROUP CREATE")
+        delay_s = self._reconnect.delay_s(error, self.connection.address) if moved else None
         if delay_s is None:
             raise lost
-        stream = self.streams[0]
-        self._on_error(translate(lost.reason, stream=stream, group=self._group, command="XGROUP CREATE"))
+        self._on_error(error)
         await asyncio.sleep(delay_s)
 
     async def _check_rights(self) -> None:
-        """Find out at the start whether we may work: not when handlers have run and cannot be acknowledged."""
+        """Check at the start that the server's user may work, and not when handlers have run already."""
         who = (self._group, self._consumer_id)
-        replies = await self.read_wire.call([pack("EVAL", MAY_WORK, 1, stream, *who) for stream in self.streams])
+        replies = await self.connection.call([pack("EVAL", MAY_WORK, 1, stream, *who) for stream in self.streams])
         for stream, reply in zip(self.streams, replies, strict=True):
             if isinstance(reply, ResponseError):
                 refused = translate(reply, stream=stream, group=self._group, command="EVAL")
@@ -214,17 +166,20 @@ class Shard:
                     command="EVAL",
                 ) from reply
 
-    def _unblock_soon(self) -> None:
-        if self.intake.is_blocked and (self._unblocking is None or self._unblocking.done()):
+    def unblock_soon(self) -> None:
+        """End a read that waits on the server, without losing what it may bring."""
+        if self.fetcher.is_blocked and (self._unblocking is None or self._unblocking.done()):
             self._unblocking = asyncio.create_task(self._unblock())
 
     async def _unblock(self) -> None:
         # Only to be quick: without it (or without the right to it) the read ends with its slice.
         # And only the read that waits now: after a pause the next one waits as well, and rightly.
-        read = self.intake.reads_begun
-        with contextlib.suppress(WireLostError):
-            while self.intake.is_blocked and self.intake.reads_begun == read and self.read_wire.client_id is not None:
-                # Numbers of connections are each server's own: on another one it would hit a stranger.
-                if self.read_wire.peer == self._ack_wire.peer:
-                    await self.acknowledger.borrow([pack("CLIENT", "UNBLOCK", self.read_wire.client_id)])
+        read = self.fetcher.reads_begun
+        with contextlib.suppress(ConnectionLostError):
+            while (
+                self.fetcher.is_blocked and self.fetcher.reads_begun == read and self.connection.client_id is not None
+            ):
+                # Client ids are each server's own: on another server it would hit a foreign connection.
+                if self.connection.peer == self.acknowledger.peer:
+                    await self.acknowledger.execute([pack("CLIENT", "UNBLOCK", self.connection.client_id)])
                 await asyncio.sleep(0.01)  # it may have come before the read itself

@@ -1,36 +1,39 @@
-"""The end of an engine, in its order: hand back, let finish, acknowledge, close, report.
+"""The end of an engine, in order: release, let handlers finish, acknowledge, close, report.
 
-    hold the slots ──▶ hand back what was not begun ──▶ grace for what runs ──▶ break off what still does
-                                                                                     │
-      report ◀── end heartbeat and callbacks ◀── close connections ◀── last acknowledgements
+    pause the pool ──▶ release what was not started ──▶ grace for running handlers ──▶ cancel the rest
+                                                                                            │
+      report ◀── stop heartbeat and callbacks ◀── close connections ◀── last acknowledgements
 
-The heartbeat goes on until the last handler is through: what runs in its grace period is still ours.
+The heartbeat goes on until the last handler has ended: what runs in its grace period is still ours.
 
-Once the stop is forced, a server that answers has half a second for all of it. Then the connections are cut, and
-whatever still waits for an answer fails: there is one way out of every wait, whoever waits and wherever.
+Once the stop is forced, a server that replies has half a second for all of it. Then the connections are aborted, which
+makes every pending wait fail.
+
+See docs/decisions/0014.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from conquiet.runtime.concurrency_pool import ConcurrencyPool
-from conquiet.runtime.context import RuntimeMessage
+from conquiet.core.log import FactLogger
+from conquiet.redis_transport.topology import Topology
+from conquiet.runtime.batch import MessagePool
 from conquiet.runtime.health import StopReport
 from conquiet.runtime.lease import Heartbeat
-from conquiet.runtime.metrics import StreamTally
-from conquiet.runtime.servers import Servers
+from conquiet.runtime.leases import Leases
+from conquiet.runtime.message import Progress, RuntimeMessage
+from conquiet.runtime.metrics import StreamStats
 from conquiet.runtime.shard import Shard
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
-_BROKEN_OFF_S = 5.0
+_CANCELLED_S = 5.0
 """How long handlers that were broken off, and callbacks that are behind, may take to come to their end."""
 _ACKS_S = 5.0
-_LAST_WORDS_S = 0.5
-"""The same, and for everything that a server is still to be told, once the stop is forced."""
-_CUT_AGAIN_S = 0.05
+FORCED_STOP_TIMEOUT_S = 0.5
+"""The same, and for the last commands to a server, once the stop is forced."""
+_ABORT_AGAIN_S = 0.05
 
 
 class Shutdown:
@@ -39,90 +42,88 @@ class Shutdown:
     Args:
         shards: What fetches and acknowledges.
         pool: What runs.
-        heartbeat: What keeps it ours meanwhile.
-        servers: Closed at the end.
-        tallies: What was done.
+        leases: Releases what was not started.
+        heartbeat: Keeps the leases meanwhile.
+        topology: Closed at the end.
+        stats: Counts by stream.
         grace_s: How long running handlers may go on.
-        forced: Set when nobody wants to wait for that.
+        forced: Set when that is not to be waited for.
     """
 
     def __init__(
         self,
         shards: Sequence[Shard],
         *,
-        pool: ConcurrencyPool[RuntimeMessage],
+        pool: MessagePool,
+        leases: Leases,
         heartbeat: Heartbeat,
-        servers: Servers,
-        tallies: Mapping[str, StreamTally],
+        topology: Topology,
+        stats: Mapping[str, StreamStats],
         grace_s: float,
         forced: asyncio.Event,
     ) -> None:
         self._shards = shards
         self._pool = pool
         self._heartbeat = heartbeat
-        self._servers = servers
-        self._tallies = tallies
+        self._leases = leases
+        self._topology = topology
+        self._stats = stats
         self._grace_s = grace_s
         self._forced = forced
-        self._cut = asyncio.Event()
+        self._aborted = asyncio.Event()
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for what was told to end."""
-        return _LAST_WORDS_S if self._forced.is_set() else _BROKEN_OFF_S
+        """How long to wait for parts that are ending."""
+        return FORCED_STOP_TIMEOUT_S if self._forced.is_set() else _CANCELLED_S
 
-    async def cut_when_forced(self) -> None:
+    async def abort_when_forced(self) -> None:
         """Cut the connections soon after the stop is forced, and again until cancelled."""
         await self._forced.wait()
-        await asyncio.sleep(_LAST_WORDS_S)
-        self._cut.set()
+        await asyncio.sleep(FORCED_STOP_TIMEOUT_S)
+        self._aborted.set()
         while True:
             for shard in self._shards:
-                shard.cut()
-            await asyncio.sleep(_CUT_AGAIN_S)
+                shard.abort()
+            await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def run(self) -> StopReport:
         """Go through it all; nothing is being fetched any more."""
-        self._pool.hold()
-        unstarted = self._pool.take_back()
-        handed_back = await self._hand_back(unstarted)
-        await _either(self._pool.wait_quiet(), self._forced, timeout_s=self._grace_s)
-        broken_off = self._pool.cancel_running()
-        if broken_off:
-            await _either(self._pool.wait_quiet(), self._cut, timeout_s=_BROKEN_OFF_S)
+        self._pool.pause()
+        unstarted = self._pool.drain_queue()
+        released = await self._leases.release(unstarted)
+        await _either(self._pool.wait_idle(), self._forced, timeout_s=self._grace_s)
+        cancelled = self._pool.cancel_running()
+        if cancelled:
+            await _either(self._pool.wait_idle(), self._aborted, timeout_s=_CANCELLED_S)
         stubborn = await self._pool.close(timeout_s=self.patience_s)
         for message in self._pool.running:
-            # Its handler goes on, and nobody keeps or acknowledges it from now on: whatever comes of it is no success.
-            message.lease_lost = message.lease_lost or not message.settled
-        unacknowledged = await self._settle()
+            # Its handler goes on, but its lease is not kept from now on: no result of it is a success.
+            if not message.has_ended:
+                message.lose()
+        unacknowledged = await self._flush_and_close()
         await self._heartbeat.stop(timeout_s=self.patience_s)
-        await self._servers.close()
-        for tally in self._tallies.values():
-            tally.flush(0)  # whatever is left behind: nobody here has it in hand any more
+        await self._topology.close()
+        for stats in self._stats.values():
+            stats.flush(0)  # nothing is in flight here any more
         report = StopReport(
-            succeeded=sum(tally.succeeded for tally in self._tallies.values()),
-            failed=sum(tally.failed for tally in self._tallies.values()),
-            handed_back=handed_back,
-            stranded=len(unstarted) - handed_back,
-            # Told to break off, some are through all the same, or have been: they wait for callbacks to catch up.
-            abandoned=tuple((message.stream, message.id) for message in broken_off if not message.succeeded),
+            succeeded=sum(stats.succeeded for stats in self._stats.values()),
+            failed=sum(stats.failed for stats in self._stats.values()),
+            released=released,
+            unreleased=len(unstarted) - released,
+            # Some have succeeded although they were cancelled: they wait for callbacks to catch up.
+            abandoned=tuple(
+                (message.stream, message.id) for message in cancelled if message.progress is not Progress.SUCCEEDED
+            ),
             unacknowledged=tuple((message.stream, message.id) for message in unacknowledged),
-            unanswered_reads=sum(shard.intake.is_unanswered for shard in self._shards),
+            unanswered_reads=sum(shard.fetcher.is_unanswered for shard in self._shards),
         )
         _log(report, stubborn)
         return report
 
-    async def _hand_back(self, unstarted: list[RuntimeMessage]) -> int:
-        # At the same time: a node that does not answer keeps nobody else's messages.
-        given = [
-            shard.hand_back([message for message in unstarted if message.stream in shard.streams])
-            for shard in self._shards
-        ]
-        return sum(await asyncio.gather(*given))
-
-    async def _settle(self) -> list[RuntimeMessage]:
+    async def _flush_and_close(self) -> list[RuntimeMessage]:
         """Send the last acknowledgements and close the connections. Returns what was not confirmed."""
-        await _either(_all_of([shard.acknowledger.flush() for shard in self._shards]), self._cut, timeout_s=_ACKS_S)
+        await _either(_all_of([shard.acknowledger.flush() for shard in self._shards]), self._aborted, timeout_s=_ACKS_S)
         left = await asyncio.gather(*(shard.close() for shard in self._shards))
         return [message for messages in left for message in messages]
 
@@ -140,7 +141,7 @@ async def _all_of(waiting: list[Coroutine[Any, Any, None]]) -> None:
     await asyncio.gather(*waiting)
 
 
-async def outlast(
+async def wait_shielded(
     engine: asyncio.Task[StopReport], *, stop: Callable[[], None], force: Callable[[], None]
 ) -> StopReport:
     """Wait for the engine, whatever happens to the caller's task meanwhile.
@@ -172,11 +173,11 @@ def _log(report: StopReport, stubborn: int) -> None:
     facts = {
         "succeeded": report.succeeded,
         "failed": report.failed,
-        "handed_back": report.handed_back,
-        "stranded": report.stranded,
+        "released": report.released,
+        "unreleased": report.unreleased,
         "abandoned": len(report.abandoned),
         "unacknowledged": len(report.unacknowledged),
         "unanswered_reads": report.unanswered_reads,
         "stubborn": stubborn,
     }
-    logger.info("engine stopped", extra=facts)
+    logger.info("worker stopped: %(succeeded)s succeeded, %(failed)s failed", **facts)

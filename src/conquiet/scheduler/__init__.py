@@ -1,19 +1,31 @@
-"""Time above the engine: cron, intervals and one-off times, each tick fired once over all hosts.
+"""Cron, intervals and one-off times: each tick is fired once over all hosts.
 
-    Scheduler        the loop: declares what the program wants, fires what is due
-    Schedules        the entries without a loop: add, list, remove, pause, resume, look ahead
+    Scheduler        the worker: stores the entries of the program, fires what is due
+    Schedules        the entries without a worker: add, list, remove, pause, resume, next runs
     ScheduleEntry    what to fire: event, data, stream, and Cron, Every or Once
 
-What is fired is an ordinary message of the processor's format; handling it is the processor's business.
+A fired tick is an ordinary message of the processor's format, handled by a processor.
 """
 
-from conquiet.kernel.extras import require_extra
+from conquiet.core.extras import require_extra
 
-require_extra("scheduler", "redis", "hiredis", "msgspec", "cronsim")
+require_extra("scheduler", "redis", "hiredis", "cronsim")
 
 from conquiet.scheduler.cron import Cron  # noqa: E402 - the extra is checked first
 from conquiet.scheduler.entries import Every, Once, Origin, ScheduleEntry, due_of  # noqa: E402
-from conquiet.scheduler.scheduler import Scheduler  # noqa: E402
-from conquiet.scheduler.schedules import Listed, Run, Schedules  # noqa: E402
+from conquiet.scheduler.scheduler import Scheduler, SchedulerHealth  # noqa: E402
+from conquiet.scheduler.schedules import Schedules, ScheduleStatus, UpcomingRun  # noqa: E402
 
-__all__ = ["Cron", "Every", "Listed", "Once", "Origin", "Run", "ScheduleEntry", "Scheduler", "Schedules", "due_of"]
+__all__ = [
+    "Cron",
+    "Every",
+    "Once",
+    "Origin",
+    "ScheduleEntry",
+    "ScheduleStatus",
+    "Scheduler",
+    "SchedulerHealth",
+    "Schedules",
+    "UpcomingRun",
+    "due_of",
+]

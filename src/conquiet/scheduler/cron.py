@@ -1,8 +1,8 @@
-"""When a cron expression is due: wall-clock patterns turned into instants, right across clock changes. Pure.
+"""Compute when a cron expression is due, correctly across clock changes. Pure. See docs/decisions/0019.
 
 ``cronsim`` finds the matching wall-clock times; this module alone decides which instants they are. It is
-never given a time zone, because its walk by whole hours skips ticks where clocks move by half an hour (Lord
-Howe Island) and its six-field expressions lose a nightly run in spring. The two rules are Debian cron's:
+never given a time zone: it steps by whole hours and skips ticks where clocks move by half an hour (Lord
+Howe Island), and its six-field expressions lose a nightly run in spring. The two rules are Debian cron's:
 
     fixed        neither minute nor hour starts with "*"         "30 2 * * *"
                  Each wall-clock time is due once. One that the clock jumps over is due at the end of the
@@ -19,9 +19,9 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.redaction import printable
-from conquiet.kernel.validation import require_text
 
 NICKNAMES = {
     "@yearly": "0 0 1 1 *",
@@ -49,7 +49,7 @@ class Cron:
     Attributes:
         expression: Five fields (minute, hour, day of month, month, day of week), six with seconds in front,
             or a nickname such as ``@daily``.
-        tz: IANA name of the zone whose clocks are meant.
+        tz: IANA name of the time zone.
     """
 
     expression: str
@@ -78,14 +78,14 @@ class Cron:
     def count_between(self, after_ms: int, until_ms: int) -> int:
         """Return how many ticks lie in ``(after_ms, until_ms]``.
 
-        They are counted by days and not walked: a year's absence of a schedule of seconds is told in milliseconds,
-        and whoever shares the event loop is not held up.
+        They are counted by days and not walked: a year of a schedule of seconds takes 12 ms, so that the event loop is
+        not blocked.
         """
         zone = _zone(self.tz)
         start, end = after_ms // _SECOND_MS + 1, until_ms // _SECOND_MS + 1
         count = 0
         while start < end:
-            count += int(self._fixed and self._is_made_up_for(start, zone))
+            count += int(self._fixed and self._fires_after_jump(start, zone))
             stop = _next_change(start, end, zone)
             new = max(start, _shown_until(start, zone)) if self._fixed else start
             if new < stop:
@@ -94,8 +94,8 @@ class Cron:
             start = stop
         return count
 
-    def _is_made_up_for(self, instant_s: int, zone: ZoneInfo) -> bool:
-        """True if the clock has just jumped over something that is due, and what it shows now is not due itself."""
+    def _fires_after_jump(self, instant_s: int, zone: ZoneInfo) -> bool:
+        """Return True if the clock has just jumped over a due time, and the time it shows now is not due itself."""
         expected, shown = _wall(instant_s - 1, zone) + _ONE_SECOND, _wall(instant_s, zone)
         if shown <= expected or _count_walls(self._pattern, shown, shown + _ONE_SECOND):
             return False
@@ -109,7 +109,7 @@ class Cron:
             instant = _first_instant(wall, zone)
             if instant > after_s:
                 return instant
-            wall = _next_wall(self._pattern, wall)  # it came before, in the first turn of a repeated hour
+            wall = _next_wall(self._pattern, wall)  # it was due before, in the first turn of a repeated hour
         return None
 
     def _next_recurring(self, after_s: int, zone: ZoneInfo) -> int | None:
@@ -120,7 +120,7 @@ class Cron:
             if found is not None:
                 break
             wall = _next_wall(self._pattern, wall)  # the clock jumps over it
-        # The walk only goes forward, so it cannot see that the clock is about to show earlier times again.
+        # The search only goes forward, so it does not see that the clock is about to show earlier times again.
         if (turn := _turned_back_at(after_s, zone)) is not None:
             again = _next_wall(self._pattern, _wall(turn, zone) - timedelta(seconds=1))
             if again is not None:
@@ -149,7 +149,7 @@ def _pattern_of(expression: str) -> str:
     except CronSimError as error:
         raise ConfigurationError(f"cron expression {shown!r} is not valid: {error}") from error
     except (AssertionError, TypeError, ValueError) as error:
-        # Its parser trips over some nonsense without an error of its own.
+        # cronsim raises these for some invalid expressions.
         raise ConfigurationError(f"cron expression {shown!r} is not valid") from error
     return expression
 
@@ -159,7 +159,7 @@ def _zone(name: str) -> ZoneInfo:
     require_text("tz", name)
     try:
         return ZoneInfo(name)
-    except (KeyError, OSError, ValueError) as error:  # not there; a folder; a path out of the data
+    except (KeyError, OSError, ValueError) as error:  # missing; a folder; a path out of the data
         raise ConfigurationError(
             f"time zone {printable(name)!r} is unknown; use an IANA name such as 'Europe/Berlin' "
             "(a machine without zone data needs the package tzdata)"
@@ -173,7 +173,7 @@ def _parsed(pattern: str) -> CronSim:
 
 def _next_wall(pattern: str, wall: datetime) -> datetime | None:
     """Return the next matching wall-clock time after ``wall``, both without a zone."""
-    walk = copy(_parsed(pattern))  # a copy: the walk moves, and parsing costs more than walking
+    walk = copy(_parsed(pattern))  # a copy: the iterator moves, and parsing costs more than iterating
     walk.dt = wall
     try:
         return next(walk, None)
@@ -194,7 +194,7 @@ def _count_walls(pattern: str, start: datetime, end: datetime) -> int:
 
 
 def _times_before(pattern: str, second_of_day: int) -> int:
-    """Return how many of a matching day's times come before this second of it."""
+    """Return how many times of a matching day come before this second of the day."""
     times = _parsed(pattern)
     hour, minute, second = second_of_day // 3600, second_of_day // 60 % 60, second_of_day % 60
     count = sum(one < hour for one in times.hours) * len(times.minutes) * len(times.seconds)

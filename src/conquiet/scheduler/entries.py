@@ -1,7 +1,7 @@
-"""What is to be fired and when: frozen, checked when built, the same on every host. Pure.
+"""What to fire and when: frozen, checked when built, the same on every host. Pure.
 
-Times are milliseconds since the epoch inside, aware datetimes outside. No kind of ``when`` depends on the
-moment a process started, so hosts agree on every due time without talking to each other.
+Times are milliseconds since the epoch internally and aware datetimes in the public API. No kind of ``when`` depends on
+the moment a process started, so hosts agree on every due time without communication.
 """
 
 import hashlib
@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Literal, TypeAlias, get_args
 
+from conquiet.core.json_codec import CodecError, decode_payload, encode_payload
+from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.validation import require_positive, require_seconds, require_text
 from conquiet.processor.keys import keys_of
-from conquiet.queue.codec import CodecError, decode_payload, encode_payload
 from conquiet.scheduler.cron import Cron
 
 CatchUp: TypeAlias = Literal["skip", "one", "all"]
@@ -30,7 +30,9 @@ _MS = 1_000
 _SHORTEST_S = 0.1
 _LONGEST_S = 10 * 366 * 24 * 3600.0
 _LONGEST_JITTER_S = 3600.0
-_END_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()  # what is due then is fired later, and has to be a date, too
+_END_S = datetime(
+    9999, 1, 1, tzinfo=UTC
+).timestamp()  # a tick that is due then is fired later, at a time that must be a date too
 _LONGEST_NAME = 180  # with "@" and a due time it is an id, and those have at most 200
 _LONGEST_EVENT = 200
 _FIRE_ID = re.compile(r".+@(\d{1,14})", re.DOTALL)
@@ -40,7 +42,7 @@ _FIRE_ID = re.compile(r".+@(\d{1,14})", re.DOTALL)
 class Every:
     """A fixed interval, counted from the epoch (or from ``anchor``) and so the same on every host.
 
-    It measures elapsed time: clock changes do not touch it.
+    It measures elapsed time: clock changes do not affect it.
 
     Attributes:
         seconds: Length of the interval, at least 0.1.
@@ -106,7 +108,7 @@ When: TypeAlias = Cron | Every | Once
 
 
 class Origin(Enum):
-    """Who wants an entry: the program that runs the scheduler, or somebody at run time."""
+    """Where an entry comes from: the code of a program, or a call of ``add()`` at run time."""
 
     CODE = "code"
     RUNTIME = "runtime"
@@ -114,20 +116,20 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleEntry:
-    """One thing to fire, again and again or once.
+    """An event to emit at given times.
 
     Attributes:
-        name: Identifies the entry among all of its scheduler's group; part of every fire's id.
+        name: Identifies the entry within its scheduler's group; part of every fire id.
         when: ``Cron``, ``Every`` or ``Once``.
         event: Event that is emitted.
         stream: Stream it is emitted to.
-        data: What the event carries: a JSON object.
+        data: Payload of the event: a JSON object.
         catch_up: What happens to ticks later than ``grace_s``. ``skip`` drops them, ``one`` fires the newest
             unless a punctual one fires now anyway, ``all`` fires them up to ``catch_up_limit``, newest kept.
             What is not fired is counted as missed.
         catch_up_limit: Most late ticks fired for ``all``.
-        grace_s: Up to this late a tick is punctual and fires whatever the policy.
-        jitter_s: Each tick is held back by up to this much, the same amount on every host.
+        grace_s: A tick that is late by up to this much is punctual and fires, whatever the policy.
+        jitter_s: Each tick is delayed by up to this much, by the same amount on every host.
     """
 
     name: str
@@ -149,7 +151,7 @@ class ScheduleEntry:
         keys_of(self.stream)
         if not isinstance(self.when, Cron | Every | Once):
             raise ConfigurationError("when must be a Cron, an Every or a Once")
-        # Our own copy, as every reader will see it: what the caller changes later changes nothing here.
+        # A copy, decoded as every reader will decode it: later changes by the caller have no effect.
         object.__setattr__(self, "data", _as_sent(self.data))
         if self.catch_up not in get_args(CatchUp):
             raise ConfigurationError('catch_up must be "skip", "one" or "all"')
@@ -176,7 +178,7 @@ class ScheduleEntry:
     def fire_at(self, due_ms: int) -> int:
         """Return when the tick due then is fired: its due time plus its share of the jitter.
 
-        A digest takes the place of a random number, so that every host holds the tick back equally.
+        A digest replaces a random number, so that every host delays the tick equally.
         """
         if not self.jitter_ms:
             return due_ms
@@ -185,9 +187,9 @@ class ScheduleEntry:
 
 
 def due_of(fire_id: str) -> datetime | None:
-    """Return the due time that is in the id of a fired message, or None if a scheduler did not make it.
+    """Return the due time in the id of a fired message, or None if the id is not of a scheduler.
 
-    This is how a handler learns which night its nightly report is about, however late it runs.
+    A handler learns from it which night its nightly report is about, however late it runs.
     """
     match = _FIRE_ID.fullmatch(fire_id)
     return None if match is None else from_ms(int(match[1]))

@@ -5,15 +5,20 @@
 ...     server.kill()
 ...     server.restart()
 
-Names are imported when first used: the pytest plugin lives in this package and is loaded by every pytest run.
+``conquiet.testing.pytest_plugin`` has the fixtures; a project turns it on with one line, see docs/testing.md. Names
+are imported when first used, so that loading the plugin loads no client library.
+
+See docs/decisions/0061 and 0062.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from conquiet.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from conquiet.app.testing import TestApp
     from conquiet.testing.discovery import MySQLFlavour
     from conquiet.testing.errors import (
         ServerNotOwnedError,
@@ -21,68 +26,71 @@ if TYPE_CHECKING:
         ServerStateError,
         ServerUnavailableError,
     )
-    from conquiet.testing.external import ExternalMySQL, ExternalRabbitMQ, ExternalRedis, ExternalServer
+    from conquiet.testing.external import (
+        ExternalMySQL,
+        ExternalPostgres,
+        ExternalRabbitMQ,
+        ExternalRedis,
+        ExternalServer,
+    )
     from conquiet.testing.mysql import MySQLServer
+    from conquiet.testing.polling import wait_until, wait_until_async
     from conquiet.testing.ports import free_port
+    from conquiet.testing.postgres import PostgresServer
     from conquiet.testing.process import PrivateServer, ServerStatus
     from conquiet.testing.proxy import Cut, Direction, FaultProxy, ProxyCounters
     from conquiet.testing.rabbitmq import RabbitMQServer
+    from conquiet.testing.rabbitmq_cluster import RabbitMQClusterServer, RabbitMQNode
     from conquiet.testing.redis import RedisServer
-    from conquiet.testing.waiting import wait_until, wait_until_async
+    from conquiet.testing.redis_cluster import ClusterNode, RedisClusterServer
 
 _HOMES = {
-    "Cut": "proxy",
-    "Direction": "proxy",
-    "ExternalMySQL": "external",
-    "ExternalRabbitMQ": "external",
-    "ExternalRedis": "external",
-    "ExternalServer": "external",
-    "FaultProxy": "proxy",
-    "MySQLFlavour": "discovery",
-    "MySQLServer": "mysql",
-    "PrivateServer": "process",
-    "ProxyCounters": "proxy",
-    "RabbitMQServer": "rabbitmq",
-    "RedisServer": "redis",
-    "ServerNotOwnedError": "errors",
-    "ServerStartError": "errors",
-    "ServerStateError": "errors",
-    "ServerStatus": "process",
-    "ServerUnavailableError": "errors",
-    "free_port": "ports",
-    "wait_until": "waiting",
-    "wait_until_async": "waiting",
+    "conquiet.app.testing": ("TestApp",),
+    ".discovery": ("MySQLFlavour",),
+    ".errors": ("ServerNotOwnedError", "ServerStartError", "ServerStateError", "ServerUnavailableError"),
+    ".external": ("ExternalMySQL", "ExternalPostgres", "ExternalRabbitMQ", "ExternalRedis", "ExternalServer"),
+    ".mysql": ("MySQLServer",),
+    ".polling": ("wait_until", "wait_until_async"),
+    ".ports": ("free_port",),
+    ".postgres": ("PostgresServer",),
+    ".process": ("PrivateServer", "ServerStatus"),
+    ".proxy": ("Cut", "Direction", "FaultProxy", "ProxyCounters"),
+    ".rabbitmq": ("RabbitMQServer",),
+    ".rabbitmq_cluster": ("RabbitMQClusterServer", "RabbitMQNode"),
+    ".redis": ("RedisServer",),
+    ".redis_cluster": ("ClusterNode", "RedisClusterServer"),
 }
 
 __all__ = [
+    "ClusterNode",
     "Cut",
     "Direction",
     "ExternalMySQL",
+    "ExternalPostgres",
     "ExternalRabbitMQ",
     "ExternalRedis",
     "ExternalServer",
     "FaultProxy",
     "MySQLFlavour",
     "MySQLServer",
+    "PostgresServer",
     "PrivateServer",
     "ProxyCounters",
+    "RabbitMQClusterServer",
+    "RabbitMQNode",
     "RabbitMQServer",
+    "RedisClusterServer",
     "RedisServer",
     "ServerNotOwnedError",
     "ServerStartError",
     "ServerStateError",
     "ServerStatus",
     "ServerUnavailableError",
+    "TestApp",
     "free_port",
     "wait_until",
     "wait_until_async",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""A self-signed certificate for 127.0.0.1, made by the ``openssl`` program: valid for a day, worth nothing."""
+"""Make a self-signed certificate for 127.0.0.1 with the ``openssl`` program, valid for a day."""
 
 from __future__ import annotations
 

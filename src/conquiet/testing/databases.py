@@ -1,4 +1,4 @@
-"""Making and dropping a database for one test, on any MySQL or MariaDB, ours or given by URL."""
+"""Create and drop a database for one test, on a private MySQL or MariaDB or on one given by URL."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def execute(server_url: str, statements: Sequence[str]) -> None:
 
 
 def quoted(name: str) -> str:
-    """``name`` in backticks. Only plain names: it goes into DDL, where nothing can be bound."""
+    """Return ``name`` in backticks. Only plain names: DDL cannot bind parameters."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"not a plain database name: {name!r}")
     return f"`{name}`"
 
 
 def _connect(server_url: str) -> Any:
-    # Imported late: the pytest plugin is loaded in projects that have no MySQL driver.
+    # Imported late: a project may use the plugin without a MySQL driver.
     import pymysql
 
     parts = urlsplit(server_url)

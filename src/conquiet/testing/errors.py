@@ -1,9 +1,9 @@
-"""What can go wrong with a private server, and what state the world is in then.
+"""Errors of private servers, and the state that each leaves.
 
 RuntimeError
 ├── ServerUnavailableError   no program to run was found; nothing was started
-├── ServerStartError         a program ran but never answered; it is gone again, its log is in the text
-├── ServerStateError         asked in the wrong order (resume before pause, start after stop); nothing changed
+├── ServerStartError         a program ran but did not answer; it was killed, its log is in the text
+├── ServerStateError         called in the wrong order (resume before pause, start after stop); nothing changed
 └── ServerNotOwnedError      the server was given by URL and is not ours to kill; nothing changed
 """
 

@@ -1,7 +1,7 @@
-"""Servers that were already running and are given by URL: used with care, never killed, never emptied.
+"""Servers that already run and are given by URL: never killed, never paused, never flushed.
 
-They have the same ``url``, ``name`` and ``version`` as private ones, and the same ways to get a database or a vhost
-for one test, so that a test does not notice the difference until it asks for violence.
+They have the same ``url``, ``name`` and ``version`` as private servers, and the same methods to create a database or
+a vhost for one test. ``kill``, ``restart``, ``pause`` and ``resume`` raise ``ServerNotOwnedError``.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import ssl
 from typing import NoReturn
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from conquiet.testing import databases, wire
+from conquiet.rabbitmq_api import RabbitApi, with_vhost
+from conquiet.testing import databases, handshakes, postgres_databases
 from conquiet.testing.errors import ServerNotOwnedError
-from conquiet.testing.rabbitmq_api import ManagementApi, with_vhost
 
 REDIS_URL_VARIABLE = "CONQUIET_TEST_REDIS_URL"
 DB_URL_VARIABLE = "CONQUIET_TEST_DB_URL"
+POSTGRES_URL_VARIABLE = "CONQUIET_TEST_POSTGRES_URL"
 RABBIT_URL_VARIABLE = "CONQUIET_TEST_RABBIT_URL"
 RABBIT_MANAGEMENT_VARIABLE = "CONQUIET_TEST_RABBIT_MANAGEMENT_URL"
 
 
 class ExternalServer:
-    """A server somebody else runs.
+    """A running server that this test run did not start.
 
     Args:
-        url: Its address.
-        variable: Where the address came from, for the error text.
+        url: URL of the server.
+        variable: Environment variable that held the URL, for error texts.
     """
 
     default_port = 0
@@ -43,49 +44,53 @@ class ExternalServer:
     is_running = True
 
     def ensure_running(self) -> None:
-        """Nothing to do: it is not ours to bring back."""
+        """Do nothing: the server is not ours to restart."""
 
     def stop(self) -> None:
-        """Nothing to do: it is not ours to end."""
+        """Do nothing: the server is not ours to stop."""
 
     def kill(self) -> NoReturn:
-        """Refused."""
+        """Raise ``ServerNotOwnedError``."""
         self._refuse("kill")
 
     def restart(self) -> NoReturn:
-        """Refused."""
+        """Raise ``ServerNotOwnedError``."""
         self._refuse("restart")
 
     def pause(self) -> NoReturn:
-        """Refused."""
+        """Raise ``ServerNotOwnedError``."""
         self._refuse("pause")
 
     def resume(self) -> NoReturn:
-        """Refused."""
+        """Raise ``ServerNotOwnedError``."""
         self._refuse("resume")
 
     def _refuse(self, verb: str) -> NoReturn:
         raise ServerNotOwnedError(
             f"cannot {verb} the server given in {self._variable}: others may be using it. A test that needs this takes "
-            f"the private_redis, private_mysql or private_rabbitmq fixture."
+            f"the private_redis, private_mysql, private_postgres or private_rabbitmq fixture."
         )
 
 
 class ExternalRedis(ExternalServer):
-    """A Redis given by URL. Tests share it with others, so they use keys under their own prefix."""
+    """A Redis given by URL. Others may use it, so a test uses only keys under its own prefix.
+
+    Args:
+        url: ``redis://`` or ``rediss://`` URL.
+    """
 
     default_port = 6379
 
     def __init__(self, url: str) -> None:
         super().__init__(url, REDIS_URL_VARIABLE)
         with self._connect() as connection:
-            self.name, self.version = wire.redis_identity(connection)
+            self.name, self.version = handshakes.redis_identity(connection)
 
     def delete_prefix(self, prefix: str) -> None:
         """Delete the keys that start with ``prefix``, a few at a time."""
         pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in prefix) + "*"
         with self._connect() as connection:
-            cursor: wire.RespReply = b"0"
+            cursor: handshakes.RespReply = b"0"
             while True:
                 answer = connection.call("SCAN", _text(cursor), "MATCH", pattern, "COUNT", "500")
                 if not isinstance(answer, list) or not isinstance(answer[1], list):
@@ -96,13 +101,13 @@ class ExternalRedis(ExternalServer):
                 if cursor == b"0":
                     return
 
-    def _connect(self) -> wire.Resp:
+    def _connect(self) -> handshakes.Resp:
         parts = urlsplit(self.url)
-        channel = wire.connect_tcp(self.host, self.port)
+        channel = handshakes.connect_tcp(self.host, self.port)
         if parts.scheme == "rediss":
             authority = parse_qs(parts.query).get("ssl_ca_certs", [None])[0]
             channel = ssl.create_default_context(cafile=authority).wrap_socket(channel, server_hostname=self.host)
-        connection = wire.Resp(channel)
+        connection = handshakes.Resp(channel)
         try:
             if parts.password:
                 login = [unquote(parts.username)] if parts.username else []
@@ -116,13 +121,17 @@ class ExternalRedis(ExternalServer):
 
 
 class ExternalMySQL(ExternalServer):
-    """A MySQL or MariaDB given by URL. Its user has to be allowed to create databases."""
+    """A MySQL or MariaDB given by URL. Its user must be allowed to create databases.
+
+    Args:
+        url: SQLAlchemy URL.
+    """
 
     default_port = 3306
 
     def __init__(self, url: str) -> None:
         super().__init__(url, DB_URL_VARIABLE)
-        self.version = wire.mysql_version(wire.connect_tcp(self.host, self.port))
+        self.version = handshakes.mysql_version(handshakes.connect_tcp(self.host, self.port))
         self.name = "mariadb" if "mariadb" in self.version.lower() else "mysql"
 
     def create_database(self, name: str) -> str:
@@ -134,24 +143,50 @@ class ExternalMySQL(ExternalServer):
         databases.drop_database(self.url, name)
 
 
+class ExternalPostgres(ExternalServer):
+    """A PostgreSQL given by URL. Its user must be allowed to create databases.
+
+    Args:
+        url: SQLAlchemy URL.
+    """
+
+    default_port = 5432
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, POSTGRES_URL_VARIABLE)
+        self.name = "postgresql"
+        self.version = postgres_databases.server_version(url)
+
+    def create_database(self, name: str) -> str:
+        """Create a database and return its URL."""
+        return postgres_databases.create_database(self.url, name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database that a test created."""
+        postgres_databases.drop_database(self.url, name)
+
+
 class ExternalRabbitMQ(ExternalServer):
     """A RabbitMQ given by URL.
 
     With its management address in ``CONQUIET_TEST_RABBIT_MANAGEMENT_URL`` each test gets a vhost of its own, without
     it all share the vhost of the URL.
+
+    Args:
+        url: ``amqp://`` URL.
     """
 
     default_port = 5672
 
     def __init__(self, url: str) -> None:
         super().__init__(url, RABBIT_URL_VARIABLE)
-        self.version = wire.amqp_version(wire.connect_tcp(self.host, self.port))
+        self.version = handshakes.amqp_version(handshakes.connect_tcp(self.host, self.port))
         self.name = "rabbitmq"
         address = os.environ.get(RABBIT_MANAGEMENT_VARIABLE)
-        self._api = ManagementApi(address) if address else None
+        self._api = RabbitApi(address) if address else None
 
     def create_vhost(self, name: str) -> str:
-        """A vhost for one test if the management address is known, else the one of the URL."""
+        """Return the URL of a new vhost if the management address is known, else the given URL."""
         if self._api is None:
             return self.url
         self._api.create_vhost(name)
@@ -163,5 +198,5 @@ class ExternalRabbitMQ(ExternalServer):
             self._api.delete_vhost(name)
 
 
-def _text(value: wire.RespReply) -> bytes:
+def _text(value: handshakes.RespReply) -> bytes:
     return value if isinstance(value, bytes) else b"0"

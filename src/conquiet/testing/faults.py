@@ -1,12 +1,12 @@
 """Which bytes a fault proxy lets through: pure decisions, no sockets.
 
-A fault is armed once and spends itself on the next chunk it fits. Faults are looked at in the order in which they
-were armed, so a test that arms two knows which comes first.
+An armed fault is applied once, to the next chunk that matches it. Faults are checked in the order in which they were
+armed.
 
     drop_request          request ──✗                      the server never sees it
     drop_reply            request ──▶ server ──reply──✗     the server did it, the client cannot know
     cut_reply             reply ──n bytes──✗               a frame broken in the middle
-    stall_reply           request ──▶ server ──reply──║     held back until the test lets it go
+    stall_reply           request ──▶ server ──reply──║     held back until resume()
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class FaultKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, waiting for its chunk.
+    """One armed fault.
 
     Attributes:
-        matching: The request has to contain these bytes; None takes any request.
-        after_bytes: For ``CUT_REPLY``: so many bytes of the reply still reach the client.
+        matching: The request must contain these bytes; None matches any request.
+        after_bytes: For ``CUT_REPLY``: this many bytes of the reply still reach the client.
         on_any_reply: For ``CUT_REPLY``: the next reply bytes on any connection, asked for or pushed.
     """
 
@@ -45,8 +45,8 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What becomes of one chunk: the part to pass on, and whether the connection ends or stands still after it."""
+class ChunkDecision:
+    """What to do with one chunk: the part to forward, and whether to close or stall the connection after it."""
 
     forward: bytes
     close: bool = False
@@ -55,7 +55,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Conversation:
-    """What the decisions have to remember about one connection."""
+    """State of one connection that the decisions need."""
 
     request_tail: bytes = b""
     reply_budget: int = _EVERYTHING
@@ -73,32 +73,32 @@ class FaultPlan:
 
     @property
     def done(self) -> int:
-        """How many faults have struck so far."""
+        """Return the number of applied faults."""
         return self._done
 
     def arm(self, fault: Fault) -> None:
-        """The next chunk that fits is hit, once."""
+        """Apply the fault to the next chunk that matches, once."""
         with self._changed:
             self._armed.append(fault)
             self._pending += 1
 
     def disarm(self) -> None:
-        """Forget the faults that have not found a chunk yet."""
+        """Remove the faults that have not been applied."""
         with self._changed:
             self._pending -= len(self._armed)
             self._armed.clear()
             self._changed.notify_all()
 
     def count_cut(self) -> None:
-        """A connection was cut by hand: that is a fault too."""
+        """Count a connection that the test cut."""
         with self._changed:
             self._done += 1
 
     def wait(self, timeout_s: float) -> None:
-        """Return when every armed fault has struck.
+        """Return when every armed fault has been applied.
 
         Raises:
-            TimeoutError: One has not; the text names those that still wait for a chunk.
+            TimeoutError: One has not; the text names those that still wait.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -107,39 +107,39 @@ class FaultPlan:
                     waiting = ", ".join(map(str, self._armed)) or "a reply to the request that was hit"
                     raise TimeoutError(f"not struck within {timeout_s:g} s: {waiting}")
 
-    def on_request(self, talk: Conversation, chunk: bytes) -> Verdict:
+    def on_request(self, talk: Conversation, chunk: bytes) -> ChunkDecision:
         """Decide about bytes from the client."""
         with self._changed:
             fault = self._take(talk, chunk)
             if fault is None:
-                return Verdict(chunk)
+                return ChunkDecision(chunk)
             if fault.kind is FaultKind.DROP_REQUEST:
                 self._struck()
-                return Verdict(b"", close=True)
+                return ChunkDecision(b"", close=True)
             if fault.kind is FaultKind.STALL_REPLY:
                 self._struck()
-                return Verdict(chunk, stall=True)
+                return ChunkDecision(chunk, stall=True)
             talk.striking, talk.reply_budget = fault, fault.after_bytes
-            return Verdict(chunk)
+            return ChunkDecision(chunk)
 
-    def on_reply(self, talk: Conversation, chunk: bytes) -> Verdict:
+    def on_reply(self, talk: Conversation, chunk: bytes) -> ChunkDecision:
         """Decide about bytes from the server."""
         with self._changed:
             if talk.striking is None:
                 fault = next((armed for armed in self._armed if armed.on_any_reply), None)
                 if fault is None:
-                    return Verdict(chunk)
+                    return ChunkDecision(chunk)
                 self._armed.remove(fault)
                 talk.striking, talk.reply_budget = fault, fault.after_bytes
             if len(chunk) < talk.reply_budget:
                 talk.reply_budget -= len(chunk)
-                return Verdict(chunk)
+                return ChunkDecision(chunk)
             self._struck()
             talk.striking = None
-            return Verdict(chunk[: talk.reply_budget], close=True)
+            return ChunkDecision(chunk[: talk.reply_budget], close=True)
 
     def abandoned(self, talk: Conversation) -> None:
-        """The connection ended by itself before its fault could strike: nothing waits for it any more."""
+        """Settle the fault of a connection that ended before the fault was applied."""
         with self._changed:
             if talk.striking is None:
                 return
@@ -148,18 +148,18 @@ class FaultPlan:
             talk.striking = None
 
     def _take(self, talk: Conversation, chunk: bytes) -> Fault | None:
-        """The first armed fault that fits these request bytes."""
+        """Return the first armed fault that matches these request bytes."""
         seen = talk.request_tail + chunk
         longest = max((len(armed.matching or b"") for armed in self._armed), default=0)
         for fault in self._armed:
             if fault.on_any_reply or talk.striking is not None:
                 continue
-            # Only what reaches into this chunk counts: a word that passed before the arming is history.
+            # Only what reaches into this chunk counts: bytes that passed before the arming do not.
             if not fault.matching or fault.matching in seen[-(len(chunk) + len(fault.matching) - 1) :]:
                 self._armed.remove(fault)
                 talk.request_tail = b""
                 return fault
-        # TCP cuts where it likes, so the word may be split over two chunks.
+        # TCP may split the matching bytes over two chunks.
         talk.request_tail = seen[-(longest - 1) :] if longest > 1 else b""
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, ClassVar
 
-from conquiet.testing import databases, discovery, wire
+from conquiet.testing import databases, discovery, handshakes
 from conquiet.testing.discovery import MySQLFlavour
 from conquiet.testing.process import Command, PrivateServer
 
@@ -38,7 +38,7 @@ class MySQLServer(PrivateServer):
     """mariadbd or mysqld with a root user without a password and one empty database, ``conquiet``.
 
     Args:
-        flavour: MariaDB or MySQL; whichever is found, MariaDB first, if left out.
+        flavour: MariaDB or MySQL; by default the one that is installed, MariaDB first.
         binary: Program to run instead of the one found.
         extra_args: Further server options, such as ``("--innodb-lock-wait-timeout=1",)``.
     """
@@ -107,10 +107,12 @@ class MySQLServer(PrivateServer):
         return Command(tuple(argv), {})
 
     def _probe(self) -> str:
-        # The Unix socket lies in our own folder, so whoever greets there is this server. The greeting comes after
+        # The Unix socket lies in our own folder, so the greeting comes from this server. The greeting comes after
         # recovery and the init file; the TCP port is bound by then or the server has given up.
-        version = wire.mysql_version(wire.connect_unix(self.unix_socket, timeout_s=wire.PROBE_TIMEOUT_S))
-        wire.mysql_version(wire.connect_tcp(self.host, self.port, timeout_s=wire.PROBE_TIMEOUT_S))
+        version = handshakes.mysql_version(
+            handshakes.connect_unix(self.unix_socket, timeout_s=handshakes.PROBE_TIMEOUT_S)
+        )
+        handshakes.mysql_version(handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S))
         return version
 
     @property
@@ -123,5 +125,5 @@ class MySQLServer(PrivateServer):
 
     @staticmethod
     def _as_user() -> list[str]:
-        # The server refuses to run as root unless told that this is meant.
+        # Without this option the server refuses to run as root.
         return ["--user=root"] if os.geteuid() == 0 else []

@@ -1,6 +1,6 @@
-"""Free loopback ports that stay free.
+"""Choose free loopback ports that stay free.
 
-Asking the kernel for port 0 hands out an *ephemeral* port. Such a port can be taken by any outgoing connection
+For port 0 the kernel returns an *ephemeral* port. Such a port can be taken by any outgoing connection
 while a killed server is down; worse, a client that reconnects in a loop can connect to itself on it, and then
 the server cannot come back on its own port. So ports come from below the ephemeral range where that is known.
 """
@@ -23,7 +23,7 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on now. Another process may still be faster: retry on a bind error."""
+    """Return a loopback TCP port without a listener. Another process may bind it first: retry on a bind error."""
     highest = _first_ephemeral_port() - 1
     if highest > _LOWEST:
         for _ in range(_ATTEMPTS):

@@ -1,12 +1,12 @@
-"""What all private servers share: a life in a temporary folder, on a free loopback port, under a guardian.
+"""The life of a private server: a temporary folder, a free loopback port, a supervisor process.
 
     NEW ──start──▶ RUNNING ◀──resume── PAUSED
                    │  ▲  └──pause──────▶
                  kill restart
                    ▼  │
-                   DOWN (data kept)          any state ──stop──▶ STOPPED (folder gone; a life happens once)
+                   DOWN (data kept)          any state ──stop──▶ STOPPED (folder deleted; it cannot start again)
 
-Which program, which arguments and what counts as an answer is the subclasses' business.
+Subclasses define the program, its arguments and the readiness probe.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from conquiet.testing.custody import Custody, Report, pause_between_looks
 from conquiet.testing.errors import ServerStartError, ServerStateError
 from conquiet.testing.ports import free_port
+from conquiet.testing.supervisor_client import Report, SupervisorClient, pause_between_polls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,7 @@ _TERMINATE_GRACE_S = 30.0
 
 
 class ServerStatus(Enum):
-    """Where a private server is in its life."""
+    """State of a private server."""
 
     NEW = "new"
     RUNNING = "running"
@@ -47,10 +48,15 @@ class ServerStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program with its arguments and what to add to the environment."""
+    """A program, its arguments and additional environment variables.
+
+    Attributes:
+        account: User and group ids to run as, if not the current ones. Only root may name them.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    account: tuple[int, int] | None = None
 
 
 class PrivateServer(ABC):
@@ -61,27 +67,29 @@ class PrivateServer(ABC):
 
     product: ClassVar[str]
     start_timeout_s: ClassVar[float] = 60.0
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    """Asks the server to shut down in order."""
 
     def __init__(self) -> None:
         self._status = ServerStatus.NEW
-        self._custody: Custody | None = None
+        self._supervisor: SupervisorClient | None = None
         self._port = 0
         self._version = ""
         self._last_log = ""
 
-    # ------------------------------------------------------------------ what a subclass says
+    # ------------------------------------------------------------------ defined by subclasses
     @property
     @abstractmethod
     def url(self) -> str:
-        """The address a client connects to."""
+        """Return the URL a client connects to."""
 
     @abstractmethod
     def _command(self) -> Command:
-        """How to run the server in its folder on its ports."""
+        """Return the command that runs the server in its folder on its ports."""
 
     @abstractmethod
     def _probe(self) -> str:
-        """The version, told by *this* server through its own protocol. Raises OSError while it is not ready.
+        """Return the version that *this* server reports by its own protocol; raise OSError while it is not ready.
 
         The answer must be tied to this server, by a socket in its folder or by its name: on a lost race for
         the port another server answers there.
@@ -93,49 +101,49 @@ class PrivateServer(ABC):
     def _choose_ports(self) -> None:
         self._port = free_port()
 
-    # ------------------------------------------------------------------ what a test sees
+    # ------------------------------------------------------------------ public
     @property
     def status(self) -> ServerStatus:
-        """Where the server is in its life, as far as this object brought it."""
+        """Return the state that this object put the server into."""
         return self._status
 
     @property
     def is_running(self) -> bool:
-        """True while the server's process exists and is not paused. Asks; a server that crashed is not running."""
-        return self._status is ServerStatus.RUNNING and self._kept().poll().is_running
+        """Return whether the process runs and is not paused; checks the process, so a crashed server is not running."""
+        return self._status is ServerStatus.RUNNING and self._client().poll().is_running
 
     @property
     def name(self) -> str:
-        """The product under the name people know it by."""
+        """Return the product's usual name."""
         return self.product
 
     @property
     def host(self) -> str:
-        """Always the loopback address."""
+        """Return the loopback address."""
         return "127.0.0.1"
 
     @property
     def port(self) -> int:
-        """The TCP port; it stays the same over kill and restart."""
+        """Return the TCP port; it stays the same over kill and restart."""
         return self._port
 
     @property
     def pid(self) -> int:
-        """The server's main process."""
-        pid = self._kept().poll().pid
+        """Return the process id of the server."""
+        pid = self._client().poll().pid
         if pid is None:
             raise ServerStateError(f"{self.product}: no process was started yet")
         return pid
 
     @property
     def version(self) -> str:
-        """What the server said about itself when it became ready."""
+        """Return the version that the server reported when it became ready."""
         return self._version
 
     @property
     def folder(self) -> Path:
-        """The temporary folder with the data and the log. Gone after ``stop``."""
-        return self._kept().folder
+        """Return the temporary folder with the data and the log; ``stop`` deletes it."""
+        return self._client().folder
 
     def start(self) -> Self:
         """Start and return once the server answers.
@@ -145,12 +153,12 @@ class PrivateServer(ABC):
             ServerStateError: It was started before.
         """
         self._require("start", ServerStatus.NEW)
-        self._custody = Custody(self.product)
+        self._supervisor = SupervisorClient(self.product)
         try:
             self._prepare()
             for attempt in range(1, _PORT_ATTEMPTS + 1):
                 self._choose_ports()
-                # Another process may bind the port between our look and the server's start.
+                # Another process may bind the port between the check and the server's start.
                 if self._launch(retry_on_taken_port=attempt < _PORT_ATTEMPTS):
                     break
         except BaseException:
@@ -161,15 +169,15 @@ class PrivateServer(ABC):
     def stop(self) -> None:
         """End the server and remove its folder. May be called at any time and more than once."""
         # SIGKILL, not a polite shutdown: the data goes with the folder, so there is nothing to save.
-        if self._custody is not None:
+        if self._supervisor is not None:
             self._last_log = self.log_tail()
-            self._custody.end()
+            self._supervisor.end()
         self._status = ServerStatus.STOPPED
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would. The data folder and the port stay for ``restart``."""
+        """Kill the server (SIGKILL), as in a crash. The data folder and the port stay for ``restart``."""
         self._require("kill", ServerStatus.RUNNING, ServerStatus.PAUSED)
-        self._kept().kill()
+        self._client().kill()
         self._status = ServerStatus.DOWN
 
     def restart(self) -> None:
@@ -182,27 +190,27 @@ class PrivateServer(ABC):
         self._launch(retry_on_taken_port=False)
 
     def pause(self) -> None:
-        """SIGSTOP the server and all its processes: connections stay open and nothing answers."""
+        """Stop the server and all its processes (SIGSTOP): connections stay open, nothing answers."""
         self._require("pause", ServerStatus.RUNNING)
-        self._kept().pause()
+        self._client().pause()
         self._status = ServerStatus.PAUSED
 
     def resume(self) -> None:
-        """SIGCONT after ``pause``."""
+        """Continue after ``pause`` (SIGCONT)."""
         self._require("resume", ServerStatus.PAUSED)
-        self._kept().resume()
+        self._client().resume()
         self._status = ServerStatus.RUNNING
 
     def ensure_running(self) -> None:
-        """Bring a shared server back that a test left paused, killed or crashed."""
+        """Resume or restart a shared server that a test left paused, killed or crashed."""
         if self._status is ServerStatus.PAUSED:
             self.resume()
         if not self.is_running:
             self.restart()
 
     def log_tail(self, lines: int = 40) -> str:
-        """The last lines of the server's output; after ``stop`` those it had then."""
-        if self._custody is None or self._status is ServerStatus.STOPPED:
+        """Return the last lines of the server's output; after ``stop``, those it had then."""
+        if self._supervisor is None or self._status is ServerStatus.STOPPED:
             return self._last_log
         try:
             text = self._log_file().read_text(errors="replace")
@@ -221,7 +229,7 @@ class PrivateServer(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._status.value} port={self._port} version={self._version or '?'}>"
 
-    # ------------------------------------------------------------------ how it is done
+    # ------------------------------------------------------------------ internal
     def _launch(self, *, retry_on_taken_port: bool) -> bool:
         """Run the command and wait for an answer. False only when the port was taken and may be changed."""
         command = self._command()
@@ -234,44 +242,46 @@ class PrivateServer(ABC):
                 self._version = self._probe()
             except OSError as error:
                 if elapsed > self.start_timeout_s:
-                    self._kept().kill()
+                    self._client().kill()
                     raise self._failed(command, f"gave no answer within {elapsed:.0f} s ({error})") from error
-                pause_between_looks(elapsed)
-                report = self._kept().poll()
+                pause_between_polls(elapsed)
+                report = self._client().poll()
             else:
                 self._status = ServerStatus.RUNNING
                 return True
         self._status = ServerStatus.DOWN
-        self._kept().kill()  # whatever the dead main process left behind
+        self._client().kill()  # whatever the dead main process left behind
         if retry_on_taken_port and _PORT_TAKEN.search(self._log_since(written_before)):
             return False
         raise self._failed(command, f"exited with code {report.exit_code} before it answered")
 
     def _run(self, command: Command) -> Report:
-        return self._kept().start(command.argv, {**os.environ, **command.env}, self._log_file())
+        return self._client().start(
+            command.argv, {**os.environ, **command.env}, self._log_file(), account=command.account
+        )
 
     def _run_to_end(self, command: Command) -> None:
-        """Run a preparing program under the guardian too, so that it cannot be orphaned either."""
+        """Run a preparing program under the supervisor too, so that it cannot be orphaned either."""
         begun = time.monotonic()
         report = self._run(command)
         while report.is_running:
             elapsed = time.monotonic() - begun
             if elapsed > self.start_timeout_s:
-                self._kept().kill()
+                self._client().kill()
                 raise self._failed(command, f"did not end within {elapsed:.0f} s")
-            pause_between_looks(elapsed)
-            report = self._kept().poll()
+            pause_between_polls(elapsed)
+            report = self._client().poll()
         if report.exit_code != 0:
             raise self._failed(command, f"exited with code {report.exit_code}")
 
     def _shut_down(self) -> None:
-        """SIGTERM with a grace period, then SIGKILL for what is left (epmd, or a server that hangs)."""
-        custody = self._kept()
-        custody.terminate()
+        """Ask for the end with a grace period, then SIGKILL for what is left (epmd, or a server that hangs)."""
+        supervisor = self._client()
+        supervisor.terminate(self.stop_signal)
         begun = time.monotonic()
-        while custody.poll().is_running and (elapsed := time.monotonic() - begun) < _TERMINATE_GRACE_S:
-            pause_between_looks(elapsed)
-        custody.kill()
+        while supervisor.poll().is_running and (elapsed := time.monotonic() - begun) < _TERMINATE_GRACE_S:
+            pause_between_polls(elapsed)
+        supervisor.kill()
         self._status = ServerStatus.DOWN
 
     def _failed(self, command: Command, what: str) -> ServerStartError:
@@ -279,17 +289,17 @@ class PrivateServer(ABC):
         shown = log or "(it wrote nothing)"
         return ServerStartError(f"{self.name} {what}.\n$ {shlex.join(command.argv)}\n{shown}", log=log)
 
-    def _kept(self) -> Custody:
-        if self._custody is None:
+    def _client(self) -> SupervisorClient:
+        if self._supervisor is None:
             raise ServerStateError(f"{self.product} was not started; use it as a context manager or call start()")
-        return self._custody
+        return self._supervisor
 
     def _require(self, verb: str, *allowed: ServerStatus) -> None:
         if self._status not in allowed:
             raise ServerStateError(f"cannot {verb} a {self.product} server that is {self._status.value}")
 
     def _log_file(self) -> Path:
-        return self._kept().folder / "server.log"
+        return self._client().folder / "server.log"
 
     def _log_size(self) -> int:
         try:

@@ -1,7 +1,7 @@
-"""A TCP proxy that breaks connections where a test says so.
+"""A TCP proxy that breaks connections on demand.
 
-It stands between a client and a server and knows no protocol: what it can do, a network can do too. Which bytes a
-fault lets through is decided in ``faults``; here they are moved. One thread runs an event loop, and every control
+It forwards between a client and a server and knows no protocol, so it does only what a network can do. ``faults``
+decides which bytes pass; this module moves them. One thread runs an event loop, and every control
 returns only when it has taken effect there, so a test needs no sleep after it.
 """
 
@@ -33,7 +33,7 @@ _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 class Direction(Flag):
-    """Which way bytes flow."""
+    """Direction of the bytes."""
 
     TO_SERVER = auto()
     TO_CLIENT = auto()
@@ -41,7 +41,7 @@ class Direction(Flag):
 
 
 class Cut(Enum):
-    """How a connection ends: politely (FIN, the peer reads an end) or not (RST, the peer gets an error)."""
+    """How a connection is closed: FIN (the peer reads an end) or RST (the peer gets an error)."""
 
     FIN = "fin"
     RST = "rst"
@@ -49,7 +49,7 @@ class Cut(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProxyCounters:
-    """What went through a proxy so far. A snapshot."""
+    """Connections, bytes and faults of a proxy so far. A snapshot."""
 
     connections: int = 0
     open_connections: int = 0
@@ -81,11 +81,11 @@ class _Pair:
 
 
 class FaultProxy:
-    """Forwards a loopback port to a server, with faults on demand. A context manager; usable from any thread.
+    """Forward a loopback port to a server, with faults on demand. A context manager; usable from any thread.
 
     Args:
-        target_host: Where the server is.
-        target_port: Its port. It is connected to anew for each client, so the server may restart behind the proxy.
+        target_host: Host of the server.
+        target_port: Port of the server. It is connected once per client, so the server may restart meanwhile.
     """
 
     def __init__(self, target_host: str, target_port: int) -> None:
@@ -102,7 +102,7 @@ class FaultProxy:
         self._connections = 0
         self._delay_s = 0.0
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ start and stop
     def start(self) -> Self:
         """Listen. Use the proxy as a context manager instead where possible."""
         if self._thread is not None:
@@ -134,23 +134,23 @@ class FaultProxy:
     # ------------------------------------------------------------------ addresses and numbers
     @property
     def host(self) -> str:
-        """Always the loopback address."""
+        """Return the loopback address."""
         return LOOPBACK
 
     @property
     def port(self) -> int:
-        """The port to connect to; it stays the same over refuse and accept."""
+        """Return the port to connect to; it stays the same over refuse and accept."""
         return self._port
 
     def url_for(self, url: str) -> str:
-        """The same URL, leading through the proxy."""
+        """Return the URL with the proxy's address."""
         parts = urlsplit(url)
         login, at, _ = parts.netloc.rpartition("@")
         return urlunsplit(parts._replace(netloc=f"{login}{at}{self.host}:{self.port}"))
 
     @property
     def counters(self) -> ProxyCounters:
-        """What went through so far."""
+        """Return the counters of this proxy."""
         return ProxyCounters(
             connections=self._connections,
             open_connections=len(self._pairs),
@@ -159,7 +159,7 @@ class FaultProxy:
             faults=self._plan.done,
         )
 
-    # ------------------------------------------------------------------ faults at once
+    # ------------------------------------------------------------------ immediate faults
     def cut(self, how: Cut = Cut.RST) -> int:
         """End all connections now and return how many there were. New ones are still accepted."""
         return self._now(lambda: self._cut(how))
@@ -173,7 +173,7 @@ class FaultProxy:
         self._on_loop(self._listen(self._port))
 
     def stall(self, direction: Direction = Direction.BOTH) -> None:
-        """Hold bytes back in this direction only. Nothing is lost; ``resume()`` lets them flow."""
+        """Hold bytes back in this direction. Nothing is lost; ``resume()`` sends them."""
         self._now(lambda: self._let_flow(~direction))
 
     def resume(self) -> None:
@@ -181,10 +181,10 @@ class FaultProxy:
         self._now(lambda: self._let_flow(Direction.BOTH))
 
     def slow(self, delay_s: float) -> None:
-        """Delay each chunk, in each direction, by so many seconds; 0 ends it."""
+        """Delay each chunk, in each direction, by this many seconds; 0 ends it."""
         self._delay_s = delay_s
 
-    # ------------------------------------------------------------------ faults that wait for their chunk
+    # ------------------------------------------------------------------ faults of the next matching chunk
     def drop_next_request(self, matching: bytes | None = None) -> None:
         """Swallow the next request that contains ``matching`` and close its connection. The server never sees it.
 
@@ -214,14 +214,14 @@ class FaultProxy:
         self._plan.arm(Fault(FaultKind.STALL_REPLY, after_request_matching))
 
     def disarm(self) -> None:
-        """Forget armed faults that have not found their chunk."""
+        """Remove armed faults that have not been applied."""
         self._plan.disarm()
 
     def wait_for_fault(self, timeout_s: float = 10.0) -> None:
-        """Return when every armed fault has struck.
+        """Return when every armed fault has been applied.
 
         Raises:
-            TimeoutError: One found no chunk in time.
+            TimeoutError: A fault was not applied in time.
         """
         self._plan.wait(timeout_s)
 
@@ -325,15 +325,15 @@ class FaultProxy:
                     await asyncio.sleep(self._delay_s)
                 # Decided after the wait: what is armed during a stall applies to the bytes held back by it.
                 await self._flowing[way].wait()
-                verdict = decide(pair.talk, chunk)
-                if verdict.stall:  # before the request goes on: its reply must not overtake
+                decision = decide(pair.talk, chunk)
+                if decision.stall:  # before the request goes on: its reply must not overtake
                     self._flowing[Direction.TO_CLIENT].clear()
-                if verdict.forward:
-                    # Counted first: whoever has read the bytes may look at the counters.
-                    self._moved[way] += len(verdict.forward)
-                    writer.write(verdict.forward)
+                if decision.forward:
+                    # Counted first: a test that has read the bytes may read the counters at once.
+                    self._moved[way] += len(decision.forward)
+                    writer.write(decision.forward)
                     await writer.drain()
-                if verdict.close:
+                if decision.close:
                     pair.close(Cut.FIN)
                     return
             await self._flowing[way].wait()

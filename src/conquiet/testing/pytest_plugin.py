@@ -1,17 +1,25 @@
 """Fixtures with real servers, for conquiet's own tests and for those of its users.
 
-Loaded by every pytest run of an environment that has conquiet, so importing it imports next to nothing, and nothing
-is started before a test asks. A missing server fails the test that needs it: a skip would look like a pass.
+Installing conquiet does not load this plugin: the names of its fixtures are common, and a project may use them for
+its own. One line in the project's top ``conftest.py`` turns it on:
 
-    redis_server mysql_server rabbitmq_server      shared by the run; do not kill them
-    redis_url    db_url       amqp_url             an empty place on them for one test
-    private_redis private_mysql private_rabbitmq   factories for servers to kill, pause, restart
-    key_prefix                                     a prefix nobody else uses
-    fault_proxy                                    factory: fault_proxy(url) -> FaultProxy
+    pytest_plugins = ["conquiet.testing.pytest_plugin"]
 
-Addresses in ``CONQUIET_TEST_REDIS_URL``, ``CONQUIET_TEST_DB_URL`` and ``CONQUIET_TEST_RABBIT_URL`` take the place of
-the shared servers. ``CONQUIET_TEST_DB_FLAVOURS=mariadb,mysql`` says which database servers there have to be; without
-it the tests run on those that are found.
+so does ``-p conquiet.testing.pytest_plugin`` on the command line or in ``addopts``. Loading it imports no client
+library and starts no server; a server starts when a test first uses it. A missing server fails the test that needs
+it: a skip would look like a pass.
+
+    redis_server  mysql_server  postgres_server  rabbitmq_server    shared by the run; do not kill them
+    redis_url     db_url        postgres_url     amqp_url           an empty database or vhost, for one test
+    private_redis private_mysql private_postgres private_rabbitmq   factories for servers to kill, pause, restart
+    redis_cluster                                                   three masters and three replicas, shared, empty
+    private_redis_cluster                                           factory for a cluster to break
+    key_prefix                                                      a prefix that no other test uses
+    fault_proxy                                                     factory: fault_proxy(url) -> FaultProxy
+
+``CONQUIET_TEST_REDIS_URL``, ``CONQUIET_TEST_DB_URL``, ``CONQUIET_TEST_POSTGRES_URL`` and ``CONQUIET_TEST_RABBIT_URL``
+replace the shared servers by running ones. ``CONQUIET_TEST_DB_FLAVOURS=mariadb,mysql`` names the MySQL servers that
+must exist; without it the tests run on those that are found.
 """
 
 from __future__ import annotations
@@ -27,10 +35,12 @@ if TYPE_CHECKING:
 
     from conquiet.testing.discovery import MySQLFlavour
     from conquiet.testing.mysql import MySQLServer
+    from conquiet.testing.postgres import PostgresServer
     from conquiet.testing.proxy import FaultProxy
     from conquiet.testing.rabbitmq import RabbitMQServer
     from conquiet.testing.redis import RedisServer
-    from conquiet.testing.shared import SharedMySQL, SharedRabbitMQ, SharedRedis, SharedServers
+    from conquiet.testing.redis_cluster import RedisClusterServer
+    from conquiet.testing.shared import SharedMySQL, SharedPostgres, SharedRabbitMQ, SharedRedis, SharedServers
 
 _FLAVOUR_FIXTURE = "conquiet_mysql_flavour"
 _FLAVOURS_VARIABLE = "CONQUIET_TEST_DB_FLAVOURS"
@@ -38,9 +48,9 @@ _SERVERS_KEY: pytest.StashKey[Any] = pytest.StashKey()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what uses a MySQL server once per flavour."""
-    # Parametrised here and not on the fixture, because looking for programs takes time that a run without MySQL
-    # should not pay. The name is long so that a project with a mysql_server of its own is left alone.
+    """Run each test that uses a MySQL server once per flavour."""
+    # Parametrised here and not on the fixture, because searching for programs takes time that a run without MySQL
+    # should not spend. A project may override mysql_server with its own: then this fixture is not in its closure.
     if _FLAVOUR_FIXTURE in metafunc.fixturenames:
         flavours = _flavours()
         ids = ["default" if flavour is None else flavour.value for flavour in flavours]
@@ -63,7 +73,7 @@ def _flavours() -> list[MySQLFlavour | None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say which server versions the run has met."""
+    """Print the server versions that the run used."""
     servers = config.stash.get(_SERVERS_KEY, None)
     if servers is not None and servers.used:
         terminalreporter.write_line("servers used: " + ", ".join(servers.used))
@@ -71,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(scope="session")
 def conquiet_servers(pytestconfig: pytest.Config) -> Iterator[SharedServers]:
-    """The run's servers, started when first asked for."""
+    """Yield the servers of the run; each starts on first use."""
     from conquiet.testing.shared import SharedServers
 
     servers = pytestconfig.stash[_SERVERS_KEY] = SharedServers()
@@ -81,43 +91,49 @@ def conquiet_servers(pytestconfig: pytest.Config) -> Iterator[SharedServers]:
 
 @pytest.fixture(scope="session")
 def conquiet_mysql_flavour(request: pytest.FixtureRequest) -> MySQLFlavour | None:
-    """The flavour the current test runs on; None when a server was given by URL."""
+    """Return the flavour the current test runs on; None when a server was given by URL."""
     flavour: MySQLFlavour | None = request.param
     return flavour
 
 
 @pytest.fixture(scope="session")
 def redis_server(conquiet_servers: SharedServers) -> SharedRedis:
-    """A Redis shared by the whole run."""
+    """Return the Redis server shared by the whole run."""
     return conquiet_servers.redis()
 
 
 @pytest.fixture(scope="session")
 def mysql_server(conquiet_servers: SharedServers, conquiet_mysql_flavour: MySQLFlavour | None) -> SharedMySQL:
-    """A MySQL or MariaDB shared by the whole run; a test that uses it runs once per flavour."""
+    """Return the MySQL or MariaDB server shared by the whole run; a test that uses it runs once per flavour."""
     return conquiet_servers.mysql(conquiet_mysql_flavour)
 
 
 @pytest.fixture(scope="session")
+def postgres_server(conquiet_servers: SharedServers) -> SharedPostgres:
+    """A PostgreSQL shared by the whole run."""
+    return conquiet_servers.postgres()
+
+
+@pytest.fixture(scope="session")
 def rabbitmq_server(conquiet_servers: SharedServers) -> SharedRabbitMQ:
-    """A RabbitMQ shared by the whole run: it takes seconds to start."""
+    """Return the RabbitMQ server shared by the whole run: it takes seconds to start."""
     return conquiet_servers.rabbitmq()
 
 
 @pytest.fixture
 def key_prefix() -> str:
-    """A prefix for keys, groups and queues that no other test uses. On a Redis given by URL use it for every key."""
+    """Return a prefix for keys, groups and queues that no other test uses; on a Redis given by URL, use it always."""
     return f"test-{uuid4().hex[:12]}:"
 
 
 @pytest.fixture
 def redis_url(redis_server: SharedRedis, key_prefix: str) -> Iterator[str]:
-    """Address of an empty Redis. On one given by URL nothing is flushed: only keys under ``key_prefix`` are removed."""
+    """Yield the URL of an empty Redis; on a server given by URL only keys under ``key_prefix`` are deleted."""
     from conquiet.testing.redis import RedisServer
 
     redis_server.ensure_running()
     if isinstance(redis_server, RedisServer):
-        # Before and not after: what a failed test leaves can then still be looked at by its teardown.
+        # Before and not after: the teardown of a failed test can then still inspect what it left.
         redis_server.flush()
         yield redis_server.url
     else:
@@ -127,7 +143,7 @@ def redis_url(redis_server: SharedRedis, key_prefix: str) -> Iterator[str]:
 
 @pytest.fixture
 def db_url(mysql_server: SharedMySQL) -> Iterator[str]:
-    """SQLAlchemy URL of an empty database of the test's own, dropped afterwards."""
+    """Yield the SQLAlchemy URL of an empty database for this test; it is dropped afterwards."""
     name = f"conquiet_test_{uuid4().hex[:12]}"
     mysql_server.ensure_running()
     yield mysql_server.create_database(name)
@@ -136,8 +152,18 @@ def db_url(mysql_server: SharedMySQL) -> Iterator[str]:
 
 
 @pytest.fixture
+def postgres_url(postgres_server: SharedPostgres) -> Iterator[str]:
+    """SQLAlchemy URL (psycopg) of an empty PostgreSQL database of the test's own, dropped afterwards."""
+    name = f"conquiet_test_{uuid4().hex[:12]}"
+    postgres_server.ensure_running()
+    yield postgres_server.create_database(name)
+    postgres_server.ensure_running()
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
 def amqp_url(rabbitmq_server: SharedRabbitMQ) -> Iterator[str]:
-    """AMQP URL of a vhost of the test's own, deleted afterwards."""
+    """Yield the AMQP URL of a vhost for this test; it is deleted afterwards."""
     name = f"test-{uuid4().hex[:12]}"
     rabbitmq_server.ensure_running()
     yield rabbitmq_server.create_vhost(name)
@@ -147,7 +173,7 @@ def amqp_url(rabbitmq_server: SharedRabbitMQ) -> Iterator[str]:
 
 @pytest.fixture
 def private_redis(conquiet_servers: SharedServers) -> Iterator[Callable[..., RedisServer]]:
-    """``private_redis(aof=True)`` starts a Redis of the test's own; see ``RedisServer`` for the arguments."""
+    """Yield a factory: ``private_redis(aof=True)`` starts a Redis for this test; ``RedisServer`` has the arguments."""
     from contextlib import ExitStack
 
     from conquiet.testing.redis import RedisServer
@@ -156,8 +182,34 @@ def private_redis(conquiet_servers: SharedServers) -> Iterator[Callable[..., Red
 
         def start(**options: Any) -> RedisServer:
             server = stack.enter_context(RedisServer(**options))
-            conquiet_servers.note(server)
+            conquiet_servers.record(server)
             return server
+
+        yield start
+
+
+@pytest.fixture
+def redis_cluster(conquiet_servers: SharedServers) -> RedisClusterServer:
+    """Return the Redis Cluster shared by the run, empty and whole. A test may move slots and switch masters."""
+    cluster = conquiet_servers.redis_cluster()
+    cluster.ensure_healthy()
+    cluster.flush()
+    return cluster
+
+
+@pytest.fixture
+def private_redis_cluster(conquiet_servers: SharedServers) -> Iterator[Callable[..., RedisClusterServer]]:
+    """Yield a factory: ``private_redis_cluster()`` starts a cluster for this test, in three seconds."""
+    from contextlib import ExitStack
+
+    from conquiet.testing.redis_cluster import RedisClusterServer
+
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> RedisClusterServer:
+            cluster = stack.enter_context(RedisClusterServer(**options))
+            conquiet_servers.record(cluster)
+            return cluster
 
         yield start
 
@@ -166,7 +218,7 @@ def private_redis(conquiet_servers: SharedServers) -> Iterator[Callable[..., Red
 def private_mysql(
     conquiet_servers: SharedServers, conquiet_mysql_flavour: MySQLFlavour | None
 ) -> Iterator[Callable[..., MySQLServer]]:
-    """``private_mysql()`` starts a server of the test's own, of the flavour the test runs on."""
+    """Yield a factory: ``private_mysql()`` starts a server for this test, of the flavour the test runs on."""
     from contextlib import ExitStack
 
     from conquiet.testing.mysql import MySQLServer
@@ -175,7 +227,24 @@ def private_mysql(
 
         def start(**options: Any) -> MySQLServer:
             server = stack.enter_context(MySQLServer(**{"flavour": conquiet_mysql_flavour, **options}))
-            conquiet_servers.note(server)
+            conquiet_servers.record(server)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def private_postgres(conquiet_servers: SharedServers) -> Iterator[Callable[..., PostgresServer]]:
+    """``private_postgres()`` starts a server of the test's own; see ``PostgresServer`` for the arguments."""
+    from contextlib import ExitStack
+
+    from conquiet.testing.postgres import PostgresServer
+
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> PostgresServer:
+            server = stack.enter_context(PostgresServer(**options))
+            conquiet_servers.record(server)
             return server
 
         yield start
@@ -183,7 +252,7 @@ def private_mysql(
 
 @pytest.fixture
 def private_rabbitmq(conquiet_servers: SharedServers) -> Iterator[Callable[..., RabbitMQServer]]:
-    """``private_rabbitmq()`` starts a broker of the test's own. It takes seconds: only for tests that kill it."""
+    """Yield a factory: ``private_rabbitmq()`` starts a broker, in seconds; use it only for tests that kill it."""
     from contextlib import ExitStack
 
     from conquiet.testing.rabbitmq import RabbitMQServer
@@ -192,7 +261,7 @@ def private_rabbitmq(conquiet_servers: SharedServers) -> Iterator[Callable[..., 
 
         def start(**options: Any) -> RabbitMQServer:
             server = stack.enter_context(RabbitMQServer(**options))
-            conquiet_servers.note(server)
+            conquiet_servers.record(server)
             return server
 
         yield start
@@ -200,7 +269,7 @@ def private_rabbitmq(conquiet_servers: SharedServers) -> Iterator[Callable[..., 
 
 @pytest.fixture
 def fault_proxy() -> Iterator[Callable[[str], FaultProxy]]:
-    """``fault_proxy(url)`` stands a proxy before the server of ``url``; ``proxy.url_for(url)`` leads through it."""
+    """Yield a factory: ``fault_proxy(url)`` puts a proxy in front of a server; ``proxy.url_for(url)`` leads to it."""
     from contextlib import ExitStack
     from urllib.parse import urlsplit
 

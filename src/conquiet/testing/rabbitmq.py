@@ -1,4 +1,4 @@
-"""A private RabbitMQ node that no other node on the machine ever hears of.
+"""A private RabbitMQ node, invisible to every other node on the machine.
 
 Erlang nodes meet through epmd, a daemon on a fixed port, and trust each other by a cookie in HOME. A private node has
 its own epmd on its own port, its own HOME and its own name, so that neither ``rabbitmqctl`` nor a cluster can
@@ -12,11 +12,11 @@ import subprocess
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
 
-from conquiet.testing import discovery, wire
+from conquiet.rabbitmq_api import RabbitApi, with_vhost
+from conquiet.testing import discovery, handshakes
 from conquiet.testing.errors import ServerStartError
 from conquiet.testing.ports import free_port
 from conquiet.testing.process import Command, PrivateServer
-from conquiet.testing.rabbitmq_api import ManagementApi, with_vhost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,9 +73,16 @@ class RabbitMQServer(PrivateServer):
         """The Erlang node's name."""
         return self._node
 
-    def api(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask the management API, for example ``api("GET", "/api/consumers/%2F")``."""
-        return ManagementApi(self.management_url).request(method, path, body)
+    def api(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
+        """Call the management API, for example ``api("GET", "/api/consumers/%2F")``.
+
+        Args:
+            method: GET, PUT, POST or DELETE.
+            path: Path and query, already quoted.
+            body: What to send as JSON, or None.
+            missing_ok: Return None for an object that does not exist, in place of raising.
+        """
+        return RabbitApi(self.management_url).request(method, path, body, missing_ok=missing_ok)
 
     def ctl(self, *args: str) -> str:
         """Run ``rabbitmqctl`` against this node and return what it printed. Takes seconds; see :meth:`api`.
@@ -98,12 +105,12 @@ class RabbitMQServer(PrivateServer):
 
     def create_vhost(self, name: str) -> str:
         """Create a vhost and return its AMQP URL."""
-        ManagementApi(self.management_url).create_vhost(name)
+        RabbitApi(self.management_url).create_vhost(name)
         return with_vhost(self.url, name)
 
     def delete_vhost(self, name: str) -> None:
         """Delete a vhost with its queues; connections to it are closed by the broker."""
-        ManagementApi(self.management_url).delete_vhost(name)
+        RabbitApi(self.management_url).delete_vhost(name)
 
     def _choose_ports(self) -> None:
         self._port, self._management_port = free_port(), free_port()
@@ -141,12 +148,14 @@ class RabbitMQServer(PrivateServer):
         }
 
     def _probe(self) -> str:
-        version = wire.amqp_version(wire.connect_tcp(self.host, self.port, timeout_s=wire.PROBE_TIMEOUT_S))
-        # The port alone does not prove that it is ours who answers; the node's name does.
+        version = handshakes.amqp_version(
+            handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S)
+        )
+        # The port alone does not prove that our node answers; the node's name does.
         overview = self.api("GET", "/api/overview")
         if overview["node"] != self._node:
-            raise wire.NotReadyError(f"another node answers here: {overview['node']}")
+            raise handshakes.NotReadyError(f"another node answers here: {overview['node']}")
         # Behind a restart the default vhost may lag behind the listener.
         if self.api("GET", "/api/vhosts/%2F").get("cluster_state", {}).get(self._node) != "running":
-            raise wire.NotReadyError("the default vhost is not running yet")
+            raise handshakes.NotReadyError("the default vhost is not running yet")
         return version

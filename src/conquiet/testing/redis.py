@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
-from conquiet.testing import discovery, wire
+from conquiet.testing import discovery, handshakes
 from conquiet.testing.certificates import make_certificate
 from conquiet.testing.process import Command, PrivateServer
 
@@ -21,8 +21,8 @@ class RedisServer(PrivateServer):
     Args:
         binary: Program to run; found by :func:`conquiet.testing.discovery.find_redis` if left out.
         aof: Keep an append-only file. Redis writes it before it answers, so what was answered survives ``kill()``
-            (not a power cut: nobody syncs it). Without it ``kill()`` loses everything.
-        password: Ask every client for it.
+            (but no power failure: it is not synced). Without it ``kill()`` loses everything.
+        password: Required of every client.
         tls: Speak TLS on the port, with a certificate that the URL names as its authority.
         extra_args: Further options, such as ``("--maxmemory", "8mb")``.
     """
@@ -69,7 +69,7 @@ class RedisServer(PrivateServer):
         """The certificate that clients have to trust when TLS is on."""
         return self.folder / "server.crt"
 
-    def call(self, *words: str | bytes) -> wire.RespReply:
+    def call(self, *words: str | bytes) -> handshakes.RespReply:
         """Send one command on a connection of its own, whatever the clients under test are doing."""
         with self._connect() as connection:
             return connection.call(*words)
@@ -95,10 +95,10 @@ class RedisServer(PrivateServer):
             argv += ["--requirepass", self._password]
         return Command((*argv, *self._extra_args), {})
 
-    def _connect(self, timeout_s: float = wire.ANSWER_TIMEOUT_S) -> wire.Resp:
-        # The Unix socket lies in our own folder, so whoever answers is this server. Redis binds its TCP port
+    def _connect(self, timeout_s: float = handshakes.ANSWER_TIMEOUT_S) -> handshakes.Resp:
+        # The Unix socket lies in our own folder, so the answer comes from this server. Redis binds its TCP port
         # before it and exits when that fails.
-        connection = wire.Resp(wire.connect_unix(self.unix_socket, timeout_s=timeout_s))
+        connection = handshakes.Resp(handshakes.connect_unix(self.unix_socket, timeout_s=timeout_s))
         if self._password:
             try:
                 connection.call("AUTH", self._password)
@@ -108,7 +108,7 @@ class RedisServer(PrivateServer):
         return connection
 
     def _probe(self) -> str:
-        with self._connect(wire.PROBE_TIMEOUT_S) as connection:
-            self._name, version = wire.redis_identity(connection)
-        wire.connect_tcp(self.host, self.port, timeout_s=wire.PROBE_TIMEOUT_S).close()
+        with self._connect(handshakes.PROBE_TIMEOUT_S) as connection:
+            self._name, version = handshakes.redis_identity(connection)
+        handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S).close()
         return version

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 from conquiet.testing.external import (
     DB_URL_VARIABLE,
+    POSTGRES_URL_VARIABLE,
     RABBIT_URL_VARIABLE,
     REDIS_URL_VARIABLE,
     ExternalMySQL,
+    ExternalPostgres,
     ExternalRabbitMQ,
     ExternalRedis,
 )
 from conquiet.testing.mysql import MySQLServer
+from conquiet.testing.postgres import PostgresServer
 from conquiet.testing.rabbitmq import RabbitMQServer
 from conquiet.testing.redis import RedisServer
+from conquiet.testing.redis_cluster import RedisClusterServer
 
 if TYPE_CHECKING:
     from conquiet.testing.discovery import MySQLFlavour
@@ -26,11 +30,12 @@ S = TypeVar("S", bound="PrivateServer")
 
 SharedRedis = RedisServer | ExternalRedis
 SharedMySQL = MySQLServer | ExternalMySQL
+SharedPostgres = PostgresServer | ExternalPostgres
 SharedRabbitMQ = RabbitMQServer | ExternalRabbitMQ
 
 
 class SharedServers:
-    """Starts lazily, remembers what it used.
+    """Start servers on first use and stop them at the end of the run.
 
     Attributes:
         used: ``"mariadb 10.11.6"`` and the like, in the order of first use: what the run reports at its end.
@@ -40,32 +45,50 @@ class SharedServers:
         self.used: list[str] = []
         self._stack = ExitStack()
         self._redis: SharedRedis | None = None
+        self._redis_cluster: RedisClusterServer | None = None
         self._mysql: dict[MySQLFlavour | None, SharedMySQL] = {}
+        self._postgres: SharedPostgres | None = None
         self._rabbitmq: SharedRabbitMQ | None = None
 
     def redis(self) -> SharedRedis:
-        """The run's Redis."""
+        """Return the Redis server of the run."""
         if self._redis is None:
             url = os.environ.get(REDIS_URL_VARIABLE)
             self._redis = ExternalRedis(url) if url else self.own(RedisServer())
-            self.note(self._redis)
+            self.record(self._redis)
         return self._redis
 
+    def redis_cluster(self) -> RedisClusterServer:
+        """Return the Redis Cluster of the run."""
+        if self._redis_cluster is None:
+            self._redis_cluster = RedisClusterServer().start()
+            self._stack.callback(self._redis_cluster.stop)
+            self.record(self._redis_cluster)
+        return self._redis_cluster
+
     def mysql(self, flavour: MySQLFlavour | None) -> SharedMySQL:
-        """The run's server of that flavour. Both may be up at once: tests of the two may come in any order."""
+        """Return the server of that flavour. Both may run at once: tests come in any order."""
         if flavour not in self._mysql:
             url = os.environ.get(DB_URL_VARIABLE)
             server = ExternalMySQL(url) if url else self.own(MySQLServer(flavour=flavour))
             self._mysql[flavour] = server
-            self.note(server)
+            self.record(server)
         return self._mysql[flavour]
 
+    def postgres(self) -> SharedPostgres:
+        """Return the PostgreSQL server of the run."""
+        if self._postgres is None:
+            url = os.environ.get(POSTGRES_URL_VARIABLE)
+            self._postgres = ExternalPostgres(url) if url else self.own(PostgresServer())
+            self.record(self._postgres)
+        return self._postgres
+
     def rabbitmq(self) -> SharedRabbitMQ:
-        """The run's RabbitMQ."""
+        """Return the RabbitMQ server of the run."""
         if self._rabbitmq is None:
             url = os.environ.get(RABBIT_URL_VARIABLE)
             self._rabbitmq = ExternalRabbitMQ(url) if url else self.own(RabbitMQServer())
-            self.note(self._rabbitmq)
+            self.record(self._rabbitmq)
         return self._rabbitmq
 
     def own(self, server: S) -> S:
@@ -74,8 +97,8 @@ class SharedServers:
         self._stack.callback(server.stop)
         return server
 
-    def note(self, server: SharedRedis | SharedMySQL | SharedRabbitMQ) -> None:
-        """Remember that the run used this version."""
+    def record(self, server: SharedRedis | RedisClusterServer | SharedMySQL | SharedPostgres | SharedRabbitMQ) -> None:
+        """Record that the run used this version."""
         if (label := f"{server.name} {server.version}") not in self.used:
             self.used.append(label)
 

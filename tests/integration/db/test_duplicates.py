@@ -6,7 +6,7 @@ from sqlalchemy.engine import Connection
 
 from conquiet.config import DbConfig
 from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy, WriteOutcome, occ_update
-from conquiet.db.running import _for_driver
+from conquiet.db.statement_execution import _for_driver
 from conquiet.errors import ConfigurationError, DbWriteError
 
 INSERT, UPDATE = DbOperationType.INSERT, DbOperationType.UPDATE
@@ -73,7 +73,7 @@ def test_the_version_is_raised_by_one_however_it_is_spelled(engine: Engine) -> N
 
 
 def test_batches_of_duplicates_leave_no_statement_behind(engine: Engine) -> None:
-    """Each would be kept for ever, with its thousand binds."""
+    """Each would stay in the cache, with its thousand binds."""
     writer = DbWriter(engine, DbConfig("orders"))
     ops = [DbOperation("orders", INSERT, id_value, {"id": id_value}) for id_value in range(50)]
     writer.execute_many(ops)

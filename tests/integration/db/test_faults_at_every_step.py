@@ -1,4 +1,4 @@
-"""Break the connection at every step of a locked update and look at what is left.
+"""Break the connection at every step of a locked update and check what is left.
 
 After each fault: no lock is held, no transaction is open, the pool has its connections back, the next write
 works, and the table holds exactly what was acknowledged, or that plus what is called unknown.
@@ -14,9 +14,17 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.engine import Connection
 
 from conquiet.config import DbConfig
-from conquiet.db import AdvisoryLock, DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy, running
-from conquiet.db.connections import connections_of
+from conquiet.db import (
+    AdvisoryLock,
+    DbOperation,
+    DbOperationType,
+    DbSession,
+    DbWriter,
+    LockStrategy,
+    statement_execution,
+)
 from conquiet.db.locking.naming import lock_name, row_lock_name
+from conquiet.db.writer_pool import writer_pool_of
 from conquiet.errors import CommitUnknownError, DbWriteError
 from conquiet.testing import FaultProxy, wait_until
 
@@ -33,7 +41,7 @@ _RELEASING = re.compile(r"SELECT RELEASE_LOCK|UNLOCK TABLES")
 class Saboteur:
     """Calls ``strike`` once, at the armed step of the next write.
 
-    The writer has two ways to send a statement, and which one it takes depends on whether somebody listens to the
+    The writer has two ways to send a statement, and which one it takes depends on listeners on the
     engine. ``listen_to`` makes it take SQLAlchemy's; ``stand_before_the_driver`` leaves it the direct one.
     """
 
@@ -55,15 +63,15 @@ class Saboteur:
         event.listen(engine, "commit", lambda conn: self._at("before commit", conn.connection.dbapi_connection))
 
     def stand_before_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        send = running._send
+        send = statement_execution._send
 
-        def sabotaged(raw: Any, string: str, params: Any) -> running.Answer:
+        def sabotaged(raw: Any, string: str, params: Any) -> statement_execution.Result:
             self._before(string, raw)
             answer = send(raw, string, params)
             self._after(string, raw)
             return answer
 
-        monkeypatch.setattr(running, "_send", sabotaged)
+        monkeypatch.setattr(statement_execution, "_send", sabotaged)
 
     def _before(self, statement: str, raw: Any) -> None:
         if _LOCKING.match(statement):
@@ -87,7 +95,7 @@ class Saboteur:
 
 
 @dataclass
-class Ledger:
+class WriteLog:
     """What the writer said about each increment, to be compared with the table."""
 
     acknowledged: int = 0
@@ -131,22 +139,22 @@ def nothing_left(admin: Connection, engine: Engine, *names: str) -> None:
     admin.execute(text("SET SESSION lock_wait_timeout = 60"))
     admin.execute(text("UPDATE orders SET status = 'seen' WHERE id = 1"))
     assert "Current Checked out connections: 0" in engine.pool.status()
-    status = connections_of(engine).pool_status
+    status = writer_pool_of(engine).pool_status
     assert "Checked out connections: 0" in status or status == "not opened"
 
 
-def sabotage(writer: DbWriter, saboteur: Saboteur, admin: Connection, ledger: Ledger, steps: list[str] = STEPS) -> None:
+def sabotage(writer: DbWriter, saboteur: Saboteur, admin: Connection, log: WriteLog, steps: list[str] = STEPS) -> None:
     name = row_lock_name("conquiet_lock", "orders", 1, default_schema=writer.engine.url.database)
     for step in steps:
         saboteur.armed = step
-        ledger.write(writer)
+        log.write(writer)
         saboteur.armed = None
         nothing_left(admin, writer.engine, name)
-        ledger.check(admin)
-        before = ledger.acknowledged
-        ledger.write(writer)
-        assert ledger.acknowledged == before + 1, f"the write after {step} failed"
-        ledger.check(admin)
+        log.check(admin)
+        before = log.acknowledged
+        log.write(writer)
+        assert log.acknowledged == before + 1, f"the write after {step} failed"
+        log.check(admin)
 
 
 @pytest.fixture
@@ -174,12 +182,12 @@ def test_kill_connection_at_every_step(
         saboteur.listen_to(engine)
     else:
         saboteur.stand_before_the_driver(monkeypatch)
-    ledger, steps = Ledger(), steps_of(strategy)
+    log, steps = WriteLog(), steps_of(strategy)
 
-    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, ledger, steps)
+    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, log, steps)
 
     assert saboteur.struck == steps
-    assert ledger.failed >= 3
+    assert log.failed >= 3
 
 
 @pytest.mark.parametrize("strategy", LOCKED)
@@ -190,7 +198,7 @@ def test_kill_query_at_every_step(
     saboteur = Saboteur(lambda raw: admin.execute(text(f"KILL QUERY {raw.thread_id()}")))
     saboteur.stand_before_the_driver(monkeypatch)
 
-    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, Ledger(), steps_of(strategy))
+    sabotage(DbWriter(engine, DbConfig("orders"), strategy), saboteur, admin, WriteLog(), steps_of(strategy))
 
     assert saboteur.struck == steps_of(strategy)
 
@@ -211,18 +219,18 @@ def test_a_cut_cable_at_every_step(
     far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])
     saboteur = Saboteur(lambda _: proxy.cut())
     saboteur.stand_before_the_driver(monkeypatch)
-    ledger, steps = Ledger(), steps_of(strategy)
+    log, steps = WriteLog(), steps_of(strategy)
 
-    sabotage(DbWriter(far, DbConfig("orders"), strategy), saboteur, admin, ledger, steps)
+    sabotage(DbWriter(far, DbConfig("orders"), strategy), saboteur, admin, log, steps)
 
     assert saboteur.struck == steps
-    # Cut right before COMMIT: from here that cannot be told from a lost reply.
-    assert ledger.unknown == 1
+    # Cut right before COMMIT: the client cannot distinguish that from a lost reply.
+    assert log.unknown == 1
 
 
 @pytest.mark.spec("QC-001.16")
 @pytest.mark.parametrize("strategy", LOCKED)
-def test_a_lost_reply_to_commit_is_unknown_and_to_any_other_statement_failed(
+def test_a_lost_reply_is_unknown_for_commit_and_failed_otherwise(
     make_engine: Callable[..., Engine],
     driver: str,
     engine: Engine,
@@ -290,7 +298,7 @@ def test_a_lost_reply_to_a_statement_that_commits_itself_is_unknown(
 
 
 @pytest.mark.spec("QC-001.16", "QC-001.18")
-def test_a_session_tells_unknown_from_failed_and_leaves_no_lock(
+def test_a_session_separates_unknown_from_failed_and_leaves_no_lock(
     make_engine: Callable[..., Engine],
     driver: str,
     engine: Engine,

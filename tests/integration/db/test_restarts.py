@@ -11,8 +11,8 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.engine import Connection
 
 from conquiet.config import DbConfig
-from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy, occ_update, running
-from conquiet.db.connections import Checkout
+from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy, occ_update, statement_execution
+from conquiet.db.writer_pool import Checkout
 from conquiet.errors import CommitUnknownError, DbWriteError
 from conquiet.testing import wait_until
 from conquiet.testing.mysql import MySQLServer
@@ -24,7 +24,7 @@ PATIENCE_S = 60
 
 @dataclass
 class Gate:
-    """Holds everybody who comes to one step, until the server is dead.
+    """Hold every writer that reaches one step, until the server is dead.
 
     Attributes:
         step: "after lock" (or after the read, where there is no lock), "after statement", "after commit".
@@ -52,9 +52,9 @@ class Writers:
     gate: Gate = field(default_factory=lambda: Gate("nowhere"))
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        send, commit = running._send, Checkout.commit
+        send, commit = statement_execution._send, Checkout.commit
 
-        def watched_send(raw: Any, string: str, params: Any) -> running.Answer:
+        def watched_send(raw: Any, string: str, params: Any) -> statement_execution.Result:
             if string.startswith("UPDATE"):
                 self.gate.at("after lock")  # all of them are held
             answer = send(raw, string, params)
@@ -66,7 +66,7 @@ class Writers:
             commit(checkout)
             self.gate.at("after commit")
 
-        monkeypatch.setattr(running, "_send", watched_send)
+        monkeypatch.setattr(statement_execution, "_send", watched_send)
         monkeypatch.setattr(Checkout, "commit", watched_commit)
         # A listener would make the DbWriters send their statements in another way, so OCC has an engine of its own.
         event.listen(self.listened, "before_cursor_execute", lambda *args: self._on(args[2], "after lock"))
@@ -77,7 +77,7 @@ class Writers:
             self.gate.at(step)
 
     def write(self, way: str) -> str:
-        """Raise the counter of one way by one; say what the writer was told."""
+        """Raise the counter of one way by one; return what the writer raised."""
         try:
             self._raise(way)
         except CommitUnknownError:
@@ -92,7 +92,7 @@ class Writers:
             assert writer.modify(1, lambda row: {"n": row["n"] + 1}).rows == 1
             return
         with DbSession(self.listened) as session:
-            session.after_end(lambda _: self.gate.at("after commit"))
+            session.on_close(lambda _: self.gate.at("after commit"))
             row = session.fetch_one("SELECT * FROM t_occ WHERE id = 1")
             assert row is not None
             occ_update(session, "t_occ", 1, {"n": row["n"] + 1}, expected_version=row["version"])
@@ -115,7 +115,7 @@ def test_a_server_that_restarts_in_the_middle(
             conn.execute(text(f"CREATE TABLE t_{way} (id INT PRIMARY KEY, n INT NOT NULL, version INT NOT NULL)"))
             conn.execute(text(f"INSERT INTO t_{way} VALUES (1, 0, 1)"))
     writers.watch(monkeypatch)
-    told: dict[str, dict[str, str]] = {}
+    outcomes: dict[str, dict[str, str]] = {}
 
     for step in ("after lock", "after statement", "after commit"):
         writers.gate = gate = Gate(step)
@@ -124,7 +124,7 @@ def test_a_server_that_restarts_in_the_middle(
             gate.all_here.wait(PATIENCE_S)
             server.kill()
             gate.dead.set()
-            told[step] = {way: write.result() for way, write in writes.items()}
+            outcomes[step] = {way: write.result() for way, write in writes.items()}
         server.restart()
         writers.gate = Gate("nowhere")
         # No lock is in the way of the next one. A connection that died in the pool, after its last reply, is found
@@ -133,12 +133,12 @@ def test_a_server_that_restarts_in_the_middle(
         assert len(failed) <= (step == "after commit"), failed
         assert all(writers.write(way) == "acknowledged" for way in failed)
 
-    assert told == {
+    assert outcomes == {
         "after lock": dict.fromkeys(WAYS, "failed"),
         "after statement": dict.fromkeys(WAYS, "unknown"),  # from here a COMMIT without a reply
         "after commit": dict.fromkeys(WAYS, "acknowledged"),
     }
-    # What was unknown was not there: the server was dead before it could hear of the commit.
+    # What was unknown was not there: the server was dead before the commit reached it.
     assert writers.counters() == dict.fromkeys(WAYS, 3 + 1)
 
 
@@ -147,7 +147,7 @@ def connection_ids(admin: Connection) -> set[int]:
 
 
 @pytest.mark.parametrize(("options", "failures"), [({}, 1), ({"pool_pre_ping": True}, 0)])
-def test_an_idle_connection_that_died_costs_one_write_unless_the_engine_asks_first(
+def test_a_dead_idle_connection_fails_one_write_without_pool_pre_ping(
     make_engine: Callable[..., Engine], engine: Engine, admin: Connection, options: dict[str, Any], failures: int
 ) -> None:
     """The writer's own pool is made like the engine's: what was asked of that one holds for it."""

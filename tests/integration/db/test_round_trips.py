@@ -8,7 +8,7 @@ from sqlalchemy import Engine, event, text
 
 from conquiet.config import DbConfig
 from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy
-from conquiet.db.connections import connections_of
+from conquiet.db.writer_pool import writer_pool_of
 
 Statements = Callable[[], list[str]]
 
@@ -53,7 +53,7 @@ def test_an_insert_is_one_statement_and_no_lock_whatever_the_strategy(
     [
         (LockStrategy.NONE, [UPDATE]),
         (LockStrategy.ROW, [LOCKING_READ, UPDATE, "COMMIT"]),
-        (LockStrategy.ADVISORY, [GET, UPDATE, RELEASE]),  # the statement is the transaction: decision 0085
+        (LockStrategy.ADVISORY, [GET, UPDATE, RELEASE]),  # the statement is the transaction: decision 0001
         (LockStrategy.ADVISORY_AND_ROW, [GET, LOCKING_READ, UPDATE, "COMMIT", RELEASE]),
         (LockStrategy.TABLE, ["LOCK TABLES `orders` WRITE", UPDATE, "COMMIT", "UNLOCK TABLES"]),
     ],
@@ -100,9 +100,7 @@ def test_modify_reads_after_the_lock_and_no_statement_more(
     assert shapes(statements()) == [*before, read, *given_up]
 
 
-def test_an_update_under_an_advisory_lock_takes_the_connection_in_whichever_mode_it_is(
-    engine: Engine, statements: Statements
-) -> None:
+def test_an_update_under_an_advisory_lock_keeps_the_connections_mode(engine: Engine, statements: Statements) -> None:
     """In either mode it commits before it releases; switching would cost the trip that is to be saved."""
     writer = ready(engine, LockStrategy.ADVISORY, statements, DbOperationType.INSERT)
 
@@ -155,29 +153,29 @@ def test_the_callers_pool_is_neither_used_nor_changed(engine: Engine) -> None:
         assert session.fetch_all("SELECT id, amount FROM orders") == [{"id": 1, "amount": 2}]
 
 
-def test_listeners_of_the_callers_engine_hear_the_writer_too(engine: Engine) -> None:
+def test_listeners_of_the_callers_engine_see_the_writer_too(engine: Engine) -> None:
     """Tracing is attached to engines; a writer that it cannot see would be a blind spot."""
-    heard: list[str] = []
+    seen: list[str] = []
     writer = DbWriter(engine, DbConfig("orders"))
     writer.execute(DbOperation("orders", DbOperationType.INSERT, 1, {"id": 1}))
-    event.listen(engine, "before_cursor_execute", lambda *args: heard.append(args[2]))
+    event.listen(engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
 
     writer.execute(DbOperation("orders", DbOperationType.INSERT, 2, {"id": 2}))
 
-    assert [statement.split(" VALUES")[0] for statement in heard] == ["INSERT INTO `orders` (`id`)"]
+    assert [statement.split(" VALUES")[0] for statement in seen] == ["INSERT INTO `orders` (`id`)"]
 
 
 @pytest.mark.spec("CQ-001.15")
-def test_own_connections_are_shared_by_an_engines_writers_and_closed_with_the_last(engine: Engine) -> None:
+def test_an_engines_writers_share_connections_closed_with_the_last_writer(engine: Engine) -> None:
     first, second = (DbWriter(engine, DbConfig("orders")) for _ in range(2))
     for i, writer in enumerate((first, second)):
         writer.execute(DbOperation("orders", DbOperationType.INSERT, i, {"id": i}))
-    assert "Connections in pool: 1" in connections_of(engine).pool_status
+    assert "Connections in pool: 1" in writer_pool_of(engine).pool_status
 
     first.close()
-    assert "Connections in pool: 1" in connections_of(engine).pool_status
+    assert "Connections in pool: 1" in writer_pool_of(engine).pool_status
     second.close()
-    assert connections_of(engine).pool_status == "not opened"
+    assert writer_pool_of(engine).pool_status == "not opened"
 
 
 def test_disposing_of_the_engine_closes_the_writers_connections(engine: Engine) -> None:
@@ -186,5 +184,5 @@ def test_disposing_of_the_engine_closes_the_writers_connections(engine: Engine) 
 
     engine.dispose()
 
-    assert connections_of(engine).pool_status == "not opened"
+    assert writer_pool_of(engine).pool_status == "not opened"
     writer.execute(DbOperation("orders", DbOperationType.INSERT, 2, {"id": 2}))

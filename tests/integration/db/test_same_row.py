@@ -18,7 +18,7 @@ LOCKED = [strategy for strategy in LockStrategy if strategy is not LockStrategy.
 
 @pytest.mark.spec("CQ-005.16")
 @pytest.mark.parametrize("strategy", LOCKED)
-def test_modify_reads_the_newest_state_in_a_transaction_that_is_older_than_the_lock(
+def test_modify_reads_the_newest_state_in_an_older_transaction(
     make_engine: Callable[..., Engine], engine: Engine, admin: Connection, strategy: LockStrategy
 ) -> None:
     """A listener on the pool that reads a table begins the transaction, and with it a snapshot."""
@@ -31,7 +31,7 @@ def test_modify_reads_the_newest_state_in_a_transaction_that_is_older_than_the_l
         cursor.execute("SELECT COUNT(*) FROM orders")
         cursor.fetchall()
         cursor.close()
-        admin.execute(text("UPDATE orders SET amount = amount + 10"))  # somebody else, right after the snapshot
+        admin.execute(text("UPDATE orders SET amount = amount + 10"))  # another connection, right after the snapshot
 
     DbWriter(listening, DbConfig("orders"), strategy).modify(1, lambda row: {"amount": row["amount"] + 1})
 
@@ -61,7 +61,7 @@ def test_modify_loses_nothing_where_one_row_has_two_lock_names(engine: Engine, a
     def slowly(row: Mapping[str, Any]) -> dict[str, Any]:
         second.start()
         waiting = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-        # The view is refreshed only when nobody has looked for a tenth of a second.
+        # The view is refreshed only if it was not queried for a tenth of a second.
         wait_until(lambda: asked.is_set() or bool(admin.execute(waiting).scalar()), interval_s=0.2)
         return {"n": row["n"] + 1}
 

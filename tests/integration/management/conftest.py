@@ -4,7 +4,7 @@ import pytest
 from redis import Redis
 
 from conquiet.config import QueueConfig
-from conquiet.management import Server
+from conquiet.management import RedisAdmin
 from conquiet.queue import RedisStreamsQueue
 
 
@@ -15,8 +15,21 @@ def client(redis_url: str) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def server(client: Redis) -> Iterator[Server]:
-    with Server(client) as server:
+def server(client: Redis) -> Iterator[RedisAdmin]:
+    with RedisAdmin(client) as server:
+        yield server
+
+
+class NewerServer(RedisAdmin):
+    """The Redis of the test, taken for one that counts attempted reads: what is idle there is proved dead."""
+
+    def info(self, *sections: str) -> dict[str, str]:
+        return super().info(*sections) | {"redis_version": "7.2.0"}
+
+
+@pytest.fixture
+def newer(client: Redis) -> Iterator[RedisAdmin]:
+    with NewerServer(client) as server:
         yield server
 
 

@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 
 from conquiet.errors import NoSuchStreamError, QueueError
-from conquiet.management import Server, describe_stream, enqueue_all, list_streams
+from conquiet.management import RedisAdmin, describe_stream, enqueue_all, list_streams
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
 from conquiet.management.overview import require_group
 from conquiet.testing import FaultProxy
@@ -16,15 +16,15 @@ GROUP = b"g\xe9"
 
 
 @pytest.fixture
-def restricted(client: Redis, redis_url: str, key_prefix: str) -> Iterator[Callable[..., Server]]:
+def restricted(client: Redis, redis_url: str, key_prefix: str) -> Iterator[Callable[..., RedisAdmin]]:
     """``restricted("-memory")``: the server as a user sees it who may do everything but that."""
     name = f"{key_prefix}user".replace(":", "-")
     opened: list[Redis] = []
 
-    def make(rule: str) -> Server:
+    def make(rule: str) -> RedisAdmin:
         client.acl_setuser(name, enabled=True, passwords="+geheim", keys="*", commands=["+@all", rule])
         opened.append(Redis.from_url(redis_url, username=name, password="geheim"))
-        return Server(opened[-1])
+        return RedisAdmin(opened[-1])
 
     yield make
     client.acl_deluser(name)
@@ -40,8 +40,8 @@ def fill(client: Redis, key: str | bytes, group: str | bytes = "billing", count:
 
 
 # ---------------------------------------------------------------- users with few rights
-def test_a_user_who_may_not_ask_for_the_memory_sees_the_streams_all_the_same(
-    client: Redis, key_prefix: str, restricted: Callable[..., Server]
+def test_a_user_without_memory_usage_sees_the_streams(
+    client: Redis, key_prefix: str, restricted: Callable[..., RedisAdmin]
 ) -> None:
     key = f"{key_prefix}orders"
     fill(client, key)
@@ -53,8 +53,8 @@ def test_a_user_who_may_not_ask_for_the_memory_sees_the_streams_all_the_same(
 
 
 @pytest.mark.parametrize("forbidden", ["-xinfo", "-type", "-xpending", "-scan"])
-def test_what_a_user_may_not_ask_is_an_error_and_not_an_empty_server(
-    client: Redis, key_prefix: str, restricted: Callable[..., Server], forbidden: str
+def test_a_forbidden_command_is_an_error_and_no_empty_server(
+    client: Redis, key_prefix: str, restricted: Callable[..., RedisAdmin], forbidden: str
 ) -> None:
     fill(client, f"{key_prefix}orders")
 
@@ -62,12 +62,12 @@ def test_what_a_user_may_not_ask_is_an_error_and_not_an_empty_server(
         list_streams(server, pattern=f"{key_prefix}*")
 
 
-def test_a_connection_that_is_gone_is_an_error_and_not_an_empty_server(
+def test_a_lost_connection_is_an_error_and_no_empty_server(
     client: Redis, redis_url: str, key_prefix: str, fault_proxy: Callable[[str], FaultProxy]
 ) -> None:
     fill(client, f"{key_prefix}orders")
     proxy = fault_proxy(redis_url)
-    with Redis.from_url(proxy.url_for(redis_url)) as through, Server(through) as server:
+    with Redis.from_url(proxy.url_for(redis_url)) as through, RedisAdmin(through) as server:
         server.now_ms()
         proxy.drop_next_reply(after_request_matching=b"XINFO")
 
@@ -76,7 +76,7 @@ def test_a_connection_that_is_gone_is_an_error_and_not_an_empty_server(
 
 
 # ---------------------------------------------------------------- odd keys
-def test_a_foreign_key_beside_a_stream_does_not_hide_it(server: Server, client: Redis, key_prefix: str) -> None:
+def test_a_foreign_key_beside_a_stream_does_not_hide_it(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
     key = f"{key_prefix}orders"
     fill(client, key)
     for what in ("dead", "delayed", "paused"):
@@ -88,7 +88,7 @@ def test_a_foreign_key_beside_a_stream_does_not_hide_it(server: Server, client: 
 
 
 def test_names_that_are_not_utf_8_are_described_and_shown_escaped(
-    server: Server, client: Redis, key_prefix: str
+    server: RedisAdmin, client: Redis, key_prefix: str
 ) -> None:
     odd, plain = key_prefix.encode() + CAFE, f"{key_prefix}orders"
     fill(client, odd, GROUP)
@@ -107,7 +107,7 @@ def test_names_that_are_not_utf_8_are_described_and_shown_escaped(
         require_group(describe_stream(server, odd), "g\\xe9")  # how it is shown is not its name
 
 
-def test_the_doctor_examines_names_that_are_not_utf_8(server: Server, client: Redis, key_prefix: str) -> None:
+def test_the_doctor_examines_names_that_are_not_utf_8(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
     odd = key_prefix.encode() + CAFE
     fill(client, odd, GROUP)
 
@@ -118,9 +118,9 @@ def test_the_doctor_examines_names_that_are_not_utf_8(server: Server, client: Re
 
 
 def test_a_batch_needs_no_right_to_transactions(
-    client: Redis, key_prefix: str, restricted: Callable[..., Server]
+    client: Redis, key_prefix: str, restricted: Callable[..., RedisAdmin]
 ) -> None:
-    """By MULTI, a user without it had the entries added one by one and was told that none were."""
+    """By MULTI, a user without it had the entries added one by one and got an error that none were."""
     key = f"{key_prefix}orders"
 
     with restricted("-multi") as server:
@@ -130,7 +130,7 @@ def test_a_batch_needs_no_right_to_transactions(
 
 
 def test_a_batch_that_its_user_may_not_send_adds_nothing(
-    client: Redis, key_prefix: str, restricted: Callable[..., Server]
+    client: Redis, key_prefix: str, restricted: Callable[..., RedisAdmin]
 ) -> None:
     key = f"{key_prefix}orders"
 

@@ -16,13 +16,13 @@ from conquiet.errors import (
 )
 from conquiet.management import (
     PendingFilter,
-    Server,
+    RedisAdmin,
     describe_stream,
     enqueue_all,
     list_pending,
     list_streams,
     reclaim,
-    retire,
+    remove_consumer,
     trim,
 )
 from conquiet.management.pending import RECLAIMED
@@ -40,13 +40,13 @@ def filled(make_queue: MakeQueue, count: int = 10, taken: int = 4, consumer: str
     return queue
 
 
-def counts(server: Server, queue: RedisStreamsQueue) -> dict[str, int]:
+def counts(server: RedisAdmin, queue: RedisStreamsQueue) -> dict[str, int]:
     group = describe_stream(server, queue.config.stream_key).groups[0]
     return {consumer.name: consumer.pending for consumer in group.consumers}
 
 
 # ---------------------------------------------------------------- looking
-def test_a_stream_is_described_with_its_groups_and_consumers(server: Server, make_queue: MakeQueue) -> None:
+def test_a_stream_is_described_with_its_groups_and_consumers(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
 
     facts = describe_stream(server, queue.config.stream_key)
@@ -58,18 +58,8 @@ def test_a_stream_is_described_with_its_groups_and_consumers(server: Server, mak
     assert facts.as_dict()["groups"][0]["consumers"][0]["name"] == "alice"
 
 
-def test_a_consumer_that_asks_for_nothing_counts_as_dead(server: Server, make_queue: MakeQueue) -> None:
-    queue = filled(make_queue)
-
-    def group_is_dead() -> bool:
-        group = describe_stream(server, queue.config.stream_key, alive_ms=20).groups[0]
-        return [one.name for one in group.dead_with_work] == ["alice"]
-
-    wait_until(group_is_dead)
-
-
 def test_what_the_processor_keeps_beside_a_stream_is_shown_with_it(
-    server: Server, client: Redis, make_queue: MakeQueue
+    server: RedisAdmin, client: Redis, make_queue: MakeQueue
 ) -> None:
     key = filled(make_queue, taken=0).config.stream_key
     client.zadd(f"{{{key}}}:delayed", {"later": 1})
@@ -81,7 +71,7 @@ def test_what_the_processor_keeps_beside_a_stream_is_shown_with_it(
     assert (facts.delayed, facts.dead_letters, facts.paused) == (1, 1, ("*",))
 
 
-def test_listing_is_bounded_and_says_so(server: Server, client: Redis, key_prefix: str) -> None:
+def test_listing_is_bounded_and_says_so(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
     for number in range(5):
         client.xadd(f"{key_prefix}s{number}", {"data": "{}"})
     client.set(f"{key_prefix}other", "not a stream")
@@ -93,7 +83,7 @@ def test_listing_is_bounded_and_says_so(server: Server, client: Redis, key_prefi
     assert (len(everything.streams), everything.complete) == (5, True)
 
 
-def test_looking_never_uses_keys(server: Server, client: Redis, make_queue: MakeQueue) -> None:
+def test_looking_never_uses_keys(server: RedisAdmin, client: Redis, make_queue: MakeQueue) -> None:
     """KEYS stops a busy server for seconds."""
     queue = filled(make_queue)
     client.config_resetstat()
@@ -104,8 +94,8 @@ def test_looking_never_uses_keys(server: Server, client: Redis, make_queue: Make
     assert "cmdstat_keys" not in client.info("commandstats")
 
 
-def test_a_missing_stream_and_a_key_of_another_type_are_told_apart(
-    server: Server, client: Redis, key_prefix: str
+def test_a_missing_stream_and_another_type_are_different_errors(
+    server: RedisAdmin, client: Redis, key_prefix: str
 ) -> None:
     client.lpush(f"{key_prefix}list", "x")
 
@@ -116,16 +106,16 @@ def test_a_missing_stream_and_a_key_of_another_type_are_told_apart(
 
 
 # ---------------------------------------------------------------- pending and reclaim
-def test_pending_tells_owner_deliveries_ghosts_and_trimmed(
-    server: Server, client: Redis, make_queue: MakeQueue
+def test_pending_lists_owner_deliveries_and_trimmed_entries(
+    server: RedisAdmin, newer: RedisAdmin, client: Redis, make_queue: MakeQueue
 ) -> None:
     queue = filled(make_queue, taken=3)
     found: Any = client.xrange(queue.config.stream_key, count=1)
     client.xdel(queue.config.stream_key, found[0][0])
 
     def alice_is_dead() -> bool:
-        rows = list_pending(server, queue.config.stream_key, "billing", alive_ms=20)
-        return all(row.ghost for row in rows)
+        rows = list_pending(newer, queue.config.stream_key, "billing", alive_ms=20)
+        return all(row.owner == "dead" for row in rows)
 
     wait_until(alice_is_dead)
     rows = list_pending(server, queue.config.stream_key, "billing")
@@ -135,10 +125,10 @@ def test_pending_tells_owner_deliveries_ghosts_and_trimmed(
         ("alice", 1, False),
     ]
     with pytest.raises(NoSuchStreamError, match="there is: billing"):
-        list_pending(server, queue.config.stream_key, "nobody")
+        list_pending(server, queue.config.stream_key, "missing")
 
 
-def test_pending_can_be_filtered_and_is_paged(server: Server, make_queue: MakeQueue) -> None:
+def test_pending_can_be_filtered_and_is_paged(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue, count=1_200, taken=1_100)
     filled(make_queue, count=0, taken=5, consumer="bob")
 
@@ -151,14 +141,14 @@ def test_pending_can_be_filtered_and_is_paged(server: Server, make_queue: MakeQu
     assert often == []
 
 
-def test_reclaim_without_a_filter_is_refused(server: Server, make_queue: MakeQueue) -> None:
+def test_reclaim_without_a_filter_is_refused(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
 
-    with pytest.raises(ConfigurationError, match="would take work from live consumers"):
+    with pytest.raises(ConfigurationError, match="would claim from live consumers"):
         reclaim(server, queue.config.stream_key, "billing", PendingFilter())
 
 
-def test_a_dry_run_of_reclaim_changes_nothing(server: Server, make_queue: MakeQueue) -> None:
+def test_a_dry_run_of_reclaim_changes_nothing(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
 
     would = reclaim(server, queue.config.stream_key, "billing", PendingFilter(consumer="alice"), dry_run=True)
@@ -168,7 +158,7 @@ def test_a_dry_run_of_reclaim_changes_nothing(server: Server, make_queue: MakeQu
 
 
 def test_reclaimed_entries_are_stale_at_once_and_keep_their_delivery_count(
-    server: Server, make_queue: MakeQueue
+    server: RedisAdmin, make_queue: MakeQueue
 ) -> None:
     queue = filled(make_queue)
 
@@ -179,7 +169,7 @@ def test_reclaimed_entries_are_stale_at_once_and_keep_their_delivery_count(
     assert [message.delivery_count for message in batch] == [2, 2, 2, 2]
 
 
-def test_reclaimed_for_somebody_they_are_his_own(server: Server, make_queue: MakeQueue) -> None:
+def test_entries_reclaimed_for_a_consumer_belong_to_it(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
 
     reclaim(server, queue.config.stream_key, "billing", PendingFilter(consumer="alice"), owner="bob")
@@ -188,7 +178,7 @@ def test_reclaimed_for_somebody_they_are_his_own(server: Server, make_queue: Mak
     assert counts(server, queue)["alice"] == 0
 
 
-def test_reclaim_leaves_alone_what_was_touched_meanwhile(server: Server, make_queue: MakeQueue) -> None:
+def test_reclaim_leaves_alone_what_was_touched_meanwhile(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
 
     done = reclaim(server, queue.config.stream_key, "billing", PendingFilter(min_idle_ms=60_000))
@@ -197,7 +187,7 @@ def test_reclaim_leaves_alone_what_was_touched_meanwhile(server: Server, make_qu
     assert counts(server, queue) == {"alice": 4}
 
 
-def test_a_reclaim_of_many_takes_all_of_them(server: Server, make_queue: MakeQueue) -> None:
+def test_a_reclaim_of_many_takes_all_of_them(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue, count=2_200, taken=2_100)
 
     done = reclaim(server, queue.config.stream_key, "billing", PendingFilter(consumer="alice", limit=5_000))
@@ -206,70 +196,80 @@ def test_a_reclaim_of_many_takes_all_of_them(server: Server, make_queue: MakeQue
     assert counts(server, queue) == {"alice": 0, RECLAIMED: 2_100}
 
 
-# ---------------------------------------------------------------- retire
-def test_a_live_consumer_is_not_retired(server: Server, make_queue: MakeQueue) -> None:
+# ---------------------------------------------------------------- remove_consumer
+def test_a_live_consumer_is_not_removed(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
 
     with pytest.raises(OperatorError, match="may be alive"):
-        retire(server, queue.config.stream_key, "billing", "alice", heir="bob")
+        remove_consumer(server, queue.config.stream_key, "billing", "alice", new_owner="bob")
 
     assert counts(server, queue) == {"alice": 4}
 
 
-def test_a_consumer_with_pending_work_is_not_retired_without_an_heir(server: Server, make_queue: MakeQueue) -> None:
-    """XGROUP DELCONSUMER would drop its pending entries for ever."""
+def test_a_consumer_with_pending_entries_needs_a_new_owner(server: RedisAdmin, make_queue: MakeQueue) -> None:
+    """XGROUP DELCONSUMER would drop its pending entries."""
     queue = filled(make_queue)
 
     with pytest.raises(OperatorError, match="4 entries pending"):
-        retire(server, queue.config.stream_key, "billing", "alice", min_idle_ms=0)
+        remove_consumer(server, queue.config.stream_key, "billing", "alice", min_idle_ms=0, force=True)
 
     assert counts(server, queue) == {"alice": 4}
 
 
-def test_retiring_hands_everything_over_and_keeps_delivery_counts(server: Server, make_queue: MakeQueue) -> None:
+def test_retiring_hands_everything_over_and_keeps_delivery_counts(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue, count=2_500, taken=2_300)
 
-    done = retire(server, queue.config.stream_key, "billing", "alice", heir="bob", min_idle_ms=0)
+    done = remove_consumer(
+        server, queue.config.stream_key, "billing", "alice", new_owner="bob", min_idle_ms=0, force=True
+    )
 
-    assert done.handed_over == 2_300
+    assert done.transferred == 2_300
     assert counts(server, queue) == {"bob": 2_300}
     rows = list_pending(server, queue.config.stream_key, "billing", PendingFilter(limit=5_000))
     assert {row.deliveries for row in rows} == {1}
 
 
-def test_retiring_nobody_says_so(server: Server, make_queue: MakeQueue) -> None:
+def test_removing_a_missing_consumer_is_an_error(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
 
     with pytest.raises(NoSuchStreamError, match="has no consumer 'carol'"):
-        retire(server, queue.config.stream_key, "billing", "carol", min_idle_ms=0)
+        remove_consumer(server, queue.config.stream_key, "billing", "carol", min_idle_ms=0, force=True)
     with pytest.raises(NoSuchStreamError, match="has no consumer group 'mailing'; there is: billing"):
-        retire(server, queue.config.stream_key, "mailing", "alice", min_idle_ms=0)
-    with pytest.raises(OperatorError, match="own heir"):
-        retire(server, queue.config.stream_key, "billing", "alice", heir="alice", min_idle_ms=0)
+        remove_consumer(server, queue.config.stream_key, "mailing", "alice", min_idle_ms=0, force=True)
+    with pytest.raises(OperatorError, match="own new owner"):
+        remove_consumer(
+            server, queue.config.stream_key, "billing", "alice", new_owner="alice", min_idle_ms=0, force=True
+        )
 
 
-def test_retiring_counts_what_the_heir_really_got(server: Server, client: Redis, make_queue: MakeQueue) -> None:
-    """Of an entry that was deleted from the stream nothing can be handed over."""
+def test_a_removal_counts_what_was_really_transferred(server: RedisAdmin, client: Redis, make_queue: MakeQueue) -> None:
+    """Of an entry that was deleted from the stream nothing can be transferred."""
     queue = filled(make_queue)
     rows: Any = client.xpending_range(queue.config.stream_key, "billing", "-", "+", 10)
     client.xdel(queue.config.stream_key, rows[0]["message_id"])
 
-    done = retire(server, queue.config.stream_key, "billing", "alice", heir="bob", min_idle_ms=0)
+    done = remove_consumer(
+        server, queue.config.stream_key, "billing", "alice", new_owner="bob", min_idle_ms=0, force=True
+    )
 
-    assert done.handed_over == counts(server, queue)["bob"]
+    assert done.transferred == counts(server, queue)["bob"]
 
 
-def test_a_consumer_without_work_is_simply_deleted(server: Server, make_queue: MakeQueue) -> None:
+def test_a_consumer_without_work_is_simply_deleted(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = make_queue()
     queue.enqueue({"n": 1})
     queue.ack(queue.read(100)[0])
 
-    assert retire(server, queue.config.stream_key, "billing", "alice", min_idle_ms=0).handed_over == 0
+    assert (
+        remove_consumer(server, queue.config.stream_key, "billing", "alice", min_idle_ms=0, force=True).transferred == 0
+    )
     assert counts(server, queue) == {}
 
 
 # ---------------------------------------------------------------- trim
-def test_trim_keeps_every_pending_and_undelivered_entry_of_every_group(server: Server, make_queue: MakeQueue) -> None:
+def test_trim_keeps_every_pending_and_undelivered_entry_of_every_group(
+    server: RedisAdmin, make_queue: MakeQueue
+) -> None:
     fast, slow = make_queue(), make_queue(consumer="bob", group="mailing")
     fast.enqueue_many([{"n": number} for number in range(500)])
     for message in fast.read(100, 500):
@@ -288,7 +288,7 @@ def test_trim_keeps_every_pending_and_undelivered_entry_of_every_group(server: S
     assert len(slow.read(100, 1_000)) == 200
 
 
-def test_trim_keeps_what_is_young(server: Server, make_queue: MakeQueue) -> None:
+def test_trim_keeps_what_is_young(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = make_queue()
     queue.enqueue_many([{"n": number} for number in range(50)])
     for message in queue.read(100, 50):
@@ -299,15 +299,15 @@ def test_trim_keeps_what_is_young(server: Server, make_queue: MakeQueue) -> None
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0])
-def test_trim_refuses_what_is_no_number_of_seconds(server: Server, make_queue: MakeQueue, seconds: float) -> None:
+def test_trim_refuses_what_is_no_number_of_seconds(server: RedisAdmin, make_queue: MakeQueue, seconds: float) -> None:
     queue = filled(make_queue)
 
     with pytest.raises(ConfigurationError, match="older_than_s must be a number of seconds"):
         trim(server, queue.config.stream_key, older_than_s=seconds)
 
 
-def test_trim_refuses_a_stream_without_a_group(server: Server, client: Redis, key_prefix: str) -> None:
-    """Nobody says what is needed: it may be read without a group."""
+def test_trim_refuses_a_stream_without_a_group(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
+    """It is not known what is needed: it may be read without a group."""
     client.xadd(f"{key_prefix}plain", {"data": "{}"})
 
     with pytest.raises(OperatorError, match="has no consumer group"):
@@ -316,7 +316,7 @@ def test_trim_refuses_a_stream_without_a_group(server: Server, client: Redis, ke
     assert client.xlen(f"{key_prefix}plain") == 1
 
 
-def test_trim_compares_ids_as_numbers(server: Server, client: Redis, key_prefix: str) -> None:
+def test_trim_compares_ids_as_numbers(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
     """As text, 10-0 would come before 9-0, and an entry that is needed would go."""
     key = f"{key_prefix}ids"
     for entry_id in ("9-1", "9-10", "10-0", "100-0"):
@@ -327,11 +327,13 @@ def test_trim_compares_ids_as_numbers(server: Server, client: Redis, key_prefix:
 
     done = trim(server, key)
 
-    assert (done.below_id, done.removed) == ("9-10", 1)
+    assert (done.below_id, done.removed) == ("9-10", 2)
 
 
 # ---------------------------------------------------------------- enqueue
-def test_payloads_are_enqueued_in_order_without_making_a_group(server: Server, client: Redis, key_prefix: str) -> None:
+def test_payloads_are_enqueued_in_order_without_making_a_group(
+    server: RedisAdmin, client: Redis, key_prefix: str
+) -> None:
     key = f"{key_prefix}new"
 
     batches = list(enqueue_all(server, key, ({"n": number} for number in range(1_100))))
@@ -342,7 +344,7 @@ def test_payloads_are_enqueued_in_order_without_making_a_group(server: Server, c
 
 
 def test_a_payload_that_is_refused_ends_it_behind_those_before_it(
-    server: Server, client: Redis, key_prefix: str
+    server: RedisAdmin, client: Redis, key_prefix: str
 ) -> None:
     key = f"{key_prefix}new"
 
@@ -352,7 +354,9 @@ def test_a_payload_that_is_refused_ends_it_behind_those_before_it(
     assert client.xlen(key) == 2
 
 
-def test_enqueueing_to_a_key_of_another_type_says_what_is_there(server: Server, client: Redis, key_prefix: str) -> None:
+def test_enqueueing_to_a_key_of_another_type_says_what_is_there(
+    server: RedisAdmin, client: Redis, key_prefix: str
+) -> None:
     client.set(f"{key_prefix}text", "x")
 
     with pytest.raises(WrongKeyTypeError, match="holds a string"):
@@ -363,7 +367,7 @@ def test_a_lost_reply_is_in_doubt_and_nothing_is_sent_twice(
     client: Redis, redis_url: str, key_prefix: str, fault_proxy: Callable[[str], FaultProxy]
 ) -> None:
     proxy = fault_proxy(redis_url)
-    with Redis.from_url(proxy.url_for(redis_url)) as through, Server(through) as server:
+    with Redis.from_url(proxy.url_for(redis_url)) as through, RedisAdmin(through) as server:
         proxy.drop_next_reply(after_request_matching=b"EVAL")
 
         with pytest.raises(QueueError) as caught:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from conquiet.kernel.backoff import Backoff
+from conquiet.core.backoff import Backoff
+from conquiet.core.json_codec import decode_payload
 from conquiet.processor import Processor, ProcessorSettings
 from conquiet.processor.envelope import from_payload
 from conquiet.processor.keys import Keys, keys_of
-from conquiet.queue.codec import decode_fields
 
 MakeProcessor = Callable[..., Processor]
 
@@ -49,6 +49,7 @@ async def make_processor(client: redis.asyncio.Redis, stream: str) -> AsyncItera
             name: options.pop(name) for name in ("concurrency", "group", "consumer_id") if name in options
         }
         options.setdefault("settle_backoff", Backoff(base_s=0.02, cap_s=0.2))
+        options.setdefault("retention", None)  # tests count the entries that were ever written
         processor = Processor(
             own,
             streams or [stream],
@@ -77,7 +78,7 @@ class Place:
         """Id and attempt of every entry ever written to the stream (it is never trimmed)."""
         entries: Any = await self.client.xrange(self.keys.stream)
         read = [
-            from_payload(decode_fields(fields, max_bytes=10**7), entry_id=entry_id.decode())
+            from_payload(decode_payload(fields[b"data"], max_bytes=10**7), entry_id=entry_id.decode())
             for entry_id, fields in entries
         ]
         return [(envelope.id, envelope.attempt) for envelope in read]

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 
 from conquiet.processor import DeadFilter, DeadLetters, Emitter, JobContext, Processor, RetryPolicy
-from conquiet.queue.client import clone_async
+from conquiet.redis_transport.client import clone_async
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
 
@@ -24,7 +24,7 @@ async def test_a_cancelled_call_ends_at_whatever_turn_of_the_loop(
 
     async def once() -> None:
         if call == "emit":
-            await emitter.emit("some.event", id="again", delay=60)
+            await emitter.emit("some.event", id="again", delay_s=60)
         else:
             await letters.replay(DeadFilter())
 
@@ -60,7 +60,7 @@ async def test_a_handler_that_awaits_a_cancelled_task_has_failed(
     processor = make_processor()
     runs: list[int] = []
 
-    @processor.handler("pay", retry=RetryPolicy.fixed(0.01, max_attempts=2), timeout=limit_s)
+    @processor.handler("pay", retry=RetryPolicy.fixed(0.01, max_attempts=2), timeout_s=limit_s)
     async def pay(ctx: JobContext) -> None:
         runs.append(ctx.attempt)
         task = asyncio.create_task(asyncio.sleep(60))

@@ -19,7 +19,7 @@ from conquiet.processor import (
     ReplayReport,
     RetryPolicy,
 )
-from conquiet.queue.client import clone_async
+from conquiet.redis_transport.client import clone_async
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
 
@@ -80,7 +80,32 @@ async def test_the_text_of_an_error_is_kept_only_where_it_is_meant_to_be(
     assert texts[True] == {"leak": "jane@example.org", "refuse": "account is closed"}
 
 
-async def test_a_cause_is_told_by_type_and_frames_only(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_no_credential_is_stored_with_an_error(
+    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any
+) -> None:
+    processor = make_processor(store_error_text=True)
+
+    @processor.handler("leak")
+    async def leak(ctx: JobContext) -> None:
+        raise ValueError("cannot reach mysql://root:s3cret@db/shop, password=s3cret")
+
+    processor.handler("refuse")(_raising(Reject("redis://:s3cret@cache:6379 is closed")))
+    async with processor:
+        await processor.emit_many([NewMessage("leak"), NewMessage("refuse")])
+        await wait_until_async(lambda: _is(place.dead, 2))
+        page = await processor.dead_letters().list()
+        stored = await client.xrange(keys.dead)
+
+    assert {item.record.event: item.record.error for item in page.items} == {
+        "leak": "cannot reach mysql://***@db/shop, password=***",
+        "refuse": "redis://***@cache:6379 is closed",
+    }
+    assert b"s3cret" not in b"".join(value for _, fields in stored for value in fields.values())  # nor in a traceback
+
+
+async def test_a_cause_is_recorded_by_type_and_frames_only(
+    make_processor: Callable[..., Processor], place: Any
+) -> None:
     processor = make_processor()
 
     @processor.handler("pay")
@@ -99,10 +124,11 @@ async def test_a_cause_is_told_by_type_and_frames_only(make_processor: Callable[
     assert "DE02" not in dead.record.traceback.replace('RuntimeError("DE02")', "").replace('_fail_deep("DE02")', "")
 
 
-async def test_an_unknown_event_is_dead_at_once_and_not_retried(
+async def test_without_a_grace_an_unknown_event_is_dead_at_once(
     make_processor: Callable[..., Processor], place: Any
 ) -> None:
-    processor = make_processor(retry=RetryPolicy.fixed(0, max_attempts=5))
+    processor = make_processor(retry=RetryPolicy.fixed(0, max_attempts=5), unknown_grace_s=0)
+    processor.handler("pay")(_raising(AssertionError()))
 
     async with processor:
         await processor.emit("unheard.of", id="m")
@@ -123,7 +149,7 @@ async def test_an_unknown_event_is_dead_at_once_and_not_retried(
         ({"other": "x", "more": "y"}, "malformed"),
     ],
 )
-async def test_what_is_no_message_is_a_dead_letter_and_stops_nobody(
+async def test_what_is_no_message_is_dead_lettered_and_stops_no_other(
     make_processor: Callable[..., Processor], client: Any, stream: str, place: Any, fields: Any, reason: str
 ) -> None:
     processor = make_processor()
@@ -201,7 +227,7 @@ async def test_groups_say_what_they_died_of(make_processor: Callable[..., Proces
     assert await letters.show(groups[0].example_id) is not None
 
 
-async def test_a_replayed_message_gets_all_its_attempts_anew_and_is_no_longer_dead(
+async def test_a_replayed_message_gets_all_its_attempts_again(
     make_processor: Callable[..., Processor], place: Any
 ) -> None:
     letters = await _dead(make_processor, place, 6)
@@ -301,6 +327,7 @@ async def test_retention_by_age_applies_when_the_next_one_dies(
 async def test_depth_and_age_are_measured(make_processor: Callable[..., Processor], place: Any, stream: str) -> None:
     await _dead(make_processor, place, 3)
     processor = make_processor()
+    processor.handler("pay")(_raising(AssertionError()))
 
     async with processor:
         await wait_until_async(lambda: PROCESSOR_DEAD_LETTERS.labels(stream)._value.get() == 3)
@@ -316,7 +343,9 @@ async def test_a_retention_holds_also_when_nothing_dies_any_more(
         await client.xadd(keys.dead, {"data": "x"}, id=f"{int(time.time() * 1000) - age_ms}-0")
     fallen = PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL.labels(keys.stream)
 
-    async with make_processor(**settings):  # it looks once before it begins
+    processor = make_processor(**settings)
+    processor.handler("pay")(_raising(AssertionError()))
+    async with processor:  # it looks once before it begins
         assert await place.dead() == kept
     assert fallen._value.get() == 3 - kept
 

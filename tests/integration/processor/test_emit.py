@@ -38,7 +38,7 @@ async def test_an_id_counts_for_delayed_messages_and_within_one_chunk(
     processor = make_processor()
 
     sent = await processor.emit_many(
-        [NewMessage("pay", id="a", delay=60), NewMessage("pay", id="a"), NewMessage("pay")]
+        [NewMessage("pay", id="a", delay_s=60), NewMessage("pay", id="a"), NewMessage("pay")]
     )
 
     assert [one.duplicate for one in sent] == [False, True, False]
@@ -63,9 +63,10 @@ async def test_a_chunk_is_there_as_a_whole_or_not_at_all(
     messages = [NewMessage("pay", {"n": n}) for n in range(10)]
 
     with pytest.raises(PayloadError) as caught:
-        await processor.emit_many([*messages, NewMessage("pay", {"secret": {1, 2}})])
+        await processor.emit_many([*messages, NewMessage("pay", {"card": {"secret"}})])
 
     assert "secret" not in str(caught.value)
+    assert "card" in str(caught.value)
     assert await client.exists(keys.stream) == 0
 
 
@@ -84,13 +85,13 @@ async def test_a_refusal_names_the_stream_and_no_payload(
 @pytest.mark.parametrize(
     "options",
     [
-        {"delay": 1, "at": 1},
-        {"delay": -1},
+        {"delay_s": 1, "at": 1},
+        {"delay_s": -1},
         {"at": float("nan")},
         {"max_attempts": 0},
         {"id": ""},
         {"debounce": "x"},
-        {"debounce": "x", "delay": 1, "id": "y"},
+        {"debounce": "x", "delay_s": 1, "id": "y"},
         {"stream": "a{}b"},
     ],
 )
@@ -120,13 +121,13 @@ async def test_of_a_burst_only_the_last_message_is_handled(
 
     # Before anybody moves what is due: a machine that stalls must not cut the burst in two.
     for number in range(5):
-        await processor.emit("index", {"n": number}, delay=0.1, debounce="page-1")
-    await processor.emit("index", {"n": "other"}, delay=0.1, debounce="page-2")
+        await processor.emit("index", {"n": number}, delay_s=0.1, debounce="page-1")
+    await processor.emit("index", {"n": "other"}, delay_s=0.1, debounce="page-2")
     assert await place.waiting() == 2
 
     async with processor:
         await wait_until_async(lambda: len(seen) == 2)
-        await processor.emit("index", {"n": "later"}, delay=0.01, debounce="page-1")
+        await processor.emit("index", {"n": "later"}, delay_s=0.01, debounce="page-1")
         await wait_until_async(lambda: len(seen) == 3)
 
     assert sorted(str(data["n"]) for data in seen) == ["4", "later", "other"]
@@ -185,12 +186,14 @@ async def test_every_script_is_in_the_package_and_loads(client: Any) -> None:
         assert (await client.script_load(script(name).source)) in {script(name).sha, script(name).sha.encode()}
 
 
-@pytest.mark.parametrize(("broken", "options"), [("stream", {}), ("delayed", {"delay": 60}), ("wake", {"delay": 60})])
+@pytest.mark.parametrize(
+    ("broken", "options"), [("stream", {}), ("delayed", {"delay_s": 60}), ("wake", {"delay_s": 60})]
+)
 async def test_a_refused_emit_leaves_no_mark_and_nothing_of_its_chunk(
     make_processor: Callable[..., Processor], client: Any, keys: Any, broken: str, options: dict[str, Any]
 ) -> None:
     processor = make_processor()
-    chunk = [NewMessage("pay", id="a", **options), NewMessage("pay", id="b", **options), NewMessage("pay", delay=60)]
+    chunk = [NewMessage("pay", id="a", **options), NewMessage("pay", id="b", **options), NewMessage("pay", delay_s=60)]
     await client.set(getattr(keys, broken), "another type")
 
     with pytest.raises(QueueError) as caught:
@@ -207,27 +210,27 @@ async def test_a_refused_debounce_leaves_what_waits(
     make_processor: Callable[..., Processor], client: Any, keys: Any, broken: str
 ) -> None:
     processor = make_processor()
-    first = await processor.emit("pay", {"n": 1}, delay=60, debounce="x")
+    first = await processor.emit("pay", {"n": 1}, delay_s=60, debounce="x")
     await client.rename(getattr(keys, broken), f"{keys.base}:aside")
     await client.set(getattr(keys, broken), "another type")
 
     with pytest.raises(QueueError):
-        await processor.emit("pay", {"n": 2}, delay=1, debounce="x")
+        await processor.emit("pay", {"n": 2}, delay_s=1, debounce="x")
 
     await client.rename(f"{keys.base}:aside", getattr(keys, broken))
     (waiting,) = await client.zrange(keys.delayed, 0, -1)
     assert first.id.encode() in waiting
 
 
-async def test_times_beyond_every_clock_are_kept_for_ever(
+async def test_times_beyond_every_clock_never_become_due(
     make_processor: Callable[..., Processor], client: Any, keys: Any
 ) -> None:
     processor = make_processor(dedupe_window_s=1e300)
 
     assert not (await processor.emit("pay", id="a")).duplicate
     assert (await processor.emit("pay", id="a")).duplicate
-    await processor.emit("pay", delay=1e20, debounce="x")
-    await processor.emit("pay", delay=1e20, debounce="x")
+    await processor.emit("pay", delay_s=1e20, debounce="x")
+    await processor.emit("pay", delay_s=1e20, debounce="x")
     assert await client.zcard(keys.delayed) == 1
 
 

@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "processor_email.py"
 
 
 @pytest.mark.spec("CM-006.3", "CM-006.4")
-def test_the_email_sender_retries_buries_and_replays(redis_url: str) -> None:
+def test_the_email_sender_retries_dead_letters_and_replays(redis_url: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLE)],
         env={**os.environ, "REDIS_URL": redis_url},

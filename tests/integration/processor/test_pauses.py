@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from conquiet.processor import JobContext, NewMessage, Processor
-from conquiet.processor.delays import tick
+from conquiet.processor.delayed import promote_due
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.scripts import script
-from conquiet.queue.client import clone_async
+from conquiet.redis_transport.client import clone_async
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
 
@@ -165,7 +165,7 @@ async def test_an_entry_that_is_in_other_hands_is_not_parked(client: Any, keys: 
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
     entry = (await client.xadd(keys.stream, {"data": "{}"})).decode()
     await client.xreadgroup("processor", "quick", {keys.stream: ">"})
-    names = (keys.stream, keys.paused, keys.parked, keys.parked_event("mail"))
+    names = (keys.stream, keys.paused, keys.parked, keys.parked_event("mail"), keys.cancel)
 
     async def parked_by(consumer: str) -> Any:
         args = ("processor", consumer, "mail", entry, "{}")
@@ -185,7 +185,7 @@ async def test_what_is_still_parked_is_not_forgotten_and_stays_while_the_event_i
     own = clone_async(client)
     await client.sadd(keys.parked, "mail")
     await client.rpush(keys.parked_event("mail"), *"abc")
-    names = (keys.stream, keys.paused, keys.parked, keys.parked_event("mail"))
+    names = (keys.stream, keys.paused, keys.parked, keys.parked_event("mail"), keys.cancel)
 
     async def left() -> Any:
         return await script("unpark").call(own, names, ("mail", 2), stream=keys.stream)
@@ -226,7 +226,7 @@ async def test_a_pause_can_be_set_without_a_processor(client: Any, keys: Any) ->
     pauses = Pauses(own)
 
     await pauses.pause(keys.stream, "mail")
-    await pauses.learn(keys, await tick(own, keys, limit=1))
+    await pauses.on_poll(keys, await promote_due(own, keys, limit=1))
 
     assert pauses.is_event_paused(keys.stream, "mail")
     assert not pauses.is_stream_paused(keys.stream)
@@ -235,7 +235,7 @@ async def test_a_pause_can_be_set_without_a_processor(client: Any, keys: Any) ->
     await own.aclose()
 
 
-async def test_a_pause_that_was_set_by_hand_is_one_and_what_is_no_name_stops_nobody(
+async def test_a_pause_set_by_hand_counts_and_an_invalid_name_is_ignored(
     make_noting: Any, client: Any, keys: Any
 ) -> None:
     await client.hset(keys.paused, mapping={"*": "yes", b"\xff": "1"})
@@ -252,7 +252,7 @@ async def test_a_pause_that_was_set_by_hand_is_one_and_what_is_no_name_stops_nob
 
 def _reads(host: Any, stream: str) -> bool:
     """True until the engine has heard of the pause and the read that was waiting when it came is over."""
-    return any(stream in shard.intake._streams for shard in host._consumer._shards)
+    return any(stream in shard.fetcher._streams for shard in host._engine._shards)
 
 
 async def _is(question: Any, answer: int) -> bool:

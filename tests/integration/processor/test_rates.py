@@ -7,13 +7,13 @@ from typing import Any
 
 from conquiet.processor import JobContext, Processor, RateLimit
 from conquiet.processor.scripts import script
-from conquiet.queue.client import clone_async
+from conquiet.redis_transport.client import clone_async
 from conquiet.testing import wait_until_async
 
 HOUR_US = 3_600 * 1_000_000
 
 
-async def test_turns_that_were_missed_are_taken_anew(
+async def test_rate_reservations_that_were_missed_are_made_again(
     make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
 ) -> None:
     """What a pause or a downtime leaves behind: messages whose turns are all over, and one whose turn is now."""
@@ -38,7 +38,7 @@ async def test_turns_that_were_missed_are_taken_anew(
     assert all(message["reserved"] and message["reserved_ms"] > now for message in waiting)
 
 
-async def test_turns_of_messages_that_were_parked_are_taken_anew(
+async def test_rate_reservations_of_parked_messages_are_made_again(
     make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
 ) -> None:
     """Their turns came while the event was paused. All of them would start the moment it is over."""
@@ -64,7 +64,7 @@ async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: Any,
     entry = (await client.xadd(keys.stream, {"data": "{}"})).decode()
     await client.xreadgroup("processor", "quick", {keys.stream: ">"})
     own = clone_async(client)
-    names = (keys.stream, keys.delayed, keys.wake, keys.rate("call"))
+    names = (keys.stream, keys.delayed, keys.wake, keys.rate("call"), keys.cancel)
 
     async def turn_of(consumer: str) -> Any:
         args = ("processor", consumer, entry, '{"v":1}', HOUR_US, 1)
@@ -76,6 +76,28 @@ async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: Any,
     assert 3_500_000 < await turn_of("quick") <= 3_600_000
     assert (await place.pending(), await place.waiting(), await client.xlen(keys.wake)) == (0, 1, 1)
     await own.aclose()
+
+
+async def test_a_quiet_time_gives_no_more_than_the_burst(client: Any, place: Any) -> None:
+    """Of two at once and one an hour: after an hour and a half without any, the third waits a whole hour."""
+    keys = place.keys
+    await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
+    entries = [(await client.xadd(keys.stream, {"data": "{}"})).decode() for _ in range(3)]
+    await client.xreadgroup("processor", "quick", {keys.stream: ">"})
+    seconds, micros = await client.time()
+    now = seconds * 1_000_000 + micros
+    await client.set(keys.rate("call"), f"{now - HOUR_US * 3 // 2}:{now - HOUR_US}")
+    own = clone_async(client)
+    names = (keys.stream, keys.delayed, keys.wake, keys.rate("call"), keys.cancel)
+
+    waits_ms = [
+        await script("turn").call(own, names, ("processor", "quick", entry, '{"v":1}', HOUR_US, 2), stream=keys.stream)
+        for entry in entries
+    ]
+    await own.aclose()
+
+    assert waits_ms[:2] == [0, 0]
+    assert 3_500_000 < waits_ms[2] <= 3_600_000
 
 
 async def test_a_clock_that_was_set_back_takes_the_turns_with_it(

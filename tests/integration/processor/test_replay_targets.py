@@ -22,10 +22,10 @@ async def test_a_dead_letter_whose_group_is_gone_stays_until_it_is_given_another
 
     assert await letters.replay(DeadFilter(), dry_run=True) == replace(stays, dry_run=True)
     assert await letters.replay(DeadFilter()) == stays
-    assert await letters.replay(DeadFilter(), group="nobody") == stays
+    assert await letters.replay(DeadFilter(), to="nobody") == stays
     assert await letters.count() == 4
 
-    assert await letters.replay(DeadFilter(), group="new", limit=3) == ReplayReport(matched=3, replayed=3)
+    assert await letters.replay(DeadFilter(), to="new", limit=3) == ReplayReport(matched=3, replayed=3)
     assert await letters.count() == 1
     processor = make_processor(group="new")
     seen: list[str] = []
@@ -39,7 +39,7 @@ async def test_a_dead_letter_whose_group_is_gone_stays_until_it_is_given_another
     assert set(seen) < {"m0", "m1", "m2", "m3"}
 
 
-async def test_a_letter_whose_stream_is_gone_stays(
+async def test_a_dead_letter_whose_stream_is_gone_stays(
     make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
 ) -> None:
     letters = await _dead(make_processor, place, 1)
@@ -63,7 +63,7 @@ async def test_a_limit_is_filled_with_those_that_can_be_replayed(
     assert await letters.replay(DeadFilter(), limit=1) == ReplayReport(matched=3, replayed=1, unreplayable=2)
 
 
-async def test_letters_whose_ids_lie_ahead_of_the_clock_are_seen(
+async def test_dead_letters_with_ids_ahead_of_the_clock_are_listed(
     make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any
 ) -> None:
     """After a failover, or when the server's clock was set back, new ids go on from the largest there was."""

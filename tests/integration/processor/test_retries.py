@@ -7,18 +7,31 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from conquiet.core.backoff import Backoff
+from conquiet.core.json_codec import encode_payload
 from conquiet.errors import QueueError
-from conquiet.kernel.backoff import Backoff
 from conquiet.processor import DeadFilter, JobContext, Processor, Reject, Retry, RetryPolicy
 from conquiet.processor.envelope import Envelope, to_payload
 from conquiet.processor.scripts import script
+from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.processor.settlement import Settler
-from conquiet.queue.client import clone_async
-from conquiet.queue.codec import encode_payload
+from conquiet.processor.settler import ProcessorSettler, Step
+from conquiet.redis_transport.client import AsyncClient, clone_async
 from conquiet.testing import FaultProxy, wait_until_async
 
 SOON = RetryPolicy.fixed(0.01, max_attempts=3)
+
+
+def a_settler(client: AsyncClient, consumer_id: str, settings: ProcessorSettings) -> ProcessorSettler:
+    return ProcessorSettler(
+        client,
+        group="processor",
+        consumer_id=consumer_id,
+        keys={},
+        settings=settings,
+        clock=ServerClock(),
+        jobs=None,
+    )
 
 
 @pytest.mark.spec("CM-006.3", "CM-002.6")
@@ -78,7 +91,7 @@ async def test_many_failures_at_once_are_settled_in_few_round_trips(
         (KeyError(), RetryPolicy(3, SOON.backoff, retry_for=(ConnectionError,)), 1),
         (ConnectionResetError(), RetryPolicy(3, SOON.backoff, retry_for=(ConnectionError,)), 3),
         (Reject("closed account"), SOON, 1),
-        (Retry(after=0), RetryPolicy(2, SOON.backoff, retry_for=()), 2),
+        (Retry(after_s=0), RetryPolicy(2, SOON.backoff, retry_for=()), 2),
         (ValueError(), RetryPolicy(), 1),
     ],
 )
@@ -126,16 +139,16 @@ async def test_an_entry_that_is_in_other_hands_is_neither_scheduled_nor_acknowle
     await client.xreadgroup("processor", "slow", {keys.stream: ">"})
     await client.xclaim(keys.stream, "processor", "quick", 0, [entry])
     own = clone_async(client)
-    slow = Settler(own, group="processor", consumer_id="slow", settings=ProcessorSettings())
+    slow = a_settler(own, "slow", ProcessorSettings())
 
-    assert not await slow.reschedule(keys, entry, "+1000", payload)
-    assert not await slow.bury(keys, entry, b"{}")
+    assert await slow.reschedule(keys, entry, "+1000", payload) is Step.LEFT
+    assert await slow.dead_letter(keys, entry, b"{}") is Step.LEFT
 
     assert await place.pending() == 1
     assert await place.waiting() == await place.dead() == 0
     assert REGISTRY.get_sample_value("conquiet_processor_not_ours_total", {"stream": keys.stream}) == 2
-    quick = Settler(own, group="processor", consumer_id="quick", settings=ProcessorSettings())
-    assert await quick.reschedule(keys, entry, "+1000", payload)
+    quick = a_settler(own, "quick", ProcessorSettings())
+    assert await quick.reschedule(keys, entry, "+1000", payload) is Step.MOVED
     assert (await place.pending(), await place.waiting()) == (0, 1)
     await own.aclose()
 
@@ -145,7 +158,7 @@ async def test_movers_are_woken_when_what_waits_first_is_another_and_only_then(c
     ids = [(await client.xadd(keys.stream, {"data": "{}"})).decode() for _ in range(4)]
     await client.xreadgroup("processor", "me", {keys.stream: ">"})
     own = clone_async(client)
-    settler = Settler(own, group="processor", consumer_id="me", settings=ProcessorSettings())
+    settler = a_settler(own, "me", ProcessorSettings())
 
     async def wake_up(*waits: str) -> list[Any]:
         """Settle so many at once; return the last wake-up."""
@@ -159,14 +172,16 @@ async def test_movers_are_woken_when_what_waits_first_is_another_and_only_then(c
     await own.aclose()
 
 
-async def test_a_server_that_stays_away_is_an_error_for_everybody_who_waits(client: Any, keys: Any) -> None:
+async def test_a_server_that_stays_away_is_an_error_for_each_waiter(client: Any, keys: Any) -> None:
     settings = ProcessorSettings(settle_attempts=3, settle_backoff=Backoff(base_s=0.01, cap_s=0.01))
     nowhere = clone_async(client.__class__(port=1))
-    settler = Settler(nowhere, group="processor", consumer_id="me", settings=settings)
+    settler = a_settler(nowhere, "me", settings)
 
     async with asyncio.timeout(60):
         failures = await asyncio.gather(
-            settler.reschedule(keys, "1-0", "+1000", b"{}"), settler.bury(keys, "2-0", b"{}"), return_exceptions=True
+            settler.reschedule(keys, "1-0", "+1000", b"{}"),
+            settler.dead_letter(keys, "2-0", b"{}"),
+            return_exceptions=True,
         )
 
     assert [type(failure) for failure in failures] == [QueueError, QueueError]
@@ -184,19 +199,19 @@ async def test_a_step_repeated_after_a_lost_reply_happens_once(
     proxy = fault_proxy(redis_url)
     through = client.__class__.from_url(proxy.url_for(redis_url))
     own = clone_async(through)
-    settler = Settler(own, group="processor", consumer_id="me", settings=ProcessorSettings())
-    for name in ("reschedule", "bury"):
+    settler = a_settler(own, "me", ProcessorSettings())
+    for name in ("reschedule", "dead_letter"):
         await client.script_load(script(name).source)
     await own.ping()
 
-    for entry, step in zip(ids, ("reschedule", "bury"), strict=True):
+    for entry, step in zip(ids, ("reschedule", "dead_letter"), strict=True):
         proxy.drop_next_reply()
-        if step == "bury":
-            answered = await settler.bury(keys, entry, b'{"reason":"x","id":"m","entry_id":"1-1","group":"g"}')
+        if step == "dead_letter":
+            answered = await settler.dead_letter(keys, entry, b'{"reason":"x","id":"m","entry_id":"1-1","group":"g"}')
         else:
             answered = await settler.reschedule(keys, entry, "+60000", payload)
         # The first sending did it; the second found nothing left to do.
-        assert not answered
+        assert answered is Step.LEFT
 
     assert await place.waiting() == 1
     assert await place.dead() == 1

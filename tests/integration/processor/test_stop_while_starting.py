@@ -8,7 +8,7 @@ import pytest
 
 from conquiet.errors import LifecycleError
 from conquiet.processor import JobContext, RetryPolicy
-from conquiet.processor.delays import Mover
+from conquiet.processor.delayed import DelayedPromoter
 from conquiet.runtime import EngineError, RuntimeSettings
 from conquiet.runtime.health import NOTHING_DONE
 from conquiet.testing import wait_until_async
@@ -18,19 +18,21 @@ async def test_a_stop_before_the_engine_has_begun_is_a_good_end(
     make_processor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = make_processor()
-    start = Mover.start
+    processor.handler("pay")(_never)
+    start = DelayedPromoter.start
 
-    async def interrupted(mover: Mover) -> None:
+    async def interrupted(mover: DelayedPromoter) -> None:
         await start(mover)
         processor.stop()
 
-    monkeypatch.setattr(Mover, "start", interrupted)
+    monkeypatch.setattr(DelayedPromoter, "start", interrupted)
 
     assert await processor.start() == NOTHING_DONE
 
 
 async def test_a_processor_that_was_stopped_cannot_be_started(make_processor: Any) -> None:
     processor = make_processor()
+    processor.handler("pay")(_never)
     processor.stop()
 
     with pytest.raises(LifecycleError):
@@ -55,18 +57,22 @@ async def test_a_heartbeat_between_a_settlement_and_its_answer_finds_no_loss(
     processor.handler("pay", retry=policy)(fail)
     processor.on("error", note)
     async with processor:
-        settler = processor._execution._settler
+        settler = processor._engine._executor._settler
         exchange = settler._exchange
 
         async def answered_late(calls: Any) -> Any:
             replies = await exchange(calls)
-            await asyncio.to_thread(processor._consumer._heartbeat.beat, time.monotonic() + 300)
+            await asyncio.to_thread(processor._engine._heartbeat.beat, time.monotonic() + 300)
             settled.set()
             return replies
 
         monkeypatch.setattr(settler, "_exchange", answered_late)
         await processor.emit("pay")
         await settled.wait()
-        await wait_until_async(lambda: processor.health().in_hand == 0)
+        await wait_until_async(lambda: processor.health().in_flight == 0)
 
-    assert errors == []
+    assert [type(error) for error in errors] == [LookupError]  # the handler's own
+
+
+async def _never(_: JobContext) -> None:
+    raise AssertionError

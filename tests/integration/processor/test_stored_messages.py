@@ -9,7 +9,7 @@ import pytest
 
 from conquiet.errors import PayloadError
 from conquiet.processor import DeadFilter, JobContext, Processor, RetryPolicy
-from conquiet.runtime import RuntimeSettings
+from conquiet.runtime import EngineError, RuntimeSettings
 from conquiet.testing import wait_until_async
 
 TWICE = RetryPolicy.fixed(0.01, max_attempts=2)
@@ -67,6 +67,7 @@ async def test_an_entry_that_is_only_too_large_is_kept_whole(
     make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
 ) -> None:
     processor = make_processor(max_payload_bytes=100_000, runtime=RuntimeSettings(max_payload_bytes=100_000))
+    processor.handler("pay")(_never)
     large = '{"v":1,"event":"pay","data":{"x":"' + "y" * 200_000 + '"}}'
 
     async with processor:
@@ -79,7 +80,7 @@ async def test_an_entry_that_is_only_too_large_is_kept_whole(
 
 
 @pytest.mark.parametrize("own_attempts", [None, 2])
-async def test_what_is_nested_as_deep_as_may_be_is_tried_again_buried_and_replayed(
+async def test_the_deepest_payload_is_retried_dead_lettered_and_replayed(
     make_processor: Callable[..., Processor], place: Any, client: Any, stream: str, own_attempts: int | None
 ) -> None:
     """And what another writer nested deeper: it could be read, so it can be written."""
@@ -128,19 +129,18 @@ async def test_two_messages_of_one_id_stay_two_while_they_wait(
     assert seen == ["order-7"] * 4
 
 
-async def test_a_malformed_entry_whose_burial_is_refused_is_buried_once_it_can_be(
-    make_processor: Callable[..., Processor],
-    place: Any,
-    client: Any,
-    keys: Any,
-    caplog: pytest.LogCaptureFixture,
+async def test_a_malformed_entry_is_dead_lettered_once_the_server_allows_it(
+    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any
 ) -> None:
-    processor = make_processor(refresh_s=0.1)
+    processor = make_processor(refresh_s=0.1, foreign_limit=None, runtime=RuntimeSettings(claim_idle_ms=200))
+    processor.handler("pay")(_never)
+    refused: list[EngineError] = []
+    processor.on("error", lambda event: refused.append(event) if event.message is not None else None)
 
     async with processor:
         await client.set(keys.dead, "another type")
         await client.xadd(keys.stream, {"other": "x"})
-        await wait_until_async(lambda: "malformed entry not buried: it is tried again" in caplog.messages)
+        await wait_until_async(lambda: bool(refused))
         await client.delete(keys.dead)
         await wait_until_async(lambda: _is(place.dead, 1))
         assert await place.pending() == 0
@@ -162,3 +162,7 @@ async def _emitted(processor: Processor, place: Any) -> dict[str, bytes]:
 
 async def _is(found: Callable[[], Any], wanted: int) -> bool:
     return bool(await found() == wanted)
+
+
+async def _never(_: JobContext) -> None:
+    raise AssertionError

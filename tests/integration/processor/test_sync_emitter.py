@@ -32,7 +32,7 @@ async def test_a_processor_handles_what_a_plain_function_emits(
     sent = emitter.emit("pay", {"n": 1}, id="one", max_attempts=4)
     assert (sent.id, sent.stream, sent.duplicate, sent.due_ms) == ("one", stream, False, None)
     assert emitter.emit("pay", {"n": 1}, id="one").duplicate
-    later = emitter.emit("pay", {"n": 2}, id="two", delay=0.1)
+    later = emitter.emit("pay", {"n": 2}, id="two", delay_s=0.1)
     assert later.due_ms is not None
     async with processor:
         await wait_until_async(lambda: len(seen) == 2)
@@ -58,7 +58,7 @@ async def test_both_emitters_write_the_same_bytes(
 
 def test_of_a_burst_only_the_last_message_waits(emitter: SyncEmitter, redis_url: str, keys: Any) -> None:
     for number in range(3):
-        emitter.emit("index", {"n": number}, delay=60, debounce="page-1")
+        emitter.emit("index", {"n": number}, delay_s=60, debounce="page-1")
 
     with redis.Redis.from_url(redis_url) as client:
         (waiting,) = client.zrange(keys.delayed, 0, -1)
@@ -94,7 +94,7 @@ def test_the_scripts_come_back_after_the_server_forgot_them(emitter: SyncEmitter
 
 def test_what_is_wrong_is_refused_before_anything_is_sent(emitter: SyncEmitter, redis_url: str, stream: str) -> None:
     with pytest.raises(ConfigurationError):
-        emitter.emit("pay", delay=1, at=2)
+        emitter.emit("pay", delay_s=1, at=2)
     with pytest.raises(ConfigurationError, match="debounce"):
         emitter.emit("pay", debounce="x")
     with pytest.raises(PayloadError):
@@ -154,7 +154,7 @@ async def test_states_of_new_jobs_are_kept_if_they_are_kept_at_all(
     jobs = make_processor(job_ttl_s=60).jobs
     settings = ProcessorSettings(job_ttl_s=60)
     with redis.Redis.from_url(redis_url) as client, SyncEmitter(client, stream, settings) as emitter:
-        emitter.emit_many([NewMessage("pay", id="now"), NewMessage("pay", id="later", delay=60)])
+        emitter.emit_many([NewMessage("pay", id="now"), NewMessage("pay", id="later", delay_s=60)])
 
     counts = await jobs.count(stream)
     assert {state: count for state, count in counts.items() if count} == {JobState.WAITING: 1, JobState.DELAYED: 1}

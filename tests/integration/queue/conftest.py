@@ -1,4 +1,4 @@
-"""What the queue's integration tests share: clients of every kind, queues that are closed, counted commands."""
+"""Fixtures of the queue's tests: clients of every kind, queues that are closed, counted commands."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def stream(key_prefix: str) -> str:
 
 @pytest.fixture
 def connect(redis_url: str) -> Iterator[Connect]:
-    """Clients as a user makes them, closed at the end."""
+    """Clients as an application creates them, closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def open_client(url: str | None = None, **options: Any) -> redis.Redis:
@@ -54,7 +54,10 @@ def connect(redis_url: str) -> Iterator[Connect]:
 
 @pytest.fixture
 def raw(connect: Connect) -> Any:
-    """A client of the test's own: looks at the server, plays the other side."""
+    """The test's own client: inspects the server, and acts as another program.
+
+    ``Any``, because redis-py types every reply as a union with its asyncio form.
+    """
     return connect(protocol=2)
 
 
@@ -134,7 +137,7 @@ def commands_of(raw: Any) -> Callable[[], dict[str, int]]:
 
 @pytest.fixture
 def add_raw(raw: Any, stream: str) -> Callable[..., str]:
-    """``add_raw({b"data": b"oops"})`` writes an entry as a stranger would, and gives its id."""
+    """``add_raw({b"data": b"oops"})`` writes an entry as another program would, and returns its id."""
 
     def add(fields: dict[Any, Any]) -> str:
         return str(raw.xadd(stream, fields).decode())

@@ -72,6 +72,7 @@ CASES: dict[str, Case] = {
     ),
     "read": Case(lambda scene: scene.queue.read(100), (sent("XREADGROUP"),)),
     "recover_own": Case(lambda scene: scene.queue.recover_own(), (sent("XREADGROUP"), FIND, sent("XACK"))),
+    "count_own": Case(lambda scene: scene.queue.count_own(), (FIND,)),
     "ack": Case(lambda scene: scene.queue.ack(scene.message), (sent("XACK"),)),
     "ack_id": Case(lambda scene: scene.queue.ack_id(scene.message.id), (sent("XACK"),)),
     "extend": Case(
@@ -152,8 +153,8 @@ def command_timeout_s(fault: str, monkeypatch: pytest.MonkeyPatch) -> float:
 def long_lists(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few entries are many, for the case that is about many."""
     if call.endswith("long lists"):
-        monkeypatch.setattr("conquiet.queue.recovery.SMALL_GROUP", 0)
-        monkeypatch.setattr("conquiet.queue.recovery.PAGE", 2)
+        monkeypatch.setattr("conquiet.queue.pending_scan.SMALL_GROUP", 0)
+        monkeypatch.setattr("conquiet.queue.pending_scan.PAGE", 2)
 
 
 def of_ours(counted: dict[str, int]) -> Counter[str]:
@@ -166,7 +167,7 @@ def of_ours(counted: dict[str, int]) -> Counter[str]:
 def test_a_call_sends_the_commands_of_the_table_and_no_other(
     scene: Scene, commands_of: Callable[[], dict[str, int]], call: str, fault: str
 ) -> None:
-    """Without this the table could leave a command out, and nobody would break it."""
+    """Without this the table could leave a command out, and no test would break it."""
     before = of_ours(commands_of())
 
     CASES[call].call(scene)
@@ -181,7 +182,7 @@ def test_a_call_sends_the_commands_of_the_table_and_no_other(
 @pytest.mark.usefixtures("long_lists")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("call", "at"), BREAKS)
-def test_a_fault_on_any_command_is_one_error_and_one_command_at_most(
+def test_a_fault_on_any_command_is_one_error_and_no_repeat(
     scene: Scene,
     proxy: FaultProxy,
     commands_of: Callable[[], dict[str, int]],

@@ -62,7 +62,7 @@ def test_a_batch_needs_no_right_to_transactions(
 
 
 @pytest.mark.parametrize("forbidden", ["-eval", "-xadd"])
-def test_a_batch_that_its_user_may_not_send_adds_nothing_and_says_why(
+def test_a_batch_without_the_right_to_eval_adds_nothing(
     private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue, forbidden: str
 ) -> None:
     server = private_redis()

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pika
 import pytest
 
-from conquiet.kernel.backoff import Backoff
+from conquiet.core.backoff import Backoff
 from conquiet.testing import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Rabbit:
 
     @property
     def channel(self) -> Any:
-        """A channel of our own; opened anew after the broker or a test closed it."""
+        """A channel of our own; opened again after the broker or a test closed it."""
         if self._open is None or not self._open.is_open or not self._connection.is_open:
             self._connection = pika.BlockingConnection(pika.URLParameters(self.url))
             self._open = self._connection.channel()
@@ -38,8 +38,8 @@ class Rabbit:
         if self._connection is not None and self._connection.is_open:
             self._connection.close()
 
-    def api(self, method: str, path: str, body: Any = None) -> Any:
-        return self._api(method, path.replace("{vhost}", quote(self.vhost, safe="")), body)
+    def api(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
+        return self._api(method, path.replace("{vhost}", quote(self.vhost, safe="")), body, missing_ok=missing_ok)
 
     @property
     def counts_nacks(self) -> bool:
@@ -76,7 +76,7 @@ class Rabbit:
             taken.append((properties.headers, body))
 
     def depth(self, queue: str) -> int:
-        """Messages that are ready; not those in somebody's hands."""
+        """Messages that are ready; not those in flight."""
         return int(self.channel.queue_declare(queue, passive=True).method.message_count)
 
     def wait_for_depth(self, queue: str, depth: int, timeout_s: float = 15.0) -> None:
@@ -100,7 +100,8 @@ class Rabbit:
         closed = 0
         for connection in self.api("GET", "/api/vhosts/{vhost}/connections"):
             if name_part in connection.get("client_properties", {}).get("connection_name", ""):
-                self.api("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
+                # The connection may have ended since it was listed.
+                self.api("DELETE", f"/api/connections/{quote(connection['name'], safe='')}", missing_ok=True)
                 closed += 1
         return closed
 
@@ -112,8 +113,11 @@ def rabbit(rabbitmq_server: Any, amqp_url: str) -> Iterator[Rabbit]:
     broker.close()
 
 
+MakeAction = Callable[..., dict[str, Any]]
+
+
 class Recorder:
-    """A syncer that keeps what it got and answers as told."""
+    """A syncer that keeps what it got and returns the given answers."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -137,7 +141,7 @@ def recorder() -> type[Recorder]:
 
 
 @pytest.fixture
-def action() -> Callable[..., dict[str, Any]]:
+def action() -> MakeAction:
     """Builds actions of the original's format."""
 
     def an_action(number: int = 1, **fields: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A broker that is low on memory blocks whoever publishes. The alarm is a real one."""
+"""A broker that is low on memory blocks publishers. The alarm is a real one."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.integration.rabbit.conftest import MakeAction, Rabbit
 
 from conquiet.errors import PublishError
 from conquiet.rabbit import Publisher, RabbitConsumer
@@ -33,8 +34,8 @@ def alarm(rabbitmq_server: Any) -> Iterator[Any]:
         rabbitmq_server.ctl("set_vm_memory_high_watermark", USUAL)
 
 
-async def test_while_the_broker_blocks_publishers_wait_and_say_so_and_consumers_go_on(
-    rabbit: Any, action: Any, alarm: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_blocking_broker_delays_publishers_and_no_consumer(
+    rabbit: Rabbit, action: MakeAction, alarm: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, answers = rabbit.queue(), asyncio.Event()
     rabbit.queue("other", dead=None)
@@ -60,7 +61,7 @@ async def test_while_the_broker_blocks_publishers_wait_and_say_so_and_consumers_
             await wait_until_async(lambda: consumer.count.ack == 19, message="everything is settled meanwhile")
             await wait_until_async(lambda: consumer.count.dead_lettered == 1)
             late = asyncio.create_task(impatient.publish("other", {"n": 2}))
-            await wait_until_async(lambda: impatient.is_blocked, message="the broker tells the other one too")
+            await wait_until_async(lambda: impatient.is_blocked, message="the broker notifies the other one too")
             monkeypatch.setattr(impatient, "_timeout_s", 0.1)
             with pytest.raises(PublishError, match="blocks publishers") as caught:
                 await impatient.publish("other", {"n": 3})
@@ -73,6 +74,8 @@ async def test_while_the_broker_blocks_publishers_wait_and_say_so_and_consumers_
         await wait_until_async(lambda: not publisher.is_blocked)
 
     assert consumer.count.reconnects == 0
-    said = [record.message for record in caplog.records if record.name == "conquiet.rabbit.publisher"]
+    said = [
+        record.message.partition(" [")[0] for record in caplog.records if record.name == "conquiet.rabbit.publisher"
+    ]
     assert said[:2] == [BLOCKED, BLOCKED]  # each of the two for itself
     assert "publishing unblocked by the broker" in said

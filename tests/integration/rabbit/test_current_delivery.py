@@ -5,6 +5,7 @@ from typing import Any
 
 import pika
 import pytest
+from tests.integration.rabbit.conftest import Rabbit
 
 from conquiet.errors import LifecycleError
 from conquiet.rabbit import Delivery, RabbitConsumer, current_delivery
@@ -13,15 +14,15 @@ from conquiet.testing import wait_until_async
 pytestmark = pytest.mark.usefixtures("rabbitmq_server")
 
 
-def publish(rabbit: Any, queue: str, body: bytes, **properties: Any) -> None:
+def publish(rabbit: Rabbit, queue: str, body: bytes, **properties: Any) -> None:
     rabbit.channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2, **properties), mandatory=True)
 
 
 BODY = b'{"schema": "proca:event:2", "actionId": %d}'
 
 
-async def test_a_coroutine_sees_its_own_message_id_also_in_tasks_it_starts(rabbit: Any) -> None:
-    """Many at once on one loop, each waiting for the others: nobody may see somebody else's."""
+async def test_a_coroutine_sees_its_own_message_id_also_in_tasks_it_starts(rabbit: Rabbit) -> None:
+    """Many at once on one loop, each waiting for the others: none may see that of another."""
     queue, number = rabbit.queue(), 20
     for one in range(number):
         publish(rabbit, queue, BODY % one, message_id=f"id-{one}")
@@ -44,7 +45,7 @@ async def test_a_coroutine_sees_its_own_message_id_also_in_tasks_it_starts(rabbi
     assert seen == {one: (f"id-{one}",) * 3 for one in range(number)}
 
 
-async def test_a_plain_function_sees_headers_flag_and_id_of_its_delivery(rabbit: Any) -> None:
+async def test_a_plain_function_sees_headers_flag_and_id_of_its_delivery(rabbit: Rabbit) -> None:
     queue = rabbit.queue()
     publish(rabbit, queue, BODY % 1, message_id="one", headers={"tenant": "a"})
     seen: list[tuple[str | None, Any, bool]] = []
@@ -60,7 +61,7 @@ async def test_a_plain_function_sees_headers_flag_and_id_of_its_delivery(rabbit:
     assert seen == [("one", {"tenant": "a"}, False), ("one", {"tenant": "a"}, True)]
 
 
-async def test_bodies_of_several_frames_and_large_headers_arrive_whole_and_in_order(rabbit: Any) -> None:
+async def test_bodies_of_several_frames_and_large_headers_arrive_whole_and_in_order(rabbit: Rabbit) -> None:
     """A frame holds 128 KiB: the first body takes four of them, the headers fill most of another."""
     queue = rabbit.queue()
     headers = {"note": "n" * 100_000, "list": [1, True, None, {"deep": [b"raw"]}]}
@@ -82,7 +83,7 @@ async def test_bodies_of_several_frames_and_large_headers_arrive_whole_and_in_or
 
 
 @pytest.mark.parametrize("given", [None, ""])
-async def test_a_missing_or_empty_id_is_none(rabbit: Any, given: str | None) -> None:
+async def test_a_missing_or_empty_id_is_none(rabbit: Rabbit, given: str | None) -> None:
     queue = rabbit.queue()
     publish(rabbit, queue, BODY % 1, message_id=given)
     seen: list[Delivery] = []

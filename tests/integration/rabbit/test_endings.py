@@ -6,14 +6,15 @@ import threading
 from typing import Any
 
 import pytest
+from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
+from conquiet.core.lifecycle import Status
 from conquiet.errors import FatalSyncerError, LifecycleError
-from conquiet.kernel.lifecycle import Status
 from conquiet.rabbit import RabbitConsumer
 from conquiet.rabbit.connection import Link
 from conquiet.testing import wait_until_async
 
-ORDER = ["consumer closed", "connection closed", "final counters"]
+ORDER = ["consumer closed", "connection closed", "worker stopped"]
 
 
 async def acknowledged(consumer: RabbitConsumer, number: int) -> None:
@@ -21,13 +22,16 @@ async def acknowledged(consumer: RabbitConsumer, number: int) -> None:
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name.startswith("conquiet.rabbit")]
+    """Return the texts without their facts, and without the lines about the start."""
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("conquiet.rabbit")]
+    texts = [text.partition(" [")[0].partition(": queue")[0] for text in said]
+    return [text for text in texts if text not in {"worker starts", "worker ready", "worker draining"}]
 
 
 @pytest.mark.spec("MW-004.5", "MW-004.6", "MW-006.1", "MW-006.2", "MW-006.3", "MW-007.1", "MW-007.2")
 @pytest.mark.parametrize("answer", [ValueError("jane@example.org"), None, 1, "true", SystemExit(3)])
 async def test_a_broken_contract_ends_everything_and_leaves_the_message_in_the_queue(
-    rabbit: Any, recorder: Any, action: Any, caplog: pytest.LogCaptureFixture, answer: Any
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, caplog: pytest.LogCaptureFixture, answer: Any
 ) -> None:
     caplog.set_level(logging.INFO, "conquiet.rabbit")
     queue = rabbit.queue()
@@ -49,7 +53,7 @@ async def test_a_broken_contract_ends_everything_and_leaves_the_message_in_the_q
 
 
 @pytest.mark.spec("MW-006.3", "MW-004.5")
-async def test_a_plain_function_is_held_to_the_same_contract(rabbit: Any, action: Any) -> None:
+async def test_a_plain_function_is_held_to_the_same_contract(rabbit: Rabbit, action: MakeAction) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
 
@@ -64,8 +68,10 @@ async def test_a_plain_function_is_held_to_the_same_contract(rabbit: Any, action
 
 @pytest.mark.spec("MW-004.5", "MW-006.3")
 @pytest.mark.parametrize("fatal", [RuntimeError(), None])
-async def test_after_a_fatal_verdict_a_thread_begins_nothing_new(rabbit: Any, action: Any, fatal: Any) -> None:
-    """The thread is free for the next message before the loop has heard of the verdict."""
+async def test_after_a_fatal_verdict_a_thread_begins_nothing_new(
+    rabbit: Rabbit, action: MakeAction, fatal: Any
+) -> None:
+    """The thread is free for the next message before the loop has seen the verdict."""
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(6)])
     calls: list[int] = []
@@ -88,12 +94,12 @@ async def test_after_a_fatal_verdict_a_thread_begins_nothing_new(rabbit: Any, ac
         await running
 
     assert calls == [0]
-    assert (consumer.count.fatal, consumer.count.handed_back, consumer.count.ack) == (1, 5, 0)
+    assert (consumer.count.fatal, consumer.count.released, consumer.count.ack) == (1, 5, 0)
     assert rabbit.depth(queue) == 6
 
 
 @pytest.mark.spec("MW-006.3")
-async def test_after_a_fatal_verdict_other_threads_finish_what_they_began(rabbit: Any, action: Any) -> None:
+async def test_after_a_fatal_verdict_other_threads_finish_what_they_began(rabbit: Rabbit, action: MakeAction) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(6)])
     calls: list[int] = []
@@ -119,8 +125,8 @@ async def test_after_a_fatal_verdict_other_threads_finish_what_they_began(rabbit
 
 
 @pytest.mark.spec("MW-006.3")
-async def test_other_running_handlers_finish_and_the_fatal_message_is_not_acknowledged_with_them(
-    rabbit: Any, action: Any
+async def test_running_handlers_finish_and_the_fatal_message_stays_unacknowledged(
+    rabbit: Rabbit, action: MakeAction
 ) -> None:
     """The fatal one has the lowest tag: a careless multiple-ack would take it along."""
     queue = rabbit.queue()
@@ -143,7 +149,9 @@ async def test_other_running_handlers_finish_and_the_fatal_message_is_not_acknow
     assert sum(b'"actionId": 1' in body for body in left) == 1
 
 
-async def test_the_poison_guard_parks_the_second_crash(rabbit: Any, recorder: Any, action: Any) -> None:
+async def test_the_poison_guard_parks_the_second_crash(
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction
+) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
     fates, counted = [], []
@@ -162,31 +170,31 @@ async def test_the_poison_guard_parks_the_second_crash(rabbit: Any, recorder: An
 
 @pytest.mark.parametrize("plain", [False, True])
 async def test_in_an_outage_the_poison_guard_parks_one_message_a_process(
-    rabbit: Any, action: Any, *, plain: bool
+    rabbit: Rabbit, action: MakeAction, *, plain: bool
 ) -> None:
     """Everything fails then. Without this bound each start dead-letters whatever runs at once."""
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(8)])
     parked = []
-    for _ in range(3):
-        together = threading.Barrier(4)  # what runs in threads fails at once
+    for at_once in (4, 1, 1):  # from the second start on all are redelivered, and the first of those runs alone
+        together = threading.Barrier(at_once)  # what runs in threads fails at once
         running = 0
 
         def in_a_thread(_: Any, together: threading.Barrier = together) -> bool:
             together.wait(60)
             raise OSError
 
-        async def on_the_loop(_: Any) -> bool:
+        async def on_the_loop(_: Any, at_once: int = at_once) -> bool:
             nonlocal running
             running += 1
-            await wait_until_async(lambda: running == 4)
+            await wait_until_async(lambda: running == at_once)
             raise OSError
 
         syncer: Any = in_a_thread if plain else on_the_loop
         consumer = RabbitConsumer(rabbit.url, queue, syncer, concurrency=4, poison_guard=True)
         with pytest.raises(FatalSyncerError):
             await consumer.run()
-        assert consumer.count.fatal == 4
+        assert consumer.count.fatal == at_once
         parked.append(consumer.count.dead_lettered)
 
     assert parked == [0, 1, 1]
@@ -196,8 +204,8 @@ async def test_in_an_outage_the_poison_guard_parks_one_message_a_process(
 
 @pytest.mark.spec("MW-007.1", "MW-007.2", "MW-007.4", "MW-008.2")
 @pytest.mark.parametrize("plain", [False, True])
-async def test_a_stop_lets_running_handlers_finish_and_hands_the_rest_back(
-    rabbit: Any, action: Any, caplog: pytest.LogCaptureFixture, *, plain: bool
+async def test_a_stop_lets_running_handlers_finish_and_releases_the_rest(
+    rabbit: Rabbit, action: MakeAction, caplog: pytest.LogCaptureFixture, *, plain: bool
 ) -> None:
     caplog.set_level(logging.INFO, "conquiet.rabbit")
     queue = rabbit.queue()
@@ -216,24 +224,76 @@ async def test_a_stop_lets_running_handlers_finish_and_hands_the_rest_back(
     consumer = RabbitConsumer(rabbit.url, queue, syncer, prefetch=4)
     running = asyncio.create_task(consumer.run())
     await wait_until_async(started.is_set)
+    await wait_until_async(lambda: rabbit.depth(queue) == 1)  # the first one came alone, then a window of 4
     consumer.stop()
-    await wait_until_async(lambda: consumer.count.handed_back == 3)
+    await wait_until_async(lambda: consumer.count.released == 4)
     assert not running.done()
     go_on.set()
 
     count = await running
 
-    assert (count.ack, count.handed_back, count.abandoned) == (1, 3, 0)
+    assert (count.ack, count.released, count.abandoned) == (1, 4, 0)
     assert rabbit.depth(queue) == 5
     assert messages(caplog)[-3:] == ORDER
     final = vars(caplog.records[-1])["counters"]
     assert (final["ack"], final["nack"]) == (1, 0)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_second_stop_ends_the_grace_period(rabbit: Rabbit, action: MakeAction, *, plain: bool) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    started, never = threading.Event(), threading.Event()
+
+    def in_a_thread(_: Any) -> bool:
+        started.set()
+        return never.wait(60)
+
+    async def on_the_loop(_: Any) -> bool:
+        started.set()
+        await asyncio.sleep(600)
+        return True
+
+    syncer: Any = in_a_thread if plain else on_the_loop
+    consumer = RabbitConsumer(rabbit.url, queue, syncer, grace_s=600.0)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(started.is_set)
+    consumer.stop()
+    await asyncio.sleep(0)
+    assert consumer.health().reason == "stopping"
+    assert not running.done()
+    consumer.stop()
+
+    async with asyncio.timeout(60):
+        await running
+    never.set()
+    assert consumer.abandoned == 1
+    rabbit.wait_for_depth(queue, 1)
+
+
+@pytest.mark.parametrize("quorum", [False, True])
+async def test_a_stop_while_the_window_widens_returns_all_that_came(
+    rabbit: Rabbit, action: MakeAction, *, quorum: bool
+) -> None:
+    queue = rabbit.queue(quorum=quorum)
+    rabbit.put(queue, *[action(number) for number in range(6)])
+
+    async def stops(_: Any) -> bool:
+        consumer.stop()
+        return True
+
+    consumer = RabbitConsumer(rabbit.url, queue, stops, prefetch=4)
+    count = await consumer.run()
+
+    rabbit.wait_for_depth(queue, 5)
+    again = [rabbit.channel.basic_get(queue)[0].redelivered for _ in range(5)]
+    assert (count.ack, count.released, count.abandoned) == (1, sum(again), 0)
+
+
 @pytest.mark.spec("MW-007.4")
 @pytest.mark.parametrize("plain", [False, True])
-async def test_a_handler_that_does_not_finish_in_the_grace_period_is_abandoned_and_counted(
-    rabbit: Any, action: Any, *, plain: bool
+async def test_a_handler_beyond_the_grace_period_is_abandoned_and_counted(
+    rabbit: Rabbit, action: MakeAction, *, plain: bool
 ) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
@@ -262,7 +322,7 @@ async def test_a_handler_that_does_not_finish_in_the_grace_period_is_abandoned_a
     assert rabbit.depth(queue) == 1
 
 
-async def test_a_syncer_that_closes_its_own_consumer_does_not_deadlock(rabbit: Any, action: Any) -> None:
+async def test_a_syncer_that_closes_its_own_consumer_does_not_deadlock(rabbit: Rabbit, action: MakeAction) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
 
@@ -279,9 +339,9 @@ async def test_a_syncer_that_closes_its_own_consumer_does_not_deadlock(rabbit: A
 
 @pytest.mark.parametrize("subscribing", [False, True])
 async def test_a_cancelled_run_still_closes_in_order(
-    rabbit: Any,
-    recorder: Any,
-    action: Any,
+    rabbit: Rabbit,
+    recorder: type[Recorder],
+    action: MakeAction,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -312,8 +372,10 @@ async def test_a_cancelled_run_still_closes_in_order(
 
 
 @pytest.mark.parametrize("plain", [False, True])
-async def test_a_run_that_is_cancelled_twice_keeps_no_message(rabbit: Any, action: Any, *, plain: bool) -> None:
-    """Its connection would live on, and with it the broker's belief that somebody has the messages in hand."""
+async def test_a_run_that_is_cancelled_twice_keeps_no_message(
+    rabbit: Rabbit, action: MakeAction, *, plain: bool
+) -> None:
+    """Its connection would stay open, and the broker would keep the messages unacknowledged."""
     queue = rabbit.queue()
     rabbit.put(queue, action(1), action(2))
     begun, go_on = asyncio.Event(), threading.Event()
@@ -347,7 +409,7 @@ async def test_a_run_that_is_cancelled_twice_keeps_no_message(rabbit: Any, actio
     go_on.set()
 
 
-async def test_a_consumer_lives_once(rabbit: Any, recorder: Any) -> None:
+async def test_a_consumer_lives_once(rabbit: Rabbit, recorder: type[Recorder]) -> None:
     queue = rabbit.queue()
     consumer = RabbitConsumer(rabbit.url, queue, recorder())
     async with consumer:
@@ -363,7 +425,9 @@ async def test_a_consumer_lives_once(rabbit: Any, recorder: Any) -> None:
         await never_started.run()
 
 
-async def test_a_fatal_error_inside_async_with_is_raised_at_its_end(rabbit: Any, recorder: Any, action: Any) -> None:
+async def test_a_fatal_error_inside_async_with_is_raised_at_its_end(
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction
+) -> None:
     queue = rabbit.queue()
 
     async def broken() -> None:
@@ -376,7 +440,7 @@ async def test_a_fatal_error_inside_async_with_is_raised_at_its_end(rabbit: Any,
 
 
 @pytest.mark.spec("MW-008.4", "MW-008.5")
-async def test_a_new_consumer_counts_from_zero(rabbit: Any, recorder: Any, action: Any) -> None:
+async def test_a_new_consumer_counts_from_zero(rabbit: Rabbit, recorder: type[Recorder], action: MakeAction) -> None:
     queue = rabbit.queue()
     for _ in range(2):
         rabbit.put(queue, action(1))

@@ -3,14 +3,19 @@
 import json
 import logging
 import random
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY, generate_latest
+from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
 from conquiet.errors import FatalSyncerError
 from conquiet.rabbit import RabbitConsumer
+from conquiet.rabbit.config import seed_defaults
 from conquiet.testing import wait_until_async
+
+SeedConsumer = partial(RabbitConsumer, **seed_defaults())
 
 PUBLIC = "B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9_AsrhtHHw"
 CANARY = "canary-7f3a"
@@ -51,14 +56,14 @@ class Keys:
 
 
 @pytest.mark.spec("MW-002.6", "MW-002.8")
-async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_accounted_for(rabbit: Any) -> None:
+async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_accounted_for(rabbit: Rabbit) -> None:
     dice = random.Random(20261115)
     queue = rabbit.queue()
     for _ in range(2_000):
         name, value = dice.choice(["x-death", "x-delivery-count", "other"]), a_strange_value(dice)
         if name == "x-death" and isinstance(value, list):
             # RabbitMQ 3.10 itself cannot dead-letter a message whose x-death holds anything but tables: its queue
-            # process crashes (docs/decisions/0041). The unit tests have every shape.
+            # process crashes (docs/decisions/0021). The unit tests have every shape.
             value = [entry for entry in value if isinstance(entry, dict)]
         rabbit.put(queue, a_strange_body(dice), headers={name: value})
 
@@ -68,7 +73,7 @@ async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_account
     logging.getLogger("conquiet.rabbit").setLevel(logging.ERROR)
     try:
         options: Any = {"concurrency": 20, "max_retries": 3, "key_store": Keys()}
-        async with RabbitConsumer(rabbit.url, queue, syncer, **options) as consumer:
+        async with SeedConsumer(rabbit.url, queue, syncer, **options) as consumer:
             count = consumer.count
             await wait_until_async(
                 lambda: count.ack + count.dead_lettered + count.dropped == 2_000,
@@ -106,7 +111,7 @@ def sealed(plain: bytes) -> dict[str, Any]:
 @pytest.mark.spec("MW-003.3", "MW-003.4", "MW-003.5", "MW-003.6")
 @pytest.mark.parametrize("ending", ["done", "refused", "raised", "not a boolean"])
 async def test_nothing_decrypted_is_ever_shown(
-    rabbit: Any, action: Any, caplog: pytest.LogCaptureFixture, ending: str
+    rabbit: Rabbit, action: MakeAction, caplog: pytest.LogCaptureFixture, ending: str
 ) -> None:
     """The canary is in the encrypted fields, in the clear ones and in the syncer's own exception."""
     caplog.set_level(logging.DEBUG)
@@ -122,7 +127,7 @@ async def test_nothing_decrypted_is_ever_shown(
         return {"done": True, "refused": False, "not a boolean": message}[ending]
 
     shown: list[str] = []
-    consumer = RabbitConsumer(rabbit.url, queue, syncer, key_store=Keys(), prefetch=1)
+    consumer = SeedConsumer(rabbit.url, queue, syncer, key_store=Keys(), prefetch=1)
     try:
         async with consumer:
             await wait_until_async(
@@ -138,31 +143,37 @@ async def test_nothing_decrypted_is_ever_shown(
 
 
 @pytest.mark.spec("MW-003.3")
-async def test_an_unknown_key_is_fatal_and_acknowledges_nothing(rabbit: Any, action: Any, recorder: Any) -> None:
+async def test_an_unknown_key_is_fatal_and_acknowledges_nothing(
+    rabbit: Rabbit, action: MakeAction, recorder: type[Recorder]
+) -> None:
     queue = rabbit.queue()
     info = sealed(b"{}") | {"encryptKey": {"public": "A" * 43}}
     rabbit.put(queue, action(1, personalInfo=info))
 
     with pytest.raises(FatalSyncerError, match="does not have this key"):
-        await RabbitConsumer(rabbit.url, queue, recorder(), key_store=Keys()).run()
+        await SeedConsumer(rabbit.url, queue, recorder(), key_store=Keys()).run()
 
     assert rabbit.depth(queue) == 1
 
 
 @pytest.mark.spec("MW-003.3")
-async def test_a_box_that_does_not_authenticate_is_dead_lettered(rabbit: Any, action: Any, recorder: Any) -> None:
+async def test_a_box_that_does_not_authenticate_is_dead_lettered(
+    rabbit: Rabbit, action: MakeAction, recorder: type[Recorder]
+) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1, personalInfo=sealed(b"{}") | {"payload": "AAAA"}))
     syncer = recorder()
 
-    async with RabbitConsumer(rabbit.url, queue, syncer, key_store=Keys()) as consumer:
+    async with SeedConsumer(rabbit.url, queue, syncer, key_store=Keys()) as consumer:
         await wait_until_async(lambda: consumer.count.dead_lettered == 1)
 
     assert syncer.seen == []
     assert len(rabbit.take("dead")) == 1
 
 
-async def test_a_key_store_that_raises_is_fatal_too(rabbit: Any, action: Any, recorder: Any) -> None:
+async def test_a_key_store_that_raises_is_fatal_too(
+    rabbit: Rabbit, action: MakeAction, recorder: type[Recorder]
+) -> None:
     class Broken:
         def private_key(self, public: str) -> bytes | None:
             raise OSError(public)
@@ -171,4 +182,4 @@ async def test_a_key_store_that_raises_is_fatal_too(rabbit: Any, action: Any, re
     rabbit.put(queue, action(1, personalInfo=sealed(b"{}")))
 
     with pytest.raises(FatalSyncerError, match="preparing the message raised OSError"):
-        await RabbitConsumer(rabbit.url, queue, recorder(), key_store=Broken()).run()
+        await SeedConsumer(rabbit.url, queue, recorder(), key_store=Broken()).run()

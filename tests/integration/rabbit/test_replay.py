@@ -9,14 +9,24 @@ from urllib.parse import quote, urlsplit
 
 import pika
 import pytest
+from tests.integration.rabbit.conftest import Rabbit, Recorder
 
 from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
-from conquiet.rabbit import DeadLetters, Publisher, RabbitConsumer, Replayed, SchemaRegistry, current_delivery
+from conquiet.rabbit import (
+    DeadLetters,
+    DeliveryFilter,
+    Publisher,
+    RabbitConsumer,
+    ReplayReport,
+    SchemaRegistry,
+    current_delivery,
+)
 from conquiet.rabbit.connection import Link
+from conquiet.rabbit.dead_delivery import EVERYTHING
 from conquiet.testing import wait_until_async
 
 
-def bound_by_key(rabbit: Any) -> None:
+def bound_by_key(rabbit: Rabbit) -> None:
     """Make a queue ``work`` that gets ``order.#`` and dead-letters under the key of the message, to ``dead``."""
     channel = rabbit.channel
     channel.exchange_declare("events", "topic")
@@ -27,33 +37,33 @@ def bound_by_key(rabbit: Any) -> None:
     channel.queue_bind("dead", "dlx", "order.#")
 
 
-def die(rabbit: Any, queue: str = "work") -> Any:
-    """Reject the first message of a queue, and return what AMQP tells of it."""
+def die(rabbit: Rabbit, queue: str = "work") -> Any:
+    """Reject the first message of a queue, and return what AMQP says about it."""
     method, _, _ = rabbit.channel.basic_get(queue)
     rabbit.channel.basic_reject(method.delivery_tag, requeue=False)
     return method
 
 
-def exchanges(rabbit: Any) -> list[str]:
+def exchanges(rabbit: Rabbit) -> list[str]:
     names = [one["name"] for one in rabbit.api("GET", "/api/exchanges/{vhost}")]
     return [name for name in names if name.startswith("conquiet.")]
 
 
-async def test_a_replayed_message_that_fails_again_is_dead_lettered_by_its_original_key(rabbit: Any) -> None:
+async def test_a_replayed_message_that_fails_is_dead_lettered_by_its_original_key(rabbit: Rabbit) -> None:
     bound_by_key(rabbit)
     for key in ("order.created", "order.paid"):
         rabbit.channel.basic_publish("events", key, key.encode())
         die(rabbit)
     rabbit.wait_for_depth("dead", 2)
 
-    assert await DeadLetters(rabbit.url).replay("dead") == Replayed(2, 0)
+    assert await DeadLetters(rabbit.url, "dead").replay(EVERYTHING) == ReplayReport(2, 2)
     assert [die(rabbit).routing_key for _ in range(2)] == ["order.created", "order.paid"]
 
     rabbit.wait_for_depth("dead", 2)
     assert exchanges(rabbit) == []
 
 
-async def test_a_replay_that_fails_leaves_no_exchange(rabbit: Any) -> None:
+async def test_a_replay_that_fails_leaves_no_exchange(rabbit: Rabbit) -> None:
     bound_by_key(rabbit)
     rabbit.channel.basic_publish("events", "order.created", b"1")
     die(rabbit)
@@ -63,26 +73,26 @@ async def test_a_replay_that_fails_leaves_no_exchange(rabbit: Any) -> None:
     rabbit.put("dead", b"2", headers=origin)
 
     with pytest.raises(PublishError, match="refused"):
-        await DeadLetters(rabbit.url).replay("dead")
+        await DeadLetters(rabbit.url, "dead").replay(EVERYTHING)
 
     assert exchanges(rabbit) == []
     assert rabbit.depth("work") == 1
     rabbit.wait_for_depth("dead", 1)
 
 
-async def test_a_replay_into_a_queue_that_is_gone_loses_nothing_and_leaves_no_exchange(rabbit: Any) -> None:
+async def test_a_replay_into_a_missing_queue_loses_nothing(rabbit: Rabbit) -> None:
     rabbit.queue()
     rabbit.put("dead", b"1", headers={"x-death": [{"queue": "gone", "routing-keys": ["order.created"]}]})
 
     with pytest.raises(PublishError, match="no queue is bound for gone"):
-        await DeadLetters(rabbit.url).replay("dead")
+        await DeadLetters(rabbit.url, "dead").replay(EVERYTHING)
 
     assert exchanges(rabbit) == []
     rabbit.wait_for_depth("dead", 1)
 
 
-async def test_who_may_not_make_exchanges_replays_as_before_and_is_warned(
-    rabbit: Any, caplog: pytest.LogCaptureFixture
+async def test_without_the_right_to_declare_exchanges_a_replay_warns(
+    rabbit: Rabbit, caplog: pytest.LogCaptureFixture
 ) -> None:
     bound_by_key(rabbit)
     for _ in range(2):
@@ -98,19 +108,19 @@ async def test_who_may_not_make_exchanges_replays_as_before_and_is_warned(
 
     try:
         with caplog.at_level(logging.WARNING, logger="conquiet.rabbit.dead_letters"):
-            done = await DeadLetters(url).replay("dead")
+            done = await DeadLetters(url, "dead").replay(EVERYTHING)
     finally:
         rabbit.api("DELETE", f"/api/users/{quote(user, safe='')}")
 
-    assert done == Replayed(2, 0, rekeyed=2)
-    assert [record.message.split(",")[0] for record in caplog.records if "routing key" in record.message] == [
-        "messages are replayed under another routing key than their own"
-    ]
+    assert done == ReplayReport(2, 2, rekeyed=2)
+    assert [
+        record.message.split(",")[0].partition(" [")[0] for record in caplog.records if "routing key" in record.message
+    ] == ["messages are replayed under another routing key than their own"]
     assert rabbit.depth("work") == 2
     assert exchanges(rabbit) == []
 
 
-async def test_a_replay_goes_to_no_queue_but_its_own(rabbit: Any) -> None:
+async def test_a_replay_goes_to_no_queue_but_its_own(rabbit: Rabbit) -> None:
     # Without a key for dead letters: with one the broker itself removes the header.
     rabbit.channel.exchange_declare("dlx", "fanout")
     queue = rabbit.queue(dead=None, x_dead_letter_exchange="dlx")
@@ -122,65 +132,74 @@ async def test_a_replay_goes_to_no_queue_but_its_own(rabbit: Any) -> None:
     die(rabbit)
     rabbit.wait_for_depth("dead", 1)
 
-    assert await DeadLetters(rabbit.url).replay("dead") == Replayed(1, 0)
+    assert await DeadLetters(rabbit.url, "dead").replay(EVERYTHING) == ReplayReport(1, 1)
 
     assert rabbit.depth("other") == 1
     assert rabbit.take(queue) == [({"mine": 1}, b"1")]
 
 
-# ------------------------------------------------------------------ what a look costs
-async def test_a_choice_among_messages_that_may_be_dropped_is_refused_before_any_is_taken(rabbit: Any) -> None:
+# ------------------------------------------------------------------ what a release costs
+OLD = {"x-death": [{"queue": "old", "count": 1}]}
+FROM_OLD = DeliveryFilter(source="old")
+
+
+async def test_a_selection_is_refused_where_it_could_drop_messages(rabbit: Rabbit) -> None:
     rabbit.queue("back")
     queue = rabbit.queue("counting", quorum=True, dead=None, x_delivery_limit=1)
-    rabbit.put(queue, b"1", b"2")
+    rabbit.put(queue, b"1", headers=OLD)
+    rabbit.put(queue, b"2")
 
     for _ in range(3):  # each would bring them nearer to their end, which is after two
         with pytest.raises(ConfigurationError, match="nothing was taken"):
-            await DeadLetters(rabbit.url).replay(queue, to="back", chosen=lambda _: False)
+            await DeadLetters(rabbit.url, queue).replay(DeliveryFilter(source="elsewhere"), to="back")
         rabbit.wait_for_depth(queue, 2)
 
-    allowed = await DeadLetters(rabbit.url).replay(
-        queue, to="back", chosen=lambda message: message.body == b"1", count_a_delivery=True
-    )
-    assert allowed == Replayed(1, 0)
+    allowed = await DeadLetters(rabbit.url, queue, count_a_delivery=True).replay(FROM_OLD, to="back")
+    assert allowed == ReplayReport(1, 1)
     rabbit.wait_for_depth(queue, 1)
-    told = {"x-delivery-count": 1} if rabbit.counts_nacks else {"x-acquired-count": 1}
-    assert rabbit.take(queue) == [(told, b"2")]
+    headers = {"x-delivery-count": 1} if rabbit.counts_nacks else {"x-acquired-count": 1}
+    assert rabbit.take(queue) == [(headers, b"2")]
 
 
-async def test_a_choice_among_messages_that_nobody_counts_is_free(rabbit: Any) -> None:
+async def test_a_selection_on_a_classic_queue_is_free(rabbit: Rabbit) -> None:
     rabbit.queue("back")
-    rabbit.put("dead", b"1", b"2")
+    rabbit.put("dead", b"1")
+    rabbit.put("dead", b"2", headers=OLD)
 
-    done = await DeadLetters(rabbit.url).replay("dead", to="back", chosen=lambda message: message.body == b"2")
+    done = await DeadLetters(rabbit.url, "dead").replay(FROM_OLD, to="back")
 
-    assert done == Replayed(1, 0)
+    assert done == ReplayReport(1, 1)
     assert [body for _, body in rabbit.take("back")] == [b"2"]
     rabbit.wait_for_depth("dead", 1)
 
 
-async def test_a_replay_stops_at_a_message_without_a_source_that_was_handed_back_before(rabbit: Any) -> None:
+async def test_a_replay_stops_at_a_message_it_has_returned_before(rabbit: Rabbit) -> None:
     queue = rabbit.queue("counting", quorum=True, dead=None, x_delivery_limit=2)
     rabbit.put(queue, b"no source")
-    counted = pytest.raises(ConfigurationError, match="says no source") if rabbit.counts_nacks else nullcontext()
+    counted = (
+        pytest.raises(ConfigurationError, match="peeking once more may delete it")
+        if rabbit.counts_nacks
+        else nullcontext()
+    )
 
-    assert await DeadLetters(rabbit.url).replay(queue) == Replayed(0, 1)
+    assert await DeadLetters(rabbit.url, queue).replay(EVERYTHING) == ReplayReport(1, 0, unreplayable=1)
     rabbit.wait_for_depth(queue, 1)
     with counted:
-        await DeadLetters(rabbit.url).replay(queue)
+        await DeadLetters(rabbit.url, queue).replay(EVERYTHING)
     rabbit.wait_for_depth(queue, 1)
     if rabbit.counts_nacks:  # the stop was the second time, and this is the last
-        assert await DeadLetters(rabbit.url).replay(queue, count_a_delivery=True) == Replayed(0, 1)
+        allowed = DeadLetters(rabbit.url, queue, count_a_delivery=True)
+        assert await allowed.replay(EVERYTHING) == ReplayReport(1, 0, unreplayable=1)
         rabbit.wait_for_depth(queue, 0)
     else:
         for _ in range(3):
-            assert await DeadLetters(rabbit.url).replay(queue) == Replayed(0, 1)
+            assert await DeadLetters(rabbit.url, queue).replay(EVERYTHING) == ReplayReport(1, 0, unreplayable=1)
             rabbit.wait_for_depth(queue, 1)
 
 
-async def test_a_replay_that_fails_does_not_drop_what_died_of_a_delivery_limit(rabbit: Any) -> None:
+async def test_a_failing_replay_drops_nothing_beyond_its_delivery_limit(rabbit: Rabbit) -> None:
     """From RabbitMQ 4.3 on it is beyond that limit in its dead-letter queue too, and a nack would drop it."""
-    dead = rabbit.queue("letters", quorum=True, dead=None, x_delivery_limit=1)
+    dead = rabbit.queue("failed", quorum=True, dead=None, x_delivery_limit=1)
     queue = rabbit.queue(quorum=True, dead=dead, x_delivery_limit=1)
     rabbit.put(queue, b"1", headers={"mine": 1})
     for _ in range(2):
@@ -190,17 +209,17 @@ async def test_a_replay_that_fails_does_not_drop_what_died_of_a_delivery_limit(r
     rabbit.channel.queue_delete(queue)
 
     with pytest.raises(PublishError, match="no queue is bound for work"):
-        await DeadLetters(rabbit.url).replay(dead)
+        await DeadLetters(rabbit.url, dead).replay(EVERYTHING)
     rabbit.wait_for_depth(dead, 1)
     rabbit.queue(queue)
 
-    assert await DeadLetters(rabbit.url).replay(dead) == Replayed(1, 0)
+    assert await DeadLetters(rabbit.url, dead).replay(EVERYTHING) == ReplayReport(1, 1)
     assert rabbit.depth(dead) == 0
     assert rabbit.take(queue) == [({"mine": 1}, b"1")]
 
 
 async def test_a_replay_that_is_cancelled_at_its_end_keeps_no_message(
-    rabbit: Any, monkeypatch: pytest.MonkeyPatch
+    rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rabbit.queue()
     rabbit.put("dead", b"no source")
@@ -211,7 +230,7 @@ async def test_a_replay_that_is_cancelled_at_its_end_keeps_no_message(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Publisher, "close", hangs)
-    running = asyncio.create_task(DeadLetters(rabbit.url).replay("dead"))
+    running = asyncio.create_task(DeadLetters(rabbit.url, "dead").replay(EVERYTHING))
     await ending.wait()
     assert rabbit.depth("dead") == 0
 
@@ -234,7 +253,7 @@ MILLISECONDS = Raw(b"T" + struct.pack(">Q", 1_700_000_000_000))
 
 
 @pytest.fixture
-def odd(rabbit: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def odd(rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The broker's-eye view, whose client writes what pika otherwise cannot."""
     encode = pika.data.encode_value
 
@@ -258,9 +277,9 @@ async def test_a_replay_brings_every_header_back_as_it_was(odd: Any) -> None:
     odd.put("dead", b"1", headers={"price": price, "small": Raw(b"b\x07"), "when": MILLISECONDS, **counts, **origin})
     odd.put("dead", b"behind it", headers=origin)
 
-    assert await DeadLetters(odd.url).replay("dead") == Replayed(2, 0)
+    assert await DeadLetters(odd.url, "dead").replay(EVERYTHING) == ReplayReport(2, 2)
 
-    link = await Link.open(DeadLetters(odd.url)._address)
+    link = await Link.open(DeadLetters(odd.url, "dead")._address)
     fetched = await link.fetch(queue)
     await link.close()
     assert fetched is not None
@@ -275,17 +294,17 @@ async def test_a_message_that_comes_back_to_the_publisher_may_have_any_header(od
     odd.put("dead", b"1", headers={"when": MILLISECONDS})
 
     with pytest.raises(ReturnedMessageError):
-        await DeadLetters(odd.url).replay("dead", to="nowhere")
+        await DeadLetters(odd.url, "dead").replay(EVERYTHING, to="nowhere")
 
 
-async def test_a_retry_circuit_ends_also_for_a_message_with_an_odd_header(odd: Any, recorder: Any) -> None:
+async def test_a_retry_circuit_ends_also_for_a_message_with_an_odd_header(odd: Any, recorder: type[Recorder]) -> None:
     odd.queue("wait", dead="work", x_message_ttl=20)
     odd.queue("work", dead="wait")
     odd.put("work", b"{}", headers={"when": MILLISECONDS})
     syncer = recorder(*[False] * 100)
     schemas = SchemaRegistry(built_in=False).register_default()
 
-    async with RabbitConsumer(odd.url, "work", syncer, schemas=schemas, max_retries=2) as consumer:
+    async with RabbitConsumer(odd.url, "work", syncer, schemas=schemas, max_retries=2, exhausted="drop") as consumer:
         await wait_until_async(lambda: consumer.count.dropped == 1 or len(syncer.seen) > 10)
 
     assert (len(syncer.seen), consumer.count.dropped) == (6, 1)  # three rounds, each with a second try

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from pika.heartbeat import HeartbeatChecker
+from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
+from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueMissingError, RabbitConnectionError
-from conquiet.kernel.backoff import Backoff
 from conquiet.rabbit import RabbitConsumer
 from conquiet.testing import Cut, RabbitMQServer, free_port, wait_until_async
 
@@ -23,12 +24,12 @@ async def acknowledged(consumer: RabbitConsumer, number: int) -> None:
 
 
 async def test_a_connection_closed_by_the_broker_is_rebuilt_whole(
-    rabbit: Any, recorder: Any, action: Any, fast: Any
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any
 ) -> None:
     queue = rabbit.queue()
-    heard: list[str] = []
+    events: list[str] = []
     consumer = RabbitConsumer(rabbit.url, queue, recorder(), concurrency=3, tag="rebuilt", **fast)
-    consumer.listen(lambda event: heard.append(event.reason or event.kind.value))
+    consumer.listen(lambda event: events.append(event.reason or event.kind.value))
 
     async with consumer:
         await asyncio.to_thread(rabbit.wait_for_consumers, 1)
@@ -38,12 +39,14 @@ async def test_a_connection_closed_by_the_broker_is_rebuilt_whole(
         rabbit.put(queue, action(1))
         await wait_until_async(lambda: consumer.count.ack == 1)
 
-    assert heard == ["connected", "connection: ConnectionClosedByBroker (320)", "connected"]
+    assert events == ["connected", "connection: ConnectionClosedByBroker (320)", "connected"]
     assert back["prefetch_count"] == 6
     assert back["ack_required"] is True
 
 
-async def test_a_consumer_starts_although_the_first_node_is_down(rabbit: Any, recorder: Any, action: Any) -> None:
+async def test_a_consumer_starts_although_the_first_node_is_down(
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction
+) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
     urls = [f"amqp://guest:guest@127.0.0.1:{free_port()}/", rabbit.url]
@@ -56,9 +59,9 @@ async def test_a_consumer_starts_although_the_first_node_is_down(rabbit: Any, re
 
 @pytest.mark.parametrize("how", [Cut.RST, Cut.FIN])
 async def test_a_late_settlement_of_an_old_channel_is_a_counted_no_op(
-    rabbit: Any, fault_proxy: Any, action: Any, fast: Any, how: Cut
+    rabbit: Rabbit, fault_proxy: Any, action: MakeAction, fast: Any, how: Cut
 ) -> None:
-    """Sent on the new channel, the old tag would settle somebody else's message or close the channel."""
+    """Sent on the new channel, the old tag would settle another message or close the channel."""
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
     proxy = fault_proxy(rabbit.url)
@@ -82,12 +85,12 @@ async def test_a_late_settlement_of_an_old_channel_is_a_counted_no_op(
         rabbit.put(queue, action(2))
         await wait_until_async(lambda: consumer.count.ack == 2)
 
-    assert consumer.count.reconnects == 1, "the late settlement cost us the new channel"
+    assert consumer.count.reconnects == 1, "the late disposition cost us the new channel"
     assert rabbit.take(queue) == rabbit.take("dead") == []
 
 
-async def test_what_waited_for_its_turn_on_a_lost_channel_is_not_run_from_there(
-    rabbit: Any, fault_proxy: Any, action: Any, fast: Any
+async def test_deliveries_waiting_on_a_lost_channel_are_not_run(
+    rabbit: Rabbit, fault_proxy: Any, action: MakeAction, fast: Any
 ) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(4)])
@@ -116,7 +119,7 @@ async def test_what_waited_for_its_turn_on_a_lost_channel_is_not_run_from_there(
 
 
 async def test_a_deleted_queue_is_waited_for_and_found_again(
-    rabbit: Any, recorder: Any, action: Any, fast: Any
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any
 ) -> None:
     queue = rabbit.queue()
     async with RabbitConsumer(rabbit.url, queue, recorder(), **fast) as consumer:
@@ -129,7 +132,9 @@ async def test_a_deleted_queue_is_waited_for_and_found_again(
     assert consumer.count.reconnects == 1
 
 
-async def test_a_queue_that_stays_deleted_is_an_error_after_bounded_attempts(rabbit: Any, recorder: Any) -> None:
+async def test_a_queue_that_stays_deleted_is_an_error_after_bounded_attempts(
+    rabbit: Rabbit, recorder: type[Recorder]
+) -> None:
     queue = rabbit.queue()
     consumer = RabbitConsumer(
         rabbit.url, queue, recorder(), max_reconnects=3, reconnect=Backoff(base_s=0.01, cap_s=0.05)
@@ -145,7 +150,7 @@ async def test_a_queue_that_stays_deleted_is_an_error_after_bounded_attempts(rab
 
 
 async def test_a_broker_that_stays_away_is_an_error_after_bounded_attempts(
-    rabbit: Any, recorder: Any, fault_proxy: Any
+    rabbit: Rabbit, recorder: type[Recorder], fault_proxy: Any
 ) -> None:
     queue = rabbit.queue()
     proxy = fault_proxy(rabbit.url)
@@ -162,7 +167,9 @@ async def test_a_broker_that_stays_away_is_an_error_after_bounded_attempts(
             await running
 
 
-async def test_a_channel_error_rebuilds_the_link(rabbit: Any, recorder: Any, action: Any, fast: Any) -> None:
+async def test_a_channel_error_rebuilds_the_link(
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any
+) -> None:
     """An acknowledgement of a tag that does not exist is answered by the broker with 406 and the end of the channel."""
     queue = rabbit.queue()
     async with RabbitConsumer(rabbit.url, queue, recorder(), **fast) as consumer:
@@ -174,7 +181,7 @@ async def test_a_channel_error_rebuilds_the_link(rabbit: Any, recorder: Any, act
 
 
 async def test_a_silent_peer_is_noticed_by_missing_heartbeats(
-    rabbit: Any, recorder: Any, action: Any, fast: Any, fault_proxy: Any
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any, fault_proxy: Any
 ) -> None:
     queue = rabbit.queue()
     proxy = fault_proxy(rabbit.url)
@@ -191,7 +198,7 @@ async def test_a_silent_peer_is_noticed_by_missing_heartbeats(
 
 @pytest.mark.spec("MW-004.1")
 async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_connection(
-    rabbit: Any, action: Any, fast: Any, monkeypatch: pytest.MonkeyPatch
+    rabbit: Rabbit, action: MakeAction, fast: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker gives up after two to three intervals; the library sends a heartbeat in each half of one."""
     queue = rabbit.queue()
@@ -217,8 +224,8 @@ async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_conne
     assert (consumer.count.reconnects, consumer.count.stale) == (0, 0)
 
 
-async def test_a_coroutine_that_blocks_the_loop_loses_its_connection_and_the_log_says_why(
-    rabbit: Any, action: Any, fast: Any, caplog: pytest.LogCaptureFixture
+async def test_a_blocked_loop_loses_its_connection_and_the_log_says_why(
+    rabbit: Rabbit, action: MakeAction, fast: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker gives up after two to three heartbeats. The message is not lost: it is delivered once more."""
     queue, runs, blocked_s = rabbit.queue(), 0, 0.0
@@ -238,15 +245,22 @@ async def test_a_coroutine_that_blocks_the_loop_loses_its_connection_and_the_log
         await wait_until_async(lambda: runs >= 2)
 
     assert rabbit.take(queue) == rabbit.take("dead") == []
-    told = [vars(record) for record in caplog.records if "stood still" in record.message]
+    stalls = [vars(record) for record in caplog.records if "stood still" in record.message]
     # It looks four times in a heartbeat, and says tenths.
-    assert max(record["stalled_s"] for record in told) >= blocked_s - 0.3
-    assert {record["syncer"].rpartition(".")[2] for record in told} == {"blocks_once"}
+    assert max(record["stalled_s"] for record in stalls) >= blocked_s - 0.3
+    assert {record["syncer"].rpartition(".")[2] for record in stalls} == {"blocks_once"}
 
 
 @pytest.mark.parametrize(("quorum", "killed"), [(False, True), (True, False)])
 async def test_a_node_restart_is_survived(
-    rabbitmq_server: Any, rabbit: Any, recorder: Any, action: Any, fast: Any, *, quorum: bool, killed: bool
+    rabbitmq_server: Any,
+    rabbit: Rabbit,
+    recorder: type[Recorder],
+    action: MakeAction,
+    fast: Any,
+    *,
+    quorum: bool,
+    killed: bool,
 ) -> None:
     """RabbitMQ 3.10 on one node: after kill -9 a quorum queue finds no leader, for raw clients either."""
     if not isinstance(rabbitmq_server, RabbitMQServer):

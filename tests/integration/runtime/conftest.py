@@ -12,7 +12,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from conquiet.kernel.lifecycle import Status
+from conquiet.core.lifecycle import Status
 from conquiet.runtime import Consumer, EngineError, StopReport
 
 

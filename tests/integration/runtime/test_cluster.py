@@ -14,8 +14,9 @@ import redis
 import redis.asyncio
 from redis.crc import key_slot
 
-from conquiet.kernel.backoff import Backoff
-from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, cluster
+from conquiet.core.backoff import Backoff
+from conquiet.redis_transport import slot_table
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
 from conquiet.testing import RedisServer, free_port, wait_until, wait_until_async
 
 pytestmark = pytest.mark.xdist_group("redis-cluster")
@@ -77,7 +78,10 @@ class Nodes:
         source_id, target_id = _text(source.call("CLUSTER", "MYID")), _text(target.call("CLUSTER", "MYID"))
         target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
         source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
-        source.call("MIGRATE", target.host, str(target.port), stream, "0", "5000")
+        while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, "100"):  # the stream, and the key of its consumer
+            assert isinstance(keys, list)
+            for key in keys:
+                source.call("MIGRATE", target.host, str(target.port), _text(key).decode(), "0", "5000")
         for node in (target, source, *self.masters):
             node.call("CLUSTER", "SETSLOT", slot, "NODE", target_id)
 
@@ -105,7 +109,7 @@ def started(conquiet_servers: Any) -> Iterator[Nodes]:
 
         def start() -> RedisServer:
             server = stack.enter_context(ClusterNode())
-            conquiet_servers.note(server)
+            conquiet_servers.record(server)
             return server
 
         yield Nodes(start)
@@ -155,7 +159,7 @@ async def test_streams_of_many_slots_are_read_by_one_engine_within_one_bound(
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         seen[message.stream, message.data["n"]] += 1
-        in_hand.append(engine.health().in_hand - engine.health().unacknowledged)
+        in_hand.append(engine.health().in_flight - engine.health().unacknowledged)
         await asyncio.sleep(0.001)
 
     engine: Consumer = make_engine(handler, redis=given, streams=STREAMS, concurrency=4, prefetch=6)
@@ -177,10 +181,10 @@ async def test_streams_of_many_slots_are_read_by_one_engine_within_one_bound(
     assert set(seen.values()) == {1}
     assert max(in_hand) <= 10
     assert running.errors == []
-    assert (report.succeeded, report.stranded, report.unacknowledged) == (406, 0, ())
+    assert (report.succeeded, report.unreleased, report.unacknowledged) == (406, 0, ())
 
 
-async def test_readers_take_turns_when_there_is_room_for_one_message_only(
+async def test_readers_take_turns_when_one_message_only_may_be_fetched(
     shared_nodes: Nodes, make_engine: Any, run: Any
 ) -> None:
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
@@ -189,7 +193,7 @@ async def test_readers_take_turns_when_there_is_room_for_one_message_only(
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         seen.append(message.stream)
-        in_hand.append(engine.health().in_hand - engine.health().unacknowledged)
+        in_hand.append(engine.health().in_flight - engine.health().unacknowledged)
         await asyncio.sleep(0)
 
     engine: Consumer = make_engine(handler, redis=raw, streams=STREAMS, concurrency=1, prefetch=0)
@@ -222,7 +226,7 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
         return int(rows[0][2])
 
     def move_and_watch() -> None:
-        engine._servers._ask()  # it has no doubt left
+        engine._topology._table.ask()  # it has no doubt left
         nodes.move(moving, home, since=second)
         # Only a heartbeat that looks for the new node itself finds it there.
         wait_until(seen_to_fall(idle_ms), message="extended three times")
@@ -238,14 +242,14 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
     options = {"redis": raw, "streams": STREAMS, "concurrency": 4, "claim_idle_ms": 600_000, "reconnect": QUICK}
     engine: Any = beat_quickly(make_engine(handler, **options))
     # It moves between the question who has it and the first command: the start must not fail for that.
-    engine._servers._ask()
+    engine._topology._table.ask()
     fill(raw, moving, 1)
     nodes.move(moving, first)
 
     def believe_the_old_answer_once() -> None:
-        del engine._servers._ask
+        del engine._topology._table.ask
 
-    engine._servers._ask = believe_the_old_answer_once
+    engine._topology._table.ask = believe_the_old_answer_once
     running = run(engine)
     await wait_until_async(lambda: (moving, 0) in seen)
     started_with = list(running.errors)
@@ -324,10 +328,10 @@ async def test_a_cluster_that_is_not_there_is_an_error_of_the_queue(nodes: Nodes
     client.close()
 
 
-async def test_a_node_that_falls_silent_costs_the_others_neither_their_leases_nor_their_end(
+async def test_a_silent_node_costs_the_others_neither_leases_nor_their_end(
     shared_nodes: Nodes, make_engine: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_ASK_S", 0.3)
+    monkeypatch.setattr(slot_table, "_ASK_TIMEOUT_S", 0.3)
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
     silent = shared_nodes.masters[shared_nodes.has(STREAMS[0])]
     on_silent = [stream for stream in STREAMS if shared_nodes.masters[shared_nodes.has(stream)] is silent]
@@ -338,7 +342,7 @@ async def test_a_node_that_falls_silent_costs_the_others_neither_their_leases_no
         await asyncio.Event().wait()
 
     engine: Any = make_engine(handler, redis=raw, streams=STREAMS, concurrency=20, claim_idle_ms=600_000)
-    engine._servers._timeout_s = 0.3
+    engine._topology._timeout_s = 0.3
     running = run(engine)
     await wait_until_async(lambda: engine.active_tasks == 6)
     asked: list[int] = []
@@ -355,8 +359,8 @@ async def test_a_node_that_falls_silent_costs_the_others_neither_their_leases_no
             with pytest.raises(redis.exceptions.TimeoutError):
                 await asyncio.to_thread(engine._heartbeat.beat, time.monotonic() + 300)
         # As it will be in a while: nothing read there, and handlers of the others that come to their end.
-        engine._shard_of[STREAMS[0]].intake.last_progress -= 10
-        engine._runner.last_end = time.monotonic()
+        engine._shards[0].fetcher.last_progress -= 10
+        engine._pace.last_end = time.monotonic()
         health = engine.health()
         engine.stop()
         engine.stop()
@@ -376,20 +380,21 @@ async def test_a_node_that_falls_silent_costs_the_others_neither_their_leases_no
 async def test_nodes_that_have_gone_are_not_asked_again(shared_nodes: Nodes, make_engine: Any) -> None:
     """Where nodes come back under other addresses, each one asked in vain would cost a silence."""
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
-    servers: Any = make_engine(print, redis=raw, streams=STREAMS)._servers
+    servers: Any = make_engine(print, redis=raw, streams=STREAMS)._topology
     gone = ("127.0.0.1", free_port())
-    servers._addresses.insert(0, gone)
+    table = servers._table
+    table._addresses.insert(0, gone)
 
-    servers.look_again()
+    servers.refresh()
     servers.client(STREAMS[0])
-    servers._owners = dict.fromkeys(servers._owners, gone)
+    table._owners = dict.fromkeys(table._owners, gone)
     for stream in STREAMS:
         servers.client(stream)
-    servers._asked_at -= 1
-    servers.look_again()
+    table._asked_at -= 1
+    servers.refresh()
     clients = set(servers._clients)
     await servers.close()
     raw.close()
 
     assert gone not in clients
-    assert sorted(servers._addresses) == sorted(("127.0.0.1", node.port) for node in shared_nodes.masters)
+    assert sorted(table._addresses) == sorted(("127.0.0.1", node.port) for node in shared_nodes.masters)

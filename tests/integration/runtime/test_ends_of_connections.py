@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueError
-from conquiet.kernel.backoff import Backoff
+from conquiet.redis_transport.async_connection import ConnectionLostError
 from conquiet.runtime import MessageContext, RuntimeMessage
-from conquiet.runtime.wire import WireLostError
 from conquiet.testing import wait_until_async
 
 
@@ -26,31 +26,20 @@ async def test_an_engine_that_can_acknowledge_nothing_any_more_ends(
     engine = make_engine(done, max_reconnects=2, reconnect=Backoff(base_s=0.01, cap_s=0.01))
     (shard,) = engine._shards
     running = run(engine)
-    await wait_until_async(lambda: shard.intake.is_blocked)
+    await wait_until_async(lambda: shard.fetcher.is_blocked)
 
     async def not_to_be_had() -> None:
-        raise WireLostError(RedisConnectionError())
+        raise ConnectionLostError(RedisConnectionError())
 
-    await shard._ack_wire.close()
-    monkeypatch.setattr(shard._ack_wire, "open", not_to_be_had)
-    monkeypatch.setattr(shard.acknowledger, "_reader_is_coming", lambda: False)
-    monkeypatch.setattr(shard.acknowledger, "take", _from_the_task_only(shard.acknowledger))
+    await shard.acknowledger._connection.close()
+    monkeypatch.setattr(shard.acknowledger._connection, "open", not_to_be_had)
+    monkeypatch.setattr(shard.acknowledger, "take_batch", lambda: None)  # the reader takes nothing along
     enqueue(1)
 
     with pytest.raises(QueueError):
         await asyncio.wait_for(running.task, 60)
     assert len(pending()) == 1
     assert engine.report.unacknowledged
-
-
-def _from_the_task_only(acknowledger: Any) -> Any:
-    take = acknowledger.take
-
-    def guarded() -> Any:
-        task = asyncio.current_task()
-        return take() if task is not None and task.get_name() == "conquiet-acks" else None
-
-    return guarded
 
 
 async def test_what_is_due_goes_out_by_itself_where_no_read_is_coming(
@@ -63,16 +52,16 @@ async def test_what_is_due_goes_out_by_itself_where_no_read_is_coming(
     (shard,) = engine._shards
     await shard.open()
     enqueue(3)
-    takes = shard.intake._rota.plan(3)
-    (first, second, last), _ = await shard._reader.read(takes, wait_ms=0, acks=None, acknowledger=shard.acknowledger)
-    borrow, later = shard.acknowledger.borrow, [second]
+    takes = shard.fetcher._scheduler.plan(3)
+    (first, second, last), _ = await shard._reader.read(takes, wait_ms=0, acks=None)
+    borrow, later = shard.acknowledger.execute, [second]
 
     async def finished_meanwhile(commands: list[bytes]) -> Any:
         if later:
             shard.acknowledger.add(later.pop())
         return await borrow(commands)
 
-    monkeypatch.setattr(shard.acknowledger, "borrow", finished_meanwhile)
+    monkeypatch.setattr(shard.acknowledger, "execute", finished_meanwhile)
     shard.acknowledger.start()
     shard.acknowledger.add(first)
     await wait_until_async(lambda: [row["message_id"].decode() for row in pending()] == [last.id])
@@ -84,7 +73,7 @@ async def test_what_is_due_goes_out_by_itself_where_no_read_is_coming(
     assert engine._table.snapshot() == []
     assert shard.reconnects == 0  # nothing has failed, so nothing was waited for
     assert await shard.close() == []
-    await engine._servers.close()
+    await engine._topology.close()
 
 
 async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
@@ -98,14 +87,14 @@ async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
 
     engine = make_engine(acks, claim_idle_ms=600_000)
     (shard,) = engine._shards
-    borrow = shard.acknowledger.borrow
+    borrow = shard.acknowledger.execute
 
     async def answered_late(commands: list[bytes]) -> Any:
         replies = await borrow(commands)
         await asyncio.to_thread(engine._heartbeat.beat, time.monotonic() + 300)  # as far on as makes it due
         return replies
 
-    monkeypatch.setattr(shard.acknowledger, "borrow", answered_late)
+    monkeypatch.setattr(shard.acknowledger, "execute", answered_late)
     running = run(engine)
     enqueue(1)
     await wait_until_async(lambda: told)
@@ -115,7 +104,7 @@ async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
     assert running.errors == []
 
 
-async def test_what_is_withheld_during_a_look_for_stale_work_is_not_read_after_it(
+async def test_a_stream_paused_during_a_claim_is_not_read_after_it(
     make_engine: Any, run: Any, enqueue: Any, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def done(_: RuntimeMessage, __: MessageContext) -> None:
@@ -123,26 +112,26 @@ async def test_what_is_withheld_during_a_look_for_stale_work_is_not_read_after_i
 
     engine = make_engine(done)
     (shard,) = engine._shards
-    claim = shard._reader.claim
+    claim = shard._reader.pending.claim
     reads: list[int] = []
 
     async def withheld_meanwhile(*arguments: Any) -> Any:
         found = await claim(*arguments)
         if not reads:
-            engine.withhold([stream])
-            reads.append(shard.intake.reads_begun)
+            engine.pause_streams([stream])
+            reads.append(shard.fetcher.reads_begun)
         return found
 
-    monkeypatch.setattr(shard._reader, "claim", withheld_meanwhile)
-    shard.intake._stealing._next = {stream: 0.0}
+    monkeypatch.setattr(shard._reader.pending, "claim", withheld_meanwhile)
+    shard.fetcher._claims._next = {stream: 0.0}
     running = run(engine)
-    await wait_until_async(lambda: reads and not shard.intake._streams)
+    await wait_until_async(lambda: reads and not shard.fetcher._streams)
 
-    assert shard.intake.reads_begun == reads[0]
+    assert shard.fetcher.reads_begun == reads[0]
     await running.stop()
 
 
-async def test_a_stop_breaks_off_an_opening_that_takes_for_ever(
+async def test_a_stop_aborts_an_opening_that_never_ends(
     make_engine: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: RuntimeMessage, __: MessageContext) -> None:

@@ -7,8 +7,8 @@ import pytest
 import redis
 import redis.asyncio
 
+from conquiet.core.backoff import Backoff
 from conquiet.errors import GroupMissingError, QueueError
-from conquiet.kernel.backoff import Backoff
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
@@ -29,7 +29,7 @@ def counting(counts: dict[str, int]) -> Any:
     return handler
 
 
-async def test_killed_connections_are_told_counted_and_had_back(
+async def test_killed_connections_are_reported_counted_and_reopened(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, counting: Any, counts: dict[str, int], pending: Any
 ) -> None:
     running = run(make_engine(counting, concurrency=8, reconnect=QUICK))
@@ -62,7 +62,7 @@ async def test_a_read_whose_reply_is_lost_strands_nothing_and_is_not_charged(
         await counting(message, ctx)
 
     running = run(make_engine(handler, redis=client, concurrency=8, claim_idle_ms=600_000, reconnect=QUICK))
-    await wait_until_async(lambda: running.engine._shards[0].intake.is_blocked)
+    await wait_until_async(lambda: running.engine._shards[0].fetcher.is_blocked)
     proxy.drop_next_reply(b"XREADGROUP")
     enqueue(50)
     await wait_until_async(lambda: len(counts) == 50)
@@ -142,7 +142,7 @@ async def test_of_many_streams_none_is_said_to_be_gone_that_is_not(
     streams.insert(place, gone)
     engine = make_engine(counting, streams=streams)
     running = run(engine)
-    await wait_until_async(lambda: engine._shards[0].intake.is_blocked)
+    await wait_until_async(lambda: engine._shards[0].fetcher.is_blocked)
     if blocked:  # the server does not say on which of them the read was waiting
         raw.delete(gone)
     else:
@@ -178,7 +178,7 @@ async def test_a_lost_group_is_built_again_from_the_beginning_on_request(
     assert len(running.errors) <= 5
 
 
-async def test_an_acknowledgement_that_could_not_be_sent_is_told_and_sent_again(
+async def test_an_acknowledgement_that_could_not_be_sent_is_reported_and_sent_again(
     make_engine: Any, run: Any, enqueue: Any, redis_url: str, fault_proxy: Any, pending: Any
 ) -> None:
     proxy = fault_proxy(redis_url)
@@ -190,7 +190,7 @@ async def test_an_acknowledgement_that_could_not_be_sent_is_told_and_sent_again(
         runs += 1
 
     running = run(make_engine(handler, redis=client, claim_idle_ms=600_000, reconnect=QUICK, concurrency=3))
-    await wait_until_async(lambda: running.engine._shards[0].intake.is_blocked)
+    await wait_until_async(lambda: running.engine._shards[0].fetcher.is_blocked)
     proxy.drop_next_request(b"XACK")
     enqueue(1)
     await wait_until_async(lambda: running.errors)
@@ -201,7 +201,7 @@ async def test_an_acknowledgement_that_could_not_be_sent_is_told_and_sent_again(
     assert runs == 1
 
 
-async def test_a_user_who_may_not_do_what_an_engine_does_is_told_so_at_the_start(
+async def test_missing_rights_are_an_error_at_the_start(
     make_engine: Any, private_redis: Any, counting: Any, counts: dict[str, int]
 ) -> None:
     """Otherwise the first heartbeat or acknowledgement would find out, with the messages already running, or done."""

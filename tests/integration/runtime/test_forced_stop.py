@@ -49,7 +49,7 @@ async def test_a_read_that_is_not_answered_is_cut_off_and_reported(
     make_engine: Any, run: Any, client: Any, proxy: Any
 ) -> None:
     running = run(make_engine(print, redis=client))
-    await wait_until_async(lambda: running.engine._shards[0].intake.is_blocked)
+    await wait_until_async(lambda: running.engine._shards[0].fetcher.is_blocked)
     await asyncio.to_thread(proxy.stall)
 
     report = await forced(running)
@@ -63,10 +63,10 @@ async def test_a_connection_that_is_not_answered_is_cut_off(
 ) -> None:
     running = run(make_engine(print, redis=client))
     (shard,) = running.engine._shards
-    await wait_until_async(lambda: shard.intake.is_blocked)
+    await wait_until_async(lambda: shard.fetcher.is_blocked)
     await asyncio.to_thread(proxy.stall)
-    shard.read_wire._line.cut()
-    await wait_until_async(lambda: shard.read_wire._opening is not None)
+    shard.connection._protocol.abort()
+    await wait_until_async(lambda: shard.connection._opening is not None)
 
     report = await forced(running)
 
@@ -74,7 +74,7 @@ async def test_a_connection_that_is_not_answered_is_cut_off(
     await asyncio.to_thread(proxy.resume)
 
 
-async def test_acknowledgements_and_messages_in_store_that_nobody_takes_are_reported(
+async def test_unsent_acknowledgements_and_unstarted_messages_are_reported(
     make_engine: Any, run: Any, client: Any, proxy: Any, enqueue: Any, pending: Any
 ) -> None:
     ids = enqueue(60)
@@ -87,7 +87,7 @@ async def test_acknowledgements_and_messages_in_store_that_nobody_takes_are_repo
 
     running = run(make_engine(handler, redis=client, claim_idle_ms=600_000))
     await begun.wait()
-    await wait_until_async(lambda: running.engine.health().in_hand == 20)
+    await wait_until_async(lambda: running.engine.health().in_flight == 20)
     await asyncio.to_thread(proxy.stall)
     running.engine.stop()
     leave.set()
@@ -95,7 +95,7 @@ async def test_acknowledgements_and_messages_in_store_that_nobody_takes_are_repo
 
     report = await forced(running)
 
-    assert (report.succeeded, report.handed_back, report.stranded) == (41, 0, 19)
+    assert (report.succeeded, report.released, report.unreleased) == (41, 0, 19)
     assert [message_id for _, message_id in report.unacknowledged] == [ids[40]]
     assert [row["message_id"].decode() for row in pending()] == ids[40:]
     await asyncio.to_thread(proxy.resume)
@@ -176,7 +176,7 @@ async def test_a_slot_that_waits_for_slow_callbacks_has_abandoned_nothing(
     assert len(report.abandoned) == 1
 
 
-async def test_a_handler_that_succeeds_although_it_was_told_to_break_off_is_not_abandoned(
+async def test_a_cancelled_handler_that_succeeds_is_not_abandoned(
     make_engine: Any, run: Any, enqueue: Any, pending: Any
 ) -> None:
     enqueue(1)

@@ -37,7 +37,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
     assert pending() == []
 
 
-async def test_a_lost_lease_is_told_and_the_message_is_neither_taken_back_nor_acknowledged(
+async def test_a_lost_lease_is_reported_and_its_message_left_alone(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, beat_quickly: Any
 ) -> None:
     (message_id,) = enqueue(1)
@@ -93,7 +93,7 @@ async def test_a_lease_is_extended_without_charging_a_delivery(
     assert count == 1
 
 
-async def test_a_stream_that_refuses_the_heartbeat_costs_no_other_its_lease_and_is_told(
+async def test_a_stream_that_refuses_the_heartbeat_costs_no_other_lease(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
 ) -> None:
     """The group of one of two streams is gone: its extension is refused, the other's is granted in the same write."""
@@ -167,7 +167,7 @@ async def test_what_has_waited_too_long_for_a_slot_and_is_still_ours_is_run(
         await leave.wait()
 
     engine = make_engine(handler, concurrency=1, claim_idle_ms=600_000)
-    engine._runner.average_s = 0.0  # so quick that more than one is fetched
+    engine._pace.average_s = 0.0  # so quick that more than one is fetched
     ids = enqueue(2)
     running = run(engine)
     await entered.wait()
@@ -180,7 +180,7 @@ async def test_what_has_waited_too_long_for_a_slot_and_is_still_ours_is_run(
     assert (report.succeeded, running.errors) == (2, [])
 
 
-async def test_a_lease_ends_after_max_lease_s_and_the_holder_is_told(
+async def test_a_lease_ends_after_max_lease_s_and_is_reported(
     make_engine: Any, run: Any, enqueue: Any, pending: Any
 ) -> None:
     enqueue(1)
@@ -198,7 +198,7 @@ async def test_a_lease_ends_after_max_lease_s_and_the_holder_is_told(
     assert len(pending()) == 1
 
 
-async def test_unstarted_messages_are_handed_back_free_for_anybody_and_uncharged(
+async def test_unstarted_messages_are_released_uncharged(
     make_engine: Any, run: Any, enqueue: Any, pending: Any, stream: str
 ) -> None:
     ids = enqueue(200)
@@ -213,7 +213,7 @@ async def test_unstarted_messages_are_handed_back_free_for_anybody_and_uncharged
     engine = make_engine(handler, concurrency=1, claim_idle_ms=600_000)
     running = run(engine)
     await entered.wait()
-    await wait_until_async(lambda: engine.health().in_hand > 1)
+    await wait_until_async(lambda: engine.health().in_flight > 1)
     await wait_until_async(lambda: pending()[0]["message_id"].decode() == ids[150])  # what is done is acknowledged
     engine.stop()
     await wait_until_async(lambda: all(row["times_delivered"] == 0 for row in pending()[1:]))
@@ -223,7 +223,7 @@ async def test_unstarted_messages_are_handed_back_free_for_anybody_and_uncharged
 
     assert report.succeeded == 151
     assert rows.pop(ids[150])["times_delivered"] == 1
-    assert len(rows) == report.handed_back > 0
+    assert len(rows) == report.released > 0
     assert {row["times_delivered"] for row in rows.values()} == {0}
     assert min(row["time_since_delivered"] for row in rows.values()) > 600_000
 
@@ -233,7 +233,7 @@ async def test_unstarted_messages_are_handed_back_free_for_anybody_and_uncharged
         counts.append(message.delivery_count)
 
     following = run(make_engine(next_handler, claim_idle_ms=600_000))
-    following.engine._shards[0].intake._stealing._next = {stream: 0.0}
+    following.engine._shards[0].fetcher._claims._next = {stream: 0.0}
     await wait_until_async(lambda: len(counts) == 49)
     await following.stop()
     assert set(counts) == {1}
@@ -260,11 +260,11 @@ async def test_stopping_at_random_moments_strands_nothing_and_charges_nothing(
         running = run(engine)
         await asyncio.sleep(rng.random() * 0.06)
         report = await running.stop()
-        assert (report.stranded, report.abandoned, report.unacknowledged) == (0, (), ())
+        assert (report.unreleased, report.abandoned, report.unacknowledged) == (0, (), ())
         assert running.errors == []
         assert all(row["times_delivered"] == 0 for row in pending())
     last = run(make_engine(handler, concurrency=50, claim_idle_ms=60_000))
-    last.engine._shards[0].intake._stealing._next = {stream: 0.0}
+    last.engine._shards[0].fetcher._claims._next = {stream: 0.0}
     await wait_until_async(lambda: len(counts) == 1_500)
     await last.stop()
 
@@ -407,7 +407,7 @@ async def test_a_callback_that_is_async_may_be_slow_without_losing_events(
     await running.stop()
 
 
-async def test_a_message_stolen_while_it_waited_for_a_slot_is_not_begun(
+async def test_a_message_claimed_while_it_waited_for_a_slot_is_not_started(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, beat_quickly: Any
 ) -> None:
     """Prefetched, then another engine took it: the heartbeat finds out, and the slot passes it by."""
@@ -424,11 +424,11 @@ async def test_a_message_stolen_while_it_waited_for_a_slot_is_not_begun(
     engine = beat_quickly(make_engine(handler, claim_idle_ms=600_000))
     running = run(engine)
     await entered.wait()
-    await wait_until_async(lambda: engine.health().in_hand > 5)
+    await wait_until_async(lambda: engine.health().in_flight > 5)
     raw.xclaim(stream, "processor", "thief", 0, ids[-3:])
     await wait_until_async(lambda: len(running.errors) == 3)
     leave.set()
-    await wait_until_async(lambda: len(begun) == 37 and engine.health().in_hand == 0)
+    await wait_until_async(lambda: len(begun) == 37 and engine.health().in_flight == 0)
     await running.stop()
 
     assert set(begun).isdisjoint(ids[-3:])

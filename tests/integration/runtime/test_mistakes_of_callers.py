@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from conquiet.errors import ConfigurationError, LeaseLostError
-from conquiet.metrics.registry import RUNTIME_IN_HAND
+from conquiet.metrics.registry import RUNTIME_IN_FLIGHT
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.runtime.context import SyncMessageContext
+from conquiet.runtime.message import Progress
 from conquiet.testing import wait_until, wait_until_async
 
 
 def in_hand(stream: str) -> float:
-    value: float = RUNTIME_IN_HAND.labels(stream)._value.get()
+    value: float = RUNTIME_IN_FLIGHT.labels(stream)._value.get()
     return value
 
 
@@ -38,7 +39,7 @@ async def test_a_callback_that_raises_a_cancellation_costs_no_message(make_engin
     assert report.succeeded == 1
 
 
-async def test_a_cancellation_out_of_on_exhausted_is_told(
+async def test_a_cancellation_out_of_on_exhausted_is_reported(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
 ) -> None:
     enqueue(1)
@@ -62,12 +63,12 @@ async def test_a_stop_event_that_would_block_the_loop_is_refused(make_engine: An
         await engine.start(threading.Event())
 
 
-def test_a_single_name_cannot_be_withheld_letter_by_letter(make_engine: Any, stream: str) -> None:
+def test_a_single_name_in_place_of_a_list_is_refused(make_engine: Any, stream: str) -> None:
     with pytest.raises(ConfigurationError, match="list of stream names"):
-        make_engine(print).withhold(stream)
+        make_engine(print).pause_streams(stream)
 
 
-async def test_what_engines_of_one_process_have_in_hand_is_shown_and_added_up(
+async def test_messages_in_flight_of_all_engines_are_added_up(
     make_engine: Any, run: Any, enqueue: Any, stream: str
 ) -> None:
     """Also while no slot is free, which is when nothing else moves the numbers."""
@@ -90,9 +91,7 @@ async def test_what_engines_of_one_process_have_in_hand_is_shown_and_added_up(
     assert in_hand(stream) == 0
 
 
-def test_a_thread_that_outlives_its_engine_and_loop_is_told_and_not_kept_waiting(
-    enqueue: Any, make_engine: Any
-) -> None:
+def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Any, make_engine: Any) -> None:
     enqueue(1)
     entered, ended = threading.Event(), threading.Event()
     told: list[str] = []
@@ -106,7 +105,7 @@ def test_a_thread_that_outlives_its_engine_and_loop_is_told_and_not_kept_waiting
             except LeaseLostError:
                 told.append("refused")
         # The same, had it been about to call when its loop ended.
-        message.settled = False
+        message.progress = Progress.RUNNING
         for call in (ctx.extend, ctx.ack):
             try:
                 call()

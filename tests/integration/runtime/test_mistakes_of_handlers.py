@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from conquiet.core.backoff import Backoff
 from conquiet.errors import ConfigurationError, LeaseLostError, QueueError
-from conquiet.kernel.backoff import Backoff
 from conquiet.metrics.registry import RUNTIME_LEASES_LOST_TOTAL
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
@@ -113,7 +113,7 @@ async def test_what_is_no_exception_costs_no_slot_either(
     await wait_until_async(lambda: len(failed) == 3)
     report = await running.stop()
 
-    assert (report.failed, report.handed_back, len(pending())) == (3, 0, 3)
+    assert (report.failed, report.released, len(pending())) == (3, 0, 3)
 
 
 async def test_nor_does_it_out_of_on_exhausted(make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str) -> None:
@@ -143,17 +143,17 @@ async def test_a_process_that_is_to_end_takes_its_message_for_failed(make_engine
     failed: list[Any] = []
     engine.on("failed", failed.append)
 
-    def ends(_: RuntimeMessage) -> None:
+    def ends(_: RuntimeMessage, __: Any) -> None:
         raise SystemExit
 
-    engine._runner._handler = ends
+    engine._runner._execute = ends
     with pytest.raises(SystemExit):
         await engine._runner(RuntimeMessage(engine._streams[0], message_id, {}, leased_at=time.monotonic()))
 
     assert [event.message.id for event in failed] == [message_id]
 
 
-async def test_a_loss_that_a_handler_finds_by_asking_is_told_and_counted_once(
+async def test_a_lease_loss_found_by_extend_is_reported_and_counted_once(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, beat_quickly: Any
 ) -> None:
     enqueue(1)
@@ -215,7 +215,7 @@ async def test_a_message_in_other_hands_cannot_be_acknowledged_here(
     async def acks_too_late(message: RuntimeMessage, ctx: MessageContext) -> None:
         contexts.append(ctx)
         raw.xclaim(stream, "processor", "other", 0, [message.id])
-        message.lease_lost = True  # as the heartbeat finds out
+        message.lose()  # as the heartbeat does
         try:
             await ctx.ack()
         except LeaseLostError as error:
@@ -245,12 +245,12 @@ async def test_nothing_is_sent_after_the_end(make_engine: Any, run: Any, enqueue
     await running.stop()
 
     with pytest.raises(QueueError):
-        await engine.acknowledge(contexts[0].message)
-    assert not engine._shards[0]._ack_wire.is_open
+        await engine._leases.acknowledge(contexts[0].message)
+    assert not engine._shards[0].acknowledger.is_open
     assert len(pending()) == 1
 
 
-async def test_a_lost_read_of_failing_messages_starves_nobody_and_repeats_nothing(
+async def test_a_lost_read_of_failing_messages_starves_no_stream(
     make_engine: Any, run: Any, enqueue: Any, stream: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is room for one at a time: the first one, failed, must not be found again in place of the second."""
@@ -270,7 +270,7 @@ async def test_a_lost_read_of_failing_messages_starves_nobody_and_repeats_nothin
         if not lost.is_set():
             lost.set()
             raw.xreadgroup("processor", "me", {stream: ">"}, count=5)  # delivered, and the reply never seen
-            await shard.read_wire.close()
+            await shard.connection.close()
         return await read(*arguments, **options)
 
     monkeypatch.setattr(shard._reader, "read", broken_once)
@@ -298,14 +298,14 @@ async def test_a_handler_over_its_time_uses_up_no_deliveries(
     (shard,) = engine._shards
     running = run(engine)
     claims: list[int] = []
-    claim = shard._reader.claim
+    claim = shard._reader.pending.claim
 
     async def counted(*arguments: Any) -> Any:
         found = await claim(*arguments)
         claims.append(len(running.errors))
         return found
 
-    shard._reader.claim = counted
+    shard._reader.pending.claim = counted
     await wait_until_async(lambda: running.errors)  # told that its lease is lost
     begun = len(claims)
     await wait_until_async(lambda: len(claims) >= begun + 8, message=lambda: f"{running.errors} {claims}")
@@ -356,9 +356,9 @@ async def test_an_entry_that_comes_twice_runs_once_at_a_time(
     enqueue(1)
     await wait_until_async(lambda: running_now == 1)
     raw.xgroup_setid(stream, "processor", "0")
-    begun = engine._shards[0].intake.reads_begun
+    begun = engine._shards[0].fetcher.reads_begun
     enqueue(1, n=2)
-    await wait_until_async(lambda: engine._shards[0].intake.reads_begun > begun and running_now == 2)
+    await wait_until_async(lambda: engine._shards[0].fetcher.reads_begun > begun and running_now == 2)
     leave.set()
     await running.stop()
 

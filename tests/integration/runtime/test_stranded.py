@@ -25,7 +25,7 @@ async def reader(make_engine: Any, run: Any, stream: str, raw: Any) -> Any:
     await shard.open()
     yield shard._reader
     await shard.close()
-    await engine._servers.close()
+    await engine._topology.close()
 
 
 def lose(raw: Any, stream: str, count: int) -> list[str]:
@@ -46,16 +46,16 @@ async def test_a_slow_answer_makes_nothing_too_old(
     enqueue(250)
     sent_at = time.monotonic()
     lost = lose(raw, stream, 250)
-    call = reader._wire.call
+    call = reader._connection.call
 
     async def slow(packed: list[bytes]) -> list[Any]:
         await asyncio.sleep(0.05)
         return await call(packed)
 
-    monkeypatch.setattr(reader._wire, "call", slow)
+    monkeypatch.setattr(reader._connection, "call", slow)
     found, more = [], True
     while more:
-        page, more = await reader.recover_stranded(stream, 1_000, sent_at=sent_at, by_claim=False)
+        page, more = await reader.pending.recover_undelivered(stream, 1_000, sent_at=sent_at, by_claim=False)
         found += page
 
     assert [message.id for message in found] == lost
@@ -69,13 +69,13 @@ async def test_what_was_seen_and_failed_is_not_taken_for_lost(
     sent_at = time.monotonic()
     enqueue(5)
     engine = make_engine(idle)
-    take = engine._shards[0].intake._rota.plan(5)
-    seen, _ = await reader.read(take, wait_ms=0, acks=None, acknowledger=engine._shards[0].acknowledger)
+    take = engine._shards[0].fetcher._scheduler.plan(5)
+    seen, _ = await reader.read(take, wait_ms=0, acks=None)
     release(reader, stream)
     enqueue(3)
     lost = lose(raw, stream, 3)
 
-    found, _ = await reader.recover_stranded(stream, 100, sent_at=sent_at, by_claim=False)
+    found, _ = await reader.pending.recover_undelivered(stream, 100, sent_at=sent_at, by_claim=False)
 
     assert len(seen) == 5
     assert [message.id for message in found] == lost
@@ -87,19 +87,17 @@ async def test_a_claim_whose_reply_is_lost_is_found_wherever_its_entries_stand(
     ids = enqueue(5)
     raw.xreadgroup("processor", "somebody", {stream: ">"}, count=2)
     engine = make_engine(idle)
-    await reader.read(
-        engine._shards[0].intake._rota.plan(5), wait_ms=0, acks=None, acknowledger=engine._shards[0].acknowledger
-    )
+    await reader.read(engine._shards[0].fetcher._scheduler.plan(5), wait_ms=0, acks=None)
     sent_at = time.monotonic()
     raw.xautoclaim(stream, "processor", "me", 0, "0-0", count=2)
 
-    found, _ = await reader.recover_stranded(stream, 100, sent_at=sent_at, by_claim=True)
+    found, _ = await reader.pending.recover_undelivered(stream, 100, sent_at=sent_at, by_claim=True)
 
     assert [(message.id, message.delivery_count) for message in found] == [(ids[0], 2), (ids[1], 2)]
 
 
-@pytest.mark.parametrize("way", ["read_own", "claim", "claim by hand", "recover_stranded"])
-async def test_what_a_look_has_brought_is_held_from_then_on(
+@pytest.mark.parametrize("way", ["read_own", "claim", "claim without XAUTOCLAIM", "recover_undelivered"])
+async def test_what_a_recovery_has_returned_is_held_from_then_on(
     reader: StreamReader, stream: str, raw: Any, enqueue: Any, way: str
 ) -> None:
     """What is not in the table is not extended: it would turn stale in its handler's hands and run twice."""
@@ -107,35 +105,36 @@ async def test_what_a_look_has_brought_is_held_from_then_on(
     sent_at = time.monotonic()
     lose(raw, stream, 2)
     if way.startswith("claim"):
+        reader.pending._has_autoclaim = way == "claim"
         raw.xclaim(stream, "processor", "dead", 0, ids, idle=3_600_000, justid=True)
-        reader._has_autoclaim = way == "claim"
-        found, _ = await reader.claim(stream, "0-0", 5)
+        found, _ = await reader.pending.claim(stream, "0-0", 5)
     elif way == "read_own":
-        found, _ = await reader.read_own(stream, "0-0", 5)
+        found, _ = await reader.pending.read_own(stream, "0-0", 5)
     else:
-        found, _ = await reader.recover_stranded(stream, 5, sent_at=sent_at, by_claim=False)
+        found, _ = await reader.pending.recover_undelivered(stream, 5, sent_at=sent_at, by_claim=False)
 
     assert [message.id for message in found] == ids
     assert reader._table.snapshot() == found
 
 
-@pytest.mark.parametrize("command", ["XREADGROUP", "XAUTOCLAIM", "XCLAIM"])
+@pytest.mark.parametrize(("own", "command"), [(True, "XCLAIM"), (False, "XAUTOCLAIM"), (False, "XCLAIM")])
 async def test_a_refused_look_says_which_command_was_refused(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, command: str
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, command: str, *, own: bool
 ) -> None:
     ids = enqueue(2)
     lose(raw, stream, 2)
-    raw.xclaim(stream, "processor", "dead", 0, ids, idle=3_600_000, justid=True)
-    reader._has_autoclaim = command == "XAUTOCLAIM"
+    owner = reader._consumer_id if own else "dead"
+    raw.xclaim(stream, "processor", owner, 0, ids, idle=3_600_000, justid=True)
+    reader.pending._has_autoclaim = command == "XAUTOCLAIM"
     raw.config_set("min-replicas-to-write", 1)
     try:
         with pytest.raises(QueueError, match=rf"{command} .* refused .*NOREPLICAS"):
-            await (reader.read_own if command == "XREADGROUP" else reader.claim)(stream, "0-0", 5)
+            await (reader.pending.read_own if own else reader.pending.claim)(stream, "0-0", 5)
     finally:
         raw.config_set("min-replicas-to-write", 0)
 
     assert reader._table.snapshot() == []
-    assert reader._has_autoclaim == (command == "XAUTOCLAIM")
+    assert reader.pending._has_autoclaim == (command == "XAUTOCLAIM")
 
 
 async def test_a_failed_message_does_not_run_again_because_a_later_look_was_lost(
@@ -150,20 +149,20 @@ async def test_a_failed_message_does_not_run_again_because_a_later_look_was_lost
 
     engine = make_engine(failing, claim_idle_ms=600_000)
     (shard,) = engine._shards
-    claim, lost = shard._reader.claim, asyncio.Event()
+    claim, lost = shard._reader.pending.claim, asyncio.Event()
 
     async def broken_once(*arguments: Any) -> Any:
         if runs and not lost.is_set():
             lost.set()
-            await shard.read_wire.close()
+            await shard.connection.close()
         return await claim(*arguments)
 
-    monkeypatch.setattr(shard._reader, "claim", broken_once)
-    shard.intake._stealing._next = {stream: 0.0}
+    monkeypatch.setattr(shard._reader.pending, "claim", broken_once)
+    shard.fetcher._claims._next = {stream: 0.0}
     running = run(engine)
     enqueue(1)
     await wait_until_async(lambda: len(runs) == 1)
-    shard.intake._stealing._next = {stream: 0.0}
+    shard.fetcher._claims._next = {stream: 0.0}
     await lost.wait()
     enqueue(1)
     await wait_until_async(lambda: len(runs) > 1)
@@ -184,7 +183,7 @@ async def test_entries_of_a_claim_whose_reply_is_lost_are_had_at_once(
     proxy = fault_proxy(redis_url)
     client = redis.asyncio.Redis.from_url(proxy.url_for(redis_url))
     engine = make_engine(note, redis=client, claim_idle_ms=600_000)
-    stealing = engine._shards[0].intake._stealing
+    stealing = engine._shards[0].fetcher._claims
     stealing._next = {stream: 3_600.0}
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
     ids = enqueue(2)

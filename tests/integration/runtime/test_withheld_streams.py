@@ -6,7 +6,7 @@ from typing import Any
 from conquiet.testing import wait_until_async
 
 
-async def test_a_stream_released_in_the_middle_of_a_look_has_its_stale_work_run_once(
+async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
     make_engine: Any, run: Any, raw: Any, stream: str, enqueue: Any
 ) -> None:
     """Claimed before our own pending entries were read, it would be taken for one of those and run a second time."""
@@ -24,16 +24,16 @@ async def test_a_stream_released_in_the_middle_of_a_look_has_its_stale_work_run_
 
     engine = make_engine(handler, streams=[stream, other], concurrency=4, claim_idle_ms=2_000)
     (shard,) = engine._shards
-    claim = shard._reader.claim
+    claim = shard._reader.pending.claim
 
     async def claim_and_release(name: str, cursor: str, count: int) -> Any:
         found = await claim(name, cursor, count)
-        engine.withhold([])
+        engine.pause_streams([])
         return found
 
-    engine.withhold([stream])
-    shard._reader.claim = claim_and_release
-    shard.intake._stealing._next = {other: -1.0, stream: -0.5}  # both in one look, the other one first
+    engine.pause_streams([stream])
+    shard._reader.pending.claim = claim_and_release
+    shard.fetcher._claims._next = {other: -1.0, stream: -0.5}  # both in one look, the other one first
     engine_run = run(engine)
     await wait_until_async(lambda: runs)
     enqueue(to=other)  # a later read: by now our own pending entries have been read
@@ -59,13 +59,13 @@ async def test_what_we_acknowledged_while_claiming_it_is_not_run_again(
 
     engine = make_engine(handler, claim_idle_ms=2_000)
     (shard,) = engine._shards
-    claimed = shard._reader._claimed
+    claimed = shard._reader.pending._claimed
 
     async def acknowledged_meanwhile(*given: Any) -> Any:
         raw.xack(stream, "processor", entry)
         return await claimed(*given)
 
-    shard._reader._claimed = acknowledged_meanwhile
+    shard._reader.pending._claimed = acknowledged_meanwhile
     engine_run = run(engine)
     await wait_until_async(lambda: raw.xpending(stream, "processor")["pending"] == 0)
     (fresh,) = enqueue()
@@ -88,11 +88,11 @@ async def test_one_waiting_read_is_cut_short_for_a_withheld_stream_and_no_later_
 
     engine = make_engine(handler, streams=[stream, f"{stream}-other"])
     engine_run = run(engine)
-    await wait_until_async(lambda: engine._shards[0].intake.is_blocked)
+    await wait_until_async(lambda: engine._shards[0].fetcher.is_blocked)
     before = calls()
-    schedule = engine._shards[0].intake._stealing
+    schedule = engine._shards[0].fetcher._claims
     schedule._next[stream] = 0.0
-    engine.withhold([stream])
+    engine.pause_streams([stream])
     await asyncio.sleep(0.5)
 
     # Its look is put off: one that stayed due would keep every read of the others from waiting.

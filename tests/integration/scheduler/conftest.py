@@ -1,4 +1,4 @@
-"""A stage for schedulers: one real Redis, virtual time where a test wants it, and the messages that were fired."""
+"""Schedulers on one real Redis, with virtual time on request, and the messages they fired."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio
 
 from conquiet.scheduler import Every, ScheduleEntry, Scheduler
+from conquiet.scheduler.entries import When
 from conquiet.testing import wait_until_async
 
 START = 1_800_000_000_000  # a round moment of virtual time, in January 2027
@@ -26,12 +27,12 @@ class Stage:
         self._opened: list[Scheduler] = []
         self._running: list[asyncio.Task[None]] = []
 
-    def entry(self, name: str = "beat", when: Any = None, **settings: Any) -> ScheduleEntry:
+    def entry(self, name: str = "beat", when: When | None = None, **settings: Any) -> ScheduleEntry:
         stream = settings.pop("stream", self.stream)
         return ScheduleEntry(name, when or Every(10), settings.pop("event", "beat"), stream, **settings)
 
     def virtual(self, *entries: ScheduleEntry, **settings: Any) -> Scheduler:
-        """A scheduler to be driven by ``tick()`` in virtual time; it declares at its first ``start()``."""
+        """A scheduler to be driven by ``tick()`` in virtual time; it stores its entries at its first ``run()``."""
         return self.real(*entries, now_ms=lambda: self.now, **settings)
 
     def real(self, *entries: ScheduleEntry, **settings: Any) -> Scheduler:
@@ -41,9 +42,9 @@ class Stage:
         return scheduler
 
     async def started(self, *entries: ScheduleEntry, **settings: Any) -> Scheduler:
-        """A virtual scheduler that has declared its entries, as ``start()`` does first."""
+        """A virtual scheduler that has stored its entries, as ``run()`` does first."""
         scheduler = self.virtual(*entries, **settings)
-        await scheduler._declare_all()
+        await scheduler._firer.store_declared()
         return scheduler
 
     def run(self, scheduler: Scheduler) -> asyncio.Task[None]:

@@ -1,21 +1,23 @@
-"""A scheduler's task that is cancelled ends, at whatever turn of the event loop it is asked."""
+"""A cancelled task of the scheduler ends, at any turn of the event loop."""
 
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import redis.asyncio
 
-from conquiet.queue.client import clone_async
-from conquiet.scheduler.ledger import Ledger
+from conquiet.redis_transport.client import clone_async
+from conquiet.scheduler.schedule_store import ScheduleStore
+
+Call = Callable[[], Awaitable[object]]
 
 
-async def test_a_cancelled_glance_ends_at_whatever_turn_of_the_loop(
-    redis_url: str, key_prefix: str, turns_that_swallow_a_cancellation: Any
+async def test_a_cancelled_snapshot_ends_at_any_turn_of_the_loop(
+    redis_url: str, key_prefix: str, turns_that_swallow_a_cancellation: Callable[[Call], Awaitable[list[int]]]
 ) -> None:
     client = clone_async(redis.asyncio.Redis.from_url(redis_url))
-    ledger = Ledger(client, f"{key_prefix}group")
-    await ledger.glance()
+    store = ScheduleStore(client, f"{key_prefix}group")
+    await store.snapshot()
 
-    went_on = await turns_that_swallow_a_cancellation(ledger.glance)
+    went_on = await turns_that_swallow_a_cancellation(store.snapshot)
 
     await client.aclose()
     assert went_on == []

@@ -1,4 +1,4 @@
-"""What code declares, what people add, and what the ledger makes of it: real Redis, virtual time."""
+"""Entries of code and of run time, and their state: real Redis, virtual time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 START = 1_800_000_000_000
 
 
-async def test_an_entry_added_at_run_time_is_fired_by_hosts_that_never_heard_of_it(stage: Stage) -> None:
+async def test_an_entry_added_at_run_time_is_fired_by_all_hosts(stage: Stage) -> None:
     host = await stage.started()
     operator = Schedules(stage.redis, group=stage.group, now_ms=lambda: stage.now)
     await stage.at(0, host)
@@ -35,7 +35,7 @@ async def test_an_entry_added_at_run_time_is_fired_by_hosts_that_never_heard_of_
     await operator.close()
 
 
-async def test_the_list_tells_how_each_entry_stands(stage: Stage) -> None:
+async def test_the_list_shows_the_state_of_each_entry(stage: Stage) -> None:
     host = await stage.started(stage.entry("b-code"), stage.entry("a-code", Every(60)))
     await host.add(stage.entry("c-extra", Once(from_ms(START + 3_600_000)), stream=f"{stage.stream}-other"))
     await stage.at(20, host)
@@ -72,7 +72,7 @@ async def test_next_runs_of_all_entries_come_in_the_order_they_will_fire(stage: 
 
 
 async def test_a_pause_holds_on_every_host_at_once_and_through_restarts(stage: Stage) -> None:
-    """The other host has not looked at the ledger since: the firing step itself says no."""
+    """The other host has not polled since: the firing script itself refuses."""
     entry = stage.entry()
     first, second = await stage.started(entry), await stage.started(entry)
     await stage.at(10, first, second)
@@ -82,8 +82,8 @@ async def test_a_pause_holds_on_every_host_at_once_and_through_restarts(stage: S
     assert await first.pause("beat")
     assert not await first.pause("beat")
     stage.now = START + 20_000
-    fired_by_due = second._due(stage.now)
-    await second._carry_out(stage.stream, fired_by_due[stage.stream])  # a round that began before the pause
+    fired_by_due = second._firer._due(stage.now)
+    await second._firer._fire_stream(stage.stream, fired_by_due[stage.stream])  # a round that began before the pause
     assert await stage.dues() == [10]
     restarted = await stage.started(entry)
     assert await stage.at(40, first, second, restarted) == [10]
@@ -95,7 +95,7 @@ async def test_a_pause_holds_on_every_host_at_once_and_through_restarts(stage: S
     assert (await first.list_entries())[0].missed == 0
 
 
-async def test_a_pause_that_ends_before_a_held_back_tick_is_fired_does_not_swallow_it(stage: Stage) -> None:
+async def test_a_pause_that_ends_before_a_delayed_tick_keeps_the_tick(stage: Stage) -> None:
     entry = stage.entry(when=Every(3600), jitter_s=3000.0)
     due = next(
         due for due in range(3600, 360_000, 3600) if entry.fire_at(START + due * 1000) > START + due * 1000 + 60_000
@@ -128,7 +128,7 @@ async def test_a_resumption_after_the_clock_was_set_back_fires_nothing_twice(sta
 
 
 async def test_a_resumption_of_what_is_not_paused_changes_nothing(stage: Stage) -> None:
-    """Nobody ran between 10 and 35: what was due then is still the policy's."""
+    """No host ran between 10 and 35: the policy decides about what was due then."""
     host = await stage.started(stage.entry(catch_up="all"))
     await stage.at(10, host)
     stage.now = START + 35_000
@@ -138,18 +138,18 @@ async def test_a_resumption_of_what_is_not_paused_changes_nothing(stage: Stage) 
     assert await stage.at(35, host) == [10, 20, 30]
 
 
-async def test_a_resumption_by_somebody_who_read_the_ledger_long_ago_fires_nothing_twice(stage: Stage) -> None:
+async def test_resuming_from_an_old_record_fires_nothing_twice(stage: Stage) -> None:
     host = await stage.started(stage.entry())
-    _, (record,), _ = await host._ledger.load(stage.stream)
+    _, (record,), _ = await host._store.load(stage.stream)
     await stage.at(10, host)
     await host.pause("beat")
 
-    assert await host._ledger.resume(record, record.decided)
+    assert await host._store.resume(record, record.decided)
 
     assert await stage.at(12, host) == [10]
 
 
-async def test_a_long_pause_of_a_schedule_of_seconds_leaves_nothing_to_catch_up_on(stage: Stage) -> None:
+async def test_a_long_pause_leaves_nothing_to_catch_up_on(stage: Stage) -> None:
     host = await stage.started(stage.entry(when=Every(1), catch_up="all", grace_s=3600, jitter_s=2.0))
     await host.pause("beat")
     await stage.at(2_000, host)
@@ -161,7 +161,7 @@ async def test_a_long_pause_of_a_schedule_of_seconds_leaves_nothing_to_catch_up_
     assert (await host.list_entries())[0].missed == 0
 
 
-async def test_a_one_off_time_that_passed_during_a_pause_goes_by_its_policy(stage: Stage) -> None:
+async def test_a_one_off_time_passed_during_a_pause_follows_its_policy(stage: Stage) -> None:
     host = await stage.started(stage.entry("once", Once(from_ms(START + 10_000))))
     await host.pause("once")
     assert await stage.at(30, host) == []
@@ -191,7 +191,7 @@ async def test_what_code_no_longer_declares_is_reported_and_not_fired(
     assert sorted(await stage.ids()) == [f"extra@{START + 10_000}", f"kept@{START + 10_000}"]
     assert await new.undeclared() == ["dropped"]
     assert await old.undeclared() == []
-    reports = [record for record in caplog.records if "not declared any more" in record.message]
+    reports = [record for record in caplog.records if "no longer declared" in record.message]
     assert [record.__dict__["entry"] for record in reports] == ["dropped"]
     assert "dropped" not in {run.name for run in await new.next_runs(10)}
 
@@ -227,7 +227,7 @@ async def test_an_entry_that_moves_to_another_stream_leaves_nothing_behind(stage
     assert await stage.ids() == [f"beat@{START + 20_000}"]
     assert await stage.ids(other) == [f"beat@{START + 30_000}"]
     assert [listed.entry.stream for listed in await new.list_entries()] == [other]
-    assert set(await stage.redis.hgetall(new._ledger._state(stage.stream))) == {b"epoch", b"version"}
+    assert set(await stage.redis.hgetall(new._store._state(stage.stream))) == {b"epoch", b"version"}
 
 
 async def test_a_declared_one_off_time_fires_once_over_all_restarts(stage: Stage) -> None:
@@ -237,7 +237,7 @@ async def test_a_declared_one_off_time_fires_once_over_all_restarts(stage: Stage
     assert (await (await stage.started(entry)).list_entries())[0].next_run is None
 
 
-async def test_a_one_off_time_added_at_run_time_is_gone_when_it_is_done(stage: Stage) -> None:
+async def test_a_one_off_time_added_at_run_time_is_removed_after_firing(stage: Stage) -> None:
     first, second = await stage.started(), await stage.started()
     await first.add(stage.entry("once", Once(from_ms(START + 10_000))))
     await stage.at(5, first, second)
@@ -247,7 +247,7 @@ async def test_a_one_off_time_added_at_run_time_is_gone_when_it_is_done(stage: S
 
     assert await first.list_entries() == []
     assert not [key async for key in stage.redis.scan_iter(f"*{stage.group}:entries")]
-    assert set(await stage.redis.hgetall(first._ledger._state(stage.stream))) == {b"epoch", b"version"}
+    assert set(await stage.redis.hgetall(first._store._state(stage.stream))) == {b"epoch", b"version"}
 
 
 async def test_names_are_not_taken_from_others(stage: Stage) -> None:
@@ -300,7 +300,7 @@ async def test_a_definition_of_a_newer_release_is_reported_and_stops_nothing_els
 
 
 @pytest.mark.parametrize("where", ["name", "state", "version", "pointer", "directory", "braces"])
-async def test_what_others_write_into_the_ledger_ends_no_scheduler(stage: Stage, where: str) -> None:
+async def test_foreign_data_in_the_store_stops_no_scheduler(stage: Stage, where: str) -> None:
     host = await stage.started(stage.entry())
     await host.add(stage.entry("other"))
     (entries,) = [key async for key in stage.redis.scan_iter(f"*{stage.group}:entries")]
@@ -321,7 +321,7 @@ async def test_what_others_write_into_the_ledger_ends_no_scheduler(stage: Stage,
     assert "beat" in [listed.entry.name for listed in await host.list_entries()]
 
 
-async def test_a_lost_ledger_is_written_again_from_code(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_lost_schedule_data_is_stored_again_from_code(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """FLUSHALL, or a server that came back empty. Nothing due before that is fired again."""
     host, other = await stage.started(stage.entry()), await stage.started(stage.entry())
     await stage.at(10, host, other)
@@ -330,10 +330,10 @@ async def test_a_lost_ledger_is_written_again_from_code(stage: Stage, caplog: py
 
     assert await stage.at(15, host, other) == []
     assert await stage.at(20, host, other) == [20]
-    assert any("ledger was lost" in record.message for record in caplog.records)
+    assert any("schedule data was lost" in record.message for record in caplog.records)
 
 
-async def test_a_lost_ledger_fires_no_one_off_time_again_and_those_to_come_all_the_same(stage: Stage) -> None:
+async def test_after_data_loss_only_future_one_off_times_fire(stage: Stage) -> None:
     entries = [
         stage.entry("migrate", Once(from_ms(START + 10_000))),
         stage.entry("launch", Once(from_ms(START + 30_000))),

@@ -1,4 +1,4 @@
-"""The example of this room does what it says."""
+"""The example of this package does what it says."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "scheduler_nightly_report.py"
 
 
 @pytest.mark.spec("CM-003.4", "CM-002.1")
-def test_the_nightly_report_runs_once_a_night_and_each_tick_once_over_two_hosts(redis_url: str) -> None:
+def test_the_nightly_report_runs_once_a_night_over_two_hosts(redis_url: str) -> None:
     """Timing is the scheduler's, handling the processor's; the engine below them knows neither."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLE)],
@@ -39,6 +39,6 @@ def test_the_nightly_report_runs_once_a_night_and_each_tick_once_over_two_hosts(
 
 @pytest.mark.spec("CM-002.1")
 def test_the_engine_knows_no_schedule() -> None:
-    """What it imports is what it could do: neither cronsim nor this room is there when it is loaded."""
+    """What it imports is what it could do: neither cronsim nor this package is imported when it is loaded."""
     code = "import sys, conquiet.runtime; print({'cronsim', 'conquiet.scheduler'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

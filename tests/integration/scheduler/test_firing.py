@@ -1,4 +1,4 @@
-"""Each tick once, whoever tries: real Redis, virtual time."""
+"""Each tick is fired once over all hosts: real Redis, virtual time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.keys import keys_of
 from conquiet.queue import RedisStreamsQueue
 from conquiet.scheduler import Cron, Every, Once
-from conquiet.scheduler.catch_up import Plan
 from conquiet.scheduler.entries import from_ms
-from conquiet.scheduler.ledger import Ledger, Order, Verdict
+from conquiet.scheduler.misfires import FirePlan
+from conquiet.scheduler.schedule_store import FireRequest, FireResult, ScheduleStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ START = 1_800_000_000_000
 
 
 async def test_three_schedulers_fire_each_tick_of_ten_minutes_once(stage: Stage) -> None:
-    """They wake at random moments, often together, and never agree on anything but the ledger."""
+    """They wake at random moments, often together, and share nothing but Redis."""
     entries = [
         stage.entry("second", Every(1), grace_s=60),
         stage.entry("five", Cron("*/5 * * * * *", "Europe/Berlin"), grace_s=60),
@@ -75,7 +75,7 @@ async def test_what_is_fired_is_an_ordinary_message_for_every_reader(stage: Stag
 
 
 async def test_a_plan_made_from_an_old_pointer_is_void_as_a_whole(stage: Stage) -> None:
-    """Host A decided at 10 s, host B at 20 s. Whoever is second does nothing, and counts nothing as missed."""
+    """Host A decided at 10 s, host B at 20 s. The second one does nothing, and counts nothing as missed."""
     entry = stage.entry(catch_up="one", grace_s=0)
     first, second = await stage.started(entry), await stage.started(entry)
     await stage.at(0, first, second)
@@ -91,27 +91,27 @@ async def test_a_plan_made_from_an_old_pointer_is_void_as_a_whole(stage: Stage) 
 async def test_the_server_refuses_what_is_not_due_by_its_own_clock(stage: Stage) -> None:
     """A host whose time runs ahead can ask; the script looks at TIME itself."""
     host = stage.real(stage.entry())
-    await host._declare_all()
-    ledger = Ledger(stage.redis, stage.group)
-    _, (record,), _ = await ledger.load(stage.stream)
-    ahead = Plan((record.decided + 60_000,), 0, record.decided + 60_000, None)
+    await host._firer.store_declared()
+    store = ScheduleStore(stage.redis, stage.group)
+    _, (record,), _ = await store.load(stage.stream)
+    ahead = FirePlan((record.decided + 60_000,), 0, record.decided + 60_000, None)
 
-    ((_, verdict, pointer, _),) = await ledger.carry_out(stage.stream, [Order(record, ahead, [b"{}"])])
+    ((_, result, pointer, _),) = await store.fire(stage.stream, [FireRequest(record, ahead, [b"{}"])])
 
-    assert verdict is Verdict.EARLY
+    assert result is FireResult.EARLY
     assert pointer == record.decided
     assert await stage.ids() == []
 
 
-async def test_a_plan_that_was_carried_out_is_answered_with_the_pointer_it_left(stage: Stage) -> None:
-    """Else the next plan of this host would be void, and its ticks a round late."""
+async def test_a_fired_plan_returns_the_new_pointer(stage: Stage) -> None:
+    """Else the next plan of this host would be dropped, and its ticks a round late."""
     host = await stage.started(stage.entry())
-    _, (record,), _ = await host._ledger.load(stage.stream)
-    order = Order(record, Plan((), 1, START + 10_000, START + 20_000), [])
+    _, (record,), _ = await host._store.load(stage.stream)
+    request = FireRequest(record, FirePlan((), 1, START + 10_000, START + 20_000), [])
 
-    ((_, verdict, pointer, now),) = await host._ledger.carry_out(stage.stream, [order])
+    ((_, result, pointer, now),) = await host._store.fire(stage.stream, [request])
 
-    assert (verdict, pointer, now) == (Verdict.DONE, START + 10_000, START)
+    assert (result, pointer, now) == (FireResult.DONE, START + 10_000, START)
 
 
 async def test_a_lost_reply_of_the_firing_step_fires_nothing_twice(
@@ -171,7 +171,7 @@ async def test_a_refusing_stream_moves_no_pointer(stage: Stage) -> None:
 async def test_a_stream_that_refuses_holds_back_no_other(
     stage: Stage, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A key of another type, for one: whether it is the stream's own or that of its ledger."""
+    """A key of another type, for one: that of the stream or that of its entries."""
     bad = f"{stage.stream}-bad"
     keys = {"stream": bad, "state": f"{keys_of(bad).base}:schedule:{stage.group}:state"}
     host = await stage.started(stage.entry())
@@ -237,7 +237,7 @@ async def test_a_fired_message_is_a_waiting_job_where_job_states_are_kept(stage:
     first = await jobs.get(stage.stream, entry.fire_id(START + 10_000))
     done = (entry.fire_id(START + 20_000), "beat", 1, JobState.SUCCEEDED)
     # A quick processor is there before the note.
-    await JobRecorder(hosts[0]._client, ttl_s=60).note_all(keys_of(stage.stream), [done])
+    await JobRecorder(hosts[0]._client, ttl_s=60).record_all(keys_of(stage.stream), [done])
     await stage.at(20, *hosts)
 
     assert first is not None

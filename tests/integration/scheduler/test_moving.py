@@ -1,4 +1,4 @@
-"""An entry whose code names another stream moves there: once, whole, and however often the move is broken off."""
+"""An entry whose code names another stream moves there: once, whole, and however often the move is interrupted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conquiet.scheduler import Every, Once, Origin, records
+from conquiet.scheduler import Every, Once, Origin, entry_codec
 from conquiet.scheduler.entries import from_ms
-from conquiet.scheduler.ledger import Ledger, Place
+from conquiet.scheduler.schedule_store import Position, ScheduleStore
 
 if TYPE_CHECKING:
     from tests.integration.scheduler.conftest import Stage
@@ -43,7 +43,7 @@ async def test_a_paused_entry_that_moves_stays_paused(stage: Stage) -> None:
 
 
 async def test_an_entry_that_moves_keeps_its_place_unless_its_times_change(stage: Stage) -> None:
-    """Nobody ran between 10 and 35: what was due then is for the entry's policy, as without the move."""
+    """No host ran between 10 and 35: the entry's policy decides about what was due then, as without the move."""
     await stage.at(
         10, await stage.started(stage.entry(catch_up="all"), stage.entry("other", Every(10), catch_up="all"))
     )
@@ -76,7 +76,7 @@ async def test_a_one_off_time_that_was_fired_is_not_fired_again_elsewhere(stage:
     [(["new"], "running"), (["old"], "running"), (["new", "old"], "running"), (["new"], "paused"), (["old"], "paused")],
     ids=lambda given: given if isinstance(given, str) else " and ".join(given),
 )
-async def test_a_move_that_is_broken_off_fires_no_tick_twice_and_is_finished_by_the_next_start(
+async def test_an_interrupted_move_fires_no_tick_twice_and_is_completed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, killed: str, step: str, next_starts: list[str], state: str
 ) -> None:
     """The deployment goes on, or is rolled back, or both of them."""
@@ -85,15 +85,15 @@ async def test_a_move_that_is_broken_off_fires_no_tick_twice_and_is_finished_by_
     await stage.at(10, old)
     if state == "paused":
         await old.pause("beat")
-    whole_step = getattr(Ledger, step)
+    whole_step = getattr(ScheduleStore, step)
 
-    async def broken_off(self: Ledger, *args: Any, **options: Any) -> None:
+    async def interrupted(self: ScheduleStore, *args: Any, **options: Any) -> None:
         if killed == "after":
             await whole_step(self, *args, **options)
         raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, step, broken_off)
+        patched.setattr(ScheduleStore, step, interrupted)
         with pytest.raises(KilledError):
             await stage.started(entries["new"])
     await stage.at(20, old)  # the hosts of the old release are still there
@@ -108,11 +108,11 @@ async def test_a_move_that_is_broken_off_fires_no_tick_twice_and_is_finished_by_
     assert (listed.paused_since is not None) == (state == "paused")
 
 
-async def test_pausing_an_entry_that_is_about_to_move_is_about_the_place_it_moves_to(stage: Stage) -> None:
+async def test_pausing_an_entry_during_a_move_applies_to_its_new_stream(stage: Stage) -> None:
     old = await stage.started(stage.entry())
     await stage.at(10, old)
-    _, (record,), _ = await old._ledger.load(stage.stream)
-    assert await old._ledger.freeze(record) is not None
+    _, (record,), _ = await old._store.load(stage.stream)
+    assert await old._store.freeze(record) is not None
 
     assert await old.pause("beat")
     assert not await old.pause("beat")
@@ -120,8 +120,8 @@ async def test_pausing_an_entry_that_is_about_to_move_is_about_the_place_it_move
     await stage.at(20, old, new)
     assert await all_dues(stage) == [10]
 
-    _, (record,), _ = await new._ledger.load(f"{stage.stream}-other")
-    assert await new._ledger.freeze(record) is not None
+    _, (record,), _ = await new._store.load(f"{stage.stream}-other")
+    assert await new._store.freeze(record) is not None
     assert await new.resume("beat")
     assert not await new.resume("beat")
     await stage.at(30, old, new)
@@ -131,19 +131,19 @@ async def test_pausing_an_entry_that_is_about_to_move_is_about_the_place_it_move
     assert await all_dues(stage) == [10, 40]
 
 
-async def test_an_entry_that_is_in_both_places_goes_on_where_it_came_furthest(stage: Stage) -> None:
-    """Two releases were deployed at once, and both fired. A pause is that of the place, unless it was to leave it."""
+async def test_an_entry_on_two_streams_continues_from_the_later_pointer(stage: Stage) -> None:
+    """Two releases were deployed at once and fired. The stream's pause is kept, unless the entry was leaving it."""
     entry = stage.entry()
     host = await stage.started(entry)
-    ledger = host._ledger
-    times = records.times_digest(entry)
+    store = host._store
+    times = entry_codec.times_digest(entry)
     await host.pause("beat")
 
-    await ledger.declare(entry, Origin.CODE, place=Place(times, START + 20_000, None))
-    _, (record,), _ = await ledger.load(stage.stream)
+    await store.declare(entry, Origin.CODE, position=Position(times, START + 20_000, None))
+    _, (record,), _ = await store.load(stage.stream)
     assert (record.decided, record.paused_since) == (START + 20_000, START)
 
-    await ledger.freeze(record)
-    await ledger.declare(entry, Origin.CODE, place=Place(times, START + 10_000, START + 5_000))
-    _, (record,), _ = await ledger.load(stage.stream)
+    await store.freeze(record)
+    await store.declare(entry, Origin.CODE, position=Position(times, START + 10_000, START + 5_000))
+    _, (record,), _ = await store.load(stage.stream)
     assert (record.decided, record.paused_since) == (START + 20_000, START + 5_000)

@@ -101,7 +101,7 @@ async def test_a_stop_event_ends_it_too(stage: Stage) -> None:
     await asyncio.wait_for(running, 5)
 
 
-async def test_as_a_context_it_fires_in_the_background_and_ends_with_the_block(stage: Stage) -> None:
+async def test_as_a_context_it_fires_until_the_block_ends(stage: Stage) -> None:
     async with stage.real(stage.entry(when=Every(0.1))) as host:
         assert [listed.entry.name for listed in await host.list_entries()] == ["beat"]  # stored by now
         await stage.wait_for(2)
@@ -111,7 +111,7 @@ async def test_as_a_context_it_fires_in_the_background_and_ends_with_the_block(s
     assert await stage.ids() == fired
 
 
-async def test_a_context_tells_what_went_wrong_at_its_start_or_meanwhile(
+async def test_a_context_raises_the_error_of_its_start_or_its_run(
     stage: Stage, fault_proxy: Callable[[str], FaultProxy]
 ) -> None:
     proxy = fault_proxy(stage.url)
@@ -194,7 +194,7 @@ async def test_a_stream_that_refuses_for_long_ends_nothing(stage: Stage) -> None
     assert not running.done()
 
 
-async def test_a_server_that_is_not_there_at_the_start_is_an_error_at_once(
+async def test_an_unreachable_server_at_the_start_is_an_error_at_once(
     stage: Stage, fault_proxy: Callable[[str], FaultProxy]
 ) -> None:
     proxy = fault_proxy(stage.url)
@@ -206,21 +206,21 @@ async def test_a_server_that_is_not_there_at_the_start_is_an_error_at_once(
 
 
 async def test_an_idle_host_costs_a_handful_of_commands_a_second(stage: Stage) -> None:
-    """The server counts them: per look TIME, SMEMBERS and one HMGET for each stream."""
+    """The server counts them: per poll TIME, SMEMBERS and one HMGET for each stream."""
     host = stage.real(stage.entry(when=Every(86_400)), poll_s=0.25)
     await stage.redis.config_resetstat()
     stage.run(host)
 
-    async def looks(command: str) -> int:
+    async def calls(command: str) -> int:
         stats = await stage.redis.info("commandstats")
         return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
 
-    # Everything (two hashes) is read once, by the first look: nothing was there before. Then it is idle.
-    await wait_until_async(lambda: _at_least(looks, "hgetall", 2))
+    # Everything (two hashes) is read once, by the first poll: nothing was stored before. Then it is idle.
+    await wait_until_async(lambda: _at_least(calls, "hgetall", 2))
     started = time.monotonic()
     await stage.redis.config_resetstat()
 
-    await wait_until_async(lambda: _at_least(looks, "time", 4))
+    await wait_until_async(lambda: _at_least(calls, "time", 4))
     stats = await stage.redis.info("commandstats")
     seconds = time.monotonic() - started
     commands = {name: stats[f"cmdstat_{name}"]["calls"] for name in ("time", "smembers", "hmget")}

@@ -43,7 +43,7 @@ def test_committed_rows_survive_a_kill_and_a_polite_restart_and_a_pause(private_
     assert run(url, "SELECT COUNT(*) FROM t") == [2]
 
 
-def test_the_version_is_the_one_the_server_tells_a_client(mysql_server: SharedMySQL, db_url: str) -> None:
+def test_the_version_is_the_one_the_server_reports(mysql_server: SharedMySQL, db_url: str) -> None:
     [told] = run(db_url, "SELECT VERSION()")
 
     assert mysql_server.version == told

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from conquiet.testing import RedisServer, ServerStartError, wait_until
-from conquiet.testing.guardian import parents_from_proc
+from conquiet.testing.supervisor import parents_from_proc
 
 OWNER = """
 import json, os, sys, threading
-from conquiet.testing import MySQLServer, RabbitMQServer, RedisServer
+from conquiet.testing import MySQLServer, PostgresServer, RabbitMQServer, RedisServer
 
-kinds = {"redis": RedisServer, "mysql": MySQLServer, "rabbitmq": RabbitMQServer}
+kinds = {"redis": RedisServer, "mysql": MySQLServer, "postgres": PostgresServer, "rabbitmq": RabbitMQServer}
 servers = {name: kinds[name]() for name in sys.argv[2:]}
 threads = [threading.Thread(target=server.start) for server in servers.values()]
 [thread.start() for thread in threads]
@@ -67,7 +67,7 @@ def assert_all_gone(facts: dict[str, Any]) -> None:
 
 def test_sigkill_of_the_owner_leaves_nothing_of_any_server_behind() -> None:
     """RabbitMQ is the hard one: its epmd makes itself a daemon, out of reach of any process group."""
-    owner, facts = start_owner("plain", "redis", "mysql", "rabbitmq")
+    owner, facts = start_owner("plain", "redis", "mysql", "postgres", "rabbitmq")
     assert all(users_of(folder) for folder, _ in facts["servers"].values())
 
     end(owner)
@@ -75,7 +75,7 @@ def test_sigkill_of_the_owner_leaves_nothing_of_any_server_behind() -> None:
     assert_all_gone(facts)
 
 
-def test_a_forked_child_that_outlives_the_owner_does_not_keep_the_server_alive() -> None:
+def test_a_forked_child_of_the_owner_keeps_no_server_alive() -> None:
     """The child holds a copy of the owner's socket, so the socket alone would never end."""
     owner, facts = start_owner("fork", "redis")
     try:
@@ -100,40 +100,40 @@ def test_an_owner_that_simply_ends_leaves_nothing_behind_either() -> None:
     assert_all_gone(facts)
 
 
-def guardian_of(server: RedisServer) -> int:
+def supervisor_of(server: RedisServer) -> int:
     return parents_from_proc()[server.pid][0]
 
 
-def test_ctrl_c_reaches_neither_guardian_nor_server(private_redis: Callable[..., RedisServer]) -> None:
+def test_ctrl_c_reaches_neither_supervisor_nor_server(private_redis: Callable[..., RedisServer]) -> None:
     """The tests' own teardown still wants to talk to the server."""
     server = private_redis()
 
-    os.kill(guardian_of(server), signal.SIGINT)
+    os.kill(supervisor_of(server), signal.SIGINT)
 
     assert os.getsid(server.pid) != os.getsid(0)
-    assert os.getsid(guardian_of(server)) != os.getsid(0)
+    assert os.getsid(supervisor_of(server)) != os.getsid(0)
     assert server.call("PING") == b"PONG"
 
 
-def test_sigterm_of_the_guardian_cleans_up() -> None:
+def test_sigterm_of_the_supervisor_cleans_up() -> None:
     server = RedisServer().start()
     folder = server.folder
 
-    os.kill(guardian_of(server), signal.SIGTERM)
+    os.kill(supervisor_of(server), signal.SIGTERM)
 
     wait_until(lambda: not folder.exists() and not users_of(str(folder)), message="cleaned up")
     server.stop()
 
 
-def test_sigkill_of_the_guardian_takes_the_server_with_it() -> None:
+def test_sigkill_of_the_supervisor_takes_the_server_with_it() -> None:
     """Only the folder stays, and that is the harmless leftover of the two."""
     server = RedisServer().start()
     folder = server.folder
 
-    os.kill(guardian_of(server), signal.SIGKILL)
+    os.kill(supervisor_of(server), signal.SIGKILL)
 
     wait_until(lambda: not users_of(str(folder)), message="the server died too")
-    with pytest.raises(ServerStartError, match="guardian process is gone"):
+    with pytest.raises(ServerStartError, match="supervisor process is gone"):
         server.pause()
     server.stop()
     for path in sorted(folder.rglob("*"), reverse=True):
@@ -146,6 +146,6 @@ def test_no_descriptor_of_the_owner_leaks_into_the_server(private_redis: Callabl
         os.set_inheritable(mine.fileno(), True)  # noqa: FBT003 - its only form
         server = private_redis()
 
-    for pid in (server.pid, guardian_of(server)):
+    for pid in (server.pid, supervisor_of(server)):
         targets = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
         assert __file__ not in targets

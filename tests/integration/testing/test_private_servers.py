@@ -127,7 +127,7 @@ def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(monkeypatch: pyt
             assert server.port != squatter.getsockname()[1]
 
 
-def test_a_neighbour_on_the_same_port_is_not_mistaken_for_our_own_server(
+def test_another_server_on_the_same_port_is_not_taken_for_ours(
     private_redis: StartRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would answer PING just as well."""
@@ -221,16 +221,16 @@ def test_servers_can_be_started_by_threads_that_end(private_redis: StartRedis) -
 
 def test_a_forked_child_cannot_stop_its_parents_server(private_redis: StartRedis) -> None:
     server = private_redis()
-    custody = server._kept()
-    custody._owner = -1  # as os.getpid() would differ in a forked child
+    supervisor = server._client()
+    supervisor._owner = -1  # as os.getpid() would differ in a forked child
 
-    custody.end()
+    supervisor.end()
 
-    custody._owner = os.getpid()
+    supervisor._owner = os.getpid()
     assert server.call("PING") == b"PONG"
 
 
-def test_repr_tells_what_one_wants_to_know_in_a_debugger(private_redis: StartRedis) -> None:
+def test_repr_shows_status_port_and_version(private_redis: StartRedis) -> None:
     server = private_redis()
 
     assert repr(server) == f"<RedisServer running port={server.port} version={server.version}>"

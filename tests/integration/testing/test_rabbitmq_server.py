@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 
+from conquiet.rabbitmq_api import RabbitApiError
 from conquiet.testing import ExternalRabbitMQ, RabbitMQServer, ServerStartError, wait_until
-from conquiet.testing.rabbitmq_api import ManagementError
 from conquiet.testing.shared import SharedRabbitMQ
 
 
@@ -65,7 +65,7 @@ def test_a_paused_broker_goes_on_where_it_stood(broker: RabbitMQServer) -> None:
         assert connection.channel().queue_declare("", exclusive=True).method.message_count == 0
 
 
-def test_a_vhost_is_its_own_world_and_can_be_deleted_under_its_connections(broker: RabbitMQServer) -> None:
+def test_a_vhost_is_isolated_and_can_be_deleted_with_open_connections(broker: RabbitMQServer) -> None:
     url = broker.create_vhost("a/b c")
     assert urlsplit(url).path == "/a%2Fb%20c"
     with connect(url) as connection:
@@ -80,7 +80,7 @@ def test_a_vhost_is_its_own_world_and_can_be_deleted_under_its_connections(broke
     assert "a/b c" not in [vhost["name"] for vhost in broker.api("GET", "/api/vhosts")]
 
 
-def test_the_broker_tells_who_consumes_with_which_tag_and_prefetch(broker: RabbitMQServer) -> None:
+def test_the_broker_reports_tag_and_prefetch_of_each_consumer(broker: RabbitMQServer) -> None:
     with connect(broker.url) as connection:
         channel = connection.channel()
         queue = channel.queue_declare("", exclusive=True).method.queue
@@ -92,18 +92,18 @@ def test_the_broker_tells_who_consumes_with_which_tag_and_prefetch(broker: Rabbi
     assert [(consumer["consumer_tag"], consumer["prefetch_count"]) for consumer in consumers] == [("me", 7)]
 
 
-def test_rabbitmqctl_reaches_this_node_and_its_failures_are_told(broker: RabbitMQServer) -> None:
+def test_rabbitmqctl_reaches_this_node_and_its_failures_are_raised(broker: RabbitMQServer) -> None:
     assert broker.ctl("eval", "node().").strip().strip("'") == broker.node
     with pytest.raises(ServerStartError, match="no_such_command"):
         broker.ctl("no_such_command")
 
 
-def test_a_refusal_of_the_management_api_is_told(broker: RabbitMQServer) -> None:
-    with pytest.raises(ManagementError, match="GET /api/queues/nowhere: 404"):
+def test_a_refusal_of_the_management_api_is_raised(broker: RabbitMQServer) -> None:
+    with pytest.raises(RabbitApiError, match="GET /api/queues/nowhere: 404"):
         broker.api("GET", "/api/queues/nowhere")
 
 
-def test_a_broker_given_by_url_gives_a_vhost_only_when_its_management_address_is_known(
+def test_a_broker_given_by_url_needs_its_management_address_for_vhosts(
     broker: RabbitMQServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CONQUIET_TEST_RABBIT_MANAGEMENT_URL", raising=False)

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
+from conquiet.config import DbConfig
+from conquiet.db import DbWriter
+
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Iterator[Engine]:
@@ -19,3 +22,8 @@ def sqlite(tmp_path: Path) -> Iterator[Engine]:
         )
     yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def writer(sqlite: Engine) -> DbWriter:
+    return DbWriter(sqlite, DbConfig("orders"))

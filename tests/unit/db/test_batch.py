@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conquiet.db.batch import MAX_BYTES, MAX_ROWS, Rows, grouped
+from conquiet.db.batch import MAX_BYTES, MAX_ROWS, Rows, group_operations
 from conquiet.db.models import DbOperation, DbOperationType
 
 
@@ -25,10 +25,10 @@ def ops_of(group: DbOperation | Rows) -> list[DbOperation]:
 
 
 def sizes(*ops: DbOperation) -> list[int]:
-    return [len(ops_of(group)) for group in grouped(ops)]
+    return [len(ops_of(group)) for group in group_operations(ops)]
 
 
-def test_neighbours_of_one_shape_travel_together() -> None:
+def test_neighbours_of_one_shape_share_a_statement() -> None:
     assert sizes(insert(1), insert(2), insert(3)) == [3]
     assert sizes() == []
 
@@ -41,7 +41,7 @@ def test_another_table_or_other_columns_begin_a_new_group() -> None:
 
 def test_an_update_is_always_alone_and_keeps_its_place() -> None:
     update = DbOperation("orders", DbOperationType.UPDATE, 1, {"id": 1})
-    groups = [ops_of(group) for group in grouped([insert(1), insert(2), update, update, insert(3)])]
+    groups = [ops_of(group) for group in group_operations([insert(1), insert(2), update, update, insert(3)])]
 
     assert [len(group) for group in groups] == [2, 1, 1, 1]
     assert [group[0].op_type.value for group in groups] == ["insert", "update", "update", "insert"]
@@ -55,23 +55,25 @@ def test_groups_are_bounded_in_rows_and_bytes() -> None:
 
 
 def test_a_column_in_another_place_is_the_same_column() -> None:
-    groups = list(grouped([of({"id": 1, "amount": 10, "status": "a"}), of({"status": "b", "id": 2, "amount": 20})]))
+    groups = list(
+        group_operations([of({"id": 1, "amount": 10, "status": "a"}), of({"status": "b", "id": 2, "amount": 20})])
+    )
 
     assert len(groups) == 1
     assert isinstance(groups[0], Rows)
     assert groups[0].columns == ("id", "amount", "status")
-    assert groups[0].flat() == [1, 10, "a", 2, 20, "b"]
+    assert groups[0].flatten() == [1, 10, "a", 2, 20, "b"]
 
 
-def test_a_mapping_that_makes_up_values_is_not_asked_for_keys_that_it_lacks() -> None:
-    """A defaultdict would answer for a column that nobody wrote, and keep it."""
+def test_a_defaultdict_is_not_asked_for_missing_keys() -> None:
+    """A defaultdict would return a value for a column that was not written, and keep it."""
     odd = defaultdict(int, {"id": 2, "other": 1})
 
     assert sizes(of({"id": 1, "amount": 1}), of(odd)) == [1, 1]
     assert odd == {"id": 2, "other": 1}
 
 
-def test_only_columns_of_nothing_but_integers_are_spelled_out() -> None:
+def test_only_columns_of_integers_are_written_as_digits() -> None:
     class Colour(IntEnum):
         RED = 7
 
@@ -82,16 +84,16 @@ def test_only_columns_of_nothing_but_integers_are_spelled_out() -> None:
         ]
     )
 
-    assert rows.spelled() == (
+    assert rows.inline_integers() == (
         f"(-1, %s, %s, %s, %s, {10**30}), (2, %s, %s, %s, %s, 0)",
         ["%s'); --", True, Colour.RED, 1, "", False, Colour.RED, None],
     )
     assert rows.placeholders() == "(%s, %s, %s, %s, %s, %s), (%s, %s, %s, %s, %s, %s)"
-    assert Rows.of([insert(1), insert(2)]).spelled() == ("(1), (2)", [])
+    assert Rows.of([insert(1), insert(2)]).inline_integers() == ("(1), (2)", [])
 
 
-def test_what_is_in_a_group_is_not_shown() -> None:
-    (group,) = grouped([insert(1, email="canary@example.org"), insert(2, email="canary@example.org")])
+def test_the_repr_of_a_group_shows_no_value() -> None:
+    (group,) = group_operations([insert(1, email="canary@example.org"), insert(2, email="canary@example.org")])
 
     assert repr(group) == "Rows(2 of orders)"
 
@@ -110,8 +112,8 @@ payloads = st.dictionaries(st.sampled_from(["id", "a", "b"]), st.one_of(st.none(
         )
     )
 )
-def test_nothing_is_lost_or_moved_and_what_travels_together_has_one_shape(ops: list[DbOperation]) -> None:
-    groups = list(grouped(ops))
+def test_grouping_keeps_order_and_each_group_has_one_shape(ops: list[DbOperation]) -> None:
+    groups = list(group_operations(ops))
 
     assert [id(op) for group in groups for op in ops_of(group)] == [id(op) for op in ops]
     for group in groups:
@@ -119,4 +121,4 @@ def test_nothing_is_lost_or_moved_and_what_travels_together_has_one_shape(ops: l
             assert {op.op_type for op in group.ops} == {DbOperationType.INSERT}
             assert {op.table for op in group.ops} == {group.table}
             assert all(op.payload.keys() == set(group.columns) for op in group.ops)
-            assert group.flat() == [op.payload[column] for op in group.ops for column in group.columns]
+            assert group.flatten() == [op.payload[column] for op in group.ops for column in group.columns]

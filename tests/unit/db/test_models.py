@@ -70,5 +70,5 @@ def test_the_config_takes_the_insert_mode_insert_and_no_other() -> None:
             DbConfig("orders", insert_mode=mode)  # type: ignore[arg-type]
 
 
-def test_an_outcome_says_rows_and_duplicate() -> None:
+def test_an_outcome_has_rows_and_duplicate() -> None:
     assert WriteOutcome(rows=1) == WriteOutcome(1, duplicate=False)

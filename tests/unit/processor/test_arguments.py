@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from conquiet.core import settlement
 from conquiet.errors import ConfigurationError
 from conquiet.processor import (
     DeadLetters,
@@ -18,29 +19,29 @@ from conquiet.processor import (
     Retry,
     RetryPolicy,
 )
-from conquiet.processor.plans import Plans
-from conquiet.processor.policy import FOR_EVER_MS, RetryAt, decide, milliseconds
+from conquiet.processor.emit_requests import EmitPlanner
+from conquiet.processor.policy import LONGEST_MS, decide, milliseconds
 
 NOBODY = redis.asyncio.Redis(port=1)
 """A client that is never asked."""
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1.7e308, 2.0**60])
-def test_the_longest_waits_are_for_ever_and_no_error(seconds: float) -> None:
+def test_the_longest_waits_are_clamped_and_no_error(seconds: float) -> None:
     """An error here would come after the handler's, and its message would be neither tried again nor buried."""
     policy = RetryPolicy.fixed(seconds, max_attempts=2)
 
-    assert decide(Retry(seconds), attempt=1, policy=policy) == RetryAt(FOR_EVER_MS)
-    assert decide(ValueError(), attempt=1, policy=policy) == RetryAt(FOR_EVER_MS)
-    assert milliseconds(seconds) == FOR_EVER_MS
-    assert RateLimit(1, seconds).turn_us == FOR_EVER_MS
-    for message in (NewMessage("pay", delay=seconds), NewMessage("pay", at=seconds)):
-        (step,) = Plans("orders", ProcessorSettings(dedupe_window_s=seconds)).steps([message])
-        assert step.messages[0].when[1:] == str(FOR_EVER_MS)
+    for error in (Retry(seconds), ValueError()):
+        assert decide(error, attempt=1, policy=policy) == settlement.Retry(LONGEST_MS, error)
+    assert milliseconds(seconds) == LONGEST_MS
+    assert RateLimit(1, seconds).interval_us == LONGEST_MS
+    for message in (NewMessage("pay", delay_s=seconds), NewMessage("pay", at=seconds)):
+        (step,) = EmitPlanner("orders", ProcessorSettings(dedupe_window_s=seconds)).steps([message])
+        assert step.messages[0].when[1:] == str(LONGEST_MS)
 
 
 def test_more_turns_than_can_be_counted_are_one_each_microsecond() -> None:
-    assert RateLimit(10**400).turn_us == 1
+    assert RateLimit(10**400).interval_us == 1
 
 
 @pytest.mark.parametrize("stream", ["", " ", "a\nb", "\ud800", 5])
@@ -62,7 +63,7 @@ async def test_a_stream_that_is_none_is_not_taken_for_the_usual_one(stream: Any)
 
 @pytest.mark.parametrize("argument", ["event", "id", "debounce"])
 async def test_half_a_character_is_refused(argument: str) -> None:
-    options: Any = {"event": "pay", argument: "pay \udc80"} | ({"delay": 1} if argument == "debounce" else {})
+    options: Any = {"event": "pay", argument: "pay \udc80"} | ({"delay_s": 1} if argument == "debounce" else {})
 
     with pytest.raises(ConfigurationError, match=argument):
         await Emitter(NOBODY, "orders").emit(**options)

@@ -205,3 +205,25 @@ def test_ids_are_unique_and_data_is_not_shown() -> None:
 
     assert "secret" not in repr(envelope)
     assert "secret" not in pretty_repr(envelope)
+
+
+def test_a_message_that_found_its_handler_forgets_that_it_was_unknown() -> None:
+    """Else its next attempt, read by a process without the handler, would have no grace left."""
+    payload = to_payload(Envelope("pay", "m", unknown_since_ms=5))
+    envelope = from_payload(payload, entry_id="1-1")
+    assert envelope.unknown_since_ms == 5
+
+    retried = next_attempt(payload, envelope, group="g", entry_id="1-1", failed_ms=9)
+    again = replayed(payload, group="g")
+
+    assert "unknown_since_ms" not in retried
+    assert "unknown_since_ms" not in again
+
+
+@pytest.mark.parametrize(
+    "key", ["attempt", "max_attempts", "emitted_ms", "first_failed_ms", "replays", "reserved_ms", "unknown_since_ms"]
+)
+@pytest.mark.parametrize("value", [-1, 2**53 + 1, 1.5, "7", True])
+def test_a_foreign_number_out_of_range_is_no_envelope(key: str, value: object) -> None:
+    with pytest.raises(EnvelopeError, match="a number in its envelope"):
+        from_payload({"v": 1, "event": "pay", key: value}, entry_id="1-1")

@@ -4,22 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conquiet.core import settlement
+from conquiet.core.backoff import Backoff
 from conquiet.errors import ConfigurationError
-from conquiet.kernel.backoff import Backoff
 from conquiet.processor.policy import (
-    DeadLetter,
-    Done,
     RateLimit,
     Reason,
     Reject,
     Retry,
-    RetryAt,
     RetryPolicy,
     decide,
     require_event,
 )
 
-errors = st.sampled_from([None, ValueError(), KeyError(), ConnectionResetError(), Retry(), Retry(2.5), Reject("no")])
+errors = st.sampled_from([ValueError(), KeyError(), ConnectionResetError(), Retry(), Retry(2.5), Reject("no")])
 kinds = st.lists(st.sampled_from([Exception, ValueError, LookupError, OSError]), max_size=2).map(tuple)
 policies = st.builds(
     RetryPolicy,
@@ -37,64 +35,64 @@ policies = st.builds(
 
 
 @given(errors, st.integers(1, 10), policies, st.none() | st.integers(1, 10), st.floats(0, 1, exclude_max=True))
-def test_every_outcome_has_one_answer_and_no_message_is_tried_for_ever(
-    error: Exception | None, attempt: int, policy: RetryPolicy, own: int | None, number: float
+def test_every_failure_is_retried_within_its_attempts_or_dead_lettered(
+    error: Exception, attempt: int, policy: RetryPolicy, own: int | None, number: float
 ) -> None:
     answer = decide(error, attempt=attempt, policy=policy, max_attempts=own, rand=lambda: number)
 
     match answer:
-        case Done():
-            assert error is None
-        case RetryAt(delay_ms):
-            assert error is not None
+        case settlement.Retry(delay_ms):
             assert attempt < (policy.max_attempts if own is None else own)
-            wait_s = error.after if isinstance(error, Retry) and error.after is not None else policy.backoff.cap_s
+            wait_s = error.after_s if isinstance(error, Retry) and error.after_s is not None else policy.backoff.cap_s
             assert 0 <= delay_ms <= wait_s * 1000 + 1
-        case DeadLetter(reason):
-            assert error is not None
-            assert (reason is Reason.REJECTED) == isinstance(error, Reject)
+        case settlement.DeadLetter(reason):
+            assert (reason == Reason.REJECTED.value) == isinstance(error, Reject)
 
 
 @pytest.mark.parametrize(
     ("error", "attempt", "own", "answer"),
     [
-        (None, 1, None, Done()),
-        (ValueError(), 1, None, RetryAt(1000)),
-        (ValueError(), 2, None, RetryAt(2000)),
-        (ValueError(), 3, None, RetryAt(3000)),
-        (ValueError(), 4, None, DeadLetter(Reason.ATTEMPTS_EXHAUSTED)),
-        (ValueError(), 4, 5, RetryAt(3000)),
-        (ValueError(), 1, 1, DeadLetter(Reason.ATTEMPTS_EXHAUSTED)),
-        (KeyError(), 1, None, DeadLetter(Reason.NOT_RETRYABLE)),
-        (IndexError(), 1, None, RetryAt(1000)),
-        (Retry(0), 1, None, RetryAt(0)),
-        (Retry(0.0101), 1, None, RetryAt(11)),
-        (Retry(), 2, None, RetryAt(2000)),
-        (Retry(1), 4, None, DeadLetter(Reason.ATTEMPTS_EXHAUSTED)),
-        (Reject("x"), 1, None, DeadLetter(Reason.REJECTED)),
+        (ValueError(), 1, None, 1000),
+        (ValueError(), 2, None, 2000),
+        (ValueError(), 3, None, 3000),
+        (ValueError(), 4, None, Reason.ATTEMPTS_EXHAUSTED.value),
+        (ValueError(), 4, 5, 3000),
+        (ValueError(), 1, 1, Reason.ATTEMPTS_EXHAUSTED.value),
+        (KeyError(), 1, None, Reason.NOT_RETRYABLE.value),
+        (IndexError(), 1, None, 1000),
+        (Retry(0), 1, None, 0),
+        (Retry(0.0101), 1, None, 11),
+        (Retry(), 2, None, 2000),
+        (Retry(1), 4, None, Reason.ATTEMPTS_EXHAUSTED.value),
+        (Reject("x"), 1, None, Reason.REJECTED.value),
     ],
 )
-def test_the_table(error: Exception | None, attempt: int, own: int | None, answer: object) -> None:
+def test_the_table(error: Exception, attempt: int, own: int | None, answer: object) -> None:
     policy = RetryPolicy(4, Backoff(base_s=1, factor=2, cap_s=3, jitter=0), (ValueError, LookupError), (KeyError,))
 
-    assert decide(error, attempt=attempt, policy=policy, max_attempts=own) == answer
+    decided = decide(error, attempt=attempt, policy=policy, max_attempts=own)
+    assert (decided.delay_ms if isinstance(decided, settlement.Retry) else decided.reason) == answer
+    assert decided.failure is error
 
 
-def test_nothing_is_tried_again_unless_somebody_asked_for_it() -> None:
-    assert decide(OSError(), attempt=1, policy=RetryPolicy()) == DeadLetter(Reason.ATTEMPTS_EXHAUSTED)
+def test_nothing_is_retried_by_default() -> None:
+    error = OSError()
+
+    decided = decide(error, attempt=1, policy=RetryPolicy())
+
+    assert decided == settlement.DeadLetter(Reason.ATTEMPTS_EXHAUSTED.value, error)
 
 
 def test_the_short_forms() -> None:
     fixed = RetryPolicy.fixed(2, max_attempts=3)
     growing = RetryPolicy.exponential(1, max_attempts=9, cap_s=4, jitter=0)
 
-    assert [decide(OSError(), attempt=n, policy=fixed) for n in (1, 2)] == [RetryAt(2000)] * 2
-    assert [decide(OSError(), attempt=n, policy=growing) for n in (1, 2, 3, 4)] == [
-        RetryAt(1000),
-        RetryAt(2000),
-        RetryAt(4000),
-        RetryAt(4000),
-    ]
+    def delays(policy: RetryPolicy, attempts: int) -> list[int | None]:
+        decided = [decide(OSError(), attempt=n, policy=policy) for n in range(1, attempts + 1)]
+        return [one.delay_ms if isinstance(one, settlement.Retry) else None for one in decided]
+
+    assert delays(fixed, 3) == [2000, 2000, None]
+    assert delays(growing, 4) == [1000, 2000, 4000, 4000]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +115,8 @@ def test_what_exists_is_valid(make: object) -> None:
 
 
 def test_turns_of_a_rate_are_spread_evenly() -> None:
-    assert RateLimit(20).turn_us == 50_000
-    assert RateLimit(3, per_s=60).turn_us == 20_000_000
+    assert RateLimit(20).interval_us == 50_000
+    assert RateLimit(3, per_s=60).interval_us == 20_000_000
 
 
 @pytest.mark.parametrize(
@@ -133,4 +131,4 @@ def test_turns_of_a_rate_are_spread_evenly() -> None:
     ],
 )
 def test_a_turn_that_was_missed_is_void(rate: RateLimit, turn_ms: int | None, now_ms: int, *, lapsed: bool) -> None:
-    assert rate.has_lapsed(turn_ms, now_ms=now_ms) is lapsed
+    assert rate.has_expired(turn_ms, now_ms=now_ms) is lapsed

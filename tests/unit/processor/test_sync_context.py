@@ -33,7 +33,7 @@ def context_of(loop: asyncio.AbstractEventLoop, emitter: Emitter) -> SyncJobCont
 
 def test_a_call_that_the_loop_leaves_behind_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread would be waited for when the process ends, and the process would not end."""
-    monkeypatch.setattr("conquiet.kernel.threads._LOOK_S", 0.01)
+    monkeypatch.setattr("conquiet.core.threads._POLL_S", 0.01)
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _loop, _what: None)  # the task that was left behind
     emitter = Emitter()
@@ -59,7 +59,7 @@ def test_a_call_that_the_loop_leaves_behind_ends(monkeypatch: pytest.MonkeyPatch
         task.get_coro().close()
 
 
-def test_a_call_after_the_end_of_the_loop_is_refused_and_leaves_no_coroutine() -> None:
+def test_a_call_after_the_loop_is_refused_and_leaves_no_coroutine() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
 

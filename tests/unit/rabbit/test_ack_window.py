@@ -19,6 +19,15 @@ def test_a_run_at_the_low_end_is_one_multiple_ack() -> None:
     assert (window.open_count, window.finished_count) == (1, 0)
 
 
+def test_with_nothing_open_the_multiple_ack_covers_the_highest_whichever_finished_last() -> None:
+    window = AckWindow()
+    window.arrived([1, 2, 3])
+    for tag in (3, 1, 2):
+        window.finished(tag)
+
+    assert window.take() == Acks(3, 3, ())
+
+
 def test_what_lies_above_an_open_delivery_is_acknowledged_one_by_one() -> None:
     window = AckWindow()
     for tag in (1, 2, 3, 4):
@@ -29,7 +38,7 @@ def test_what_lies_above_an_open_delivery_is_acknowledged_one_by_one() -> None:
     assert window.take() == Acks(1, 1, (3, 4))
 
 
-def test_a_rejected_delivery_is_in_nobodys_way() -> None:
+def test_a_rejected_delivery_does_not_hold_up_acknowledgements() -> None:
     window = AckWindow()
     for tag in (1, 2, 3):
         window.arrived([tag])

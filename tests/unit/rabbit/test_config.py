@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from conquiet.errors import ConfigurationError
-from conquiet.rabbit import DeadLetters, Publisher, RabbitConfig, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit import DeadLetters, DeliveryFilter, Publisher, RabbitConfig, RabbitConsumer, SchemaRegistry
 from conquiet.rabbit.address import Address
+from conquiet.rabbit.config import seed_defaults
 
 URL = "amqp://guest:s3cret@127.0.0.1:1/%2F"
 
@@ -68,7 +69,7 @@ def test_the_consumer_tag_is_host_and_tag_or_package() -> None:
         {"tag": "x" * 255},
         {"tag": "\ud800"},
         {"heartbeat_s": 65_536},
-        {"management_url": "localhost:15672"},  # would ask whoever listens on this machine
+        {"management_url": "localhost:15672"},  # would ask another server on this machine
         {"management_url": 7},
         {"ssl_context": True},
     ],
@@ -86,7 +87,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("amqp://user:12/s3cret@host/", "%2F"),
         ("amqp://user:12?s3cret@host/", "%3F"),
@@ -101,11 +102,11 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: Any) -> 
         ("amqp://user:pass@host:s3cret/", "cannot be parsed"),
     ],
 )
-def test_a_url_that_says_something_else_than_was_meant_is_refused_with_the_cure(url: str, told: str) -> None:
+def test_an_ambiguous_url_is_refused_with_the_fix(url: str, expected: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Address((url,))
 
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
@@ -136,15 +137,17 @@ def test_no_repr_shows_the_password() -> None:
 
 
 @pytest.mark.parametrize("url", [None, 7, True, [], [None], {}])
-@pytest.mark.parametrize("kind", [lambda url: RabbitConsumer(url, "work", plain), Publisher, DeadLetters])
+@pytest.mark.parametrize(
+    "kind", [lambda url: RabbitConsumer(url, "work", plain), Publisher, lambda url: DeadLetters(url, "dead")]
+)
 def test_an_address_is_a_text_or_a_list_of_them(kind: Callable[[Any], object], url: Any) -> None:
     with pytest.raises(ConfigurationError):
         kind(url)
 
 
 @pytest.mark.parametrize("seconds", [None, True, 0, -1, math.inf, math.nan, "5"])
-@pytest.mark.parametrize("kind", [Publisher, DeadLetters])
-def test_nobody_waits_for_a_time_that_is_none(kind: Any, seconds: Any) -> None:
+@pytest.mark.parametrize("kind", [Publisher, lambda url, **options: DeadLetters(url, "dead", **options)])
+def test_a_timeout_must_be_a_positive_number(kind: Any, seconds: Any) -> None:
     with pytest.raises(ConfigurationError, match="timeout_s"):
         kind(URL, timeout_s=seconds)
 
@@ -156,16 +159,15 @@ def test_nobody_waits_for_a_time_that_is_none(kind: Any, seconds: Any) -> None:
         {"to": "x" * 256},
         {"to": "\ud800"},
         {"limit": True},
-        {"per_second": True},
-        {"per_second": "5"},
-        {"per_second": math.nan},
-        {"progress": 7},
-        {"chosen": "all"},
+        {"rate_per_s": True},
+        {"rate_per_s": "5"},
+        {"rate_per_s": math.nan},
+        {"on_progress": 7},
     ],
 )
 async def test_a_replay_is_checked_before_a_message_is_taken(order: Any) -> None:
     with pytest.raises(ConfigurationError):
-        await DeadLetters(URL).replay("dead", **order)
+        await DeadLetters(URL, "dead").replay(DeliveryFilter(), **order)
 
 
 def test_a_listener_must_be_callable() -> None:
@@ -184,9 +186,28 @@ def test_a_syncer_must_be_callable() -> None:
         RabbitConsumer(URL, "work", None)  # type: ignore[arg-type]
 
 
-def test_two_consumers_do_not_share_a_default_registry() -> None:
-    assert RabbitConfig().schemas is not RabbitConfig().schemas
-    assert isinstance(RabbitConfig().schemas, SchemaRegistry)
+def test_a_generic_consumer_accepts_any_object_and_keeps_what_it_gives_up() -> None:
+    config = RabbitConfig()
+
+    assert (config.schemas, config.exhausted, config.without_dead_letters) == (None, "move", "move")
+
+
+@pytest.mark.spec("MW-002.7", "MW-002.3", "MW-005.3")
+def test_sync_queue_has_the_schemas_and_the_settlements_of_the_seed() -> None:
+    config = RabbitConfig(**seed_defaults())
+
+    assert list(config.schemas or ()) == ["proca:action:2", "proca:event:2"]
+    assert (config.exhausted, config.without_dead_letters) == ("drop", "discard")
+    assert seed_defaults()["schemas"] is not seed_defaults()["schemas"]
+
+
+def test_a_key_store_without_schemas_is_refused() -> None:
+    """Any JSON object would be accepted as it is, and personalInfo would stay closed without a word."""
+    store: Any = type("Store", (), {"private_key": lambda _self, _public: None})()
+
+    with pytest.raises(ConfigurationError, match="schemas=SchemaRegistry"):
+        RabbitConfig(key_store=store)
+    RabbitConfig(key_store=store, schemas=SchemaRegistry())
 
 
 def test_tls_verifies_by_default_and_names_the_host() -> None:
@@ -199,7 +220,7 @@ def test_tls_verifies_by_default_and_names_the_host() -> None:
     assert parameters.ssl_options.server_hostname == "broker.example.org"
 
 
-def test_who_wants_tls_does_not_get_a_plain_connection() -> None:
+def test_a_tls_context_never_leads_to_a_plain_connection() -> None:
     import ssl
 
     context = ssl.create_default_context()

@@ -26,7 +26,7 @@ def fates(sent: list["asyncio.Future[str]"]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("methods", "expected"),
     [
         ([spec.Basic.Ack(2, multiple=False)], ["waits", "sent", "waits", "waits"]),
         ([spec.Basic.Ack(3, multiple=True)], ["sent", "sent", "sent", "waits"]),
@@ -39,11 +39,11 @@ def fates(sent: list["asyncio.Future[str]"]) -> list[str]:
         ([spec.Basic.Ack(9, multiple=True), spec.Basic.Ack(1)], ["sent"] * 4),
     ],
 )
-async def test_each_message_has_the_answer_to_its_own_number(told: list[Any], expected: list[str]) -> None:
+async def test_each_message_has_the_answer_to_its_own_number(methods: list[Any], expected: list[str]) -> None:
     channel = a_channel()
     sent = [channel.publish(encode(Outgoing("q", b""))) for _ in range(4)]
 
-    for method in told:
+    for method in methods:
         channel._on_confirm(SimpleNamespace(method=method))
 
     assert fates(sent) == [name.replace("refused", PublishError.__name__) for name in expected]

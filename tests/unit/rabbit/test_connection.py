@@ -1,4 +1,4 @@
-"""A link that cannot be opened says so once, to whoever opened it, and leaves nothing behind."""
+"""A link that cannot be opened raises once and leaves nothing behind."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ async def hang_up(_reader: Any, writer: Any) -> None:
 
 @pytest.fixture
 def uncaught() -> list[Any]:
-    """Everything asyncio reports because nobody fetched it; ``sync_queue`` ends the process for that."""
+    """Everything asyncio reports because it was not retrieved; ``sync_queue`` ends the process for that."""
     return []
 
 
@@ -48,7 +48,7 @@ async def why_not_opened(port: int, uncaught: list[Any], *, timeout_s: float = 3
     return reason
 
 
-async def test_nobody_there(uncaught: list[Any]) -> None:
+async def test_a_port_without_a_server_is_an_error(uncaught: list[Any]) -> None:
     reason = await why_not_opened(free_port(), uncaught)
 
     assert reason == "ConnectionRefusedError"
@@ -59,7 +59,7 @@ async def test_nobody_there(uncaught: list[Any]) -> None:
     ("server", "reason"),
     [(silence, "timeout"), (hang_up, "IncompatibleProtocolError"), (talk_nonsense, "IncompatibleProtocolError")],
 )
-async def test_somebody_there_who_is_no_broker(uncaught: list[Any], server: Any, reason: str) -> None:
+async def test_a_server_that_is_no_broker_is_an_error(uncaught: list[Any], server: Any, reason: str) -> None:
     async with await asyncio.start_server(server, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         found = await why_not_opened(port, uncaught, timeout_s=0.5 if server is silence else 30.0)

@@ -154,7 +154,7 @@ def test_a_stream_cut_at_every_single_byte_is_read_all_the_same() -> None:
         assert by_us(cut(stream, [place])) == expected
 
 
-def test_a_channel_that_closes_in_the_middle_of_a_delivery_drops_it_and_hands_the_close_on() -> None:
+def test_a_channel_close_within_a_delivery_drops_it_and_is_passed_on() -> None:
     begun = deliver(1, spec.BasicProperties(), b"x" * 200)[:-50]
     begun = begun[: begun.rindex(b"\xce") + 1]  # method, header, the first piece of the body
     close = pika_frames.Method(CHANNEL, spec.Channel.Close(406, "PRECONDITION_FAILED", 60, 80)).marshal()

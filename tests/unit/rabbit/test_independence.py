@@ -1,4 +1,4 @@
-"""The room stands alone: no Redis, no database, and without a key store no PyNaCl either."""
+"""The package stands alone: no Redis, no database, and without a key store no PyNaCl either."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ def run(code: str, *modules: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
-def test_the_room_imports_without_the_other_rooms_dependencies() -> None:
+def test_the_package_imports_without_the_dependencies_of_others() -> None:
     done = run(
         "import conquiet.rabbit; from conquiet import RabbitConsumer; print(RabbitConsumer.__name__)",
         "redis", "sqlalchemy", "pymysql", "nacl", "typer", "rich", "pydantic",
@@ -30,7 +30,7 @@ def test_a_missing_client_library_says_what_to_install() -> None:
 
 def test_a_key_store_without_pynacl_says_what_to_install() -> None:
     code = (
-        "from conquiet.errors import MissingExtraError\nfrom conquiet.rabbit.decrypt import Decryptor\n"
+        "from conquiet.errors import MissingExtraError\nfrom conquiet.rabbit.proca.decrypt import Decryptor\n"
         "try:\n    Decryptor(None)\nexcept MissingExtraError as error:\n    print(error)\n"
     )
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import spec
 
+from conquiet.rabbit.death_headers import retry_count
 from conquiet.rabbit.frames import read_frame
-from conquiet.rabbit.intake import retry_count
 from conquiet.rabbit.properties import Properties, UnencodableError, encode_properties, renewed_properties
 from conquiet.rabbit.tables import cut_table, pack_table, read_table
 
@@ -87,7 +87,7 @@ def test_one_odd_value_hides_neither_its_neighbours_nor_the_message_id(odd: byte
     [b"?", b"S\x00\x00\x00\xffab", b"S\x00", b"l\x00", b""],
     ids=["unknown type", "text too long", "length cut", "number cut", "no value"],
 )
-def test_where_the_next_value_cannot_be_found_the_table_ends_and_the_rest_stays(broken: bytes) -> None:
+def test_a_table_ends_where_the_next_value_cannot_be_found(broken: bytes) -> None:
     read = Properties(headers(DEATH + fields(broken), b"m1"))
 
     assert (list(read.headers), retry_count(read.headers), read.message_id) == (["x-death"], 3, "m1")
@@ -99,7 +99,7 @@ def test_a_table_that_is_not_there_is_no_table(raw: bytes) -> None:
     assert Properties(raw).message_id is None
 
 
-def test_tables_in_tables_are_read_to_a_depth_that_cannot_exhaust_the_stack() -> None:
+def test_nested_tables_cannot_exhaust_the_stack() -> None:
     value = b"V"
     for _ in range(20_000):
         value = b"A" + struct.pack(">I", len(value)) + value
@@ -220,7 +220,7 @@ def test_what_amqp_cannot_hold_is_refused_without_being_quoted(properties: dict[
 
 
 # ------------------------------------------------------------------ once more
-def test_what_is_sent_once_more_is_the_same_byte_for_byte_but_for_its_history() -> None:
+def test_a_replayed_message_is_the_same_but_for_its_history() -> None:
     mine = fields(b"d" + struct.pack(">d", 2.75), MILLISECONDS, b"f" + struct.pack(">f", math.inf), b"u\x00\x01")
     history = pack_table({"CC": ["other"], "x-first-death-queue": "work"})[4:]
     old = Properties(headers(history + mine + DEATH, b"m1"))
@@ -231,7 +231,7 @@ def test_what_is_sent_once_more_is_the_same_byte_for_byte_but_for_its_history() 
     assert (new.message_id, new.delivery_mode) == ("m1", 2)
 
 
-def test_what_is_sent_once_more_keeps_what_it_may_and_has_an_id() -> None:
+def test_a_replayed_message_keeps_its_properties_and_has_an_id() -> None:
     new = Properties(renewed_properties(Properties(encode_properties({**ALL, "message_id": None})), ()))
 
     dropped = {"delivery_mode", "expiration", "user_id", "cluster_id", "message_id"}

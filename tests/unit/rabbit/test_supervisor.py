@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
+from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueMissingError, RabbitConnectionError
-from conquiet.kernel.backoff import Backoff
 from conquiet.rabbit.supervisor import Supervisor
 
 AT_ONCE = Backoff(base_s=0.0, cap_s=0.0, jitter=0.0)
@@ -29,7 +29,7 @@ def a_supervisor(attempts: Attempts, max_failures: int = 3, stop: asyncio.Event 
 
 
 class HandSet:
-    """A clock that stands still unless it is told otherwise."""
+    """A clock that stands still unless it is moved."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -72,7 +72,7 @@ async def test_no_node_at_all_is_an_error_after_one_round() -> None:
     assert attempts.numbers == [0, 1]
 
 
-async def test_a_queue_that_one_node_does_not_know_is_not_asked_of_the_next() -> None:
+async def test_a_missing_queue_is_not_looked_up_at_the_next_node() -> None:
     """The nodes are those of one cluster: the answer would be the same."""
     attempts = Attempts(QueueMissingError("no queue"))
 
@@ -112,7 +112,7 @@ async def test_a_queue_that_stays_away_is_named_as_the_reason() -> None:
 
 
 async def test_sessions_that_settle_nothing_count_as_failures() -> None:
-    """A queue that kills every consumer at its first message must not make us connect for ever."""
+    """A queue that kills every consumer at its first message must not cause endless connections."""
     supervisor = a_supervisor(Attempts())
     await supervisor.first()
     for _ in range(3):
@@ -122,7 +122,7 @@ async def test_sessions_that_settle_nothing_count_as_failures() -> None:
         await supervisor.next(made_progress=False)
 
 
-async def test_progress_starts_the_count_anew() -> None:
+async def test_progress_resets_the_failure_count() -> None:
     supervisor = a_supervisor(Attempts())
     await supervisor.first()
 
@@ -131,7 +131,7 @@ async def test_progress_starts_the_count_anew() -> None:
 
 
 @pytest.mark.parametrize(("cap_s", "enough_s"), [(0.0, 60.0), (300.0, 300.0)])
-async def test_a_session_that_lasted_starts_the_count_anew_though_nothing_came(cap_s: float, enough_s: float) -> None:
+async def test_a_lasting_idle_session_resets_the_failure_count(cap_s: float, enough_s: float) -> None:
     """An idle consumer is not to be ended by losses that lie days apart."""
     clock = HandSet()
     supervisor: Supervisor[int] = Supervisor(
@@ -203,3 +203,24 @@ async def test_a_stop_ends_the_wait() -> None:
 
     async with asyncio.timeout(5):
         assert await supervisor.next(made_progress=True) is None
+
+
+async def test_a_deleted_queue_is_an_error_after_six_attempts() -> None:
+    attempts = Attempts(None, *[QueueMissingError("no queue") for _ in range(50)])
+    supervisor = a_supervisor(attempts, max_failures=20)
+    await supervisor.first()
+
+    with pytest.raises(QueueMissingError):
+        await supervisor.next(made_progress=True)
+
+    assert len(attempts.numbers) == 1 + 6
+
+
+async def test_other_failures_reset_the_count_of_missing_queues() -> None:
+    """A broker that restarts may not know the queue for a moment."""
+    missing = [QueueMissingError("no queue") for _ in range(5)]
+    attempts = Attempts(None, *missing, gone(), *missing)
+    supervisor = a_supervisor(attempts, max_failures=20)
+    await supervisor.first()
+
+    assert await supervisor.next(made_progress=True) == 12

@@ -22,11 +22,11 @@ HIDING = (
 
 @pytest.mark.spec("CM-005.1")
 def test_one_file_each_for_engine_reading_limiting_and_exports() -> None:
-    for name in ("consumer.py", "stream_reader.py", "concurrency_pool.py", "__init__.py"):
+    for name in ("consumer.py", "stream_reader.py", "__init__.py", "../core/worker_pool.py"):
         assert (ROOM / name).is_file()
     assert runtime.Consumer.__module__ == "conquiet.runtime.consumer"
     assert runtime.StreamReader.__module__ == "conquiet.runtime.stream_reader"
-    assert runtime.ConcurrencyPool.__module__ == "conquiet.runtime.concurrency_pool"
+    assert runtime.WorkerPool.__module__ == "conquiet.core.worker_pool"
 
 
 @pytest.mark.spec("CM-006.5", "CM-003.4")
@@ -34,7 +34,7 @@ def test_the_engine_imports_without_database_broker_or_policy() -> None:
     code = HIDING + (
         "import conquiet.runtime\n"
         "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('conquiet.')}\n"
-        "print(sorted(rooms & {'db', 'rabbit', 'processor', 'scheduler', 'bridge', 'management', 'dashboard'}))"
+        "print(sorted(rooms & {'db', 'rabbit', 'processor', 'scheduler', 'transactional', 'management', 'dashboard'}))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 

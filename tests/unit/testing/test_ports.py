@@ -18,7 +18,7 @@ def test_a_free_port_lies_below_the_range_that_outgoing_connections_use() -> Non
     assert all(port < first_ephemeral for port in (free_port() for _ in range(20)))
 
 
-def test_a_port_somebody_listens_on_is_not_free() -> None:
+def test_a_port_with_a_listener_is_not_free() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -1,1 +1,1 @@
-"""One module per command (or family of commands): it parses, asks ``management`` and prints."""
+"""One module per command or group of commands: it parses options, calls ``management`` and prints."""

@@ -1,13 +1,14 @@
 """``conquiet db``: the tables of the inbox and the outbox."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from conquiet.cli.connecting import database
-from conquiet.cli.failures import reported
-from conquiet.cli.numbers import finite
-from conquiet.cli.settings import DbUrl
+from conquiet.cli.connections import open_database
+from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.option_types import finite
+from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.settings import AsJson, DbUrl
 
 app = typer.Typer(help="Create the tables of the inbox and the outbox, and keep them small.", no_args_is_help=True)
 
@@ -16,36 +17,96 @@ _OUTBOX = "conquiet_outbox"
 
 
 @app.command()
-@reported
+@handle_errors
 def init(
+    target: Annotated[
+        str, typer.Argument(metavar="[MODULE:APP]", help="Create the tables in the database of this App.")
+    ] = "",
     inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
     outbox: Annotated[str, typer.Option(help="Name of the outbox table.")] = _OUTBOX,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the statements for MySQL instead of running them.")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the statements instead of running them.")] = False,
+    database: Annotated[str, typer.Option(help="With --sql: mysql, postgresql or sqlite.")] = "mysql",
     db_url: DbUrl = "",
 ) -> None:
-    """Create the tables unless they are there.
+    """Create the tables unless they exist, on MySQL, MariaDB, PostgreSQL or SQLite.
 
-    Exit codes: 0 they are there, 1 the database refused, 2 no database.
+    Exit codes: 0 they exist, 1 the database refused, 2 usage error or no database.
 
     Examples:
         conquiet db init --db-url mysql+pymysql://root@localhost/shop
 
-        conquiet db init --sql
-    """
-    from conquiet.bridge import create_tables
-    from conquiet.bridge.schema import statements
+        conquiet db init shop:app
 
+        conquiet db init --sql --database postgresql
+    """
+    from conquiet.transactional import create_tables
+    from conquiet.transactional.schema import DATABASES, statements
+
+    if target:
+        _init_app(target)
+        return
     if sql:
-        for statement in statements(mysql=True, inbox=inbox, outbox=outbox):
+        if database not in DATABASES:
+            raise CommandError(f"there is no schema for {database}", fix=f"--database {', '.join(DATABASES)}")
+        for statement in statements(database, inbox=inbox, outbox=outbox):
             typer.echo(f"{statement};\n")
         return
-    with database(db_url) as engine:
+    with open_database(db_url) as engine:
         create_tables(engine, inbox=inbox, outbox=outbox)
     typer.echo(f"{inbox} and {outbox} are there")
 
 
+def _init_app(target: str) -> None:
+    from conquiet.app import App
+    from conquiet.cli.worker.targets import load_object
+
+    found = load_object(target)
+    if not isinstance(found, App):
+        raise CommandError(f"{target} is a {type(found).__name__}, not an App", fix="name an App, or give --db-url")
+    found.create_tables()
+    typer.echo(f"the tables of {found.name} are there")
+
+
 @app.command()
-@reported
+@handle_errors
+def status(
+    inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
+    outbox: Annotated[str, typer.Option(help="Name of the outbox table.")] = _OUTBOX,
+    db_url: DbUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show how large the inbox is, how old its oldest row, and how many rows the outbox has. Changes nothing.
+
+    Exit codes: 0 shown, 1 the database refused, 2 no database.
+
+    Examples:
+        conquiet db status
+    """
+    from conquiet.management.outbox import inbox_size, outbox_backlog
+    from conquiet.transactional import Outbox
+
+    with open_database(db_url) as engine:
+        size = inbox_size(engine, inbox)
+        targets = outbox_backlog(engine, Outbox(outbox))
+    waiting, parked = sum(one.waiting for one in targets), sum(one.parked for one in targets)
+    oldest_age_s = max((one.oldest_age_s for one in targets), default=None)
+    if as_json:
+        print_json({"inbox": size.as_dict(), "outbox": {"waiting": waiting, "parked": parked}})
+        return
+    rows: list[dict[str, Any]] = [
+        {
+            "table": inbox,
+            "rows": f"{size.rows}{'' if size.complete else ' or more'}",
+            "parked": None,
+            "oldest_age_s": size.oldest_age_s,
+        },
+        {"table": outbox, "rows": str(waiting + parked), "parked": parked, "oldest_age_s": oldest_age_s},
+    ]
+    print_rows("Tables", ["table", "rows", "parked", "oldest_age_s"], rows, empty="")
+
+
+@app.command()
+@handle_errors
 def purge(
     older_than: Annotated[
         float, typer.Option(min=1, callback=finite, help="Seconds; a message must not come back later than that.")
@@ -64,8 +125,8 @@ def purge(
     Examples:
         conquiet db purge --older-than 2592000
     """
-    from conquiet.bridge import Inbox
+    from conquiet.transactional import Inbox
 
-    with database(db_url) as engine:
+    with open_database(db_url) as engine:
         deleted = Inbox(inbox).purge(engine, older_than_s=older_than, batch=batch)
     typer.echo(f"{deleted} rows deleted")

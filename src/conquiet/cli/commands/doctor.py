@@ -1,45 +1,66 @@
-"""``conquiet doctor``: what is wrong with the servers that are configured."""
+"""``conquiet doctor``: check the configured servers."""
 
-import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
 import typer
 
-from conquiet.cli.connecting import broker, database, redis_server
-from conquiet.cli.failures import FAILED, NOT_DONE, CannotConnectError, CommandError, complain, reported
+from conquiet.cli.connections import check_broker, open_database, open_redis
+from conquiet.cli.errors import FAILED, NOT_DONE, CannotConnectError, CommandError, handle_errors, report_error
+from conquiet.cli.option_types import finite
 from conquiet.cli.output import make_console, print_json
-from conquiet.cli.settings import DB, RABBIT, REDIS, AsJson, DbUrl, RabbitUrl, RedisUrl, find_url
+from conquiet.cli.settings import (
+    DB,
+    RABBIT,
+    REDIS,
+    AsJson,
+    DbUrl,
+    RabbitApiUrl,
+    RabbitUrl,
+    RedisUrl,
+    find_api_url,
+    find_url,
+)
 from conquiet.errors import ConquietError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conquiet.management.doctor.findings import Finding
+    from conquiet.management.doctor.retention import Comeback
 
-_API = "CONQUIET_RABBIT_API_URL"
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
-@reported
+@handle_errors
 def doctor(
     redis_url: RedisUrl = "",
     db_url: DbUrl = "",
     rabbit_url: RabbitUrl = "",
-    rabbit_api: Annotated[
-        str, typer.Option(metavar="URL", help=f"RabbitMQ's management API. Else ${_API}, else port 15672.")
-    ] = "",
+    rabbit_api: RabbitApiUrl = "",
     queue: Annotated[list[str] | None, typer.Option(help="A RabbitMQ queue that has to be there. Repeatable.")] = None,
     connections: Annotated[
         int, typer.Option(min=0, help="Database connections your pools may open in all; 0: not known.")
     ] = 0,
+    pool: Annotated[
+        int, typer.Option(min=0, help="Connections one process may open (pool_size + max_overflow); 0: not known.")
+    ] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="Processes on each host, with --pool.")] = 1,
+    hosts: Annotated[int, typer.Option(min=1, help="Hosts, with --pool.")] = 1,
+    concurrency: Annotated[
+        int, typer.Option(min=0, help="Handlers (or batches) at once in a process, with --pool; 0: not known.")
+    ] = 0,
     max_lag: Annotated[int, typer.Option(min=1, help="Undelivered entries a group may have.")] = 10_000,
     max_deliveries: Annotated[int, typer.Option(min=1, help="Deliveries an entry may have.")] = 10,
+    inbox_retention: Annotated[
+        float, typer.Option(min=1, callback=finite, help="Seconds for which your workers keep inbox rows.")
+    ] = 2_592_000,
     notes: Annotated[bool, typer.Option("--notes", help="Show also what is worth knowing and no fault.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check what is configured for what bites users: why it matters, and the fix. Changes nothing.
+    """Check the configured servers for problems: why each matters, and the fix. Changes nothing.
 
     Exit codes: 0 no error found (warnings are none), 1 an error was found, 2 a server could not be reached,
     or refused to be examined.
@@ -50,12 +71,19 @@ def doctor(
         CONQUIET_DB_URL=mysql+pymysql://app@db/shop conquiet doctor --json
     """
     from conquiet.management.doctor.findings import Severity
+    from conquiet.management.doctor.pools import PoolPlan, examine_pools
 
     examinations: dict[str, Callable[[], list[Finding]]] = {}
     if find_url(redis_url, REDIS):
         examinations["redis"] = lambda: _redis(redis_url, max_lag, max_deliveries)
     if find_url(db_url, DB):
-        examinations["database"] = lambda: _database(db_url, connections)
+        plan = PoolPlan(pool, processes, hosts, concurrency) if pool else None
+        wanted = connections or (0 if plan is None else plan.connections)
+        examinations["database"] = lambda: [
+            *_database(db_url, wanted),
+            *([] if plan is None else examine_pools(plan)),
+            *_inbox(db_url, redis_url, inbox_retention),
+        ]
     if find_url(rabbit_url, RABBIT):
         examinations["rabbitmq"] = lambda: _rabbit(rabbit_url, rabbit_api, tuple(queue or ()))
     if not examinations:
@@ -69,9 +97,9 @@ def doctor(
         try:
             found += examine()
         except (CommandError, ConquietError) as error:
-            # The others are examined all the same: one server that is down, or refuses a question, should not hide
-            # what is wrong with the rest.
-            complain(str(error), error.fix if isinstance(error, CommandError) else "")
+            # The others are examined all the same: one server that is down, or refuses a command, must not hide the
+            # problems of the rest.
+            report_error(str(error), error.fix if isinstance(error, CommandError) else "")
             unreachable.append(what)
     examined = [what for what in examinations if what not in unreachable]
     if as_json:
@@ -85,7 +113,7 @@ def doctor(
 
 
 def _redis(flag: str, max_lag: int, max_deliveries: int) -> "list[Finding]":
-    with redis_server(flag) as server:
+    with open_redis(flag) as server:
         from conquiet.management.doctor.redis import RedisLimits, examine_redis
 
         return examine_redis(server, RedisLimits(max_lag=max_lag, max_deliveries=max_deliveries))
@@ -94,13 +122,17 @@ def _redis(flag: str, max_lag: int, max_deliveries: int) -> "list[Finding]":
 def _database(flag: str, connections: int) -> "list[Finding]":
     from conquiet.management.doctor.findings import Finding, Severity
     from conquiet.management.doctor.mysql import examine_mysql
+    from conquiet.management.doctor.postgres import examine_postgres
 
-    with database(flag) as engine:
+    with open_database(flag) as engine:
         from sqlalchemy.exc import SQLAlchemyError
 
-        if engine.dialect.name in {"mysql", "mariadb"}:
+        examine = {"mysql": examine_mysql, "mariadb": examine_mysql, "postgresql": examine_postgres}.get(
+            engine.dialect.name
+        )
+        if examine is not None:
             try:
-                return examine_mysql(engine, wanted_connections=connections)
+                return examine(engine, wanted_connections=connections)
             except SQLAlchemyError as error:
                 raise CannotConnectError("the database", find_url(flag, DB), error) from error
     return [
@@ -108,25 +140,42 @@ def _database(flag: str, connections: int) -> "list[Finding]":
             "database.dialect",
             Severity.WARNING,
             f"the database is {engine.dialect.name}",
-            "conquiet's locks are MySQL's; SQLite has one writer at a time and is for demos and tests",
-            "use MySQL 8 or MariaDB 10.6, or newer",
+            "SQLite has one writer at a time and is for demos and tests",
+            "use MySQL 8, MariaDB 10.6 or PostgreSQL 13, or newer",
         )
     ]
 
 
+def _inbox(flag: str, redis_flag: str, retention_s: float) -> "list[Finding]":
+    from conquiet.management.doctor.retention import examine_inbox, find_comebacks
+
+    comebacks: tuple[Comeback, ...] = ()
+    if find_url(redis_flag, REDIS):
+        # A Redis that cannot be reached is reported by its own examination.
+        with suppress(CommandError, ConquietError), open_redis(redis_flag) as server:
+            comebacks = find_comebacks(server)
+    with open_database(flag) as engine:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            return examine_inbox(engine, comebacks, retention_s=retention_s)
+        except SQLAlchemyError as error:
+            raise CannotConnectError("the database", find_url(flag, DB), error) from error
+
+
 def _rabbit(flag: str, api_flag: str, queues: tuple[str, ...]) -> "list[Finding]":
     from conquiet.management.doctor.rabbit import examine_rabbit
-    from conquiet.management.rabbit_api import RabbitApiError, management_url
+    from conquiet.rabbitmq_api import RabbitApiError
 
-    # What workers use is AMQP: a management API that answers says nothing about the broker's own port and passwords.
-    broker(flag)
+    # Workers use AMQP: a management API that answers does not prove that the AMQP port and login work.
+    check_broker(flag)
     url = find_url(flag, RABBIT)
-    api_url = api_flag or os.environ.get(_API) or management_url(url)
+    api_url = find_api_url(api_flag, url)
     vhost = unquote(urlsplit(url).path[1:]) or "/"
     try:
         return examine_rabbit(api_url, vhost, queues=queues)
     except RabbitApiError as error:
-        reason = PermissionError("access denied") if error.refused else error.__cause__ or error
+        reason = PermissionError("access denied") if error.login_refused else error.__cause__ or error
         raise CannotConnectError("the management API of RabbitMQ", api_url, reason) from error
 
 

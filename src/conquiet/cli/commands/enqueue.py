@@ -4,16 +4,16 @@ from typing import Annotated
 
 import typer
 
-from conquiet.cli.connecting import redis_server
-from conquiet.cli.failures import CommandError, reported
-from conquiet.cli.feeding import Feed
+from conquiet.cli.connections import open_redis
+from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.line_batcher import LineBatcher
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import read_payloads, stopped_at
+from conquiet.cli.payloads import partial_failure, read_payloads
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import AsJson, RedisUrl
 
 
-@reported
+@handle_errors
 def enqueue(
     stream: Annotated[str, typer.Argument(help="Key of the stream; it is made if need be.")],
     payload: Annotated[
@@ -25,9 +25,9 @@ def enqueue(
     """Add JSON objects to a stream, up to 500 at a time, each batch all or none.
 
     A batch that does not fill up is sent after 0.2 s. A bad line ends it: everything before that line is enqueued, and
-    the line is named. However it ends, it says how many are enqueued.
+    the line is named. It always reports how many are enqueued.
 
-    Exit codes: 0 all enqueued, 1 a payload was refused, 2 no server or wrong key.
+    Exit codes: 0 all enqueued, 1 a line was refused, 2 no server, wrong key, or no JSON object.
 
     Examples:
         conquiet enqueue orders '{"order": 1, "cents": 995}'
@@ -37,16 +37,16 @@ def enqueue(
         generate-orders | conquiet enqueue orders -
     """
     from conquiet.errors import PayloadError, QueueError
-    from conquiet.management.enqueueing import BATCH, enqueue_batches
+    from conquiet.management.enqueue import BATCH, enqueue_batches
 
     ids: list[str] = []
-    with redis_server(redis_url) as server, progress("enqueued") as advance:
+    with open_redis(redis_url) as server, progress("enqueued") as advance:
         try:
-            for batch in enqueue_batches(server, stream, Feed(read_payloads(payload), size=BATCH).batches()):
+            for batch in enqueue_batches(server, stream, LineBatcher(read_payloads(payload), size=BATCH).batches()):
                 ids += batch
                 advance(len(batch))
         except (PayloadError, CommandError) as error:
-            raise stopped_at(error, f"{len(ids)} payloads before it are enqueued") from error.__cause__
+            raise partial_failure(error, f"{len(ids)} payloads before it are enqueued") from error.__cause__
         except (QueueError, KeyboardInterrupt, SystemExit) as error:
             if ids or not isinstance(error, QueueError):
                 typer.echo(f"conquiet: at least {len(ids)} payloads are enqueued", err=True)

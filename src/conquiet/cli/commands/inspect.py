@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conquiet.cli.connecting import redis_server
-from conquiet.cli.failures import reported
-from conquiet.cli.numbers import finite
+from conquiet.cli.connections import open_redis
+from conquiet.cli.errors import handle_errors
+from conquiet.cli.option_types import finite
 from conquiet.cli.output import make_console, print_json, print_rows
 from conquiet.cli.settings import AsJson, RedisUrl
 
 if TYPE_CHECKING:
-    from conquiet.management import Server, StreamFacts
+    from conquiet.management import RedisAdmin, StreamReport
 
 _COLUMNS = [
     "stream",
@@ -23,6 +23,7 @@ _COLUMNS = [
     "pending",
     "oldest_s",
     "alive",
+    "unknown",
     "dead",
     "delayed",
     "dead_letters",
@@ -30,22 +31,23 @@ _COLUMNS = [
 ]
 
 
-@reported
+@handle_errors
 def inspect(
     stream: Annotated[str, typer.Argument(help="One stream in detail; without it, all of them.")] = "",
     pattern: Annotated[str, typer.Option(help="Only streams whose key matches, e.g. 'shop:*'.")] = "*",
     limit: Annotated[int, typer.Option(min=1, help="Most streams shown.")] = 100,
     watch: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Look again every so many seconds, until Ctrl-C.")
+        float, typer.Option(min=0, callback=finite, help="Repeat every so many seconds, until Ctrl-C.")
     ] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Show streams, groups, lag, pending and consumers. Changes nothing.
 
-    A consumer counts as dead when it has asked for nothing for a minute.
+    A consumer is live if it has read within a minute, idle if not and its worker renews a liveness key, else dead.
+    Before Redis 7.2 the server does not count reads that returned nothing: it is unknown then.
 
-    Exit codes: 0 shown, 1 the server refused a question, 2 no server or no such stream.
+    Exit codes: 0 shown, 1 the server refused a command, 2 no server or no such stream.
 
     Examples:
         conquiet inspect
@@ -54,7 +56,7 @@ def inspect(
 
         conquiet inspect --pattern 'shop:*' --json
     """
-    with redis_server(redis_url) as server:
+    with open_redis(redis_url) as server:
         while True:
             _show(server, stream, pattern, limit, as_json=as_json)
             if not watch:
@@ -64,7 +66,7 @@ def inspect(
                 make_console().clear()
 
 
-def _show(server: "Server", stream: str, pattern: str, limit: int, *, as_json: bool) -> None:
+def _show(server: "RedisAdmin", stream: str, pattern: str, limit: int, *, as_json: bool) -> None:
     from conquiet.management import describe_stream, list_streams
 
     if stream:
@@ -84,7 +86,7 @@ def _show(server: "Server", stream: str, pattern: str, limit: int, *, as_json: b
         typer.echo("there is more: narrow it with --pattern, or raise --limit", err=True)
 
 
-def _rows(facts: "StreamFacts") -> list[dict[str, Any]]:
+def _rows(facts: "StreamReport") -> list[dict[str, Any]]:
     common = {
         "stream": facts.key,
         "length": facts.length,
@@ -102,19 +104,20 @@ def _rows(facts: "StreamFacts") -> list[dict[str, Any]]:
             "pending": group.pending,
             "oldest_s": group.oldest_age_s,
             "alive": sum(consumer.alive for consumer in group.consumers),
-            "dead": sum(not consumer.alive for consumer in group.consumers),
+            "unknown": sum(consumer.state == "unknown" for consumer in group.consumers),
+            "dead": sum(consumer.state == "dead" for consumer in group.consumers),
         }
         for group in facts.groups
     ]
 
 
-def _show_one(facts: "StreamFacts") -> None:
+def _show_one(facts: "StreamReport") -> None:
     print_rows(f"Stream {facts.key}", _COLUMNS, _rows(facts), empty="")
     consumers = [
         {
             "group": group.name,
             "consumer": consumer.name,
-            "state": "alive" if consumer.alive else "dead",
+            "state": consumer.state,
             "pending": consumer.pending,
             "idle_s": consumer.idle_ms / 1000,
         }

@@ -1,22 +1,22 @@
-"""``conquiet emit``, ``pause`` and ``resume``: the processor's side of a stream."""
+"""``conquiet emit``, ``pause`` and ``resume``: commands for streams of a Processor."""
 
 from typing import Annotated, Any
 
 import typer
 
-from conquiet.cli.connecting import redis_server
-from conquiet.cli.failures import CommandError, reported
-from conquiet.cli.feeding import Feed
-from conquiet.cli.numbers import finite
+from conquiet.cli.connections import open_redis
+from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.line_batcher import LineBatcher
+from conquiet.cli.option_types import finite
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import read_payloads, stopped_at
+from conquiet.cli.payloads import partial_failure, read_payloads
 from conquiet.cli.progress import progress
-from conquiet.cli.settings import REDIS, AsJson, RedisUrl, need_url
+from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
 
 _BATCH = 500
 
 
-@reported
+@handle_errors
 def emit(
     event: Annotated[str, typer.Argument(help="The event; its handler gets the data.")],
     data: Annotated[
@@ -24,6 +24,7 @@ def emit(
     ] = "{}",
     stream: Annotated[str, typer.Option("--stream", "-s", help="The stream to emit to. Needed.")] = "",
     message_id: Annotated[str, typer.Option("--id", help="Identity: a second message with it is not emitted.")] = "",
+    key: Annotated[str, typer.Option(help="Messages of one key run one at a time and in order.")] = "",
     delay: Annotated[float, typer.Option(min=0, callback=finite, help="Seconds until it is due.")] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
@@ -32,19 +33,19 @@ def emit(
 
     A bad line ends it: everything before that line is emitted, and the line is named.
 
-    Exit codes: 0 emitted (or a duplicate of that id), 1 the data was refused, 2 no server or wrong key.
+    Exit codes: 0 emitted (or a duplicate of that id), 1 a line was refused, 2 no server, wrong key, or no JSON object.
 
     Examples:
         conquiet emit mail.send '{"to": 17}' --stream mails --delay 60
 
-        conquiet emit order.created @orders.jsonl --stream orders
+        conquiet emit order.created @orders.jsonl --stream orders --key customer-7
     """
     from conquiet.errors import QueueError
-    from conquiet.management.asynchronous import with_redis
+    from conquiet.management.run_async import with_redis
     from conquiet.processor import Emitted, Emitter, NewMessage
 
     if not stream:
-        raise CommandError("say which stream", fix="give --stream NAME")
+        raise CommandError("no stream was given", fix="give --stream NAME")
     if message_id and (data == "-" or data.startswith("@")):
         raise CommandError("one --id cannot be the identity of many messages", fix="leave it out, or give one object")
 
@@ -52,17 +53,19 @@ def emit(
 
     async def work(client: Any) -> None:
         emitter = Emitter(client, stream)
-        async for batch in Feed(read_payloads(data), size=_BATCH).batches_async():
-            messages = [NewMessage(event, one, id=message_id or None, delay=delay or None) for one in batch]
+        async for batch in LineBatcher(read_payloads(data), size=_BATCH).batches_async():
+            messages = [
+                NewMessage(event, one, id=message_id or None, delay_s=delay or None, key=key or None) for one in batch
+            ]
             emitted.extend(await emitter.emit_many(messages))
             advance(len(batch))
 
-    with redis_server(redis_url) as server, progress("emitted") as advance:
+    with open_redis(redis_url) as server, progress("emitted") as advance:
         server.is_stream(stream)
         try:
-            with_redis(need_url(redis_url, REDIS), work)
+            with_redis(require_url(redis_url, REDIS), work)
         except CommandError as error:
-            raise stopped_at(error, f"{len(emitted)} before it are emitted") from error.__cause__
+            raise partial_failure(error, f"{len(emitted)} before it are emitted") from error.__cause__
         except (QueueError, KeyboardInterrupt, SystemExit) as error:
             if emitted or not isinstance(error, QueueError):
                 typer.echo(f"conquiet: at least {len(emitted)} are emitted", err=True)
@@ -75,7 +78,7 @@ def emit(
         typer.echo(f"{len(emitted)} emitted to {stream}")
 
 
-@reported
+@handle_errors
 def pause(
     stream: Annotated[str, typer.Argument(help="The stream.")],
     event: Annotated[str, typer.Option(help="Only this event of it.")] = "",
@@ -83,9 +86,9 @@ def pause(
 ) -> None:
     """Pause a stream, or one event of it, on all hosts. It survives restarts; what runs is finished.
 
-    Processors obey it within a second. A bare runtime.Consumer or QueueConsumer does not know pauses.
+    Processors notice it within a second. A bare runtime.Consumer or QueueConsumer does not know pauses.
 
-    Exit codes: 0 paused (also if it was), 2 no server.
+    Exit codes: 0 paused (also if it was), 2 no server or no such stream.
 
     Examples:
         conquiet pause mails
@@ -95,7 +98,7 @@ def pause(
     _change(stream, event, redis_url, "pause", "paused", "was paused already")
 
 
-@reported
+@handle_errors
 def resume(
     stream: Annotated[str, typer.Argument(help="The stream.")],
     event: Annotated[str, typer.Option(help="Only this event of it.")] = "",
@@ -103,7 +106,7 @@ def resume(
 ) -> None:
     """End a pause.
 
-    Exit codes: 0 it goes on (also if it was not paused), 2 no server.
+    Exit codes: 0 it goes on (also if it was not paused), 2 no server or no such stream.
 
     Examples:
         conquiet resume mails
@@ -112,14 +115,19 @@ def resume(
 
 
 def _change(stream: str, event: str, redis_url: str, verb: str, done: str, nothing: str) -> None:
-    from conquiet.management.asynchronous import with_redis
+    from conquiet.management.run_async import with_redis
     from conquiet.processor import Pauses
 
     async def work(client: Any) -> bool:
         pauses = Pauses(client)
         return bool(await getattr(pauses, verb)(stream, event or None))
 
-    with redis_server(redis_url):
-        changed = with_redis(need_url(redis_url, REDIS), work)
+    with open_redis(redis_url) as server:
+        if verb == "pause":
+            server.require_stream(stream)
+        changed = with_redis(require_url(redis_url, REDIS), work)
+        if not changed:
+            # A pause that outlived its stream can be ended; a mistyped name is reported.
+            server.require_stream(stream)
     what = f"event {event} of {stream}" if event else stream
     typer.echo(f"{what} {done if changed else nothing}")

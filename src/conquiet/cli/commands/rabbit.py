@@ -4,19 +4,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conquiet.cli.connecting import broker
-from conquiet.cli.failures import CommandError, reported
-from conquiet.cli.feeding import Feed
+from conquiet.cli.connections import check_broker
+from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.line_batcher import LineBatcher
+from conquiet.cli.option_types import LogLevel
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import read_payloads, stopped_at
+from conquiet.cli.payloads import partial_failure, read_payloads
 from conquiet.cli.progress import progress
-from conquiet.cli.settings import RABBIT, AsJson, RabbitUrl, need_url
+from conquiet.cli.settings import RABBIT, AsJson, RabbitUrl, require_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from conquiet.rabbit import KeyStore
+
 _BATCH = 500
-_LEVELS = ("debug", "info", "warning", "error")
 
 app = typer.Typer(help="Consume a RabbitMQ queue.", no_args_is_help=True)
 
@@ -27,7 +29,7 @@ def rabbit() -> None:
 
 
 @app.command()
-@reported
+@handle_errors
 def run(
     url: Annotated[str, typer.Argument(metavar="URL|-", help=f"The broker; - takes ${RABBIT} or conquiet.toml.")],
     queue: Annotated[str, typer.Argument(help="A queue that exists.")],
@@ -37,51 +39,85 @@ def run(
         int, typer.Option(min=0, max=65_535, help="Unsettled messages the broker gives; 0: 2 x concurrency.")
     ] = 0,
     max_retries: Annotated[int, typer.Option(min=0, help="Skip what died more often than this; 0: no limit.")] = 0,
+    proca: Annotated[
+        bool, typer.Option("--proca", help="Accept the schemas of proca alone; with keys this is implied.")
+    ] = False,
     keys: Annotated[str, typer.Option(metavar="FILE", help="Key file for personal data, mode 0600.")] = "",
+    secret_volume: Annotated[
+        bool, typer.Option("--secret-volume", help="The key file is in a Secret volume of Kubernetes.")
+    ] = False,
+    keys_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment variable that holds what a key file would.")
+    ] = "",
+    poison_guard: Annotated[
+        bool, typer.Option("--poison-guard", help="Dead-letter what is fatal twice; one message a process.")
+    ] = False,
+    dead_letter: Annotated[
+        bool, typer.Option("--dead-letter", help="The queue has a dead-letter exchange; else it is found out.")
+    ] = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Without a dead-letter exchange discard, and do not move to QUEUE.dead.")
+    ] = False,
     tag: Annotated[str, typer.Option(help="Second half of the consumer tag.")] = "",
-    log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "info",
+    log_level: LogLevel = "info",
 ) -> None:
     """Take messages from a queue to a syncer until SIGTERM or Ctrl-C.
 
-    Exit codes: 0 after a graceful end, 1 after anything fatal (also a broker that cannot be reached), 2 wrong words.
+    Any JSON object is accepted. What fails twice goes to the queue's dead-letter exchange; where none is known it is
+    moved to the durable queue QUEUE.dead.
+
+    Exit codes: 0 after a graceful end, 1 after anything fatal (also a broker that cannot be reached) or when handlers
+    were abandoned after the grace period, 2 usage error.
 
     Examples:
         conquiet rabbit run amqp://localhost orders shop.sync:handle --concurrency 8
 
         CONQUIET_RABBIT_URL=amqp://user:password@host conquiet rabbit run - orders shop.sync:handle
     """
-    from conquiet.cli.worker.logs import set_up_logging
+    from conquiet.cli.logs import set_up_logging
     from conquiet.cli.worker.targets import load_object
-    from conquiet.rabbit import FileKeyStore, RabbitConsumer, RabbitOptions, run_process
+    from conquiet.rabbit import RabbitConsumer, SchemaRegistry, run_process
 
-    if log_level.lower() not in _LEVELS:
-        raise typer.BadParameter(f"must be one of {', '.join(_LEVELS)}", param_hint="--log-level")
     handler = load_object(syncer)
     if not callable(handler):
         raise CommandError(
             f"{syncer} is a {type(handler).__name__}, not a function",
             fix="it must take a message and return True or False",
         )
-    options = RabbitOptions(concurrency=concurrency)
-    if prefetch:
-        options["prefetch"] = prefetch
-    if max_retries:
-        options["max_retries"] = max_retries
-    if keys:
-        options["key_store"] = FileKeyStore(keys)
-    if tag:
-        options["tag"] = tag
-    address = need_url("" if url == "-" else url, RABBIT)
-    RabbitConsumer(address, queue, handler, **options)  # wrong words end here with 2, and not as something fatal with 1
+    given: dict[str, Any] = {
+        "prefetch": prefetch,
+        "max_retries": max_retries,
+        "tag": tag,
+        "poison_guard": poison_guard,
+        "dead_letter": dead_letter,
+        "without_dead_letters": "discard" if discard else "",
+        "schemas": SchemaRegistry() if proca or keys or keys_env else None,
+        "key_store": _key_store(keys, keys_env, secret_volume=secret_volume) if keys or keys_env else None,
+    }
+    settings = {name: value for name, value in given.items() if value or name in {"schemas", "key_store"}}
+    options: dict[str, Any] = {"concurrency": concurrency, **settings}
+    address = require_url("" if url == "-" else url, RABBIT)
+    RabbitConsumer(address, queue, handler, **options)  # a wrong setting exits with 2, and not with 1 as a fatal error
     set_up_logging(log_level)
     raise typer.Exit(run_process(address, queue, handler, **options))
 
 
-@reported
+def _key_store(path: str, name: str, *, secret_volume: bool) -> "KeyStore":
+    from conquiet.rabbit import FileKeyStore, MemoryKeyStore
+
+    if path and name:
+        raise CommandError("keys come from one place", fix="give --keys or --keys-env, not both")
+    return FileKeyStore(path, secret_volume=secret_volume) if path else MemoryKeyStore.from_env(name)
+
+
+@handle_errors
 def publish(
     queue: Annotated[str, typer.Argument(help="Routing key; with the default exchange the queue's name.")],
     payload: Annotated[str, typer.Argument(metavar="JSON|@FILE|-", help="A JSON object, @file of JSON lines, or -.")],
     exchange: Annotated[str, typer.Option(help="Another exchange than the default one.")] = "",
+    content_type: Annotated[
+        str, typer.Option(help="AMQP content type; the Node original needs another than application/json.")
+    ] = "",
     rabbit_url: RabbitUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +137,7 @@ def publish(
     from conquiet.errors import PublishError
     from conquiet.rabbit import Outgoing, Publisher
 
-    broker(rabbit_url)
+    check_broker(rabbit_url)
     counted = 0
 
     async def work(advance: Any) -> int:
@@ -113,18 +149,18 @@ def publish(
             counted = confirmed
 
         async def messages() -> "AsyncIterator[Outgoing]":
-            async for batch in Feed(read_payloads(payload), size=_BATCH).batches_async():
+            async for batch in LineBatcher(read_payloads(payload), size=_BATCH).batches_async():
                 for one in batch:
-                    yield Outgoing(queue, one, exchange=exchange)
+                    yield Outgoing(queue, one, exchange=exchange, content_type=content_type or None)
 
-        async with Publisher(need_url(rabbit_url, RABBIT)) as publisher:
+        async with Publisher(require_url(rabbit_url, RABBIT)) as publisher:
             return await publisher.publish_many(messages(), progress=note)
 
     with progress("published") as advance:
         try:
             published = asyncio.run(work(advance))
         except CommandError as error:
-            raise stopped_at(error, f"{counted} before it are confirmed") from error.__cause__
+            raise partial_failure(error, f"{counted} before it are confirmed") from error.__cause__
         except (PublishError, KeyboardInterrupt, SystemExit):
             typer.echo(f"conquiet: at least {counted} are confirmed", err=True)
             raise

@@ -1,13 +1,13 @@
-"""``conquiet schedule``: what is fired when."""
+"""``conquiet schedule``: list, pause, resume and remove entries."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conquiet.cli.connecting import redis_server
-from conquiet.cli.failures import CommandError, reported
+from conquiet.cli.connections import open_redis
+from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.output import print_json, print_rows
-from conquiet.cli.settings import REDIS, AsJson, RedisUrl, need_url
+from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -19,20 +19,20 @@ Name = Annotated[str, typer.Argument(help="The entry's name.")]
 
 
 def _with(flag: str, group: str, work: "Callable[[Any], Awaitable[Any]]") -> Any:
-    from conquiet.management.asynchronous import with_redis
+    from conquiet.management.run_async import with_redis
     from conquiet.scheduler import Schedules
 
     async def run(client: Any) -> Any:
         async with Schedules(client, group=group) as schedules:
             return await work(schedules)
 
-    with redis_server(flag):
-        return with_redis(need_url(flag, REDIS), run)
+    with open_redis(flag):
+        return with_redis(require_url(flag, REDIS), run)
 
 
 @app.command("list")
-@reported
-def list_(group: Group = "conquiet", redis_url: RedisUrl = "", as_json: AsJson = False) -> None:
+@handle_errors
+def list_(group: Group = "processor", redis_url: RedisUrl = "", as_json: AsJson = False) -> None:
     """List all entries of a group and how they stand.
 
     Exit codes: 0 listed, 2 no server.
@@ -64,11 +64,11 @@ def list_(group: Group = "conquiet", redis_url: RedisUrl = "", as_json: AsJson =
 
 
 @app.command("next")
-@reported
+@handle_errors
 def next_(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="How many.")] = 10,
     name: Annotated[str, typer.Option(help="Only of this entry.")] = "",
-    group: Group = "conquiet",
+    group: Group = "processor",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -88,9 +88,9 @@ def next_(
 
 
 @app.command()
-@reported
-def pause(name: Name, group: Group = "conquiet", redis_url: RedisUrl = "") -> None:
-    """Hold an entry on all hosts, through restarts.
+@handle_errors
+def pause(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
+    """Pause an entry on all hosts, also over restarts.
 
     Exit codes: 0 paused (also if it was), 2 no server or no such entry.
     """
@@ -99,9 +99,9 @@ def pause(name: Name, group: Group = "conquiet", redis_url: RedisUrl = "") -> No
 
 
 @app.command()
-@reported
-def resume(name: Name, group: Group = "conquiet", redis_url: RedisUrl = "") -> None:
-    """Let a paused entry go on. Ticks due meanwhile are gone.
+@handle_errors
+def resume(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
+    """Let a paused entry go on. Ticks that were due meanwhile are skipped.
 
     Exit codes: 0 it goes on (also if it was not paused), 2 no server or no such entry.
     """
@@ -110,9 +110,9 @@ def resume(name: Name, group: Group = "conquiet", redis_url: RedisUrl = "") -> N
 
 
 @app.command()
-@reported
-def remove(name: Name, group: Group = "conquiet", redis_url: RedisUrl = "") -> None:
-    """Remove an entry and its history. One that code declares comes back with that code: pause it instead.
+@handle_errors
+def remove(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
+    """Remove an entry and its history. One that code declares is created again when the code starts: pause it instead.
 
     Exit codes: 0 removed, 2 no server or no such entry.
     """

@@ -1,11 +1,15 @@
-"""``conquiet demo``: the main job, visibly, with one worker killed half-way.
+"""``conquiet demo``: 10,000 orders through Redis into a database, with one worker killed half-way.
 
-plan      the orders and what must come out of them (pure)
-stage     the servers, the tables and the folder, all of them gone afterwards
-worker    one worker process: process it, commit it, then acknowledge it
-board     what the workers say about themselves, in a file that survives them
-crew      starting, killing and ending worker processes
-conductor the course of events
-ledger    the sum at the end (pure)
-view      the same story on a terminal and in a plain log
+It is part of the wheel because the command must work without a clone of the repository.
+
+plan             the orders and the balances that must result (pure)
+environment      the servers, the tables and the folder, all removed afterwards
+worker           one worker process: process it, commit it, then acknowledge it
+shared_state     what the workers report, in a file that survives them
+workers          starts, kills and ends the worker processes
+fault_injection  what is killed, and when
+orchestrator     the course of the demo
+store            the tables
+summary          the result (pure)
+view             the output, on a terminal and as a plain log
 """

@@ -1,18 +1,19 @@
-"""The words of ``conquiet demo``."""
+"""The options of ``conquiet demo``."""
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from conquiet.cli.failures import FAILED, reported
+from conquiet.cli.errors import FAILED, handle_errors
 
 
-@reported
+@handle_errors
 def demo(
     orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="Orders to enqueue.")] = 10_000,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4,
@@ -22,25 +23,29 @@ def demo(
         bool, typer.Option("--mysql", help="Start a private MySQL or MariaDB (nothing is fetched).")
     ] = False,
     chaos: Annotated[bool, typer.Option("--chaos", help="Kill every worker, twice, and the private Redis.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON, and nothing else.")] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve the dashboard meanwhile; on a terminal until you press Enter.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
     """Process 10,000 orders with 4 workers, kill one half-way, lose nothing.
 
-    Starts a private Valkey and an SQLite file, both gone afterwards. URLs from the environment or
-    conquiet.toml are not used: a demo should meet a real server only if you name it here.
+    Starts a private Valkey and an SQLite file, both removed afterwards. URLs from the environment or
+    conquiet.toml are not used: the demo uses a real server only if a flag names it.
 
-    Exit codes: 0 the ledger balances, 1 it does not, 2 the demo could not start, 130 Ctrl-C.
+    Exit codes: 0 nothing lost and nothing done twice, 1 otherwise, 2 the demo could not start, 130 Ctrl-C.
 
     Examples:
         conquiet demo
 
-        conquiet demo --chaos --orders 50000
+        conquiet demo --chaos --orders 50000 --dashboard
 
         conquiet demo --redis-url redis://localhost --db-url mysql+pymysql://root@localhost/test
     """
-    from conquiet.cli.demo.conductor import Conductor
+    from conquiet.cli.demo.dashboard import serve_dashboard
+    from conquiet.cli.demo.environment import open_environment
+    from conquiet.cli.demo.orchestrator import Orchestrator
     from conquiet.cli.demo.plan import DemoPlan
-    from conquiet.cli.demo.stage import open_stage
     from conquiet.cli.demo.view import LiveView, PlainView, View
     from conquiet.cli.output import make_console
 
@@ -50,13 +55,18 @@ def demo(
     with (
         interruptible(),
         view,
-        open_stage(redis_url=redis_url or None, db_url=db_url or None, mysql=mysql, durable=chaos) as stage,
+        open_environment(redis_url=redis_url or None, db_url=db_url or None, mysql=mysql, durable=chaos) as environment,
+        serve_dashboard(environment.redis_url) if dashboard else nullcontext() as address,
     ):
-        ledger = Conductor(plan, stage, view).run()
-        view.close_with(ledger)
+        if address is not None:
+            view.log(f"dashboard: {address}")
+        summary = Orchestrator(plan, environment, view).run()
+        view.show_summary(summary)
+        if address is not None and console.is_terminal and sys.stdin.isatty():
+            typer.prompt(f"the dashboard is still at {address}; press Enter to end", default="", show_default=False)
     if as_json:
-        typer.echo(json.dumps(ledger.as_json()))
-    if not ledger.balanced:
+        typer.echo(json.dumps(summary.as_json()))
+    if not summary.balanced:
         raise typer.Exit(FAILED)
 
 
@@ -64,7 +74,7 @@ def demo(
 def interruptible() -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into one exception; later ones do not disturb the clean-up.
 
-    SIGINT is a KeyboardInterrupt; the others end the process with 128 and their number, as if nobody had caught them.
+    SIGINT is a KeyboardInterrupt; the others end the process with 128 and their number, as without a handler.
     """
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signum: signal.getsignal(signum) for signum in wanted}

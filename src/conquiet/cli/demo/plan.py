@@ -1,11 +1,11 @@
-"""The orders of the demo and what must come out of them. Pure: the same seed makes the same orders."""
+"""The orders of the demo and the balances that must result. Pure: the same seed makes the same orders."""
 
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conquiet.kernel.validation import require_positive
+from conquiet.core.validation import require_positive
 
 ACCOUNTS = 8
 OPENING_CENTS = 1_000_000
@@ -15,7 +15,7 @@ _HELD_BACK = 100
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """How much is done by how many.
+    """Orders, workers and faults of one demo.
 
     Attributes:
         orders: Messages to enqueue. Each moves money from one account to another.
@@ -35,9 +35,9 @@ class DemoPlan:
 
     @property
     def held_back(self) -> int:
-        """How many orders wait until everything that goes wrong on purpose has: one in a hundred, at least one.
+        """How many orders are held back until all faults are injected: one in a hundred, at least one.
 
-        So the work cannot end before the kill, however late the conductor is.
+        So the work cannot end before the kill, however slow the orchestrator is.
         """
         return max(1, self.orders // _HELD_BACK)
 

@@ -6,12 +6,12 @@ from uuid import uuid4
 
 from sqlalchemy import Engine, create_engine, event, make_url, text
 
-from conquiet.bridge import create_tables
 from conquiet.cli.demo.plan import ACCOUNTS, OPENING_CENTS
 from conquiet.db import DbSession, RowLock
+from conquiet.transactional import create_tables
 
 _BUSY_S = 60
-"""How long SQLite waits for its only writer's place. Far longer than the demo: a wait is not a fault."""
+"""How long SQLite waits for its write lock: far longer than the demo takes, because waiting is no error."""
 
 
 def open_engine(url: str) -> Engine:
@@ -25,17 +25,17 @@ def open_engine(url: str) -> Engine:
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     # The write-ahead log lets readers pass the one writer. NORMAL survives every kill of a process;
-    # only a power cut can take the last commits, and nobody cuts the power of a demo.
+    # only a power cut can take the last commits, which the demo does not cover.
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
 class Store:
-    """Accounts and orders under names of their own, so that they cannot meet anybody's tables.
+    """Accounts and orders under names of their own, so that they cannot clash with other tables.
 
     Args:
         engine: Where they live.
-        suffix: Ends the tables' names; the conductor makes it up and tells the workers.
+        suffix: Ends the tables' names; the orchestrator chooses it and passes it to the workers.
     """
 
     def __init__(self, engine: Engine, suffix: str) -> None:
@@ -66,7 +66,7 @@ class Store:
         with DbSession(self._engine) as session:
             session.execute(f"CREATE TABLE {self.accounts} (id INTEGER PRIMARY KEY, cents BIGINT NOT NULL)")
             session.execute(
-                # No key on the order's number: a second run must be able to show. Only the inbox keeps it away.
+                # No key on the order's number: a second run must be visible. Only the inbox prevents it.
                 f"CREATE TABLE {self.orders} (id INTEGER NOT NULL, payer INTEGER NOT NULL, "
                 "payee INTEGER NOT NULL, cents BIGINT NOT NULL)"
             )
@@ -81,7 +81,7 @@ class Store:
             for table in (self.orders, self.accounts, self.inbox, self.outbox):
                 session.execute(f"DROP TABLE IF EXISTS {table}")
 
-    def carry_out(self, session: DbSession, order: Mapping[str, Any]) -> None:
+    def apply_order(self, session: DbSession, order: Mapping[str, Any]) -> None:
         """Record one order and move its money, in the caller's transaction.
 
         On MySQL the balances are read under row locks, taken in the order of the ids so that two

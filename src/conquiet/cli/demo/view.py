@@ -1,11 +1,12 @@
-"""The same story twice: live on a terminal, and as plain lines for a log or a pipe."""
+"""The output of the demo: live on a terminal, and as plain lines for a log or a pipe."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
-from conquiet.cli.demo.board import State
-from conquiet.cli.demo.ledger import Ledger
+from conquiet.cli.demo.shared_state import State, WorkerRow
+from conquiet.cli.demo.summary import Summary
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -19,24 +20,23 @@ class WorkerLine:
     """What is shown of one worker."""
 
     name: str
-    pid: int
-    state: State
     alive: bool
-    handled: int
-    recovered: int
-    in_hand: int
+    row: WorkerRow
+
+    @property
+    def state(self) -> State:
+        """What it does, or did when it was killed."""
+        return State(self.row.state)
 
     @property
     def status(self) -> str:
         """One word."""
-        if not self.alive:
-            return "killed -9"
-        return self.state.name.lower()
+        return self.state.name.lower() if self.alive else "killed -9"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look at everything."""
+    """The state of everything at one moment."""
 
     total: int
     elapsed_s: float = 0.0
@@ -55,73 +55,68 @@ class Snapshot:
 
     @property
     def drained(self) -> bool:
-        """Every order that was enqueued so far was."""
+        """Every order that was enqueued so far was delivered and acknowledged."""
         return self.waiting == 0 and self.pending == 0
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """What changes as long as anything goes on."""
+        """What changes while work is done."""
         return self.handled, *(worker.state for worker in self.workers)
 
     @property
-    def in_hand(self) -> int:
+    def in_flight(self) -> int:
         """Messages that live workers hold."""
-        return sum(worker.in_hand for worker in self.workers if worker.alive)
-
-
-class View(Protocol):
-    """Shows the course of the demo. Used as a context manager."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def say(self, sentence: str) -> None:
-        """Tell an event."""
-        ...
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Show where things stand."""
-        ...
-
-    def close_with(self, ledger: Ledger) -> None:
-        """Show the ledger."""
-        ...
+        return sum(worker.row.in_flight for worker in self.workers if worker.alive)
 
 
 class Rate:
-    """Orders per second over the last few looks."""
+    """Orders per second over the last ten snapshots."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
 
     def of(self, snapshot: Snapshot) -> float:
-        """Take a look into account and return the rate."""
+        """Add a snapshot and return the rate."""
         self._seen = [*self._seen[-9:], (snapshot.elapsed_s, snapshot.handled)]
         (then_s, before), (now_s, now) = self._seen[0], self._seen[-1]
         return (now - before) / (now_s - then_s) if now_s > then_s else 0.0
 
 
-class PlainView:
-    """One line a second and one per event; no colour, no cursor movement."""
+class View(ABC):
+    """Shows the course of the demo. A context manager."""
 
     def __init__(self, console: "Console") -> None:
         self._console = console
         self._rate = Rate()
         self._elapsed_s = 0.0
-        self._next_s = _PLAIN_EVERY_S
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
+    def __exit__(  # noqa: B027 - only the live view has something to end
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        """Leave the output as it is."""
 
-    def say(self, sentence: str) -> None:
+    @abstractmethod
+    def log(self, sentence: str) -> None:
+        """Print an event."""
+
+    @abstractmethod
+    def show(self, snapshot: Snapshot) -> None:
+        """Show a snapshot."""
+
+    @abstractmethod
+    def show_summary(self, summary: Summary) -> None:
+        """Show the summary."""
+
+
+class PlainView(View):
+    """One line a second and one per event; no colour, no cursor movement."""
+
+    _next_s = _PLAIN_EVERY_S
+
+    def log(self, sentence: str) -> None:
         """Print an event."""
         self._line(sentence)
 
@@ -132,30 +127,28 @@ class PlainView:
         if snapshot.elapsed_s >= self._next_s or snapshot.settled:
             self._next_s = snapshot.elapsed_s + _PLAIN_EVERY_S
             self._line(
-                f"{snapshot.handled:,} of {snapshot.total:,} done, {rate:,.0f}/s, in hand {snapshot.in_hand}, "
+                f"{snapshot.handled:,} of {snapshot.total:,} done, {rate:,.0f}/s, in flight {snapshot.in_flight}, "
                 f"pending {snapshot.pending}, recovered {snapshot.recovered}"
             )
 
-    def close_with(self, ledger: Ledger) -> None:
-        """Print the ledger."""
+    def show_summary(self, summary: Summary) -> None:
+        """Print the summary."""
         self._console.print()
-        for what, how_much in ledger.lines():
+        for what, how_much in summary.lines():
             self._console.print(f"{what:<26}{how_much}", highlight=False, markup=False)
-        self._console.print(verdict(ledger), highlight=False, markup=False)
+        self._console.print(verdict(summary), highlight=False, markup=False)
 
     def _line(self, text: str) -> None:
         self._console.print(f"{self._elapsed_s:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveView:
-    """A picture that redraws itself: bar, numbers, workers; events scroll by above it."""
+class LiveView(View):
+    """A display that redraws itself: bar, numbers, workers; events scroll by above it."""
 
     def __init__(self, console: "Console") -> None:
         from rich.live import Live
 
-        self._console = console
-        self._rate = Rate()
-        self._elapsed_s = 0.0
+        super().__init__(console)
         self._live = Live(console=console, refresh_per_second=10, transient=True)
 
     def __enter__(self) -> Self:
@@ -167,33 +160,35 @@ class LiveView:
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def say(self, sentence: str) -> None:
-        """Print an event above the picture."""
+    def log(self, sentence: str) -> None:
+        """Print an event above the display."""
         from rich.text import Text
 
         style = "bold red" if "killed" in sentence else "green" if "took over" in sentence else "default"
         self._console.print(Text.assemble((f"{self._elapsed_s:6.1f} s  ", "dim"), (sentence, style)))
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw the picture."""
+        """Redraw the display."""
         self._elapsed_s = snapshot.elapsed_s
-        self._live.update(picture(snapshot, self._rate.of(snapshot)))
+        self._live.update(render(snapshot, self._rate.of(snapshot)))
 
-    def close_with(self, ledger: Ledger) -> None:
-        """Print the ledger in place of the picture."""
+    def show_summary(self, summary: Summary) -> None:
+        """Print the summary in place of the display."""
         from rich.table import Table
 
         self._live.stop()
-        table = Table(title="Ledger", show_header=False, title_justify="left")
-        for what, how_much in ledger.lines():
+        table = Table(title="Summary", show_header=False, title_justify="left")
+        for what, how_much in summary.lines():
             wrong = (what in {"lost", "done twice", "still unsettled"} and how_much != "0") or "wrong" in how_much
             table.add_row(what, f"[{'bold red' if wrong else 'bold'}]{how_much}[/]")
         self._console.print(table)
-        self._console.print(f"[{'bold green' if ledger.balanced else 'bold red'}]{verdict(ledger)}[/]", highlight=False)
+        self._console.print(
+            f"[{'bold green' if summary.balanced else 'bold red'}]{verdict(summary)}[/]", highlight=False
+        )
 
 
-def picture(snapshot: Snapshot, rate: float) -> "RenderableType":
-    """Return bar, numbers and workers as one picture."""
+def render(snapshot: Snapshot, rate: float) -> "RenderableType":
+    """Return bar, numbers and workers as one display."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -203,30 +198,29 @@ def picture(snapshot: Snapshot, rate: float) -> "RenderableType":
         ProgressBar(total=snapshot.total, completed=snapshot.handled, width=_BAR),
         f"{snapshot.handled:,} of {snapshot.total:,}",
         f"[bold]{rate:,.0f}/s[/]",
-        f"in hand {snapshot.in_hand}",
+        f"in flight {snapshot.in_flight}",
         f"pending {snapshot.pending}",
         f"recovered {snapshot.recovered}",
     )
     workers = Table(box=None, pad_edge=False)
-    for column in ("worker", "pid", "state", "handled", "recovered", "in hand"):
+    for column in ("worker", "pid", "state", "handled", "recovered", "in flight"):
         workers.add_column(column, justify="left" if column in {"worker", "state"} else "right", header_style="dim")
     for worker in snapshot.workers:
         workers.add_row(
             worker.name,
-            str(worker.pid or "-"),
+            str(worker.row.pid or "-"),
             f"[{'red' if not worker.alive else 'green'}]{worker.status}[/]",
-            f"{worker.handled:,}",
-            f"{worker.recovered:,}",
-            str(worker.in_hand),
+            f"{worker.row.handled:,}",
+            f"{worker.row.recovered:,}",
+            str(worker.row.in_flight),
         )
     return Group(bar, workers)
 
 
-def verdict(ledger: Ledger) -> str:
+def verdict(summary: Summary) -> str:
     """Return the last line."""
-    rate = ledger.processed / ledger.seconds if ledger.seconds else 0.0
-    if ledger.balanced:
-        return (
-            f"Nothing lost, nothing done twice: {ledger.processed:,} orders in {ledger.seconds:.1f} s ({rate:,.0f}/s)."
-        )
-    return "The ledger does not balance. This is a bug: please report it with this output."
+    rate = summary.processed / summary.seconds if summary.seconds else 0.0
+    if summary.balanced:
+        done = f"{summary.processed:,} orders in {summary.seconds:.1f} s ({rate:,.0f}/s)"
+        return f"Nothing lost, nothing done twice: {done}."
+    return "The numbers do not agree. This is a bug: please report it with this output."

@@ -1,13 +1,16 @@
-"""``conquiet worker``: runs what a module holds, in supervised processes.
+"""``conquiet worker``: runs the workers of a module in supervised processes.
 
-command      the words
-supervisor   starts, restarts and ends the processes; knows nothing of the user's code
-restarts     when to start again and when to give up (pure)
-child        one process: imports the object and runs it
-targets      from ``module:object`` to what can be run
-runnables    one face for consumers, processors, schedulers, relays
-pulse        what each process says about itself, in a file that survives it
-endpoints    liveness, readiness and metrics over HTTP
-notify       a word to systemd
-reload       restart when a file changes
+command         the options
+supervisor      starts, restarts and ends the processes; imports no code of the user
+restarts        decides when to restart and when to give up (pure)
+child           one process: imports the workers and runs them
+targets         loads the workers that ``module:object`` names
+heartbeat_file  what each process reports about itself
+endpoints       liveness, readiness and metrics over HTTP
+notify          messages to systemd
+reload          detects changed source files
+reachability    distinguishes an unreachable server from other failures
+logs            log lines with their extra fields
+
+How readiness is reported: docs/decisions/0029.
 """

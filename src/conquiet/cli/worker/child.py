@@ -1,13 +1,14 @@
-"""One worker process: imports the object, runs it, says how it is doing, ends when asked.
+"""One worker process: imports the workers, runs them, reports their readiness and ends when asked.
 
-Started by the supervisor, which holds the other end of its stdin: when that closes, also by the
-supervisor's death, the process stops in good order.
+The supervisor holds the other end of its stdin. When that closes, also by the supervisor's death, the process drains
+and ends.
 
-It is born with SIGTERM and SIGINT blocked and lets them through once it has handlers for them: asked to end
-before it has begun, even while Python itself starts, it ends in good order, because it had nothing in hand.
+It starts with SIGTERM and SIGINT blocked and unblocks them once it has handlers for them. So a request to end that
+arrives earlier, even while Python itself starts, ends it in good order: nothing is in flight yet.
 """
 
 import asyncio
+import inspect
 import json
 import os
 import signal
@@ -17,100 +18,121 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conquiet.cli.failures import FAILED, NOT_DONE, CommandError, complain
-from conquiet.cli.worker.pulse import Pulse
-from conquiet.cli.worker.restarts import SIGNALLED
+from conquiet.cli.errors import FAILED, NOT_DONE, CommandError, report_error
+from conquiet.cli.worker.heartbeat_file import HeartbeatFile, ReadinessReasons
+from conquiet.cli.worker.reachability import unreachable_server
+from conquiet.cli.worker.restarts import ABANDONED, SIGNALLED, UNREACHABLE
+from conquiet.core.functions import is_coroutine_function
+from conquiet.core.lifecycle import handled_by
+from conquiet.core.redaction import printable
 from conquiet.errors import ConfigurationError, ConquietError, LifecycleError
-from conquiet.kernel.redaction import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from conquiet.cli.worker.runnables import Runnable
+    from conquiet.core.lifecycle import Worker
 
-_BEAT_S = 0.25
+_HEARTBEAT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What a process has to know. Travels in its environment: a command line is for everyone to read."""
+class ChildSettings:
+    """The settings of one process, passed in its environment: every user of the machine can read a command line."""
 
     target: str
     row: int
-    pulse: str
+    heartbeat_file: str
     concurrency: int | None
     log_level: str
+    only: tuple[str, ...] = ()
+    counts_messages: bool = False
 
     def encode(self) -> str:
-        """Return it as text."""
+        """Return the settings as text."""
         return json.dumps(asdict(self))
 
 
-VARIABLE = "CONQUIET_WORKER_ORDERS"
+SETTINGS_VARIABLE = "CONQUIET_WORKER_SETTINGS"
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
-class _AskedEarly(BaseException):
-    """Leaves the user's code at its import: we were asked to end. Like KeyboardInterrupt, it is nobody's to catch."""
+class _StopDuringImport(BaseException):
+    """Leaves the user's code at its import. A BaseException, as KeyboardInterrupt is, so that the code lets it pass."""
 
 
 class Child:
-    """Runs several things side by side until all have ended. What it runs comes later than the wish to end it may."""
+    """Runs workers side by side until all have ended. A request to stop may come before the workers are loaded."""
 
-    def __init__(self, pulse: Pulse, row: int) -> None:
-        self._runnables: list[Runnable] = []
-        self._pulse = pulse
+    def __init__(self, heartbeats: HeartbeatFile, row: int) -> None:
+        self._workers: list[Worker] = []
+        self._heartbeats = heartbeats
         self._row = row
         self._stopping = False
         self._loading = False
+        self._was_ready = False
+        self._reasons = ReadinessReasons(heartbeats.path, row)
 
     def stop(self) -> None:
-        """Ask everything to end. Only assigns."""
+        """Ask all workers to end. Only assigns. A second call changes nothing."""
+        # A signal, a failed worker and the supervisor's death may all ask for the end. A second stop() would force a
+        # worker to abort its handlers.
+        if self._stopping:
+            return
         self._stopping = True
-        for runnable in self._runnables:
-            runnable.stop()
+        for worker in self._workers:
+            worker.stop()
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether all workers were ready at the same time at least once."""
+        return self._was_ready
+
+    @property
+    def abandoned(self) -> int:
+        """Handlers that did not end within their grace period."""
+        return sum(worker.abandoned for worker in self._workers)
 
     def interrupt(self) -> None:
-        """Do as ``stop`` does, and leave an import that may take long. Runs inside a signal handler."""
+        """Stop, and leave an import that may take long. Runs inside a signal handler."""
         self.stop()
         if self._loading:
-            raise _AskedEarly
+            raise _StopDuringImport
 
-    def load(self, target: str, concurrency: int | None) -> "list[Runnable]":
-        """Let the signals through and run the user's code that builds what is run; empty if asked to end meanwhile."""
-        from conquiet.cli.worker.targets import load_runnables
+    def load(self, target: str, concurrency: int | None, only: "Sequence[str]" = ()) -> "list[Worker]":
+        """Unblock the signals and import the workers; an empty list if the process was asked to end meanwhile."""
+        from conquiet.cli.worker.targets import load_workers
 
         try:
             try:
                 self._loading = True
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-                return load_runnables(target, concurrency=concurrency)
+                return load_workers(target, concurrency=concurrency, only=only)
             finally:
                 self._loading = False
-        except _AskedEarly:  # outside: it may come at any step of the inner one
+        except _StopDuringImport:  # outside: it may come at any step of the inner one
             return []
 
-    async def run(self, runnables: "list[Runnable]") -> None:
-        """Work until stopped. If one fails, the others are stopped in good order and its error is raised."""
-        self._runnables = runnables
-        tasks = [asyncio.create_task(self._run_one(one), name=one.name) for one in self._runnables]
-        beating = asyncio.create_task(self._beat())
+    async def run(self, workers: "list[Worker]") -> None:
+        """Work until stopped. If one worker fails, the others are stopped in good order and its error is raised."""
+        self._workers = workers
+        tasks = [asyncio.create_task(self._run_one(worker), name=worker.name) for worker in workers]
+        heartbeat = asyncio.create_task(self._send_heartbeats())
         try:
             results = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            beating.cancel()
-            self._pulse.beat(self._row, pid=os.getpid(), ready=False)
+            heartbeat.cancel()
+            self._heartbeats.write(self._row, pid=os.getpid(), ready=False)
         failure = next((result for result in results if isinstance(result, BaseException)), None)
         if failure is not None:
             raise failure
 
-    async def _run_one(self, runnable: "Runnable") -> None:
+    async def _run_one(self, worker: "Worker") -> None:
         if self._stopping:
             return
         try:
-            await runnable.run()
+            await _run_and_close(worker)
         except LifecycleError:
-            # Asked to end between our look and its start, it refuses to start: that is the end we asked for.
+            # Stopped between our check and its start, it refuses to start: that is the end we asked for.
             if not self._stopping:
                 self.stop()
                 raise
@@ -118,26 +140,42 @@ class Child:
             self.stop()
             raise
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            ready = not self._stopping and all(one.ready() for one in self._runnables)
-            self._pulse.beat(self._row, pid=os.getpid(), ready=ready)
-            await asyncio.sleep(_BEAT_S)
+            states = [(worker.name, worker.health()) for worker in self._workers]
+            reasons = {name: health.reason for name, health in states if not health.ready}
+            if self._stopping:
+                reasons.setdefault("worker", "draining")
+            self._was_ready = self._was_ready or not reasons
+            handled = sum(handled_by(worker) or 0 for worker in self._workers)
+            self._heartbeats.write(self._row, pid=os.getpid(), ready=not reasons, handled=handled)
+            self._reasons.write(reasons)
+            await asyncio.sleep(_HEARTBEAT_S)
 
 
-def hold_leash(child: Child) -> None:
-    """Stop when the supervisor lets go of our stdin."""
+async def _run_and_close(worker: "Worker") -> None:
+    """Run a worker to its end, a synchronous one in a thread, and release its connections."""
+    try:
+        await (worker.run() if is_coroutine_function(worker.run) else asyncio.to_thread(worker.run))
+    finally:
+        closing = worker.close()
+        if inspect.isawaitable(closing):
+            await closing
+
+
+def exit_with_parent(child: Child) -> None:
+    """Stop when the supervisor closes our stdin, or dies."""
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
         child.stop()
 
-    threading.Thread(target=watch, name="conquiet-leash", daemon=True).start()
+    threading.Thread(target=watch, name="conquiet-parent-watch", daemon=True).start()
 
 
 def loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
-    """Return what makes uvloop's event loop where the extra ``fast`` is installed, else None: asyncio's own."""
+    """Return uvloop's factory of event loops if the extra ``fast`` is installed; None for asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -146,37 +184,60 @@ def loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
 
 
 def main() -> int:
-    """Run one process: 0 when it is through, 1 after a failure, 2 if it could not even start.
+    """Run one process: 0 when all workers have finished, 1 after a failure, 2 if it could not start.
 
-    After a stop in good order that a signal asked for it is ``SIGNALLED``: whoever sent it, we had more to do.
+    After a graceful stop by a signal it is ``SIGNALLED``: there was more to do. With abandoned handlers it is
+    ``ABANDONED``. If a server could not be reached at the start it is ``UNREACHABLE``.
     """
-    from conquiet.cli.worker.logs import set_up_logging
+    from conquiet.cli.logs import set_up_logging
     from conquiet.signals import install_termination_handlers
 
-    orders = Orders(**json.loads(os.environ.pop(VARIABLE)))
-    set_up_logging(orders.log_level)
-    child = Child(Pulse(Path(orders.pulse)), orders.row)
+    settings = ChildSettings(**json.loads(os.environ.pop(SETTINGS_VARIABLE)))
+    set_up_logging(settings.log_level)
+    child = Child(HeartbeatFile(Path(settings.heartbeat_file)), settings.row)
     try:
         with install_termination_handlers(child.interrupt) as handlers:
-            runnables = child.load(orders.target, orders.concurrency)
-            if runnables:
-                hold_leash(child)
+            workers = child.load(settings.target, settings.concurrency, settings.only)
+            if workers:
+                if settings.counts_messages and all(handled_by(worker) is None for worker in workers):
+                    raise CommandError(
+                        "--max-messages counts what an App, a Processor or a runtime.Consumer handles, and "
+                        f"{settings.target} has none of them",
+                        fix="give --max-age or --max-rss instead",
+                    )
+                exit_with_parent(child)
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                    runner.run(child.run(runnables))
+                    runner.run(child.run(workers))
+            if child.abandoned:
+                report_error(
+                    f"{child.abandoned} handlers did not end within the grace period and were abandoned; "
+                    "their messages will be delivered again"
+                )
+                return ABANDONED
             return 0 if handlers.received is None else SIGNALLED
-    except CommandError as error:
-        complain(str(error), error.fix)
+    except Exception as error:  # noqa: BLE001 - reported below
+        server = None if child.was_ready else unreachable_server(error)
+        if server is not None:
+            unreachable_note(Path(settings.heartbeat_file), settings.row).write_text(server)
+            return UNREACHABLE
+        return _failed(error, settings.target)
+
+
+def unreachable_note(heartbeat_file: Path, row: int) -> Path:
+    """Return the file in which a process names the server it could not reach."""
+    return heartbeat_file.with_name(f"unreachable-{row}")
+
+
+def _failed(error: Exception, target: str) -> int:
+    """Report what went wrong and return the exit code."""
+    if isinstance(error, CommandError | ConfigurationError):
+        report_error(str(error), error.fix if isinstance(error, CommandError) else "")
         return NOT_DONE
-    except ConfigurationError as error:
-        complain(str(error))
-        return NOT_DONE
-    except ConquietError as error:
-        complain(str(error))
-        return FAILED
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raised: said, and left to the supervisor
-        # The text may hold anything of a message: its class is what may be shown.
-        complain(f"{orders.target} ended with {printable(type(error).__name__)}", "see the traceback with --debug")
-        return FAILED
+    if isinstance(error, ConquietError):
+        report_error(str(error))
+    else:  # raised by the user's code: its text may hold parts of a message, so only its class is shown
+        report_error(f"{target} ended with {printable(type(error).__name__)}", "run with --debug for the traceback")
+    return FAILED
 
 
 if __name__ == "__main__":

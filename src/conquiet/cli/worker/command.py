@@ -1,16 +1,14 @@
-"""The words of ``conquiet worker``."""
+"""The options of ``conquiet worker``."""
 
 from typing import Annotated
 
 import typer
 
-from conquiet.cli.failures import reported
-from conquiet.cli.numbers import finite
-
-_LEVELS = ("debug", "info", "warning", "error")
+from conquiet.cli.errors import handle_errors
+from conquiet.cli.option_types import AppPart, LogFormat, LogLevel, finite
 
 
-@reported
+@handle_errors
 def worker(
     target: Annotated[
         str, typer.Argument(metavar="MODULE:OBJECT", help="What to run; the current folder comes first.")
@@ -22,34 +20,65 @@ def worker(
     grace: Annotated[
         float, typer.Option(min=0, callback=finite, help="Seconds a process may take to end after SIGTERM.")
     ] = 28.0,
-    reload: Annotated[bool, typer.Option("--reload", help="Start again when a .py file here changes.")] = False,
+    only: Annotated[
+        list[AppPart] | None,
+        typer.Option("--only", help="Of an App: run this part alone; may be given twice."),
+    ] = None,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file here changes.")] = False,
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Prometheus metrics of all processes; 0: none.")
     ] = 0,
     health_port: Annotated[int, typer.Option(min=0, max=65_535, help="/livez and /readyz; 0: none.")] = 0,
     host: Annotated[str, typer.Option(help="Where these ports listen; 0.0.0.0 for Kubernetes probes.")] = "127.0.0.1",
-    log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "info",
+    wait_s: Annotated[
+        float,
+        typer.Option("--wait-s", min=0, callback=finite, help="Seconds to wait for a server that is not up yet."),
+    ] = 30.0,
+    max_messages: Annotated[
+        int, typer.Option(min=0, max=2**52, help="Replace a process after so many messages; 0: never.")
+    ] = 0,
+    max_rss: Annotated[
+        int, typer.Option("--max-rss", min=0, max=2**40, help="Replace a process that uses so many MiB; 0: never.")
+    ] = 0,
+    max_age: Annotated[
+        float,
+        typer.Option("--max-age", min=0, callback=finite, help="Replace a process after so many seconds; 0: never."),
+    ] = 0,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "",  # noqa: ARG001 - its callback does everything
 ) -> None:
-    """Run a runtime.Consumer, Processor, Scheduler, RabbitConsumer or OutboxRelay, or a list of them.
+    """Run an App, or a worker: Processor, Scheduler, RabbitConsumer, OutboxRelay, QueueWorker or runtime.Consumer.
 
-    MODULE:OBJECT is one of these, a list of them, or a function that returns one. Processes that die are
-    started again, with growing pauses; five deaths within a minute end the whole. SIGTERM or Ctrl-C drains:
-    nothing new is read, what runs is finished and acknowledged. A second signal forces the end; what is
-    unfinished stays pending for others.
+    MODULE:OBJECT is one of these, a list of them, or a function that returns them. Processes that die are restarted,
+    with growing pauses; five crashes within a minute end the command. SIGTERM or Ctrl-C drains: nothing new is read,
+    what runs is finished and acknowledged. A second signal forces the end; what is unfinished stays pending for other
+    workers. If a server cannot be reached at the start, the command waits for it.
 
-    Exit codes: 0 drained, 1 crash loop or a process that had to be killed, 2 it could not start.
+    With --max-messages, --max-rss or --max-age a process is replaced by a fresh one when it reaches the limit (up to a
+    tenth earlier): it drains first, one process at a time, and no message loses an attempt.
+
+    Exit codes: 0 drained, 1 crash loop, handlers that were abandoned or a process that had to be killed, 2 it could not
+    start, or a server could not be reached.
 
     Examples:
+        conquiet worker shop:app
+
+        conquiet worker shop:app --only handlers --concurrency 32
+
         conquiet worker shop.workers:orders --processes 4 --health-port 8080 --metrics-port 9090
 
         conquiet worker shop.workers:make_orders --concurrency 32
 
         conquiet worker shop.workers:orders --reload
-    """
-    from conquiet.cli.worker.supervisor import Supervisor, SupervisorSettings
 
-    if log_level.lower() not in _LEVELS:
-        raise typer.BadParameter(f"must be one of {', '.join(_LEVELS)}", param_hint="--log-level")
+        conquiet worker shop:app --log-format json
+
+        conquiet worker shop:app --processes 4 --max-messages 100000 --max-rss 512
+    """
+    from conquiet.cli.worker.recycling import RecycleLimits
+    from conquiet.cli.worker.supervisor import Supervisor
+    from conquiet.cli.worker.supervisor_settings import SupervisorSettings
+
     settings = SupervisorSettings(
         target=target,
         processes=processes,
@@ -60,5 +89,8 @@ def worker(
         metrics_port=metrics_port or None,
         health_port=health_port or None,
         log_level=log_level,
+        only=tuple(part.value for part in only or ()),
+        wait_s=wait_s,
+        limits=RecycleLimits(max_messages=max_messages or None, max_rss_mb=max_rss or None, max_age_s=max_age or None),
     )
     raise typer.Exit(Supervisor(settings).run())

@@ -1,4 +1,4 @@
-"""A word to systemd, if it listens (``Type=notify``)."""
+"""Messages to systemd (``Type=notify``)."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import socket
 
 
 def notify_systemd(state: str) -> bool:
-    """Send ``READY=1`` or ``STOPPING=1``; False if nobody asked for it. Never raises."""
+    """Send ``READY=1`` or ``STOPPING=1``; False if systemd does not listen. Never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False

@@ -1,8 +1,8 @@
-"""Starts worker processes, starts them again when they die, ends them when asked. Imports none of the user's code.
+"""Starts worker processes, restarts them when they die, ends them when asked. Imports no code of the user.
 
 RUNNING ──signal──▶ DRAINING: each process gets SIGTERM and the grace period, then (or at a second signal) SIGKILL
    │
-   └─ a process ended by itself: restart with backoff, or end the whole (see ``restarts``), or wait for a change
+   └─ a process ended by itself: restart it with backoff, give up (see ``restarts``), or wait for a changed file
 """
 
 import contextlib
@@ -17,58 +17,46 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import typer
-
-from conquiet.cli.failures import FAILED, NOT_DONE
-from conquiet.cli.worker.child import SIGNALS, VARIABLE, Orders
-from conquiet.cli.worker.endpoints import Answer, Endpoints, as_json, metrics_of
+from conquiet.cli.errors import FAILED, NOT_DONE
+from conquiet.cli.logs import report
+from conquiet.cli.worker.child import SETTINGS_VARIABLE, SIGNALS, ChildSettings, unreachable_note
+from conquiet.cli.worker.endpoints import Endpoints, Response, json_response, metrics_response
+from conquiet.cli.worker.heartbeat_file import HeartbeatFile, ReadinessReasons
 from conquiet.cli.worker.notify import notify_systemd
-from conquiet.cli.worker.pulse import Pulse
+from conquiet.cli.worker.recycling import draw_share, rss_bytes
 from conquiet.cli.worker.reload import SourceWatch
-from conquiet.cli.worker.restarts import CRASHES, GOOD_ENDS, SIGNALLED, WINDOW_S, Next, RestartPolicy
+from conquiet.cli.worker.restarts import (
+    ABANDONED,
+    CRASHES,
+    GRACEFUL_EXITS,
+    SIGNALLED,
+    WINDOW_S,
+    Action,
+    Decision,
+    RestartPolicy,
+)
+from conquiet.cli.worker.supervisor_settings import SupervisorSettings
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 _ROUND_S = 0.1
-_RELOAD_LOOK_S = 0.5
+_RELOAD_CHECK_S = 0.5
 _STALE_ROUND_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorSettings:
-    """What the supervisor is told.
-
-    Attributes:
-        target: ``module:object``.
-        processes: How many.
-        concurrency: Most handlers at once in each process; None leaves what was built as it is.
-        grace_s: How long a process may take to end before it is killed.
-        reload: Restart when a Python file below the current folder changes.
-        host: Where the ports listen.
-        metrics_port: None serves no metrics.
-        health_port: None serves no probes.
-        log_level: Of the processes.
-    """
-
-    target: str
-    processes: int = 1
-    concurrency: int | None = None
-    grace_s: float = 28.0
-    reload: bool = False
-    host: str = "127.0.0.1"
-    metrics_port: int | None = None
-    health_port: int | None = None
-    log_level: str = "info"
+_MEASURE_S = 0.5
 
 
 @dataclass(slots=True)
 class Slot:
-    """One place for a process, over all its lives."""
+    """One process and its successors."""
 
     row: int
     process: "subprocess.Popen[bytes] | None" = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     start_at_s: float = 0.0
     finished: bool = False
+    started_at_s: float = 0.0
+    share: float = 1.0
+    kill_at_s: float = math.inf
+    draining: bool = False
 
 
 class Supervisor:
@@ -76,31 +64,36 @@ class Supervisor:
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
-        self._slots = [Slot(row) for row in range(settings.processes)]
+        self._slots = [Slot(row, policy=RestartPolicy(settings.wait_s)) for row in range(settings.processes)]
         self._folder = Path(tempfile.mkdtemp(prefix="conquiet-worker-"))
         self._metrics_folder = self._folder / "metrics"
         self._metrics_folder.mkdir()
-        self._pulse = Pulse.create(self._folder / "pulse", settings.processes)
+        self._heartbeats = HeartbeatFile.create(self._folder / "heartbeats", settings.processes)
         self._endpoints: list[Endpoints] = []
         self._round_at_s = time.monotonic()
         self._stop = False
         self._announced = False
+        self._reported: set[str] = set()
+        self._recycled: Slot | None = None
+        self._measured_at_s = 0.0
 
     def run(self) -> int:
         """Supervise; return the exit code."""
         try:
             self._listen()
-            with install_termination_handlers(self._ask_stop, self._force) as handlers:
-                code = self._supervise()
-                return self._drain(code, handlers)
+            report(f"starting {self._settings.target} in {len(self._slots)} processes")
+            with install_termination_handlers(self._request_stop, self._force) as handlers:
+                code = self._drain(self._supervise(), handlers)
+                report(f"stopped with exit code {code}")
+                return code
         finally:
             self._clean_up()
 
-    def _ask_stop(self) -> None:
+    def _request_stop(self) -> None:
         self._stop = True
 
     def _force(self) -> None:
-        """End the processes without more ado: a second signal. Runs in a signal handler; the rest goes its way."""
+        """Kill the processes after a second signal. Runs in a signal handler; the normal end follows."""
         for slot in self._slots:
             process = slot.process
             if process is not None and process.returncode is None:
@@ -110,70 +103,138 @@ class Supervisor:
     # ------------------------------------------------------------------ running
     def _supervise(self) -> int:
         watch = SourceWatch(Path.cwd()) if self._settings.reload else None
-        next_look_s = 0.0
+        next_check_s = 0.0
         while not self._stop:
             now_s = self._round_at_s = time.monotonic()
             for slot in self._slots:
-                code = self._tend(slot, now_s)
+                code = self._supervise_one(slot, now_s)
                 if code is not None:
                     return code
             if all(slot.finished for slot in self._slots):
                 return 0
-            if watch is not None and now_s >= next_look_s:
-                next_look_s = now_s + _RELOAD_LOOK_S
+            if watch is not None and now_s >= next_check_s:
+                next_check_s = now_s + _RELOAD_CHECK_S
                 self._reload(watch)
             self._announce()
+            if self._settings.limits.is_set:
+                self._recycle(now_s)
             time.sleep(_ROUND_S)
         return 0
 
-    def _tend(self, slot: Slot, now_s: float) -> int | None:
-        """Start the slot's process, or see to its end. Returns an exit code if the whole has to end."""
+    def _supervise_one(self, slot: Slot, now_s: float) -> int | None:
+        """Start the slot's process, or handle its end. Returns an exit code if the supervisor has to end."""
         process = slot.process
         if process is None:
-            if not slot.finished and now_s >= slot.start_at_s:
-                slot.process = self._start(slot.row)
+            self._start_if_due(slot, now_s)
             return None
         exit_code = process.poll()
         if exit_code is None:
             return None
-        self._bury(slot)
-        decision = slot.policy.decide(exit_code, now_s)
-        match decision.next:
-            case Next.FINISHED:
+        self._reap(slot)
+        # A process that we have drained is followed by another at once, however it ended.
+        decision = Decision(Action.REPLACE) if slot.draining else slot.policy.decide(exit_code, now_s)
+        match decision.action:
+            case Action.FINISHED:
                 slot.finished = True
-            case Next.RESTART:
+            case Action.REPLACE:
+                slot.start_at_s = now_s
+            case Action.RESTART:
                 slot.start_at_s = now_s + decision.delay_s
-                _say(f"process {process.pid} {_end_of(exit_code)}; starting again in {decision.delay_s:.1f} s")
-            case Next.CANNOT_START:
+                report(f"process {process.pid} {_describe_exit(exit_code)}; restarting in {decision.delay_s:.1f} s")
+            case Action.WAIT:
+                slot.start_at_s = now_s + decision.delay_s
+                self._report_once(
+                    f"{self._unreachable_server(slot)} cannot be reached; waiting up to {self._settings.wait_s:g} s"
+                )
+            case Action.UNREACHABLE:
+                server = self._unreachable_server(slot)
+                report(f"{server} could not be reached within {self._settings.wait_s:g} s: giving up")
                 return self._give_up(slot, NOT_DONE)
-            case Next.GIVE_UP:
-                _say(
-                    f"process {process.pid} {_end_of(exit_code)}, {CRASHES} times within {WINDOW_S:g} s: giving up. "
-                    "What it had in hand stays pending for others"
+            case Action.CANNOT_START:
+                return self._give_up(slot, NOT_DONE)
+            case Action.GIVE_UP:
+                report(
+                    f"process {process.pid} {_describe_exit(exit_code)}, {CRASHES} times within {WINDOW_S:g} s: giving "
+                    "up. What it had in flight stays pending for other workers"
                 )
                 return self._give_up(slot, FAILED)
         return None
 
+    def _start_if_due(self, slot: Slot, now_s: float) -> None:
+        if not slot.finished and now_s >= slot.start_at_s:
+            slot.process = self._start(slot.row)
+            slot.started_at_s, slot.share, slot.draining = now_s, draw_share(), False
+
+    def _recycle(self, now_s: float) -> None:
+        """Drain a process that has reached a limit. The next one has to wait until its replacement is ready."""
+        slot = self._recycled
+        if slot is not None:
+            if slot.draining and slot.process is not None and now_s >= slot.kill_at_s:
+                report(f"process {slot.process.pid} did not end within {self._settings.grace_s:g} s and is killed")
+                slot.process.kill()
+                slot.kill_at_s = math.inf
+            if slot.draining or not self._is_ready(slot):
+                return
+            self._recycled = None
+        if now_s - self._measured_at_s < _MEASURE_S or not self._all_ready():
+            return
+        self._measured_at_s = now_s
+        for slot in self._slots:
+            process = slot.process
+            if process is None:
+                continue
+            reason = self._settings.limits.reason(
+                handled=self._heartbeats.handled(slot.row, process.pid),
+                rss_bytes=rss_bytes(process.pid),
+                age_s=now_s - slot.started_at_s,
+                share=slot.share,
+            )
+            if reason:
+                report(f"process {process.pid} {reason}; replacing it")
+                self._recycled, slot.draining = slot, True
+                slot.kill_at_s = now_s + self._settings.grace_s
+                process.send_signal(signal.SIGTERM)
+                return
+
     def _give_up(self, slot: Slot, code: int) -> int | None:
-        """End the whole; under ``reload`` wait for the next change: the file may have been saved half only."""
+        """End; under ``reload`` wait for the next change instead: the file may be half-saved."""
         if not self._settings.reload:
             return code
         slot.start_at_s = math.inf
-        _say("waiting for the next change of a .py file")
+        report("waiting for the next change of a .py file")
         return None
+
+    def _unreachable_server(self, slot: Slot) -> str:
+        try:
+            return unreachable_note(self._folder / "heartbeats", slot.row).read_text()
+        except OSError:
+            return "a server"
+
+    def _report_once(self, sentence: str) -> None:
+        if sentence not in self._reported:
+            self._reported.add(sentence)
+            report(sentence)
 
     def _start(self, row: int) -> "subprocess.Popen[bytes]":
         settings = self._settings
-        orders = Orders(settings.target, row, str(self._folder / "pulse"), settings.concurrency, settings.log_level)
+        child = ChildSettings(
+            settings.target,
+            row,
+            str(self._folder / "heartbeats"),
+            settings.concurrency,
+            settings.log_level,
+            settings.only,
+            settings.limits.max_messages is not None,
+        )
         environment = dict(os.environ) | {
-            VARIABLE: orders.encode(),
+            SETTINGS_VARIABLE: child.encode(),
             "PROMETHEUS_MULTIPROC_DIR": str(self._metrics_folder),
         }
-        environment.pop("NOTIFY_SOCKET", None)  # the supervisor speaks for all
-        # A child inherits what is blocked here; it lets the signals through when it can answer them.
+        environment.pop("NOTIFY_SOCKET", None)  # the supervisor notifies for all
+        # A child inherits what is blocked here, and unblocks the signals once it can handle them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            # A process group of its own: Ctrl-C on the terminal reaches the supervisor alone, which ends them in order.
+            # A process group of its own: Ctrl-C on the terminal reaches the supervisor alone, which drains them.
             return subprocess.Popen(
                 [sys.executable, "-m", "conquiet.cli.worker.child"],
                 stdin=subprocess.PIPE,
@@ -183,7 +244,7 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _bury(self, slot: Slot) -> None:
+    def _reap(self, slot: Slot) -> None:
         process, slot.process = slot.process, None
         if process is not None:
             if process.stdin is not None:
@@ -197,33 +258,36 @@ class Supervisor:
         changed = watch.changed()
         if changed is None:
             return
-        _say(f"{changed} changed; starting again")
+        report(f"{changed} changed; restarting")
         self._terminate()
         self._wait(self._settings.grace_s)
         for slot in self._slots:
-            self._bury(slot)
-            slot.policy, slot.finished, slot.start_at_s = RestartPolicy(), False, 0.0
+            self._reap(slot)
+            slot.policy, slot.finished, slot.start_at_s = RestartPolicy(self._settings.wait_s), False, 0.0
 
     def _announce(self) -> None:
         if not self._announced and self._all_ready():
             self._announced = True
             notify_systemd("READY=1")
-            _say(f"{len(self._slots)} processes ready")
+            report(f"{len(self._slots)} processes ready")
 
     # ------------------------------------------------------------------ ending
     def _drain(self, code: int, handlers: TerminationHandlers) -> int:
         notify_systemd("STOPPING=1")
+        if running := sum(slot.process is not None and slot.process.poll() is None for slot in self._slots):
+            report(f"draining: {running} processes have {self._settings.grace_s:g} s to end")
         self._terminate()
         self._wait(self._settings.grace_s)
-        ends = [slot.process.returncode for slot in self._slots if slot.process is not None]
-        if handlers.received is not None and set(ends) - GOOD_ENDS:
-            _say("some processes did not end in good order; what they had in hand stays pending for others")
+        exits = [slot.process.returncode for slot in self._slots if slot.process is not None]
+        if handlers.received is not None and set(exits) - GRACEFUL_EXITS:
+            report("some processes did not end in good order; what they had in flight stays pending for other workers")
             return FAILED
         return code
 
     def _terminate(self) -> None:
         for slot in self._slots:
-            if slot.process is not None and slot.process.poll() is None:
+            # One that is drained already has its signal. A second one would force it.
+            if slot.process is not None and slot.process.poll() is None and not slot.draining:
                 slot.process.send_signal(signal.SIGTERM)
 
     def _wait(self, grace_s: float) -> None:
@@ -234,7 +298,7 @@ class Supervisor:
             try:
                 slot.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _say(f"process {slot.process.pid} did not end within {grace_s:g} s and is killed")
+                report(f"process {slot.process.pid} did not end within {grace_s:g} s and is killed")
                 slot.process.kill()
                 slot.process.wait()
 
@@ -244,50 +308,62 @@ class Supervisor:
                 if slot.process.poll() is None:
                     slot.process.kill()
                     slot.process.wait()
-                self._bury(slot)
+                self._reap(slot)
         for endpoint in self._endpoints:
             endpoint.close()
-        self._pulse.close()
+        self._heartbeats.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # ------------------------------------------------------------------ being asked
+    # ------------------------------------------------------------------ HTTP
     def _listen(self) -> None:
         settings = self._settings
         paths = {
             settings.health_port: {"/livez": self._livez, "/readyz": self._readyz},
         }
         if settings.metrics_port is not None:
-            paths.setdefault(settings.metrics_port, {})["/metrics"] = lambda: metrics_of(str(self._metrics_folder))
+            paths.setdefault(settings.metrics_port, {})["/metrics"] = lambda: metrics_response(
+                str(self._metrics_folder)
+            )
         for port, answers in paths.items():
             if port is not None:
                 self._endpoints.append(Endpoints(settings.host, port, answers))
 
-    def _livez(self) -> Answer:
+    def _livez(self) -> Response:
         alive = time.monotonic() - self._round_at_s < _STALE_ROUND_S or self._stop
-        return as_json(200 if alive else 503, {"alive": alive})
+        return json_response(200 if alive else 503, {"alive": alive})
 
-    def _readyz(self) -> Answer:
+    def _readyz(self) -> Response:
         processes = [
-            {"pid": slot.process.pid if slot.process else None, "ready": self._is_ready(slot)} for slot in self._slots
+            {
+                "pid": slot.process.pid if slot.process else None,
+                "ready": self._is_ready(slot),
+                "reasons": self._reasons(slot),
+            }
+            for slot in self._slots
         ]
         ready = not self._stop and all(one["ready"] for one in processes)
-        return as_json(200 if ready else 503, {"ready": ready, "processes": processes})
+        return json_response(200 if ready else 503, {"ready": ready, "processes": processes})
+
+    def _reasons(self, slot: Slot) -> dict[str, str]:
+        """Return which parts of a process are not ready, and why."""
+        if self._is_ready(slot):
+            return {}
+        if slot.process is None:
+            return {"process": "not running"}
+        reasons = ReadinessReasons(self._heartbeats.path, slot.row).read()
+        return reasons or {"process": "starting, or its event loop is blocked: it has sent no heartbeat lately"}
 
     def _all_ready(self) -> bool:
         return all(self._is_ready(slot) for slot in self._slots)
 
     def _is_ready(self, slot: Slot) -> bool:
         process = slot.process
-        return process is not None and self._pulse.is_ready(slot.row, process.pid)
+        return process is not None and self._heartbeats.is_ready(slot.row, process.pid)
 
 
-def _end_of(exit_code: int) -> str:
-    if exit_code == SIGNALLED:
-        return "was asked to end by somebody else"
+def _describe_exit(exit_code: int) -> str:
+    if exit_code in {SIGNALLED, ABANDONED}:
+        return "was stopped by another process"
     if exit_code < 0:
         return f"was killed by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}"
-
-
-def _say(sentence: str) -> None:
-    typer.echo(f"conquiet: {sentence}", err=True)

@@ -1,17 +1,20 @@
-"""From ``module:object`` to what can be run, with a sentence for each way in which that fails."""
+"""Load the workers that ``module:object`` names, with one sentence for each way in which that fails."""
 
 import importlib
 import inspect
 import sys
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conquiet.cli.failures import CommandError
-from conquiet.cli.worker.runnables import Runnable, adapt
+from conquiet.cli.errors import CommandError
+from conquiet.core.lifecycle import Worker
+from conquiet.errors import ConfigurationError
 
 _KINDS = (
-    "a runtime.Consumer, Processor, Scheduler, RabbitConsumer or OutboxRelay, a list of them, or a function "
-    "that returns them"
+    "an App, a runtime.Consumer, Processor, Scheduler, RabbitConsumer, QueueWorker or OutboxRelay, a list of them, or "
+    "a function that returns them"
 )
 
 
@@ -19,7 +22,7 @@ def load_object(target: str) -> Any:
     """Import what ``module:object`` names; the current folder comes first.
 
     Raises:
-        CommandError: It cannot be; the text says at which step.
+        CommandError: It cannot be imported; the text names the step.
     """
     module_name, colon, path = target.partition(":")
     if not (module_name and colon and path):
@@ -37,10 +40,14 @@ def load_object(target: str) -> Any:
         raise CommandError(
             f"module {module_name!r} cannot be imported: it needs {error.name!r}", fix=f"install {error.name}"
         ) from error
+    except ConfigurationError as error:  # our own text: it quotes no value
+        raise CommandError(
+            f"module {module_name!r} cannot be imported{_place_of(error)}: {error}", fix=error.fix or "correct it there"
+        ) from error
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise CommandError(
-            f"module {module_name!r} cannot be imported: {type(error).__name__} at its import",
-            fix="see the traceback with --debug",
+            f"module {module_name!r} cannot be imported: {type(error).__name__} at its import{_place_of(error)}",
+            fix="run with --debug for the traceback",
         ) from error
     for name in path.split("."):
         try:
@@ -52,25 +59,56 @@ def load_object(target: str) -> Any:
     return found
 
 
-def load_runnables(target: str, *, concurrency: int | None) -> list[Runnable]:
-    """Return what the target holds, ready to be run.
+def _place_of(error: BaseException) -> str:
+    """Return the file and the line where an error of the user's code came from. Its text may hold anything."""
+    if isinstance(error, SyntaxError) and error.filename:
+        path, line = error.filename, error.lineno
+    else:
+        # The innermost frame below the current folder is the user's own; below it are libraries.
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]
+        if not own:
+            return ""
+        path, line = own[-1].filename, own[-1].lineno
+    shown = Path(path)
+    if shown.is_relative_to(Path.cwd()):
+        shown = shown.relative_to(Path.cwd())
+    return f" ({shown}, line {line})"
+
+
+def load_workers(target: str, *, concurrency: int | None, only: Sequence[str] = ()) -> list[Worker]:
+    """Return the workers of the target.
 
     Args:
         target: ``module:object``. A function is called and its result taken.
-        concurrency: Given to the function as ``concurrency``, or set on what is built already.
+        concurrency: Passed to the function as ``concurrency``, or set on workers that are built already.
+        only: Parts of an App to run; empty runs all.
 
     Raises:
-        CommandError: It cannot be imported, or is nothing that can be run.
+        CommandError: It cannot be imported, or is no worker.
     """
     found = load_object(target)
-    if adapt_all(found) is None and callable(found):
-        found = _called(target, found, concurrency)
+    if not find_workers(found) and callable(found):
+        found = _call_factory(target, found, concurrency)
     elif concurrency is not None:
         _set_concurrency(target, found, concurrency)
-    runnables = adapt_all(found)
-    if not runnables:
+    workers = find_workers(found)
+    if not workers:
         raise CommandError(f"{target} is a {type(found).__name__}, which cannot be run", fix=f"it must be {_KINDS}")
-    return runnables
+    for worker in workers:
+        if hasattr(worker, "set_wait_s"):
+            worker.set_wait_s(0.0)  # the supervisor waits, by --wait-s
+    if only:
+        _set_only(target, workers, only)
+    return workers
+
+
+def _set_only(target: str, workers: list[Worker], only: Sequence[str]) -> None:
+    for worker in workers:
+        choose = getattr(worker, "set_only", None)
+        if choose is None:
+            raise CommandError(f"{target} has no parts to choose from", fix="--only is for an App: leave it out")
+        choose(only)
 
 
 def _set_concurrency(target: str, found: Any, concurrency: int) -> None:
@@ -83,7 +121,7 @@ def _set_concurrency(target: str, found: Any, concurrency: int) -> None:
         setter(concurrency)
 
 
-def _called(target: str, factory: Any, concurrency: int | None) -> Any:
+def _call_factory(target: str, factory: Any, concurrency: int | None) -> Any:
     arguments: dict[str, int] = {}
     if concurrency is not None:
         if "concurrency" not in inspect.signature(factory).parameters:
@@ -96,12 +134,12 @@ def _called(target: str, factory: Any, concurrency: int | None) -> Any:
         return factory(**arguments)
     except Exception as error:
         raise CommandError(
-            f"{target} failed with {type(error).__name__}", fix="see the traceback with --debug"
+            f"{target} failed with {type(error).__name__}{_place_of(error)}", fix="run with --debug for the traceback"
         ) from error
 
 
-def adapt_all(found: object) -> list[Runnable] | None:
-    """Return the faces of one worker or of a list of them; None if anything else is among them."""
-    workers = list(found) if isinstance(found, list | tuple) else [found]
-    faces = [adapt(worker) for worker in workers]
-    return None if not faces or any(face is None for face in faces) else [face for face in faces if face is not None]
+def find_workers(found: object) -> list[Worker]:
+    """Return one worker or a list of them as a list; an empty list if anything else is among them."""
+    candidates = list(found) if isinstance(found, list | tuple) else [found]
+    workers = [one for one in candidates if isinstance(one, Worker) and not isinstance(one, type)]
+    return workers if len(workers) == len(candidates) else []

@@ -1,6 +1,6 @@
-"""Lock strategies for UPDATE, each on the connection that writes."""
+"""Lock strategies for UPDATE. Each locks on the connection that writes."""
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from conquiet.config import DbConfig
 from conquiet.db.locking.advisory_mysql import MySQLAdvisoryLockBackend
@@ -22,22 +22,42 @@ __all__ = [
 ]
 
 
-def make_lock_backend(strategy: LockStrategy, db_config: DbConfig) -> LockBackend | None:
-    """Return the backend of a strategy; NONE has none. SPEC(003 §5.8)."""
+_DEFAULT_TIMEOUT_S: Final = 10
+
+
+def make_lock_backend(
+    strategy: LockStrategy, db_config: DbConfig, *, lock_timeout_s: int | None = None
+) -> LockBackend | None:
+    """Return the backend of a strategy; None for NONE. SPEC(003 §5.8).
+
+    Args:
+        strategy: The strategy.
+        db_config: A row lock finds the row by its ``id_column``.
+        lock_timeout_s: Longest wait for an advisory or table lock, in whole seconds; 10 if None. A
+            ``ConfigurationError`` with a strategy that has neither.
+    """
     if not isinstance(strategy, LockStrategy):
         raise ConfigurationError(f"lock_strategy must be a LockStrategy, got a {type(strategy).__name__}")
+    seconds = _DEFAULT_TIMEOUT_S if lock_timeout_s is None else lock_timeout_s
     match strategy:
         case LockStrategy.NONE:
+            _reject_timeout(lock_timeout_s, "NONE takes no lock")
             return None
         case LockStrategy.ADVISORY:
-            return MySQLAdvisoryLockBackend()
+            return MySQLAdvisoryLockBackend(lock_timeout=seconds)
         case LockStrategy.ROW:
+            _reject_timeout(lock_timeout_s, "a row lock waits as long as the server's innodb_lock_wait_timeout")
             return MySQLRowLockBackend(id_column=db_config.id_column)
         case LockStrategy.ADVISORY_AND_ROW:
             return CompositeLockBackend(
-                [MySQLAdvisoryLockBackend(), MySQLRowLockBackend(id_column=db_config.id_column)]
+                [MySQLAdvisoryLockBackend(lock_timeout=seconds), MySQLRowLockBackend(id_column=db_config.id_column)]
             )
         case LockStrategy.TABLE:
-            return MySQLTableLockBackend()
+            return MySQLTableLockBackend(lock_timeout_s=seconds)
         case _:
             assert_never(strategy)
+
+
+def _reject_timeout(lock_timeout_s: int | None, why: str) -> None:
+    if lock_timeout_s is not None:
+        raise ConfigurationError(f"lock_timeout_s is for advisory and table locks only: {why}")

@@ -1,6 +1,5 @@
-"""A lock by name: GET_LOCK and RELEASE_LOCK. Works for rows that do not exist yet."""
+"""A lock by name: GET_LOCK and RELEASE_LOCK. It works for rows that do not exist yet."""
 
-import logging
 import math
 import time
 from typing import Final
@@ -8,26 +7,28 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
 
-from conquiet.db import diagnosis
+from conquiet.core.log import FactLogger
+from conquiet.core.validation import require_positive, require_text
+from conquiet.db import lock_holder
+from conquiet.db.connection_cleanup import invalidate
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.naming import row_lock_name
 from conquiet.db.models import DbOperation
-from conquiet.db.running import run
+from conquiet.db.statement_execution import execute
 from conquiet.errors import LockAcquisitionError, LockTimeoutError
-from conquiet.kernel.validation import require_positive, require_text
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 _GET: Final = text("SELECT GET_LOCK(:lock_name, :timeout)")
 _RELEASE: Final = text("SELECT RELEASE_LOCK(:lock_name)")
 
 
 class MySQLAdvisoryLockBackend(LockBackend):
-    """Locks the pair of table and id, server-wide, among all who ask for it by this name. SPEC(003 §5.4).
+    """Lock the pair of table and id, server-wide, against all users of the same name. SPEC(003 §5.4).
 
     Args:
-        lock_timeout: Seconds to wait.
-        prefix: Beginning of the lock names. Writers that are to exclude each other share it.
+        lock_timeout: Longest wait in seconds.
+        prefix: Beginning of the lock names. Writers that must exclude each other share it.
     """
 
     outlives_commit = True
@@ -41,7 +42,7 @@ class MySQLAdvisoryLockBackend(LockBackend):
         get_lock(conn, self._lock_name(conn, op), self.lock_timeout, what=f"the advisory lock of a row of {op.table}")
 
     def release(self, conn: Connection, op: DbOperation) -> None:
-        """Give the lock back, or close the connection that holds it."""
+        """Release the lock, or close the connection that holds it."""
         release_lock(conn, self._lock_name(conn, op))
 
     def _lock_name(self, conn: Connection, op: DbOperation) -> str:
@@ -53,20 +54,20 @@ def get_lock(conn: Connection, name: str, timeout_s: float, *, what: str) -> Non
     if not getattr(conn.dialect, "is_mariadb", False):
         timeout_s = math.ceil(timeout_s)  # MySQL rounds, and would not wait at all for 0.3
     started = time.monotonic()
-    answer = run(conn, _GET, {"lock_name": name, "timeout": timeout_s}).scalar()
-    # 1 is the only success. MariaDB answers NULL when the wait was killed or ran into an error.
-    if answer == 1:
+    granted = execute(conn, _GET, {"lock_name": name, "timeout": timeout_s}).scalar()
+    # 1 is the only success. MariaDB returns NULL if the wait was killed or failed.
+    if granted == 1:
         return
     waited = time.monotonic() - started
-    if answer is None:
+    if granted is None:
         raise LockAcquisitionError(
-            f"{what} was not had: the server gave up the wait (killed, or out of memory); nothing was written",
+            f"{what} could not be acquired: the server ended the wait (killed, or out of memory); nothing was written",
             resource=name,
             waited_s=waited,
         )
-    holder = diagnosis.advisory_holder(conn, name)
+    holder = lock_holder.advisory_holder(conn, name)
     raise LockTimeoutError(
-        f"{what} was not had within {timeout_s:g} s{diagnosis.said(holder)}; nothing was written",
+        f"{what} could not be acquired within {timeout_s:g} s{lock_holder.format_holder(holder)}; nothing was written",
         resource=name,
         waited_s=waited,
         holder=holder,
@@ -74,18 +75,18 @@ def get_lock(conn: Connection, name: str, timeout_s: float, *, what: str) -> Non
 
 
 def release_lock(conn: Connection, name: str) -> None:
-    """Give one hold of the advisory lock ``name`` back, or close the connection that has it."""
+    """Release one hold of the advisory lock ``name``, or close the connection that has it."""
     if conn.invalidated or conn.closed:
         return  # the server has freed it with the connection
     try:
-        answer = run(conn, _RELEASE, {"lock_name": name}).scalar()
-    except Exception:  # noqa: BLE001 - whatever it is: the lock was not given back
-        answer = None
+        released = execute(conn, _RELEASE, {"lock_name": name}).scalar()
+    except Exception:  # noqa: BLE001 - the lock is still held, whatever the error
+        released = None
     except BaseException:
-        conn.invalidate()
+        invalidate(conn)
         raise
-    # A lock that stays behind on a pooled connection blocks everybody until the pool lets go of it.
+    # A lock left on a pooled connection blocks all others until the pool closes that connection.
     # ROLLBACK does not free it; closing the connection does.
-    if answer != 1:
-        logger.warning("advisory lock not given back; its connection is closed", extra={"lock_name": name})
-        conn.invalidate()
+    if released != 1:
+        logger.warning("advisory lock not released; its connection is closed", lock_name=name)
+        invalidate(conn)

@@ -1,4 +1,7 @@
-"""What a lock is to the writer: taken first, on the writer's own connection, given back last."""
+"""The interface of a lock: acquired first, on the connection that writes, and released last.
+
+See docs/decisions/0001 and 0002.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -6,19 +9,19 @@ from typing import Any, ClassVar
 from sqlalchemy.engine import Connection
 
 from conquiet.db import sql
-from conquiet.db.locking.reading import lock_rows
+from conquiet.db.locking.locking_read import lock_rows
 from conquiet.db.models import DbOperation
 
 
 class LockBackend(ABC):
-    """Takes and gives back one kind of lock, on the connection it is handed. SPEC(003 §5.3).
+    """Acquire and release one kind of lock on a given connection. SPEC(003 §5.3).
 
-    The writer keeps this order, and whoever else uses a backend has to keep it too:
+    The writer keeps this order, and every other caller of a backend must keep it too:
 
         acquire ─▶ read ─▶ write ─▶ COMMIT or ROLLBACK ─▶ release
 
-    The lock comes first, because a read before it may be stale already. It goes last, because who
-    gets it next must find the write committed.
+    The lock comes first, because a read before it may be stale already. It goes last, because its
+    next owner must find the write committed.
 
     Attributes:
         outlives_commit: COMMIT does not end the lock. A write of a single statement then needs no transaction
@@ -29,15 +32,15 @@ class LockBackend(ABC):
 
     @abstractmethod
     def acquire(self, conn: Connection, op: DbOperation) -> None:
-        """Take the lock or raise ``LockAcquisitionError``, and then hold nothing."""
+        """Take the lock, or raise ``LockAcquisitionError`` and hold nothing."""
         ...
 
     @abstractmethod
     def release(self, conn: Connection, op: DbOperation) -> None:
-        """Give the lock back, after COMMIT or ROLLBACK. Does not raise.
+        """Release the lock, after COMMIT or ROLLBACK. Does not raise.
 
-        By then the write is decided, and an error here would call a committed write failed. If the
-        lock cannot be given back, the connection is closed instead, and the server frees it.
+        An error here would report a committed write as failed. If the
+        lock cannot be released, the connection is closed, and the server frees the lock.
         """
         ...
 
@@ -45,13 +48,13 @@ class LockBackend(ABC):
         """Take the lock, then read the row under it. None if there is no such row.
 
         The read is a locking one. The transaction may be older than the lock (a listener on the pool that has
-        read something is enough to begin it), and a plain read would show what was there then. And an id that
-        is spelled differently may be the same row to the server and another name to the lock.
+        read something is enough to begin it), and a plain read would show the state of that time. Also, two spellings
+        of an id may be one row to the server and two names to the lock.
         """
         self.acquire(conn, op)
         statement = sql.select_row(op.table, id_column, sql.FOR_UPDATE)
         try:
             return lock_rows(conn, statement, {"w0": op.id_value}, op.table).first()
         except BaseException:
-            self.release(conn, op)  # nothing was written, so there is nothing that has to be rolled back first
+            self.release(conn, op)  # nothing was written, so nothing must be rolled back first
             raise

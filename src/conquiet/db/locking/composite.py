@@ -1,4 +1,4 @@
-"""Several locks as one. Only ADVISORY_AND_ROW is made of it."""
+"""Several locks as one. Only ADVISORY_AND_ROW uses it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class CompositeLockBackend(LockBackend):
-    """Takes its locks in order and gives them back in reverse. SPEC(003 §5.7).
+    """Acquire locks in order and release them in reverse. SPEC(003 §5.7).
 
-    When one is not had, those before it are given back: either all are held or none.
+    If one cannot be acquired, those before it are released: either all are held or none.
     """
 
     def __init__(self, backends: Sequence[LockBackend]) -> None:
@@ -29,11 +29,11 @@ class CompositeLockBackend(LockBackend):
         self._acquire_with(conn, op, lambda last: last.acquire(conn, op))
 
     def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> dict[str, Any] | None:
-        """Take all locks; the last one, which sees the newest state, reads."""
+        """Take all locks; the last one reads, because it sees the newest state."""
         return self._acquire_with(conn, op, lambda last: last.acquire_and_read(conn, op, id_column))
 
     def release(self, conn: Connection, op: DbOperation) -> None:
-        """Give all locks back, the last one first."""
+        """Release all locks, the last one first."""
         for backend in reversed(self.backends):
             backend.release(conn, op)
 

@@ -1,17 +1,17 @@
-"""Names of advisory locks. Pure.
+"""Names of advisory locks. Pure. See docs/decisions/0003.
 
 MySQL allows 64 characters and ignores case; MariaDB allows 192 and does not. So a name is lower
 case and at most 64: a readable beginning and a digest of everything it stands for.
 
-Two spellings that the server takes for one row should give one name. Which spellings those are depends on
-column type and collation, which we do not know; so ids are folded generously (1, "1", "01" and "1.0" alike;
+Two spellings that the server treats as one row should give one name. Which spellings those are depends on
+column type and collation, which are unknown here; so ids are folded generously (1, "1", "01" and "1.0" alike;
 "Abc", "abc ", "ábc" and "ab\u200bc" alike; "Bjørn" and "Bjorn", "œuvre" and "oeuvre", "あ" and "ア" alike).
 
-What is promised: ids of ASCII that differ in more than case, control characters, outer blanks and the spelling
-of a number have different names, and no id is without one. What is not: that every pair that some collation takes
-for equal has one name. No update hangs on that, since ``modify`` reads with a lock on the row itself
-(``LockBackend.acquire_and_read``), and an UPDATE that has read nothing cannot be out of date. Folding too much costs a
-wait; folding too little lets two through to the row, and there one of them waits.
+Promised: ids of ASCII that differ in more than case, control characters, outer blanks and the spelling
+of a number have different names, and every id has one. Not promised: that every pair that some collation treats as
+equal has one name. No update depends on that: ``modify`` reads with a lock on the row itself
+(``LockBackend.acquire_and_read``), and an UPDATE that has read nothing cannot be stale. Folding too much costs a
+wait; with too little folding one of two writers waits at the row.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ MAX_LENGTH: Final = 64
 _DIGEST_BYTES: Final = 16
 _PLAIN_INT: Final = 10**18
 _BEYOND_BMP: Final = 0xFFFF
-# Of our own: an application may have set its thread's to 6 digits, and an id must not depend on that. No traps: what
-# is no number becomes NaN, and what is too large infinite.
+# A context of our own: an application may have set its thread's to 6 digits, and an id must not depend on that. No
+# traps: text that is no number becomes NaN, and a number that is too large infinite.
 _NUMBERS: Final = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, capitals=0, traps=[])
 
 
@@ -43,7 +43,7 @@ def lock_name(prefix: str, *parts: str) -> str:
 def row_lock_name(prefix: str, table: str, id_value: Any, *, default_schema: str | None) -> str:
     """Name the lock of one row. ``orders`` and ``shop.orders`` are one table to a connection to ``shop``."""
     try:
-        return _remembered(prefix, table, id_value, default_schema)
+        return _cached_row_lock_name(prefix, table, id_value, default_schema)
     except TypeError:  # an id that cannot be hashed, such as a bytearray
         return _row_lock_name(prefix, table, id_value, default_schema)
 
@@ -53,15 +53,15 @@ def _row_lock_name(prefix: str, table: str, id_value: Any, default_schema: str |
     return lock_name(prefix, qualified.lower(), canonical_id(id_value))
 
 
-# Each name is needed twice within a write: to take the lock and to give it back. Ids that are equal to
+# Each name is needed twice within a write: to acquire the lock and to release it. Ids that are equal to
 # Python (1, True, 1.0) are one id here too, so they may share an entry.
-_remembered = lru_cache(4_096)(_row_lock_name)
+_cached_row_lock_name = lru_cache(4_096)(_row_lock_name)
 
 
 def canonical_id(id_value: Any) -> str:
-    """Return one spelling for all that a server might take for the same id."""
+    """Return one spelling for all spellings that a server might treat as the same id."""
     if type(id_value) is int and abs(id_value) < _PLAIN_INT:
-        return str(id_value)  # what most ids are; the same as below, sooner
+        return str(id_value)  # most ids; the same result as below, faster
     if isinstance(id_value, bool):
         id_value = int(id_value)
     if isinstance(id_value, bytes | bytearray | memoryview):
@@ -75,12 +75,12 @@ def canonical_id(id_value: Any) -> str:
         return f"{number:f}" if abs(number.adjusted()) < MAX_LENGTH else _NUMBERS.to_sci_string(number)
     if shown.isascii() and shown.isprintable():
         return shown.lower()
-    # Twice: ß has two letters to casefold() and one by its name, and names are upper case.
+    # Twice: casefold() turns ß into two characters and its name into one, and names are upper case.
     return "".join(map(_folded, unicodedata.normalize("NFKD", shown.casefold()))).casefold()
 
 
 def _folded(char: str) -> str:
-    """The letter that a collation without accents may take this one for, or nothing if it is none."""
+    """Return the base character that a collation without accents may treat this one as; empty if it ignores it."""
     if unicodedata.category(char)[0] in "CM":  # control and format characters, marks: ignored by collations
         return ""
     if char.isascii():

@@ -4,20 +4,20 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
+from conquiet.core.validation import require_identifier
 from conquiet.db import sql
 from conquiet.db.locking.base import LockBackend
-from conquiet.db.locking.reading import lock_rows
+from conquiet.db.locking.locking_read import lock_rows
 from conquiet.db.models import DbOperation
 from conquiet.errors import NoSuchRowError
-from conquiet.kernel.validation import require_identifier
 
 
 class MySQLRowLockBackend(LockBackend):
-    """Locks an existing row until the transaction ends. SPEC(003 §5.5).
+    """Lock an existing row until the transaction ends. SPEC(003 §5.5).
 
-    It waits as long as the server's ``innodb_lock_wait_timeout`` says. A row that does not exist
-    cannot be locked: MySQL and MariaDB let everybody pass who asks for it, so that is a
-    ``NoSuchRowError`` here. Where rows may be missing, use ADVISORY_AND_ROW.
+    It waits as long as the server's ``innodb_lock_wait_timeout``. A row that does not exist
+    cannot be locked: MySQL and MariaDB grant such a lock to every transaction that asks for it, so this raises
+    ``NoSuchRowError``. Where rows may be missing, use ADVISORY_AND_ROW.
     """
 
     def __init__(self, id_column: str = "id") -> None:

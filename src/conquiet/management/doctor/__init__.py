@@ -1,7 +1,7 @@
-"""The doctor: looks at servers and says what will bite, why, and what to do. Changes nothing.
+"""Check servers for settings and states that lead to failures. Changes nothing.
 
-Each server has a module: it gathers facts with bounded questions, and then every check is a small pure
-function from facts to findings.
+Each kind of server has a module. It gathers facts with bounded commands; every check is a small pure function from
+facts to findings.
 """
 
 from conquiet.management.doctor.findings import Finding, Severity

@@ -1,14 +1,17 @@
-"""What the doctor says: a finding with its severity, why it matters and what to do."""
+"""A finding of the doctor: severity, what, why it matters and what to do."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F")
 
 
 class Severity(Enum):
     """How bad it is.
 
-    NOTE is worth knowing and no fault; WARNING will bite some day; ERROR breaks a promise now.
+    NOTE is worth knowing and no fault; WARNING will lead to a failure some day; ERROR breaks a promise now.
     """
 
     NOTE = "note"
@@ -18,11 +21,11 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found.
+    """One result of a check.
 
     Attributes:
         check: Its name, stable, for machines: ``redis.persistence``.
-        what: What is so.
+        what: The fact.
         why: What it leads to.
         fix: What to do about it.
     """
@@ -36,3 +39,9 @@ class Finding:
     def as_dict(self) -> dict[str, Any]:
         """Return the finding for JSON."""
         return asdict(self) | {"severity": self.severity.value}
+
+
+def run_checks(checks: Iterable[Callable[[F], Iterable[Finding]]], facts: F) -> list[Finding]:
+    """Return the findings of all checks, the worst first."""
+    found = [finding for check in checks for finding in check(facts)]
+    return sorted(found, key=lambda finding: -list(Severity).index(finding.severity))

@@ -1,11 +1,11 @@
-"""What bites users of MySQL and MariaDB. Facts are gathered once; each check is a small function over them."""
+"""Checks of MySQL and MariaDB. Facts are gathered once; each check is a small function over them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from conquiet.kernel.redaction import printable
-from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.core.redaction import printable
+from conquiet.management.doctor.findings import Finding, Severity, run_checks
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -21,19 +21,20 @@ _SHORT_WAIT_S = 3
 _MARIADB_OLDEST = (10, 6)
 _MYSQL_OLDEST = (8, 0)
 _CROWDED = 0.8
-# InnoDB tells its times in the zone of the server's machine, and NOW() is in the session's, which may be hours away.
+# InnoDB reports times in the zone of the server's machine; NOW() is in the session's zone, which may differ.
 _SYSTEM_NOW = "CONVERT_TZ(UTC_TIMESTAMP(), '+00:00', 'SYSTEM')"
 
 
 @dataclass(frozen=True, slots=True)
 class MySQLFacts:
-    """What the server said.
+    """Facts about the server.
 
     Attributes:
         indexes: For each table of ours that is there, the names of its indexes.
         long_transactions: Thread id and age in seconds.
-        lock_waits: Who waits for whom, by thread id, and for how many seconds.
-        wanted_connections: What the caller's pools may open in all; 0 if not told.
+        lock_waits: Waiting thread, blocking thread, and for how many seconds.
+        wanted_connections: What the caller's pools may open in all; 0 if not known.
+        overdue: Targets of the outbox whose rows no relay takes, with the age of the oldest in seconds.
     """
 
     variables: dict[str, str]
@@ -43,6 +44,7 @@ class MySQLFacts:
     long_transactions: tuple[tuple[int, int], ...]
     lock_waits: tuple[tuple[int, int, int], ...]
     wanted_connections: int = 0
+    overdue: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_mariadb(self) -> bool:
@@ -54,14 +56,17 @@ def examine_mysql(engine: "Engine", *, wanted_connections: int = 0, slow_s: int 
     """Gather the facts and return what is wrong, the worst first.
 
     Args:
-        engine: Where.
+        engine: The database.
         wanted_connections: What the caller's pools may open in all; 0 if not known.
-        slow_s: A transaction older than this is one that somebody forgot.
+        slow_s: A transaction older than this is reported as forgotten.
     """
     with engine.connect() as connection:
         facts = gather(connection, wanted_connections, slow_s)
-    found = [finding for check in CHECKS for finding in check(facts)]
-    return sorted(found, key=lambda finding: -list(Severity).index(finding.severity))
+    if {"by_due", "by_key"} <= facts.indexes.get("conquiet_outbox", frozenset()):
+        from conquiet.transactional.outbox import Outbox
+
+        facts = replace(facts, overdue=Outbox().overdue(engine))
+    return run_checks(CHECKS, facts)
 
 
 def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> MySQLFacts:
@@ -83,7 +88,7 @@ def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> My
         ),
         indexes=_indexes(connection),
         long_transactions=_long_transactions(connection, slow_s),
-        lock_waits=_lock_waits(connection, mariadb="mariadb" in variables.get("version", "").lower()),
+        lock_waits=find_lock_waits(connection, mariadb="mariadb" in variables.get("version", "").lower()),
         wanted_connections=wanted_connections,
     )
 
@@ -119,7 +124,8 @@ def _long_transactions(connection: "Connection", slow_s: int) -> tuple[tuple[int
     )
 
 
-def _lock_waits(connection: "Connection", *, mariadb: bool) -> tuple[tuple[int, int, int], ...]:
+def find_lock_waits(connection: "Connection", *, mariadb: bool) -> tuple[tuple[int, int, int], ...]:
+    """Return who waits for a lock, who holds it, and for how many seconds; none if this user may not see it."""
     waits = (
         "information_schema.innodb_lock_waits w "
         "JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id "
@@ -156,14 +162,14 @@ def _seconds(facts: MySQLFacts, name: str) -> int:
 
 def check_version(facts: MySQLFacts) -> Iterator[Finding]:
     """Too old for SKIP LOCKED."""
-    said = facts.variables.get("version", "0")
-    parts = tuple(int(part) for part in said.split("-")[0].split(".")[:2] if part.isdigit())
+    version = facts.variables.get("version", "0")
+    parts = tuple(int(part) for part in version.split("-")[0].split(".")[:2] if part.isdigit())
     oldest = _MARIADB_OLDEST if facts.is_mariadb else _MYSQL_OLDEST
     if parts < oldest:
         yield Finding(
             "mysql.version",
             Severity.ERROR,
-            f"the server is version {printable(said)}",
+            f"the server is version {printable(version)}",
             "the outbox relay needs SELECT ... FOR UPDATE SKIP LOCKED",
             "update to MySQL 8.0 or MariaDB 10.6, or newer",
         )
@@ -315,12 +321,25 @@ def check_tables(facts: MySQLFacts) -> Iterator[Finding]:
                 f"{table} lacks the index {', '.join(absent)}",
                 "without its primary key the inbox lets duplicates through; without the others purge and relay "
                 "read the whole table",
-                "create it as bridge/schema.sql has it",
+                "create it as transactional/schema.sql has it",
             )
 
 
+def check_outbox(facts: MySQLFacts) -> Iterator[Finding]:
+    """Rows that no relay takes."""
+    for target, age_s in sorted(facts.overdue.items()):
+        yield Finding(
+            "mysql.outbox_overdue",
+            Severity.WARNING,
+            f"the outbox has rows for the target {printable(target)!r} that are due since long; the oldest is "
+            f"{age_s:,.0f} s old",
+            "no relay serves this target (a typo in its name, or the relay does not run), or it is behind",
+            "compare the name with the targets of your OutboxRelay, and see that the relay runs",
+        )
+
+
 def check_transactions(facts: MySQLFacts) -> Iterator[Finding]:
-    """Transactions that somebody forgot, and who waits for whom."""
+    """Forgotten transactions, and threads that wait for locks."""
     if facts.long_transactions:
         thread, age = facts.long_transactions[0]
         yield Finding(
@@ -351,5 +370,6 @@ CHECKS: tuple[Callable[[MySQLFacts], Iterator[Finding]], ...] = (
     check_galera,
     check_engines,
     check_tables,
+    check_outbox,
     check_transactions,
 )

@@ -1,35 +1,35 @@
-"""What bites users of RabbitMQ, asked of its management API. AMQP itself tells next to nothing about a queue."""
+"""Checks of RabbitMQ by its management API. AMQP itself reports almost nothing about a queue."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from conquiet.kernel.redaction import printable
-from conquiet.management.doctor.findings import Finding, Severity
-from conquiet.management.rabbit_api import RabbitApiError, ask_api, delivery_limit, nacks_are_free, release_of, setting
+from conquiet.core.redaction import printable
+from conquiet.management.doctor.findings import Finding, Severity, run_checks
+from conquiet.rabbit.queue_description import delivery_limit, nack_is_uncounted, queue_setting, release_of
+from conquiet.rabbitmq_api import RabbitApi
 
 _MAX_QUEUES = 200
 _MAX_EXCHANGES = 50
 _MANY_UNACKED = 10_000
 _OLDEST = (3, 10)
-_NOT_FOUND = 404
 _NO_CLASSIC_TIMEOUT_SINCE = (4, 3)
-_WHAT_LIMITS_DO = "each look at a dead letter is a delivery, and the broker deletes what was looked at too often"
+_WHAT_LIMITS_DO = "each peek at a dead letter counts as a delivery, and the broker deletes what was peeked at too often"
 _WHAT_LIMITS_DO_SINCE_4_3 = (
-    "a message brings its count along, and at the first look the broker deletes what came with more deliveries than "
-    "that, such as one that died of the same limit"
+    "a message keeps the count of the queue it died in, and at the first peek the broker deletes what exceeds the "
+    "limit, such as one that died of the same limit"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RabbitFacts:
-    """What the broker said.
+    """Facts about the broker.
 
     Attributes:
         queues: The first ones of the vhost, and all that were asked for by name and are there.
         wanted: Names of queues that have to be there.
-        total: How many queues the vhost has; 0 if it does not say.
+        total: How many queues the vhost has; 0 if not known.
         bound_to_dlx: Names of queues that are bound to an exchange some queue sends its rejects to.
     """
 
@@ -46,52 +46,38 @@ def examine_rabbit(api_url: str, vhost: str = "/", *, queues: tuple[str, ...] = 
     Args:
         api_url: ``http://user:password@host:15672``.
         vhost: Where the queues are.
-        queues: Those that have to be there; the others in the vhost are looked at too.
+        queues: Those that have to be there; the others in the vhost are checked too.
 
     Raises:
         ConfigurationError: ``api_url`` is not one.
         RabbitApiError: The API is not there.
     """
     facts = gather(api_url, vhost, queues)
-    found = [finding for check in CHECKS for finding in check(facts)]
-    return sorted(found, key=lambda finding: -list(Severity).index(finding.severity))
+    return run_checks(CHECKS, facts)
 
 
 def gather(api_url: str, vhost: str, queues: tuple[str, ...]) -> RabbitFacts:
     """Ask the broker. Bounded: the first 200 queues and those named, and where 50 dead-letter exchanges lead."""
-    overview = ask_api(api_url, "/api/overview")
-    place = f"/api/queues/{quote(vhost, safe='')}"
-    page = ask_api(api_url, f"{place}?page=1&page_size={_MAX_QUEUES}")
+    api = RabbitApi(api_url)
+    version = api.version()
+    page = api.get(f"/api/queues/{quote(vhost, safe='')}?page=1&page_size={_MAX_QUEUES}")
     items = list(page.get("items", []) if isinstance(page, dict) else page)
     there = {item.get("name") for item in items}
-    # A page says nothing about a queue that is not on it.
-    named = (_find(api_url, f"{place}/{quote(name, safe='')}") for name in dict.fromkeys(queues) if name not in there)
+    # A queue that is not on the page may still exist.
+    named = (api.queue(vhost, name, missing_ok=True) for name in dict.fromkeys(queues) if name not in there)
     items += [queue for queue in named if queue is not None]
     return RabbitFacts(
-        str(overview.get("rabbitmq_version", "0")),
+        version,
         tuple(items),
         queues,
         total=int(page.get("total_count") or 0) if isinstance(page, dict) else len(items),
-        bound_to_dlx=_bound(api_url, vhost, items),
+        bound_to_dlx=_bound(api, vhost, items),
     )
 
 
-def _find(api_url: str, path: str) -> Any:
-    """Return what is there, or None."""
-    try:
-        return ask_api(api_url, path)
-    except RabbitApiError as error:
-        if error.status != _NOT_FOUND:
-            raise
-        return None
-
-
-def _bound(api_url: str, vhost: str, queues: list[dict[str, Any]]) -> frozenset[str]:
+def _bound(api: RabbitApi, vhost: str, queues: list[dict[str, Any]]) -> frozenset[str]:
     exchanges = {_dead_letter_exchange(queue) for queue in queues} - {None, ""}
-    bindings = (
-        _find(api_url, f"/api/exchanges/{quote(vhost, safe='')}/{quote(str(name), safe='')}/bindings/source") or ()
-        for name in sorted(exchanges, key=str)[:_MAX_EXCHANGES]
-    )
+    bindings = (api.bindings_of(vhost, str(name)) for name in sorted(exchanges, key=str)[:_MAX_EXCHANGES])
     return frozenset(
         str(one.get("destination")) for found in bindings for one in found if one.get("destination_type") == "queue"
     )
@@ -102,37 +88,35 @@ def _name(queue: dict[str, Any]) -> str:
 
 
 def _dead_letter_exchange(queue: dict[str, Any]) -> Any:
-    return setting(queue, "x-dead-letter-exchange", "dead-letter-exchange")
+    return queue_setting(queue, "dead-letter-exchange")
 
 
 def _is_dead_letter_queue(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
-    """Whether another queue's rejects come here, as far as routing keys and bindings say."""
+    """Return whether another queue's dead letters come here, by routing keys and bindings."""
     return queue.get("name") in facts.bound_to_dlx or any(
-        setting(other, "x-dead-letter-routing-key", "dead-letter-routing-key") == queue.get("name")
-        for other in facts.queues
+        queue_setting(other, "dead-letter-routing-key") == queue.get("name") for other in facts.queues
     )
 
 
 def _is_last_stop(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
-    """Whether rejects end here for good: a queue for retries passes them on, and a limit there deletes nothing."""
+    """Return whether dead letters stay here. A queue for retries passes them on, and a limit there deletes nothing."""
     return _dead_letter_exchange(queue) is None and _is_dead_letter_queue(facts, queue)
 
 
 def check_version(facts: RabbitFacts) -> Iterator[Finding]:
-    """Older than what conquiet was ever run on."""
-    parts = tuple(int(part) for part in facts.version.split(".")[:2] if part.isdigit())
-    if parts < _OLDEST:
+    """The broker is older than any version that was tested."""
+    if release_of(facts.version) < _OLDEST:
         yield Finding(
             "rabbit.version",
             Severity.ERROR,
             f"the broker is version {printable(facts.version)}",
-            "conquiet supports 3.10 and newer: what differs in older ones was never looked at",
+            "conquiet supports 3.10 and newer: older ones were never tested",
             "update RabbitMQ",
         )
 
 
 def check_missing(facts: RabbitFacts) -> Iterator[Finding]:
-    """A queue that should be there."""
+    """A queue that was named does not exist."""
     there = {queue.get("name") for queue in facts.queues}
     for name in facts.wanted:
         if name not in there:
@@ -146,19 +130,19 @@ def check_missing(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_complete(facts: RabbitFacts) -> Iterator[Finding]:
-    """Queues that nobody looked at."""
+    """Some queues were not checked."""
     if facts.total > len(facts.queues):
         yield Finding(
             "rabbit.incomplete",
             Severity.WARNING,
-            f"only {len(facts.queues):,} of {facts.total:,} queues were looked at",
-            "what is wrong with the others is not said here",
+            f"only {len(facts.queues):,} of {facts.total:,} queues were checked",
+            "problems of the others are not reported",
             "name those that matter: --queue, repeatable",
         )
 
 
 def check_type(facts: RabbitFacts) -> Iterator[Finding]:
-    """Queues that do not survive."""
+    """Queues that do not survive a restart or a lost node."""
     for queue in facts.queues:
         if queue.get("exclusive"):
             continue  # for replies: it is meant to go with its connection
@@ -168,7 +152,7 @@ def check_type(facts: RabbitFacts) -> Iterator[Finding]:
                 Severity.ERROR,
                 f"queue {_name(queue)!r} is not durable",
                 "a restart of the broker deletes it with its messages",
-                "declare it anew as durable, best as a quorum queue",
+                "delete it and declare it as durable, best as a quorum queue",
             )
         elif queue.get("type", "classic") == "classic":
             yield Finding(
@@ -181,7 +165,7 @@ def check_type(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_dead_letters(facts: RabbitFacts) -> Iterator[Finding]:
-    """Rejects that vanish."""
+    """Queues whose rejected messages are discarded."""
     for queue in facts.queues:
         ends_here = _dead_letter_exchange(queue) is None and not queue.get("exclusive")
         if ends_here and not _is_dead_letter_queue(facts, queue):
@@ -189,13 +173,13 @@ def check_dead_letters(facts: RabbitFacts) -> Iterator[Finding]:
                 "rabbit.dead_letters",
                 Severity.WARNING,
                 f"queue {_name(queue)!r} has no dead-letter exchange",
-                "a message that is rejected without requeue is discarded in silence",
+                "a message that is rejected without requeue is discarded silently",
                 "set x-dead-letter-exchange by a policy, and bind a queue to it",
             )
 
 
 def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
-    """Quorum queues that deliver for ever, and dead letters that do not last."""
+    """Quorum queues without a delivery limit, and dead-letter queues with one."""
     for queue in facts.queues:
         if queue.get("type") != "quorum":
             continue
@@ -206,7 +190,7 @@ def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
                     "rabbit.delivery_limit",
                     Severity.WARNING,
                     f"dead-letter queue {_name(queue)!r} has a delivery limit of {limit}",
-                    _WHAT_LIMITS_DO_SINCE_4_3 if nacks_are_free(facts.version) else _WHAT_LIMITS_DO,
+                    _WHAT_LIMITS_DO_SINCE_4_3 if nack_is_uncounted(release_of(facts.version)) else _WHAT_LIMITS_DO,
                     "take the limit from it: delivery-limit -1 from RabbitMQ 4.0 on, none before",
                 )
         elif limit is None:
@@ -214,13 +198,13 @@ def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
                 "rabbit.delivery_limit",
                 Severity.WARNING,
                 f"quorum queue {_name(queue)!r} has no delivery limit",
-                "a message that kills its consumer comes back for ever",
+                "a message that kills its consumer is delivered again without end",
                 "set delivery-limit by a policy, together with a dead-letter exchange",
             )
 
 
 def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
-    """Queues nobody reads, and heaps that nobody settles."""
+    """Queues without consumers, and consumers that settle too little."""
     for queue in facts.queues:
         ready, unacked = int(queue.get("messages_ready") or 0), int(queue.get("messages_unacknowledged") or 0)
         if ready and not queue.get("consumers") and not _is_dead_letter_queue(facts, queue):
@@ -228,7 +212,7 @@ def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
                 "rabbit.consumers",
                 Severity.WARNING,
                 f"queue {_name(queue)!r} holds {ready:,} messages and has no consumer",
-                "nobody is working on them",
+                "they are not handled",
                 "start a consumer (conquiet rabbit run)",
             )
         if unacked > _MANY_UNACKED:
@@ -237,7 +221,7 @@ def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"queue {_name(queue)!r} has {unacked:,} messages delivered and not settled",
                 "they sit in the consumers' memory, and come back all at once when one dies",
-                "set a prefetch (2 x concurrency is conquiet's default), and look for stuck consumers",
+                "set a prefetch (2 x concurrency is conquiet's default), and check for stuck consumers",
             )
 
 
@@ -246,7 +230,7 @@ def check_timeout(facts: RabbitFacts) -> Iterator[Finding]:
     for queue in facts.queues:
         if queue.get("type") != "quorum" and release_of(facts.version) >= _NO_CLASSIC_TIMEOUT_SINCE:
             continue
-        timeout = setting(queue, "x-consumer-timeout", "consumer-timeout")
+        timeout = queue_setting(queue, "consumer-timeout")
         if isinstance(timeout, int) and timeout < 60_000:  # noqa: PLR2004 - the broker's default is 30 minutes
             yield Finding(
                 "rabbit.consumer_timeout",

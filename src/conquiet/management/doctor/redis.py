@@ -1,161 +1,32 @@
-"""What bites users of Redis Streams. Facts are gathered once; each check is a small function over them."""
+"""Checks of Redis. Facts are gathered once; each check is a small function over them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 
-from conquiet.errors import GroupMissingError, QueueError
-from conquiet.kernel.redaction import printable
-from conquiet.management.doctor.findings import Finding, Severity
-from conquiet.management.models import GroupFacts, StreamFacts
-from conquiet.management.overview import ALIVE_MS, list_streams
-from conquiet.management.server import Server
-from conquiet.queue.replies import Pending, pending_rows, text
-
-_NEEDED = (
-    "XADD",
-    "XREADGROUP",
-    "XACK",
-    "XPENDING",
-    "XCLAIM",
-    "XAUTOCLAIM",
-    "XINFO",
-    "XGROUP",
-    "XRANGE",
-    "EVAL",
-    "EVALSHA",
+from conquiet.management.doctor.clocks import check_clocks
+from conquiet.management.doctor.findings import Finding, Severity, run_checks
+from conquiet.management.doctor.redis_facts import RedisFacts, RedisLimits, gather
+from conquiet.management.doctor.redis_streams import (
+    check_dead_consumers,
+    check_deliveries,
+    check_growth,
+    check_lag,
 )
+from conquiet.management.doctor.replication import NodeFacts, check_nodes, check_replication
+from conquiet.management.doctor.retention import check_unread_groups
+from conquiet.management.doctor.stranded import stranded_findings
+from conquiet.management.redis_admin import RedisAdmin
+
+__all__ = ["CHECKS", "RedisFacts", "RedisLimits", "examine_redis", "gather"]
+
 _OLDEST = (6, 2)
 _CROWDED = 0.9
-_HIGH_ROWS = 1_000
-_COUNT_STEP = 250
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisLimits:
-    """From where on something counts as a fault.
-
-    Attributes:
-        max_lag: Undelivered entries of one group.
-        max_age_s: Age of the oldest entry of a group that is not done.
-        max_done: Entries that every group is done with and nobody trims.
-        max_deliveries: Deliveries after which an entry should have been given up.
-        alive_ms: A consumer that has asked for nothing for so long counts as dead.
-    """
-
-    max_lag: int = 10_000
-    max_age_s: float = 600.0
-    max_done: int = 100_000
-    max_deliveries: int = 10
-    alive_ms: int = ALIVE_MS
-
-
-@dataclass(frozen=True, slots=True)
-class RedisFacts:
-    """What the server said.
-
-    Attributes:
-        counted: Undelivered entries of the groups whose lag the server does not know, by stream and group; at most
-            one more than ``max_lag``.
-        complete: False if there are more streams than were looked at.
-    """
-
-    info: dict[str, str]
-    config: dict[str, str]
-    missing_commands: tuple[str, ...]
-    streams: tuple[StreamFacts, ...]
-    exhausted: tuple[tuple[str, str, int], ...]
-    client_version: str
-    limits: RedisLimits = field(default_factory=RedisLimits)
-    counted: dict[tuple[str, str], int] = field(default_factory=dict)
-    complete: bool = True
-
-
-def examine_redis(server: Server, limits: RedisLimits | None = None) -> list[Finding]:
+def examine_redis(server: RedisAdmin, limits: RedisLimits | None = None) -> list[Finding]:
     """Gather the facts and return what is wrong, the worst first."""
     facts = gather(server, limits or RedisLimits())
-    found = [finding for check in CHECKS for finding in check(facts)]
-    return sorted(found, key=lambda finding: -list(Severity).index(finding.severity))
-
-
-def gather(server: Server, limits: RedisLimits) -> RedisFacts:
-    """Ask the server. Bounded: at most 100 streams, 1,000 pending rows per group, ``max_lag`` entries counted."""
-    found = list_streams(server, alive_ms=limits.alive_ms)
-    streams = found.streams
-    return RedisFacts(
-        info=server.info(),
-        config=_config(server),
-        missing_commands=_missing(server),
-        streams=streams,
-        exhausted=tuple(_exhausted(server, streams, limits.max_deliveries)),
-        client_version=_client_version(),
-        limits=limits,
-        counted=dict(_counted(server, streams, limits.max_lag)),
-        complete=found.complete,
-    )
-
-
-def _config(server: Server) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in ("appendfsync", "maxmemory", "maxmemory-policy", "save"):
-        try:
-            found |= {key: text(value) for key, value in server.mapping("CONFIG", "GET", name).items()}
-        except QueueError:  # managed servers forbid it
-            return found
-    return found
-
-
-def _missing(server: Server) -> tuple[str, ...]:
-    try:
-        replies = server.call("COMMAND", "INFO", *_NEEDED)
-    except QueueError:
-        return ()
-    return tuple(name for name, reply in zip(_NEEDED, replies, strict=True) if not reply)
-
-
-def _exhausted(server: Server, streams: tuple[StreamFacts, ...], cap: int) -> Iterator[tuple[str, str, int]]:
-    for stream in streams:
-        for group in stream.groups:
-            count = sum(row.deliveries >= cap for row in _pending(server, stream, group))
-            if count:
-                yield stream.key, group.name, count
-
-
-def _pending(server: Server, stream: StreamFacts, group: GroupFacts) -> list[Pending]:
-    if not group.pending:
-        return []
-    words = ("XPENDING", stream.raw_key, group.raw_name, "-", "+", _HIGH_ROWS)
-    try:
-        return pending_rows(server.call(*words, stream=stream.key, group=group.name))
-    except GroupMissingError:  # destroyed since it was named
-        return []
-
-
-def _counted(server: Server, streams: tuple[StreamFacts, ...], max_lag: int) -> Iterator[tuple[tuple[str, str], int]]:
-    for stream in streams:
-        for group in stream.groups:
-            if group.lag is None:
-                yield (stream.key, group.name), _count(server, stream, group.last_delivered_id, max_lag + 1)
-
-
-def _count(server: Server, stream: StreamFacts, after: str, enough: int) -> int:
-    """Count the entries behind ``after``, and stop when it is enough."""
-    count = 0
-    while count < enough:
-        wanted = min(_COUNT_STEP, enough - count)
-        page = server.call("XRANGE", stream.raw_key, f"({after}", "+", "COUNT", wanted, stream=stream.key)
-        count += len(page)
-        if len(page) < wanted:
-            break
-        after = text(page[-1][0])
-    return count
-
-
-def _client_version() -> str:
-    try:
-        return version("redis")
-    except PackageNotFoundError:
-        return ""
+    return run_checks(CHECKS, facts)
 
 
 def _number(facts: RedisFacts, name: str) -> tuple[int, ...]:
@@ -163,7 +34,7 @@ def _number(facts: RedisFacts, name: str) -> tuple[int, ...]:
 
 
 def check_version(facts: RedisFacts) -> Iterator[Finding]:
-    """The server is too old for what the rooms use."""
+    """The server is older than 6.2."""
     # Valkey answers with the Redis version it is compatible with.
     if _number(facts, "redis_version") < _OLDEST:
         yield Finding(
@@ -247,107 +118,45 @@ def check_eviction(facts: RedisFacts) -> Iterator[Finding]:
         )
 
 
-def check_growth(facts: RedisFacts) -> Iterator[Finding]:
-    """A stream that only grows."""
-    for stream in facts.streams:
-        if not stream.groups or any(group.lag is None for group in stream.groups):
-            continue
-        needed = max((group.lag or 0) + group.pending for group in stream.groups)
-        done = stream.length - needed
-        if done > facts.limits.max_done:
-            yield Finding(
-                "redis.growth",
-                Severity.WARNING,
-                f"stream {printable(stream.key)!r} keeps {done:,} entries that every group is done with",
-                "acknowledging removes nothing; the stream grows until the memory is full",
-                f"conquiet trim {printable(stream.key)} (from cron, or use the processor's own trimming)",
-            )
+def check_stranded(facts: RedisFacts) -> Iterator[Finding]:
+    """Entries that a live consumer has left pending."""
+    yield from stranded_findings(facts.stranded, facts.limits.max_idle_ms)
 
 
-def check_dead_consumers(facts: RedisFacts) -> Iterator[Finding]:
-    """Work that belongs to the dead."""
-    for stream in facts.streams:
-        for group in stream.groups:
-            dead = group.dead_with_work
-            if dead:
-                entries = sum(consumer.pending for consumer in dead)
-                yield Finding(
-                    "redis.dead_consumers",
-                    Severity.WARNING,
-                    f"{len(dead)} dead consumers of {printable(stream.key)!r}, group {printable(group.name)!r}, hold "
-                    f"{entries:,} entries",
-                    "nobody handles them until a worker looks for stale work",
-                    f"start a worker that claims, or: conquiet reclaim {printable(stream.key)} {printable(group.name)} "
-                    "--ghosts",
-                )
+def _check_clocks(facts: RedisFacts) -> Iterator[Finding]:
+    return check_clocks(facts.clocks, facts.limits.max_clock_offset_s)
 
 
-def check_deliveries(facts: RedisFacts) -> Iterator[Finding]:
-    """Messages that come back again and again."""
-    for stream, group, count in facts.exhausted:
-        yield Finding(
-            "redis.deliveries",
-            Severity.ERROR,
-            f"{count:,} entries of {printable(stream)!r}, group {printable(group)!r}, were delivered "
-            f"{facts.limits.max_deliveries} times or more",
-            "they fail each time, or kill their worker, and take the place of others",
-            f"look at them: conquiet pending {printable(stream)} {printable(group)} "
-            f"--min-deliveries {facts.limits.max_deliveries}; then mend the handler, or let a cap give them up",
-        )
-
-
-def check_lag(facts: RedisFacts) -> Iterator[Finding]:
-    """A group that does not keep up."""
-    for stream in facts.streams:
-        for group in stream.groups:
-            # The server loses count after an XDEL, and never counts before 7.0: somebody is waiting all the same.
-            waiting = group.lag if group.lag is not None else facts.counted.get((stream.key, group.name))
-            to_do = _to_do(group, waiting, facts.limits.max_lag)
-            place = f"group {printable(group.name)!r} of {printable(stream.key)!r}"
-            age_s = group.oldest_age_s or 0
-            if to_do and not any(consumer.alive for consumer in group.consumers):
-                yield Finding(
-                    "redis.lag",
-                    Severity.ERROR if age_s > facts.limits.max_age_s else Severity.WARNING,
-                    f"{place} has {to_do} entries to do and no live consumer",
-                    "nobody is working on them",
-                    "start workers, or destroy the group if it is not used any more",
-                )
-            elif (waiting or 0) > facts.limits.max_lag or age_s > facts.limits.max_age_s:
-                yield Finding(
-                    "redis.lag",
-                    Severity.WARNING,
-                    f"{place} is behind: {to_do} entries, the oldest {age_s:,.0f} s old",
-                    "messages wait longer than they should",
-                    "start more workers, or look for a slow handler",
-                )
-
-
-def _to_do(group: GroupFacts, waiting: int | None, max_lag: int) -> str:
-    """Return how many entries are not done, in words; nothing if there are none."""
-    if waiting is None:
-        return "an unknown number of"
-    behind = waiting + group.pending
-    if not behind:
-        return ""
-    cut_short = group.lag is None and waiting > max_lag
-    return f"at least {behind:,}" if cut_short else f"{behind:,}"
+def check_replicas(facts: RedisFacts) -> Iterator[Finding]:
+    """What a fail-over would lose, of each master."""
+    if facts.cluster is None:
+        yield from check_replication(NodeFacts("", facts.info, facts.config))
+        return
+    yield from check_nodes(facts.cluster)
+    for node in facts.cluster.nodes:
+        yield from check_replication(node)
+        # The other masters are configured on their own: the first one's findings are among those of the checks above.
+        if node.info.get("run_id") != facts.info.get("run_id"):
+            alone = replace(facts, info=dict(node.info), config=dict(node.config), cluster=None)
+            for check in (check_version, check_persistence, check_eviction):
+                for finding in check(alone):
+                    yield replace(finding, what=f"{node.name}: {finding.what}")
 
 
 def check_complete(facts: RedisFacts) -> Iterator[Finding]:
-    """Streams that nobody looked at."""
+    """Some streams were not checked."""
     if not facts.complete:
         yield Finding(
             "redis.incomplete",
             Severity.WARNING,
-            f"only {len(facts.streams):,} streams were looked at; there are more keys than the doctor goes through",
-            "what is wrong with the others is not said here",
-            "look at the others with conquiet inspect --pattern",
+            f"only {len(facts.streams):,} streams were checked; there are more keys than the doctor scans",
+            "problems of the others are not reported",
+            "check the others with conquiet inspect --pattern",
         )
 
 
 def check_client(facts: RedisFacts) -> Iterator[Finding]:
-    """What redis-py does by itself on the connections that are yours."""
+    """What redis-py does by itself on your own connections."""
     major = int(facts.client_version.split(".")[0] or 0) if facts.client_version else 0
     if major and not 6 <= major < 9:  # noqa: PLR2004 - as pyproject has it
         yield Finding(
@@ -375,9 +184,13 @@ CHECKS: tuple[Callable[[RedisFacts], Iterator[Finding]], ...] = (
     check_persistence,
     check_eviction,
     check_growth,
+    check_unread_groups,
     check_dead_consumers,
+    check_stranded,
     check_deliveries,
     check_lag,
+    _check_clocks,
+    check_replicas,
     check_complete,
     check_client,
 )

@@ -1,11 +1,11 @@
 -- Let a message wait, in place of the one that waits under the same name, and note that in the states of both jobs. One
--- step: of two hosts the slower one would tell of a job that the other has replaced, and that would wait for ever.
+-- step: otherwise the slower of two hosts would record a job that the other has replaced, and that job would never run.
 -- KEYS: delayed, wake, debounce, ids of the delayed jobs
 -- ARGV: payload, delay in ms, how long the name is remembered beyond that in ms, what the names of the jobs' hashes begin
 -- with, id of the message (empty: states are not kept), its event
 -- Answers {due time, 1 if another message was replaced, 1 if a state could not be noted}.
 -- What can be refused is refused before the first write: an error ends a script where it stands, and what waited would be
--- gone, or the new message there and nobody told. A state is a view and fails no message.
+-- gone, or the new message would be there without a recorded state. A state is a view and fails no message.
 redis.call('ZCARD', KEYS[1])
 redis.call('XLEN', KEYS[2])
 local t = redis.call('TIME')

@@ -1,19 +1,30 @@
+-- with: ordering
 -- Emit a chunk of messages: into the stream, or into the delayed set; each id at most once in its window.
--- KEYS: stream, delayed, wake, then the keys of ids to be remembered
--- ARGV: per message: payload, when ('' now, '+500' in 500 ms, '=1763…' at that ms), number of its id key (0: none), window in ms
--- Answers per message: entry id; '@' and the due time if it waits; '' if its id was emitted before.
+-- KEYS: stream, delayed, wake, order, then the keys of ids to be remembered
+-- ARGV: per message: payload, when ('' now, '?' now unless its key has moved to another partition, '+500' in 500 ms, '=1763…' at that ms), number of its id key (0: none), window in ms
+-- Answers per message: entry id; '@' and the due time if it waits; '#' and how many of its key come
+-- before it; '>' and the number of partitions if its key has moved and nothing was done; '' if its id was emitted before.
 -- What can be refused is refused before the first write: an error ends a script where it stands, and a mark without
 -- its message would turn the repetition away.
 redis.call('XLEN', KEYS[1])
 redis.call('ZCARD', KEYS[2])
 redis.call('XLEN', KEYS[3])
+redis.call('HLEN', KEYS[4])
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local answers = {}
 local earliest = nil
 for i = 1, #ARGV, 4 do
   local payload, when, remembered = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
-  if remembered > 0 and not redis.call('SET', KEYS[3 + remembered], '1', 'NX', 'PX', ARGV[i + 3]) then
+  local count = nil
+  if when == '?' then
+    when = ''
+    local key = key_of(payload)
+    if key then count = moved(KEYS[4], key) end
+  end
+  if count then
+    answers[#answers + 1] = '>' .. count
+  elseif remembered > 0 and not redis.call('SET', KEYS[4 + remembered], '1', 'NX', 'PX', ARGV[i + 3]) then
     answers[#answers + 1] = ''
   else
     local due = now
@@ -22,7 +33,8 @@ for i = 1, #ARGV, 4 do
       due = string.sub(when, 1, 1) == '+' and now + given or given
     end
     if due <= now then
-      answers[#answers + 1] = redis.call('XADD', KEYS[1], '*', 'data', payload)
+      local id, ahead = admit(KEYS[1], KEYS[4], payload)
+      answers[#answers + 1] = id or '#' .. ahead
     else
       redis.call('ZADD', KEYS[2], due, payload)
       if not earliest or due < earliest then earliest = due end

@@ -1,36 +1,36 @@
--- Note the states of jobs. KEYS: the sets of the six states, then one hash per job
+-- Note the states of jobs. KEYS: the sets of the seven states, then one hash per job
 -- ARGV: ms a finished job is kept, then per job: number of its state, id, event, attempt, error, '1' if only a new job is
 -- noted
-local names = {'waiting', 'delayed', 'running', 'succeeded', 'failed', 'dead'}
+local names = {'waiting', 'delayed', 'running', 'succeeded', 'failed', 'dead', 'cancelled'}
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 
--- Hosts write when they come to it: the failure of one attempt may be told after the next one has begun, or ended. What
--- begins after an end is a new life: a replay, or the same id once more.
+-- Hosts write late: the failure of one attempt may arrive after the next attempt has begun or ended. A state that begins
+-- after an end belongs to a new run of the job: a replay, or the same id once more.
 local function is_late(old, old_attempt, state, attempt)
-  local ended = old == 'succeeded' or old == 'dead'
+  local ended = old == 'succeeded' or old == 'dead' or old == 'cancelled'
   if ended and state <= 3 then return false end
   return attempt < old_attempt or (ended and state == 5)
 end
 
 for i = 2, #ARGV, 6 do
-  local job = KEYS[7 + (i - 2) / 6]
+  local job = KEYS[8 + (i - 2) / 6]
   local state, id = tonumber(ARGV[i]), ARGV[i + 1]
   local known = redis.call('HMGET', job, 'state', 'attempt')
   local old = known[1]
   if not old or (ARGV[i + 5] ~= '1' and not is_late(old, tonumber(known[2]), state, tonumber(ARGV[i + 3]))) then
-    for s = 1, 6 do
+    for s = 1, 7 do
       if names[s] == old then redis.call('ZREM', KEYS[s], id) end
     end
     redis.call('ZADD', KEYS[state], now, id)
     redis.call('HSET', job, 'state', names[state], 'event', ARGV[i + 2], 'attempt', ARGV[i + 3], names[state] .. '_ms', now)
     if ARGV[i + 4] ~= '' then redis.call('HSET', job, 'error', ARGV[i + 4]) end
-    if state == 4 or state == 6 then redis.call('PEXPIRE', job, ARGV[1]) else redis.call('PERSIST', job) end
+    if state == 4 or state >= 6 then redis.call('PEXPIRE', job, ARGV[1]) else redis.call('PERSIST', job) end
   end
 end
 -- More than can have ended since the last call, and not so many that other clients wait: after a quiet time it may be all.
 local gone = string.format('%.0f', now - tonumber(ARGV[1]))
-for _, ended in ipairs({KEYS[4], KEYS[6]}) do
+for _, ended in ipairs({KEYS[4], KEYS[6], KEYS[7]}) do
   local count = redis.call('ZCOUNT', ended, '-inf', gone)
   if count > 0 then redis.call('ZREMRANGEBYRANK', ended, 0, math.min(count, 1000) - 1) end
 end

@@ -1,6 +1,7 @@
--- Take dead letters and put their messages back into the stream. Whoever takes one first replays it, nobody else.
--- One for a group that does not exist stays: nobody would handle it, and the letter would be gone.
--- KEYS: stream, dead; ARGV: '1' to only look, then per dead letter: its id, its group, payload
+-- with: ordering
+-- Take dead letters and put their messages back into the stream. The first caller that takes one
+-- replays it, and no other. A dead letter of a group that does not exist stays: no worker would handle its message.
+-- KEYS: stream, dead, order; ARGV: '1' to only look, then per dead letter: its id, its group, payload
 -- Answers per dead letter 1; 0 if it is gone; 2 if it stays for want of its group.
 local groups = {}
 if redis.call('EXISTS', KEYS[1]) == 1 then
@@ -15,7 +16,7 @@ for i = 2, #ARGV, 3 do
   local answer = #redis.call('XRANGE', KEYS[2], ARGV[i], ARGV[i])
   if answer == 1 and not groups[ARGV[i + 1]] then answer = 2 end
   if answer == 1 and ARGV[1] ~= '1' then
-    redis.call('XADD', KEYS[1], '*', 'data', ARGV[i + 2])
+    admit(KEYS[1], KEYS[3], ARGV[i + 2])
     redis.call('XDEL', KEYS[2], ARGV[i])
   end
   answers[#answers + 1] = answer

@@ -1,13 +1,15 @@
--- Move messages that are due to their stream, and tell a host what it has to know. Any number of hosts may call it:
+-- with: ordering
+-- Move due messages to their stream, and return what a host needs for its next poll. Any number of hosts may call it:
 -- a message leaves the set in the step that puts it into the stream.
--- KEYS: stream, delayed, wake, paused, parked, dead; ARGV: most messages to move
+-- KEYS: stream, delayed, wake, paused, parked, dead, order, cancel; ARGV: most messages to move
 -- Answers {moved, next due time or '', now, id of the last wake-up, {paused, since, …}, {events with parked
--- messages}, messages that wait, dead letters, id of the oldest dead letter or ''}.
+-- messages}, messages that wait, dead letters, id of the oldest dead letter or '', the group that owns the order by key
+-- or '', messages to be taken to another partition, cancellations to be decided}.
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
 for i = 1, #due do
-  redis.call('XADD', KEYS[1], '*', 'data', due[i])
+  admit(KEYS[1], KEYS[7], due[i])
 end
 if #due > 0 then redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #due - 1) end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
@@ -22,5 +24,8 @@ return {
   redis.call('SMEMBERS', KEYS[5]),
   redis.call('ZCARD', KEYS[2]),
   redis.call('XLEN', KEYS[6]),
-  oldest[1] and oldest[1][1] or ''
+  oldest[1] and oldest[1][1] or '',
+  redis.call('HGET', KEYS[7], '\1') or '',
+  redis.call('LLEN', KEYS[7] .. ':moving'),
+  redis.call('HLEN', KEYS[8])
 }

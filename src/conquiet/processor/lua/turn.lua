@@ -1,9 +1,11 @@
 -- Take the next turn under a rate limit. If it is not now, book it: acknowledge the entry and let it wait for its turn.
--- KEYS: stream, delayed, wake, rate
+-- KEYS: stream, delayed, wake, rate, cancel
 -- ARGV: group, consumer, entry id, payload to store, microseconds per turn, burst
--- Answers 0 to go ahead; the wait in ms if it was booked; -1 if the entry is not this consumer's any more.
+-- Answers 0 to go ahead; the wait in ms if it was booked; -1 if the entry is not this consumer's any more;
+-- -3 if the job is to be cancelled, and no turn was taken.
 -- The rate key holds '<next free turn>:<when that was written>', so that a clock that was set back moves the turns back
 -- with it. Without, everything would be booked that far ahead.
+if redis.call('HEXISTS', KEYS[5], ARGV[3] .. ' ' .. ARGV[1]) == 1 then return -3 end
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local per_turn, burst = tonumber(ARGV[5]), tonumber(ARGV[6])

@@ -1,3 +1,4 @@
+-- A message with a key comes with its ticket: it has kept its turn.
 -- Bring parked messages of an event back to the end of their stream, unless it is paused (again).
 -- KEYS: stream, paused, parked, parked list of the event; ARGV: event, most messages to move. Answers how many are left.
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 0 end

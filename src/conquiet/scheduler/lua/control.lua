@@ -1,11 +1,11 @@
 -- Remove, pause or resume an entry, or freeze one that moves to another stream.
 --
--- A frozen entry is paused for every host; whether it was before is kept in "moving", and that is what pausing and
--- resuming it then change: they are about the place it moves to.
+-- A frozen entry is paused for every host. "moving" stores whether it was paused before; pausing and resuming a frozen
+-- entry change that, because they apply to the stream it moves to.
 --
 -- KEYS  state (hash), definitions (hash)
 -- ARGV  now in ms or '' for the server's own time, what to do, name, for a resumption the newest due time that is past
--- Answers 1 if it changed anything; of a frozen entry the digest of its times, its pointer and its pause, or 0.
+-- Returns 1 if it changed anything, else 0; for a frozen entry the digest of its times, its pointer and its pause.
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
@@ -44,8 +44,8 @@ elseif redis.call('HEXISTS', KEYS[1], 'rev:' .. name) == 1 then
       changed = 1
       redis.call('HSET', KEYS[1], 'moving:' .. name, '')
     end
-    -- What was to be fired during the pause was not wanted: it is neither caught up on nor missed. The pointer is
-    -- never lowered: behind it everything is fired or missed, also when the clock was set back since.
+    -- Ticks of the pause are dropped: neither caught up on nor missed. The pointer is never lowered: every tick up to
+    -- it is fired or missed, also if the clock was set back since.
     local last = redis.call('HGET', KEYS[1], 'last:' .. name)
     if changed == 1 and tonumber(ARGV[4]) > tonumber(last or 0) then
       redis.call('HSET', KEYS[1], 'last:' .. name, ARGV[4])

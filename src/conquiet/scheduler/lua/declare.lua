@@ -1,10 +1,10 @@
--- Store an entry, or find that it is there already.
+-- Store an entry unless it is stored already.
 --
 -- KEYS  state (hash), definitions (hash)
 -- ARGV  now in ms or '' for the server's own time, name, definition, revision, digest of its times, origin,
---       '1' if it is due only once and may be late, '1' to replace an entry of the same name, id for a new ledger,
+--       '1' if it is due only once and may be late, '1' to replace an entry of the same name, epoch for a stream without one,
 --       '1' if it comes from another stream, its pointer there or '', since when it was paused there or ''
--- Answers added, changed, same, exists or in-code.
+-- Returns added, changed, same, exists or in-code.
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
@@ -30,15 +30,15 @@ end
 redis.call('HSET', KEYS[2], name, definition)
 redis.call('HSET', KEYS[1], 'rev:' .. name, revision, 'when:' .. name, times, 'origin:' .. name, origin)
 if known[2] ~= times then
-  -- New times start from now: their past ticks were nobody's to fire. A single moment has no past ticks
-  -- but itself, and whether it is still wanted is for the entry's policy to say.
+  -- New times start from now: their past ticks were never to be fired. A one-off time has only one tick, and if it
+  -- is past, the entry's catch-up policy decides.
   local start = ARGV[7] == '1' and '0' or string.format('%.0f', now)
   redis.call('HSET', KEYS[1], 'last:' .. name, pointer ~= '' and pointer or start)
 elseif pointer ~= '' and tonumber(pointer) > tonumber(known[4]) then
   redis.call('HSET', KEYS[1], 'last:' .. name, pointer)
 end
 if frozen or (comes and not known[1]) then
-  -- The pause is the one it had where it comes from; or the one it had here, if it was to leave and did not.
+  -- Keep the pause of the stream it moves from; or the pause from here, if the move away was not completed.
   if not comes then
     paused = frozen
   end

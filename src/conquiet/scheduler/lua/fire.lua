@@ -1,19 +1,19 @@
--- Carry out plans: emit their ticks and move each entry's pointer, in one step.
+-- Fire plans: emit their ticks and move each entry's pointer, in one step.
 --
 -- KEYS  state of the entries (hash), stream, definitions of the entries (hash)
 -- ARGV  now in ms or '' for the server's own time, then for each plan:
 --       name, revision, pointer the plan started from, new pointer, not before (ms), missed, drop when done,
 --       due time of the last tick fired or '', number of messages, the messages
--- Answers now, then for each plan its verdict and the pointer as it is.
+-- Returns now, then for each plan its result and the current pointer.
 --
--- The pointer is compared, not only raised: a plan made from an old pointer is void as a whole, so two hosts
+-- The pointer is compared, not only raised: a plan made from an old pointer is dropped as a whole, so two hosts
 -- can neither fire a tick twice nor count one as missed that the other has fired.
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
   now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
-local answer = { string.format('%.0f', now) }
+local reply = { string.format('%.0f', now) }
 local at = 2
 while at <= #ARGV do
   local name, revision, from, to, not_before = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
@@ -21,15 +21,15 @@ while at <= #ARGV do
   local first = at + 9
   at = first + count
   local known = redis.call('HMGET', KEYS[1], 'rev:' .. name, 'last:' .. name, 'paused:' .. name)
-  local verdict
+  local result
   if known[1] ~= revision then
-    verdict = 'changed'
+    result = 'changed'
   elseif known[3] then
-    verdict = 'paused'
+    result = 'paused'
   elseif known[2] ~= from then
-    verdict = 'stale'
+    result = 'stale'
   elseif now < tonumber(not_before) then
-    verdict = 'early'
+    result = 'early'
   else
     -- Messages first: if the stream refuses them, the script ends here and the pointer has not moved.
     for i = first, first + count - 1 do
@@ -50,9 +50,9 @@ while at <= #ARGV do
       end
     end
     known[2] = to
-    verdict = 'done'
+    result = 'done'
   end
-  answer[#answer + 1] = verdict
-  answer[#answer + 1] = known[2] or ''
+  reply[#reply + 1] = result
+  reply[#reply + 1] = known[2] or ''
 end
-return answer
+return reply

@@ -1,0 +1,1 @@
+"""The contenders of ``benchmarks/exactly_once.py``."""

@@ -1,0 +1,46 @@
+"""How long a message takes from its emission to its COMMIT, at a steady rate."""
+
+import asyncio
+import time
+from typing import Any
+
+import redis.asyncio
+
+from conquiet.db.session import DbSession
+from conquiet.processor import Processor
+from conquiet.testing import wait_until_async
+from conquiet.transactional import for_processor_batch
+from exactly_once_parts.common import EVENT, SIZE, World
+from exactly_once_parts.ours import many
+
+
+async def latencies(world: World, rate: float, *, seconds: float) -> list[float]:
+    """Return the latency of each message, in seconds."""
+    stream = world.stream()
+    client = redis.asyncio.Redis.from_url(world.redis_url)
+    processor = Processor(client, [stream])
+    effects = many(world)
+    found: list[float] = []
+    made = for_processor_batch(lambda contexts, session: _write(session, effects(contexts)), engine=world.engine)
+
+    def handle(contexts: list[Any]) -> Any:
+        outcome = made(contexts)  # committed
+        now = time.time()
+        found.extend(now - float(ctx.data["at"]) for ctx in contexts)
+        return outcome
+
+    processor.handler(EVENT, batch=SIZE, within_s=0.02)(handle)
+    number, began = 0, time.perf_counter()
+    async with processor:
+        while (passed := time.perf_counter() - began) < seconds:
+            while number < passed * rate:
+                await processor.emit(EVENT, {"cents": 1, "at": time.time()}, id=f"{stream}-{number}")
+                number += 1
+            await asyncio.sleep(0.001)
+        await wait_until_async(lambda: len(found) >= number, timeout_s=60.0, message="all are committed")
+    await client.aclose()
+    return found
+
+
+def _write(session: DbSession, statement: tuple[Any, Any]) -> None:
+    session.execute(*statement)

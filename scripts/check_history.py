@@ -1,0 +1,364 @@
+"""Judge the history of a storm: read what happened and what was left, and name every anomaly.
+
+    python scripts/check_history.py ledger/histories/*.jsonl.xz     one line for each; exit code 1 on an anomaly
+    python scripts/check_history.py --json FILE                     the whole judgement
+
+It needs Python's standard library and nothing of conquiet: a bug of the library cannot hide itself here. The format is
+described in docs/history-format.md. Each function below called ``find_…`` looks for one kind of anomaly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+import sys
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from history_records import History, Line, read, stage_and_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHOWN = 5
+"""So many examples of each anomaly are printed."""
+SLACK_S = 1.0
+"""A fault is written down before it strikes; the process it hits may still do this much."""
+
+
+class Anomaly(Enum):
+    """Everything that can be wrong with a history."""
+
+    LOST = "lost"
+    TWICE = "effect twice"
+    ORDER = "out of order"
+    TICK_MISSED = "tick missed"
+    TICK_DOUBLED = "tick doubled"
+    STUCK = "stuck"
+    LOCK = "lock violated"
+    CHARGED = "attempt charged without cause"
+    LEAKED = "leaked"
+    UNEXPLAINED = "duplicate delivery without a fault"
+    CANCELLED_RAN = "effect after a confirmed cancel"
+    NOT_REACHED = "kill point not reached"
+    INVALID = "invalid history"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One anomaly, and where."""
+
+    anomaly: Anomaly
+    text: str
+
+
+# ------------------------------------------------------------------ the anomalies
+def find_invalid(history: History) -> Iterator[Finding]:
+    """Report what makes the history unfit to be judged."""
+    for problem in history.problems:
+        yield Finding(Anomaly.INVALID, problem)
+    if not history.enqueued and not history.ticks and not history.added:
+        yield Finding(Anomaly.INVALID, "nothing was enqueued, ticked or added: this history proves nothing")
+
+
+def _stages(history: History) -> list[str]:
+    """Return the places at which each message has to have its effect."""
+    return list(history.promise.get("stages", [""]))
+
+
+def find_lost_and_twice(history: History) -> Iterator[Finding]:
+    """Each message has its effect, or is a dead letter where that is expected; with ``once`` not a second time."""
+    mode = history.promise.get("effects", "none")
+    if mode == "none":
+        return
+    dead = Counter(history.dead)
+    done = {stage: Counter(history.effects.get(stage, ())) for stage in _stages(history)}
+    for message, line in history.enqueued.items():
+        expected = line.get("expect", "effect")
+        times = [count[message] for count in done.values()]
+        if message in history.cancelled:
+            if any(times):
+                yield Finding(Anomaly.CANCELLED_RAN, f"message {message} ran after its cancel was confirmed")
+            continue
+        if expected == "dead":
+            yield from _judge_doomed(message, dead[message], sum(times))
+            continue
+        if min(times) == 0 and not (expected == "either" and dead[message]):
+            yield Finding(Anomaly.LOST, f"message {message} " + ("is dead-lettered" if dead[message] else "is nowhere"))
+        if mode == "once" and (max(times) > 1 or (dead[message] and any(times))):
+            yield Finding(Anomaly.TWICE, f"message {message}: {max(times)} effects, {dead[message]} dead letters")
+    for stage, count in done.items():
+        for message in count.keys() - history.enqueued.keys():
+            yield Finding(Anomaly.TWICE, f"effect {message} {stage} belongs to no message")
+
+
+def _judge_doomed(message: str, dead: int, effects: int) -> Iterator[Finding]:
+    if dead == 0:
+        yield Finding(Anomaly.LOST, f"message {message} should be a dead letter and is none")
+    elif dead > 1 or effects:
+        yield Finding(Anomaly.TWICE, f"message {message}: {dead} dead letters, {effects} effects")
+
+
+def find_lost_updates(history: History) -> Iterator[Finding]:
+    """Each counter has moved by what was reported to its writers. A report that a kill took away may count or not."""
+    if history.counters is None:
+        return
+    opening = history.counters.get("opening", 0)
+    sure: Counter[str] = Counter()
+    unsure: dict[str, list[int]] = defaultdict(list)
+    for line in history.added:
+        if line["ok"] is None:
+            unsure[str(line["row"])].append(line["by"])
+        elif line["ok"]:
+            sure[str(line["row"])] += line["by"]
+    for row, value in history.counters["counters"].items():
+        found, low, high = value - opening, sure[row], sure[row]
+        low += sum(by for by in unsure[row] if by < 0)
+        high += sum(by for by in unsure[row] if by > 0)
+        if not low <= found <= high:
+            anomaly = Anomaly.LOST if found < low else Anomaly.TWICE
+            yield Finding(anomaly, f"row {row} moved by {found}, its writers were answered {low} to {high}")
+
+
+def find_disorder(history: History) -> Iterator[Finding]:
+    """Per key, first effects of a stage come in the order that is promised: that of enqueuing, or of another stage."""
+    keys = {message: key for key, message in history.order}
+    for stage, model in history.promise.get("order", {}).items():
+        wanted = [message for _, message in history.order] if model == "enqueue" else history.effects.get(model, [])
+        rank: dict[str, int] = {}
+        for message in wanted:
+            rank.setdefault(message, len(rank))
+        last: dict[str, int] = {}
+        met: set[str] = set()
+        for message in history.effects.get(stage, []):
+            if message in met or message not in rank or message not in keys:
+                continue
+            met.add(message)
+            key = keys[message]
+            if rank[message] < last.get(key, -1):
+                yield Finding(Anomaly.ORDER, f"key {key}: message {message} came too late at {stage or 'the effect'}")
+            last[key] = max(last.get(key, -1), rank[message])
+
+
+def find_wrong_ticks(history: History) -> Iterator[Finding]:
+    """Each schedule has fired at each of its times from the first to the last, once."""
+    for name, step in history.promise.get("ticks", {}).items():
+        count = Counter(history.ticks.get(name, ()))
+        if not count:
+            yield Finding(Anomaly.TICK_MISSED, f"schedule {name} has never fired")
+            continue
+        for due in range(min(count), max(count) + 1, step):
+            if due not in count:
+                yield Finding(Anomaly.TICK_MISSED, f"schedule {name} has not fired at {due}")
+        for due, times in count.items():
+            if times > 1 or (due - min(count)) % step:
+                yield Finding(Anomaly.TICK_DOUBLED, f"schedule {name} has fired {times} times at {due}")
+
+
+def find_stuck(history: History) -> Iterator[Finding]:
+    """Everything has drained within the time box that begins with the last fault."""
+    for what, number in history.left.items():
+        if number:
+            yield Finding(Anomaly.STUCK, f"{number} {what} at the end")
+    box_s = float(history.header.get("recovery_s", 60.0))
+    last_s = max((line["t"] for line in history.faults), default=0.0)
+    last_s = max(last_s, history.recovery_began_s or 0.0)
+    if history.drained_s is None:
+        yield Finding(Anomaly.STUCK, "it was never seen drained")
+    elif history.drained_s - last_s > box_s:
+        yield Finding(
+            Anomaly.STUCK, f"drained {history.drained_s - last_s:.0f} s after the last fault, not {box_s:.0f}"
+        )
+
+
+def find_lock_violations(history: History) -> Iterator[Finding]:
+    """No two processes are inside one lock at a time. A killed holder has left it."""
+    killed = _kills(history)
+    holder: dict[str, tuple[str, float]] = {}
+    for line in sorted(history.locks, key=lambda each: each["t"]):
+        name, process = str(line["name"]), str(line["p"])
+        if line["op"] == "unlock":
+            if holder.get(name, ("", 0.0))[0] == process:
+                del holder[name]
+            continue
+        other = holder.get(name)
+        if other is not None and other[0] != process and not any(t <= line["t"] for t in killed.get(other[0], ())):
+            yield Finding(Anomaly.LOCK, f"lock {name}: {process} entered while {other[0]} was inside")
+        holder[name] = (process, line["t"])
+
+
+def find_wrong_charges(history: History) -> Iterator[Finding]:
+    """A delivery or attempt is counted only for a cause that may count: a failed run, or a process that was killed."""
+    if not history.promise.get("attempts"):
+        return
+    charging = sorted(line["t"] for line in history.faults if line.get("charges", True))
+    for (_, message), runs in history.deliveries.items():
+        failed = [line["t"] for line in history.returned.get(stage_and_id(runs[0]), ()) if line["op"] == "retry"]
+        before_n, before_s = 1, float("-inf")
+        for run in sorted(runs, key=lambda line: line["t"]):
+            step = run.get("n", 1) - before_n
+            causes = sum(before_s <= t <= run["t"] for t in failed)
+            causes += bisect.bisect_right(charging, run["t"]) - bisect.bisect_left(charging, before_s)
+            if step > causes:
+                yield Finding(Anomaly.CHARGED, f"message {message}: delivery {run['n']} with {causes} causes for it")
+            before_n, before_s = max(before_n, run.get("n", 1)), run["t"] - SLACK_S
+
+
+def find_leaks(history: History) -> Iterator[Finding]:
+    """Report processes, connections, keys and consumer names that outlived the storm."""
+    for what, found in history.leaked.items():
+        if found:
+            yield Finding(Anomaly.LEAKED, f"{what}: {found}")
+
+
+def find_unreached_points(history: History) -> Iterator[Finding]:
+    """Each kill point was armed and reached as often as the header asks."""
+    for point, wanted in history.header.get("points", {}).items():
+        if history.armed[point] < 1 or history.reached[point] < wanted:
+            times = f"armed {history.armed[point]} times, reached {history.reached[point]}, wanted {wanted}"
+            yield Finding(Anomaly.NOT_REACHED, f"point {point}: {times}")
+
+
+# ------------------------------------------------------------------ why a message was delivered again
+def _kills(history: History) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for line in history.faults:
+        if line["kind"].startswith("kill"):
+            found[str(line.get("target"))].append(line["t"])
+    return found
+
+
+class Causes:
+    """Finds the fault behind a second delivery."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._kills = _kills(history)
+        self._stops: dict[str, list[Line]] = defaultdict(list)
+        self._common: list[Line] = []
+        for line in history.faults:
+            if line.get("scope", "process") == "process":
+                self._stops[str(line.get("target"))].append(line)
+            else:
+                self._common.append(line)
+        self._slow_s = history.header.get("claim_idle_s")
+
+    def of(self, first: Line, second: Line) -> str | None:
+        """Return what made ``second`` follow ``first``; None if nothing did."""
+        began, again, process = first["t"], second["t"], str(first["p"])
+        errors = self._history.errors.get(process, ())
+        returned = self._history.returned.get(stage_and_id(first), ())
+        killed = any(t <= again and began <= t + SLACK_S for t in self._kills.get(process, ()))
+        stopped = any(began - SLACK_S <= line["t"] <= again for line in self._stops.get(process, ()))
+        struck = (
+            str(line["kind"])
+            for line in self._common
+            if line["t"] <= again and began <= line.get("until", line["t"] + SLACK_S)
+        )
+        broken = any(line["t"] <= again for line in self._common)
+        candidates: list[tuple[bool, str]] = [
+            (killed, "kill"),
+            (stopped, "stop"),
+            (any(began <= line["t"] <= again for line in returned), "returned by the handler"),
+            (any(began <= t <= again for t in self._history.ends.get(process, ())), "clean stop"),
+            (bool(kind := next(struck, "")), kind),
+            (broken and any(began <= t <= again for t in errors), "error after a server's fault"),
+            (self._was_slow(first, again), "slower than the claim threshold"),
+        ]
+        return next((name for holds, name in candidates if holds), None)
+
+    def _was_slow(self, first: Line, again: float) -> bool:
+        """Return whether the first delivery took longer than allowed, or its process got no processor for a while."""
+        if self._slow_s is None:
+            return False
+        stalls = self._history.stalls.get(str(first["p"]), ())
+        if any(first["t"] <= line["until"] and line["t"] <= again for line in stalls):
+            return True
+        since = float(first.get("since") or first["t"])
+        return bool(again - since >= self._slow_s)
+
+
+def explain(history: History) -> tuple[Counter[str], list[Finding]]:
+    """Name the cause of each delivery after a message's first, and report those without one."""
+    causes, found = Counter[str](), list[Finding]()
+    finder = Causes(history)
+    for (stage, message), runs in history.deliveries.items():
+        if len(runs) == 1:
+            continue
+        ordered = sorted(runs, key=lambda line: line["t"])
+        for number, second in enumerate(ordered[1:], 1):
+            cause = next((c for first in reversed(ordered[:number]) if (c := finder.of(first, second))), None)
+            causes[cause or "none"] += 1
+            if cause is None:
+                text = f"message {message} {stage} at {second['t']:.3f} s in process {second['p']}"
+                found.append(Finding(Anomaly.UNEXPLAINED, text))
+    return causes, found
+
+
+CHECKS = (
+    find_invalid,
+    find_lost_and_twice,
+    find_lost_updates,
+    find_disorder,
+    find_wrong_ticks,
+    find_stuck,
+    find_lock_violations,
+    find_wrong_charges,
+    find_leaks,
+    find_unreached_points,
+)
+
+
+# ------------------------------------------------------------------ the judgement
+def judge(history: History) -> dict[str, Any]:
+    """Return the summary of a history: totals, causes of duplicates, anomalies with examples."""
+    causes, findings = explain(history)
+    for check in CHECKS:
+        findings.extend(check(history))
+    by_anomaly: dict[str, list[str]] = defaultdict(list)
+    for finding in findings:
+        by_anomaly[finding.anomaly.value].append(finding.text)
+    ticks = sum(map(len, history.ticks.values()))
+    return {
+        "storm": history.header.get("storm", "?"),
+        "messages": len(history.enqueued) + ticks + len(history.added),
+        "faults": len(history.faults),
+        "fault_kinds": dict(sorted(Counter(str(line["kind"]) for line in history.faults).items())),
+        "deliveries": sum(map(len, history.deliveries.values())),
+        "again": sum(causes.values()),
+        "causes": dict(sorted(causes.items())),
+        "points": {point: history.reached[point] for point in sorted(history.header.get("points", {}))},
+        "lines": history.lines,
+        "anomalies": {name: len(texts) for name, texts in sorted(by_anomaly.items())},
+        "examples": {name: texts[:SHOWN] for name, texts in sorted(by_anomaly.items())},
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Judge the files that are named; return 0 if none has an anomaly."""
+    parser = argparse.ArgumentParser(description="Judge histories of storms: docs/history-format.md.")
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--json", action="store_true", help="print the whole judgement")
+    options = parser.parse_args(arguments)
+    bad = 0
+    for path in options.files:
+        summary = judge(read(path))
+        bad += bool(summary["anomalies"])
+        if options.json:
+            print(json.dumps(summary, indent=1))
+            continue
+        verdict = "; ".join(f"{name}: {count}" for name, count in summary["anomalies"].items()) or "clean"
+        totals = ", ".join(f"{summary[name]} {name}" for name in ("messages", "faults", "again"))
+        print(f"{path.name}: {totals}, {verdict}")
+        for name, texts in summary["examples"].items():
+            for text in texts:
+                print(f"    {name}: {text}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

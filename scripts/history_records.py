@@ -1,0 +1,148 @@
+"""Read the history of a storm, a file of JSON lines, into what the checks of check_history.py ask for.
+
+Only the standard library is used. The format is described in docs/history-format.md.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+VERSION = 1
+Line = dict[str, Any]
+
+
+@dataclass(slots=True)
+class History:
+    """A history, sorted into what the checks ask for. Times are seconds since the storm began."""
+
+    header: Line
+    lines: int = 0
+    ended: bool = False
+    drained_s: float | None = None
+    recovery_began_s: float | None = None
+    enqueued: dict[str, Line] = field(default_factory=dict)
+    order: list[tuple[str, str]] = field(default_factory=list)
+    deliveries: dict[tuple[str, str], list[Line]] = field(default_factory=lambda: defaultdict(list))
+    returned: dict[tuple[str, str], list[Line]] = field(default_factory=lambda: defaultdict(list))
+    effects: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    dead: list[str] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+    ticks: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    locks: list[Line] = field(default_factory=list)
+    added: list[Line] = field(default_factory=list)
+    counters: Line | None = None
+    faults: list[Line] = field(default_factory=list)
+    ends: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    stalls: dict[str, list[Line]] = field(default_factory=lambda: defaultdict(list))
+    errors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    armed: Counter[str] = field(default_factory=Counter)
+    reached: Counter[str] = field(default_factory=Counter)
+    left: Line = field(default_factory=dict)
+    leaked: Line = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def promise(self) -> Line:
+        """Return what this storm has promised: the header's ``promise``."""
+        found: Line = self.header.get("promise", {})
+        return found
+
+
+def read(path: Path) -> History:
+    """Read a history, compressed or not."""
+    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
+        return parse(file)
+
+
+def parse(lines: Iterable[str]) -> History:
+    """Sort the lines of a history. What cannot be understood becomes a problem, and that an anomaly."""
+    history = History({})
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            op = line["op"]
+        except (ValueError, TypeError, KeyError):
+            history.problems.append(f"line {number} is no record: {text[:60]!r}")
+            continue
+        history.lines += 1
+        if number == 1:
+            if op != "header" or line.get("v") != VERSION:
+                history.problems.append(f"the first line must be a header of version {VERSION}")
+            history.header = line
+        elif op in _RECORDS:
+            try:
+                _RECORDS[op](history, line)
+            except (KeyError, TypeError, ValueError) as error:
+                history.problems.append(f"line {number}: {op} without a valid {error}")
+        else:
+            history.problems.append(f"line {number}: unknown op {op!r}")
+    if not history.ended:
+        history.problems.append("the history has no end: the storm did not finish")
+    return history
+
+
+def _enqueue(history: History, line: Line) -> None:
+    ids = map(str, range(*line["range"])) if "range" in line else [str(line["id"])]
+    for message in ids:
+        if message in history.enqueued:
+            history.problems.append(f"message {message} was enqueued twice by the storm itself")
+        history.enqueued[message] = line
+        if "key" in line:
+            history.order.append((str(line["key"]), message))
+
+
+def _state(history: History, line: Line) -> None:
+    if "effects" in line:
+        history.effects[line.get("of", "")] += map(str, line["effects"])
+    history.dead += map(str, line.get("dead", ()))
+    history.left |= line.get("left", {})
+    history.leaked |= line.get("leaked", {})
+    for name, dues in line.get("ticks", {}).items():
+        history.ticks[name] += dues
+    if "counters" in line:
+        history.counters = line
+
+
+def _phase(history: History, line: Line) -> None:
+    if line["name"] == "recovery":
+        history.recovery_began_s = line["t"]
+
+
+def stage_and_id(line: Line) -> tuple[str, str]:
+    """Return the message of a record, with the stage of its life."""
+    return (line.get("of", ""), str(line["id"]))
+
+
+_RECORDS: dict[str, Callable[[History, Line], None]] = {
+    "enqueue": _enqueue,
+    "deliver": lambda h, line: h.deliveries[stage_and_id(line)].append(line),
+    "effect": lambda h, line: h.effects[line.get("of", "")].append(str(line["id"])),
+    "retry": lambda h, line: h.returned[stage_and_id(line)].append(line),
+    "release": lambda h, line: h.returned[stage_and_id(line)].append(line),
+    "commit": lambda _, __: None,
+    "ack": lambda _, __: None,
+    "dead": lambda h, line: h.dead.append(str(line["id"])),
+    "cancel": lambda h, line: h.cancelled.add(str(line["id"])) if line["ok"] else None,
+    "tick": lambda h, line: h.ticks[line["name"]].append(int(line["due"])),
+    "lock": lambda h, line: h.locks.append(line),
+    "unlock": lambda h, line: h.locks.append(line),
+    "add": lambda h, line: h.added.append(line),
+    "fault": lambda h, line: h.faults.append(line),
+    "exit": lambda h, line: h.ends[str(line["target"])].append(line["t"]),
+    "error": lambda h, line: h.errors[str(line["p"])].append(line["t"]),
+    "stall": lambda h, line: h.stalls[str(line["p"])].append(line),
+    "armed": lambda h, line: h.armed.update({line["point"]: line.get("times", 1)}),
+    "reached": lambda h, line: h.reached.update({line["point"]: 1}),
+    "phase": _phase,
+    "drained": lambda h, line: setattr(h, "drained_s", line["t"]),
+    "state": _state,
+    "end": lambda h, _: setattr(h, "ended", True),
+}

@@ -1,0 +1,322 @@
+"""``App``: one object from the first handler to production.
+
+It composes ``Processor``, ``Scheduler``, ``RabbitConsumer`` and ``OutboxRelay``, and makes no promise of its own: what
+becomes of a message is decided there.
+
+    @app.handler ─┐                       ┌─▶ Processor ─────▶ Invocation ─▶ the function, in a transaction
+    @app.schedule ┼─▶ Registry ─▶ run() ──┼─▶ Scheduler
+    @app.queue ───┘                       ├─▶ RabbitConsumer ─▶ Invocation
+    app.emit ──▶ Emission ─▶ outbox ──────┴─▶ OutboxRelay ───▶ Redis
+                     └──▶ Redis
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from conquiet.app.assembly import Assembly, Part
+from conquiet.app.declarations import Declarations
+from conquiet.app.emission import Emission, EmitOptions
+from conquiet.app.parameters import SessionKind, Signature, Source
+from conquiet.app.registry import Registry
+from conquiet.app.server_wait import ServerWait
+from conquiet.app.settings import AppSettings
+from conquiet.app.worker_group import WorkerGroup, WorkerHealth
+from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.tracing import Headers
+from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy import MetaData
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from conquiet.app.database import AnyDatabase
+    from conquiet.core.decode_function import Decode
+    from conquiet.redis_transport.client import AnyRedis
+
+_READY_POLL_S = 0.01
+
+
+class App(Declarations):
+    """An application: its handlers, schedules and queues, and the servers they run on.
+
+    A server that is not given is taken from the environment (``CONQUIET_REDIS_URL``, ``CONQUIET_DB_URL``,
+    ``CONQUIET_RABBIT_URL``) or from ``conquiet.toml``. Nothing is opened before it is needed.
+
+    Args:
+        name: Name of the service.
+        redis: URL or client of Redis, for handlers, schedules and emit.
+        database: URL, ``Engine``, ``sessionmaker``, ``AsyncEngine`` or ``async_sessionmaker``, for handlers with a
+            session and for emit in a transaction. A URL serves plain functions and ``async def`` alike.
+        rabbit: URL of RabbitMQ, for queues.
+        stream: The Redis stream of its events; the name if left out.
+        group: The consumer group; the name if left out.
+        concurrency: Most handlers at once in each process; of each queue, too.
+        tables: Tables of the application itself, which ``create_tables``, 'conquiet db init' and 'conquiet dev' create
+            beside those of inbox and outbox: a SQLAlchemy ``MetaData``.
+        decode: Reads entries that other programs write into the stream with several plain fields: a function from
+            names and values (bytes) to ``{"event": …, "data": {…}}``, and ``"id"`` if the entry has one. None accepts
+            messages of conquiet only.
+        settings: Everything else.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a user may set, by keyword
+        self,
+        name: str,
+        *,
+        redis: "str | AnyRedis | None" = None,
+        database: "AnyDatabase | None" = None,
+        rabbit: str | None = None,
+        stream: str | None = None,
+        group: str | None = None,
+        concurrency: int = 1,
+        tables: "MetaData | None" = None,
+        decode: "Decode | None" = None,
+        settings: AppSettings | None = None,
+    ) -> None:
+        self._name = require_text("name", name)
+        self._settings = AppSettings() if settings is None else settings
+        if not isinstance(self._settings, AppSettings):
+            raise ConfigurationError("settings must be an AppSettings")
+        super().__init__(
+            Registry(self._require_session),
+            Lifecycle(f"app {name!r}"),
+            require_text("stream", name if stream is None else stream),
+        )
+        self._assembly = Assembly(
+            self._registry,
+            self._settings,
+            redis=redis,
+            database=database,
+            rabbit=rabbit,
+            stream=self._stream,
+            group=require_text("group", name if group is None else group),
+            decode=decode,
+            tables=tables,
+        )
+        self._emission = Emission(
+            self._registry.events,
+            self._stream_of,
+            bus=lambda: self._assembly.bus,
+            outbox=lambda: self._assembly.outbox,
+            clock=lambda: self._assembly.clock,
+        )
+        self._concurrency = require_positive("concurrency", concurrency)
+        self._wait_s = self._settings.wait_s
+        self._workers: WorkerGroup | None = None
+        self._background: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"App({self._name!r}, {self._life.status.value})"
+
+    @property
+    def name(self) -> str:
+        """Name of the service."""
+        return self._name
+
+    @property
+    def registry(self) -> Registry:
+        """What was declared."""
+        return self._registry
+
+    @property
+    def emission(self) -> Emission:
+        """What sends messages."""
+        return self._emission
+
+    @property
+    def assembly(self) -> Assembly:
+        """How the declared parts become workers."""
+        return self._assembly
+
+    # ------------------------------------------------------------ emit
+    async def emit(
+        self,
+        event: str,
+        payload: Any = None,
+        *,
+        session: Any = None,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        id: str | None = None,  # noqa: A002 - the word for it
+        key: str | None = None,
+        headers: Headers | None = None,
+    ) -> str:
+        """Emit a message and return its id.
+
+        Args:
+            event: An event that the app handles or declares.
+            payload: An object of the event's model, or a mapping that fits it.
+            session: An ``AsyncSession`` or ``AsyncConnection``: the message is published if its transaction commits.
+                None sends it now.
+            delay_s: Seconds until it is due.
+            at: The moment it is due, with a time zone.
+            id: Identity of the message: a second one with it is not emitted. Not with a session.
+            key: Messages of one key run one at a time and in order, over all hosts; see docs/ordering.md.
+            headers: Names and texts that travel with the message: ``ctx.headers`` of a ``JobContext``.
+
+        Raises:
+            ConfigurationError: The event is unknown, or an argument is wrong. Nothing was sent.
+            PayloadError: The payload does not fit the event's model. Nothing was sent.
+            QueueError: Redis refused, or did not answer.
+        """
+        return await self._emission.emit(session, event, payload, EmitOptions(delay_s, at, id, key, headers))
+
+    def emit_sync(
+        self,
+        event: str,
+        payload: Any = None,
+        *,
+        session: Any = None,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        id: str | None = None,  # noqa: A002 - the word for it
+        key: str | None = None,
+        headers: Headers | None = None,
+    ) -> str:
+        """Do what ``emit`` does, from a plain function: with a ``Session``, ``Connection`` or ``DbSession``."""
+        return self._emission.emit_sync(session, event, payload, EmitOptions(delay_s, at, id, key, headers))
+
+    @asynccontextmanager
+    async def transaction(self) -> "AsyncIterator[AsyncSession]":
+        """Open an ``AsyncSession`` on the app's database; commit it at the end, or roll it back after an error.
+
+        For requests: ``async with app.transaction() as session: … await app.emit(…, session=session)``.
+        """
+        maker = self._assembly.database.source_for(SessionKind.ASYNC_SESSION)
+        async with maker.begin() as session:
+            yield session
+
+    # ------------------------------------------------------------ tables
+    def create_tables(self) -> None:
+        """Create the tables of inbox and outbox, and those given as ``tables``, unless they exist."""
+        self._assembly.create_tables()
+
+    # ------------------------------------------------------------ run
+    async def run(self, only: Iterable[Part] | None = None) -> None:
+        """Run until ``stop()``: handlers and queues, the relay and the scheduler.
+
+        Args:
+            only: ``"handlers"``, ``"relay"``, ``"scheduler"``, or several of them; all that the app has if left out.
+
+        Raises:
+            ConfigurationError: A part cannot be run: no handler, no server, a missing table.
+            ServerUnreachableError: A server could not be reached within ``wait_s``.
+            Exception: The first failure of a part. The others were stopped before.
+        """
+        self._life.start()
+        try:
+            self._workers = workers = self._assembly.workers(only, self._concurrency, self._emission)
+            try:
+                wait = ServerWait(self._wait_s, lambda: self._life.is_stopping)
+                await wait.until_up(self._assembly.database_probes())
+                if not self._life.is_stopping:  # before the brokers: a missing table is a mistake, known at once
+                    await self._assembly.check_tables()
+                await wait.until_up(self._assembly.broker_probes())
+                if not self._life.is_stopping:
+                    await workers.run()
+            finally:
+                await workers.close()
+        finally:
+            self._life.finish()
+            await self.close()
+
+    def main(self, only: Iterable[Part] | None = None) -> None:
+        """Run as the whole job of a process, until SIGTERM or SIGINT; a second signal aborts running handlers.
+
+        Call it from the main thread, outside any event loop. It raises what ``run()`` raises.
+        """
+        from conquiet.signals import install_termination_handlers
+
+        with install_termination_handlers(self.stop, self.stop):
+            asyncio.run(self.run(only))
+
+    def stop(self) -> None:
+        """Ask for the end: running handlers finish. A second call aborts them. May be called from a signal handler."""
+        self._life.stop()
+        if self._workers is not None:
+            self._workers.stop()
+
+    def set_only(self, only: Iterable[Part]) -> None:
+        """Choose the parts that ``run()`` runs: what ``conquiet worker --only`` does."""
+        self._life.require_new("parts")
+        self._assembly.only = self._assembly.parts(only)
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change the most handlers at once: what ``conquiet worker --concurrency`` does."""
+        self._life.require_new("concurrency")
+        self._concurrency = require_positive("concurrency", concurrency)
+
+    def set_wait_s(self, wait_s: float) -> None:
+        """Change how long ``run()`` waits for servers: what ``conquiet worker`` does, whose supervisor waits itself."""
+        self._life.require_new("wait_s")
+        self._wait_s = require_seconds("wait_s", wait_s, zero_allowed=True)
+
+    def health(self) -> WorkerHealth:
+        """Return whether all parts do their work now. Never raises; asks no server."""
+        if self._life.status is not Status.RUNNING:
+            reason = "not started" if self._life.status is Status.NEW else self._life.status.value
+            return WorkerHealth(ready=False, reason=reason)
+        return WorkerHealth(ready=False, reason="starting") if self._workers is None else self._workers.health()
+
+    @property
+    def abandoned(self) -> int:
+        """Handlers that did not end within the grace period."""
+        return 0 if self._workers is None else self._workers.abandoned
+
+    async def close(self) -> None:
+        """Release what was opened for emit, handlers and resources. It may be called twice, and emit may follow."""
+        await self._registry.resources.close()
+        await self._assembly.close()
+
+    @asynccontextmanager
+    async def lifespan(self, _asgi: Any = None) -> AsyncIterator[None]:
+        """Serve as the lifespan of a Starlette or FastAPI application that emits: ``FastAPI(lifespan=app.lifespan)``.
+
+        What ``emit`` opened is closed at the end. Handlers are not run here.
+        """
+        self._registry.events.require_complete()
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def __aenter__(self) -> Self:
+        """Run in the background; return once all parts do their work."""
+        self._background = asyncio.create_task(self.run())
+        try:
+            while not self.health().ready:
+                if self._background.done():
+                    self._background.result()
+                    break
+                await asyncio.sleep(_READY_POLL_S)
+        except BaseException:
+            self._background.cancel()
+            await asyncio.gather(self._background, return_exceptions=True)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop and close. The error of a part that failed meanwhile is raised here."""
+        if not self._life.is_stopping:
+            self.stop()
+        if self._background is not None:
+            await self._background
+
+    # ------------------------------------------------------------ inside
+    def _stream_of(self, event: str) -> str:
+        return self._registry.streams.get(event, self._stream)
+
+    def _require_session(self, signature: Signature, what: str) -> None:
+        (name,) = (parameter.name for parameter in signature.parameters if parameter.source is Source.SESSION)
+        assert signature.session is not None  # noqa: S101 - the caller has checked it
+        self._assembly.require_session(signature.session, name=name, what=what)

@@ -1,0 +1,397 @@
+"""Turn what an application declares into workers, and open its servers when they are needed."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from conquiet.app.batch_invocation import BatchInvocation
+from conquiet.app.bus import Bus, RedisBus
+from conquiet.app.database import Database
+from conquiet.app.database_probe import probe_for
+from conquiet.app.emission import Emission, OutboxLike
+from conquiet.app.invocation import Environment
+from conquiet.app.parameters import SessionKind
+from conquiet.app.registry import Handler, Registry
+from conquiet.app.server_wait import ServerProbe, probe_database, probe_rabbit, probe_redis
+from conquiet.app.settings import AppSettings, missing_server, redis_client, require_one_decode, url_or, with_decode
+from conquiet.app.worker_group import WorkerGroup
+from conquiet.core.clock import SYSTEM_CLOCK, Clock
+from conquiet.core.server_urls import DB, RABBIT, REDIS
+from conquiet.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy import MetaData
+
+    from conquiet.core.decode_function import Decode
+    from conquiet.core.lifecycle import Worker
+    from conquiet.redis_transport.client import AnyRedis
+    from conquiet.transactional.relay import OutboxRelay
+    from conquiet.transactional.targets import Target, ToProcessor
+
+Part = Literal["handlers", "relay", "scheduler"]
+
+
+class Assembly:
+    """The servers and workers of an application.
+
+    Args:
+        registry: What was declared.
+        settings: The app's settings.
+        redis: URL or client, or None.
+        database: URL, engine or session maker, or None.
+        rabbit: URL, or None.
+        stream: The app's stream.
+        group: Its consumer group.
+        decode: Reads entries of other programs; None accepts none.
+        tables: Tables of the application itself, or None.
+
+    Attributes:
+        only: Parts to run if ``run()`` names none.
+        clock: The source of the time.
+    """
+
+    def __init__(  # noqa: PLR0913 - called in one place, by App
+        self,
+        registry: Registry,
+        settings: AppSettings,
+        *,
+        redis: Any,
+        database: Any,
+        rabbit: Any,
+        stream: str,
+        group: str,
+        decode: "Decode | None" = None,
+        tables: "MetaData | None" = None,
+    ) -> None:
+        self._registry = registry
+        self._settings = settings
+        self.stream = stream
+        self.group = group
+        self._own_tables = tables
+        self.decode = require_one_decode(decode, settings)
+        self._rabbit: str | None = url_or(rabbit, RABBIT)
+        given_redis = url_or(redis, REDIS)
+        self._redis: AnyRedis | None = None if given_redis is None else redis_client(given_redis)
+        given_database = url_or(database, DB)
+        self._database = None if given_database is None else Database(given_database)
+        self._bus: Bus | None = None
+        self._outbox: OutboxLike | None = None
+        self._targets: list[ToProcessor] = []
+        self._tables: set[str] = set()
+        self._needs: set[str] = set()
+        self.only: frozenset[Part] | None = None
+        self.clock: Clock = SYSTEM_CLOCK
+
+    # ------------------------------------------------------------ servers
+    @property
+    def bus(self) -> Bus:
+        """Where messages without a transaction go."""
+        if self._bus is None:
+            self._bus = RedisBus(self._require_redis("emit sends to Redis"), self.stream, self.processor_settings)
+        return self._bus
+
+    @bus.setter
+    def bus(self, bus: Bus | None) -> None:
+        self._bus = bus
+
+    @property
+    def outbox(self) -> OutboxLike:
+        """Where messages of a transaction go."""
+        if self._outbox is None:
+            from conquiet.transactional.outbox import Outbox
+
+            self._require_redis("a relay publishes what is emitted in a transaction")
+            self._outbox = Outbox(self._settings.outbox)
+        return self._outbox
+
+    @outbox.setter
+    def outbox(self, outbox: OutboxLike | None) -> None:
+        self._outbox = outbox
+
+    @property
+    def database(self) -> Database:
+        """The app's database.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        if self._database is None:
+            raise missing_server("database", "database", DB, "a session or a table is asked for")
+        return self._database
+
+    @property
+    def outbox_table(self) -> str:
+        """Name of the outbox table."""
+        return self._settings.outbox
+
+    @property
+    def has_database(self) -> bool:
+        """Whether a database was given."""
+        return self._database is not None
+
+    @property
+    def processor_settings(self) -> Any:
+        """Settings of the processor."""
+        from conquiet.processor.settings import ProcessorSettings
+
+        return ProcessorSettings() if self._settings.processor is None else self._settings.processor
+
+    def require_session(self, kind: SessionKind, *, name: str, what: str) -> None:
+        """Raise ``ConfigurationError`` if handlers cannot have this kind of session."""
+        if self._database is None:
+            raise missing_server("database", "database", DB, f"parameter {name!r} of the {what} is a {kind.value}")
+        self._database.require(kind, name=name, what=what)
+
+    def create_tables(self) -> None:
+        """Create the tables of inbox and outbox, and those of the application, unless they exist."""
+        from conquiet.transactional.schema import create_tables
+
+        engine = self.database.sync_engine()
+        create_tables(engine, inbox=self._settings.inbox, outbox=self._settings.outbox)
+        if self._own_tables is not None:
+            self._own_tables.create_all(engine)
+
+    def database_probes(self) -> list[ServerProbe]:
+        """Return a probe for the database if the assembled workers need it."""
+        return [probe_database(self.database.sync_engine())] if DB in self._needs else []
+
+    def broker_probes(self) -> list[ServerProbe]:
+        """Return a probe for each broker that the assembled workers need."""
+        found: list[ServerProbe] = []
+        if REDIS in self._needs and self._redis is not None:
+            found.append(probe_redis(self._redis))
+        if RABBIT in self._needs and self._rabbit is not None:
+            found.append(probe_rabbit(self._rabbit))
+        return found
+
+    async def check_tables(self) -> None:
+        """Raise ``ConfigurationError`` if a table is missing that the assembled workers need."""
+        if self._tables:
+            await asyncio.to_thread(self._check_tables)
+
+    async def close(self) -> None:
+        """Close what was opened. It is opened again when it is needed."""
+        bus, self._bus = self._bus, None
+        if bus is not None:
+            await bus.close()
+        targets, self._targets = self._targets, []
+        for target in targets:
+            target.close()
+        if self._database is not None:
+            await self._database.close()
+
+    # ------------------------------------------------------------ workers
+    def parts(self, only: Iterable[Part] | None) -> frozenset[Part]:
+        """Return the parts to run.
+
+        Raises:
+            ConfigurationError: One of them does not exist.
+        """
+        if only is None:
+            return self.only or frozenset(get_args(Part))
+        chosen: frozenset[Part] = frozenset(only)
+        unknown = sorted(map(str, chosen - set(get_args(Part))))
+        if unknown or not chosen:
+            raise ConfigurationError(
+                f"only must be some of {', '.join(get_args(Part))}{f', got {unknown[0]!r}' if unknown else ''}"
+            )
+        return chosen
+
+    def workers(self, only: Iterable[Part] | None, concurrency: int, emission: Emission) -> WorkerGroup:
+        """Return the workers of the wanted parts. Nothing is sent.
+
+        Raises:
+            ConfigurationError: A part cannot be run.
+        """
+        chosen = self.parts(only)
+        is_explicit = only is not None or self.only is not None
+        self._registry.events.require_complete()
+        self._tables, self._needs = set(), set()
+        if self._database is not None:
+            self._database.concurrency = concurrency
+        loop = asyncio.get_running_loop()
+        workers: list[Worker] = []
+        if "handlers" in chosen:
+            workers += self._handlers(concurrency, self.environment(emission, loop))
+            workers += self._purgers(workers)
+        if "scheduler" in chosen and (self._registry.schedules or is_explicit):
+            workers.append(self._scheduler())
+        if "relay" in chosen and (is_explicit or (self.has_database and self._redis is not None)):
+            workers.append(self._relay())
+        if self._tables:  # some part needs the database
+            workers += probe_for(self.database.sync_engine)
+        return WorkerGroup(workers)
+
+    def environment(self, emission: Emission, loop: asyncio.AbstractEventLoop) -> Environment:
+        """Return what all handlers share while they run on a loop."""
+        return Environment(
+            resources=self._registry.resources,
+            emission=emission,
+            database=lambda: self.database,
+            inbox=self._settings.inbox,
+            loop=lambda: loop,
+        )
+
+    def _handlers(self, concurrency: int, environment: Environment) -> "list[Worker]":
+        if not self._registry.handlers and not self._registry.queues:
+            raise ConfigurationError(
+                "the app has no handler, so there is nothing to run: register one with @app.handler(event), "
+                "@app.schedule(when) or @app.queue(name)"
+            )
+        workers: list[Worker] = []
+        if self._registry.handlers:
+            workers.append(self._processor(concurrency, environment))
+        syncers = self.syncers(environment)
+        for name, queue in self._registry.queues.items():
+            from conquiet.rabbit.consumer import RabbitConsumer
+
+            if self._rabbit is None:
+                raise missing_server("RabbitMQ", "rabbit", RABBIT, f"queue {name!r} has a handler")
+            self._needs.add(RABBIT)
+            options = {"concurrency": concurrency, **queue.options}
+            workers.append(RabbitConsumer(self._rabbit, name, syncers[name], **options))
+        return workers
+
+    def _purgers(self, busy: "Sequence[Worker]") -> "list[Worker]":
+        """Return what deletes old inbox rows, if there is an inbox and a synchronous engine can reach it."""
+        if self._settings.retention is None or not self._tables:
+            return []
+        from conquiet.transactional.inbox import Inbox
+        from conquiet.transactional.purging import DatabaseRetention, Purger
+
+        retention = self._settings.retention
+        try:
+            engine = self.database.sync_engine()
+        except (ConfigurationError, ImportError):
+            return []  # in the memory of an asynchronous engine, or without a synchronous driver
+        return [
+            Purger(
+                engine,
+                inbox=Inbox(self._settings.inbox),
+                retention=DatabaseRetention() if retention == "default" else retention,
+                is_idle=lambda: not any(getattr(worker.health(), "in_flight", 0) for worker in busy),
+            )
+        ]
+
+    def _processor(self, concurrency: int, environment: Environment) -> "Worker":
+        from conquiet.processor.processor import Processor
+
+        processor = Processor(
+            self._require_redis("handlers read from Redis"),
+            [self.stream],
+            concurrency=concurrency,
+            group=self.group,
+            settings=self.processor_settings,
+            runtime=with_decode(self._settings.runtime, self.decode),
+        )
+        for event, function in self.functions(environment).items():
+            options = self._registry.handlers[event].options
+            gathered = options.batch
+            processor.handler(
+                event,
+                retry=options.retry,
+                timeout_s=options.timeout_s,
+                concurrency=options.concurrency,
+                rate=options.rate,
+                batch=None if gathered is None else gathered.size,
+                within_s=None if gathered is None else gathered.within_s,
+            )(function)
+        for event, stream in self._registry.streams.items():
+            if stream == self.stream:
+                processor.handler(event)(_leave_to_others)
+        return processor
+
+    def functions(self, environment: Environment) -> "dict[str, Callable[[Any], Any]]":
+        """Return the functions that a processor would run, by event."""
+        return {event: self._function(handler, environment) for event, handler in self._registry.handlers.items()}
+
+    def _function(self, handler: Handler, environment: Environment) -> "Callable[[Any], Any]":
+        invocation = self._invocation(handler, environment)
+        if handler.options.is_group:
+            return invocation.for_processor_group()
+        return invocation.for_processor() if handler.options.batch is None else invocation.for_processor_batch()
+
+    def syncers(self, environment: Environment) -> "dict[str, Callable[[Any], Any]]":
+        """Return the functions that consumers of RabbitMQ would run, by queue."""
+        return {
+            name: self._invocation(queue.handler, environment).for_rabbit()
+            for name, queue in self._registry.queues.items()
+        }
+
+    def relay(self, targets: "Mapping[str, Target]") -> "OutboxRelay":
+        """Return a relay from the app's outbox to these targets, by stream."""
+        from conquiet.transactional.outbox import Outbox
+        from conquiet.transactional.relay import OutboxRelay
+
+        outbox = Outbox(self._settings.outbox)
+        return OutboxRelay(self.database.sync_engine(), targets, outbox=outbox, poll_s=self._settings.relay_poll_s)
+
+    @property
+    def streams(self) -> list[str]:
+        """All streams that messages are emitted to."""
+        return sorted({self.stream, *self._registry.streams.values()})
+
+    def _invocation(self, handler: Handler, environment: Environment) -> BatchInvocation:
+        if handler.signature.session is not None:
+            self._needs.add(DB)
+        if handler.needs_inbox:
+            self._tables.add(self._settings.inbox)
+        return BatchInvocation(handler.function, handler.signature, handler.event, environment, once=handler.once)
+
+    def _scheduler(self) -> "Worker":
+        from conquiet.scheduler.scheduler import Scheduler
+
+        if not self._registry.schedules:
+            raise ConfigurationError("the app has no schedule to run: register one with @app.schedule(when)")
+        return Scheduler(
+            self._require_redis("schedules are kept in Redis"),
+            list(self._registry.schedules.values()),
+            group=self.group,
+            job_ttl_s=self.processor_settings.job_ttl_s,
+        )
+
+    def _relay(self) -> "Worker":
+        redis = self._require_redis("the relay publishes to Redis")
+        from conquiet.transactional.targets import ToProcessor
+
+        targets = {stream: ToProcessor(redis, stream) for stream in self.streams}
+        self._targets += targets.values()
+        self._tables.add(self._settings.outbox)
+        self._needs.add(DB)
+        return self.relay(targets)
+
+    def _require_redis(self, why: str) -> "AnyRedis":
+        if self._redis is None:
+            raise missing_server("Redis", "redis", REDIS, why)
+        self._needs.add(REDIS)
+        return self._redis
+
+    def _check_tables(self) -> None:
+        from sqlalchemy import inspect
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from conquiet.db.engine_pool import database_address
+        from conquiet.db.errors import OperationInfo, as_write_error
+
+        engine = self.database.sync_engine()
+        try:
+            with engine.connect() as connection:
+                found = {table: _has_table(inspect(connection), table) for table in sorted(self._tables)}
+        except SQLAlchemyError as error:
+            info, server = OperationInfo("looking for the app's tables"), database_address(engine)
+            raise as_write_error(error, info, connecting=True, server=server) from error
+        missing = [table for table, exists in found.items() if not exists]
+        if missing:
+            raise ConfigurationError(
+                f"the table {' and the table '.join(missing)} does not exist in the app's database: create it once "
+                "with 'conquiet db init module:app' or app.create_tables()"
+            )
+
+
+async def _leave_to_others(_ctx: Any) -> None:
+    """Acknowledge a message that another group handles."""
+
+
+def _has_table(inspector: Any, table: str) -> bool:
+    schema, _, name = table.rpartition(".")
+    return bool(inspector.has_table(name, schema=schema or None))

@@ -1,0 +1,160 @@
+"""Call a batch handler of an application with lists, or a handler for single messages for each of a group.
+
+    batch=200    handler(orders: list[Order], session)      one call for all, in one transaction
+    group=50     handler(order: Order, session)             a call for each, in savepoints of one transaction
+
+A payload that does not fit is the outcome of its own message: the others are handled without it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from conquiet.app.emission import Emit, SyncEmit
+from conquiet.app.invocation import Invocation, MessageLogger, ResourcesOnLoop, Run, WithoutInbox, like
+from conquiet.app.parameters import SessionKind, Source
+from conquiet.core.batch_run import Outcome
+
+
+class BatchInvocation(Invocation):
+    """Calls one function for batches of messages. For the arguments see ``Invocation``."""
+
+    def for_processor_batch(self) -> Callable[[list[Any]], Any]:
+        """Return the batch handler to register with a ``Processor``."""
+        work = self._work_of(self._call_batch_async if self._signature.is_async else self._call_batch, "batch")
+        admitted, resources = self._admission(), self._signature.resources
+
+        if self._signature.is_async:
+
+            async def handle_async(contexts: list[Any]) -> list[Outcome] | None:
+                runs, outcomes = admitted(contexts)
+                if runs:
+                    async with self._environment.resources.open(resources) as made:
+                        for run in runs:
+                            run.made = made
+                        return _joined(outcomes, await work(runs))
+                return outcomes
+
+            return like(work, handle_async)
+
+        def handle(contexts: list[Any]) -> list[Outcome] | None:
+            runs, outcomes = admitted(contexts)
+            if runs:
+                with ResourcesOnLoop(self._environment, resources) as made:
+                    for run in runs:
+                        run.made = made
+                    return _joined(outcomes, work(runs))
+            return outcomes
+
+        return like(work, handle)
+
+    def for_processor_group(self) -> Callable[[list[Any]], Any]:
+        """Return the batch handler that runs the function for each message, in a savepoint of its own."""
+        work = self._work_of(self._call_one_async if self._signature.is_async else self._call_one, "group")
+        admitted = self._admission()
+
+        if self._signature.is_async:
+
+            async def handle_async(contexts: list[Any]) -> list[Outcome] | None:
+                runs, outcomes = admitted(contexts)
+                return _joined(outcomes, await work(runs)) if runs else outcomes
+
+            return like(work, handle_async)
+
+        def handle(contexts: list[Any]) -> list[Outcome] | None:
+            runs, outcomes = admitted(contexts)
+            return _joined(outcomes, work(runs)) if runs else outcomes
+
+        return like(work, handle)
+
+    # ------------------------------------------------------------ inside
+    def _admission(self) -> Callable[[list[Any]], tuple[list[Run], list[Outcome]]]:
+        """Return the function that decodes payloads: it returns runs for those that fit, and outcomes for all."""
+        decoded = self._decoder()
+
+        def admitted(contexts: list[Any]) -> tuple[list[Run], list[Outcome]]:
+            runs: list[Run] = []
+            outcomes: list[Outcome] = []
+            for ctx in contexts:
+                try:
+                    runs.append(Run(ctx, decoded(ctx)))
+                except Exception as error:  # noqa: BLE001 - a model may raise anything
+                    outcomes.append(error)
+                else:
+                    outcomes.append(None)
+            return runs, outcomes
+
+        return admitted
+
+    def _work_of(self, function: Callable[..., Any], adapter: str) -> Callable[[list[Run]], Any]:
+        """Return what runs ``function``: by itself, or in a transaction of ``transactional``."""
+        kind = self._signature.session
+        if kind is None:
+            return function
+        from conquiet import transactional
+
+        if kind is SessionKind.CONNECTION:
+            function = _on_connection(function, guard=adapter == "batch")  # a group guards its own transaction
+        inbox: Any = self._environment.inbox if self._once else WithoutInbox()
+        engine = self._environment.database().source_for(kind)
+        made = getattr(transactional, f"for_processor_{adapter}")
+        work: Callable[[list[Run]], Any] = made(function, engine=engine, inbox=inbox)
+        return work
+
+    async def _call_batch_async(self, runs: list[Run], session: Any = None) -> object:
+        return await self._function(**self._batch_arguments(runs, session))
+
+    def _call_batch(self, runs: list[Run], session: Any = None) -> object:
+        return self._function(**self._batch_arguments(runs, session))
+
+    async def _call_one_async(self, run: Run, session: Any = None) -> object:
+        async with self._environment.resources.open(self._signature.resources) as run.made:
+            return await self._call_async(run, session)
+
+    def _call_one(self, run: Run, session: Any = None) -> object:
+        with ResourcesOnLoop(self._environment, self._signature.resources) as run.made:
+            return self._call(run, session)
+
+    def _batch_arguments(self, runs: list[Run], session: Any) -> dict[str, Any]:
+        return {
+            parameter.name: self._batch_value(parameter.source, parameter.annotation, runs, session)
+            for parameter in self._signature.parameters
+        }
+
+    def _batch_value(self, source: Source, annotation: Any, runs: list[Run], session: Any) -> Any:
+        match source:
+            case Source.PAYLOAD:
+                return [run.payload for run in runs]
+            case Source.CONTEXT:
+                return [run.origin for run in runs]
+            case Source.SESSION:
+                return session
+            case Source.EMIT:
+                return (Emit if self._signature.is_async else SyncEmit)(self._environment.emission, session)
+            case Source.LOGGER:
+                return MessageLogger(self._logger, {"event": self._event.name, "messages": len(runs)})
+            case Source.RESOURCE:
+                return runs[0].made[annotation]
+
+
+def _on_connection(function: Callable[..., Any], *, guard: bool) -> Callable[..., Any]:
+    """Return the function, called with the connection of a ``DbSession``."""
+    from conquiet.transactional.transaction_guard import TransactionGuard
+
+    if not guard:
+        return lambda what, db: function(what, db.connection)
+
+    def call(what: Any, db: Any) -> object:
+        own = TransactionGuard(db.connection)
+        result = function(what, db.connection)
+        own.allow_commit()
+        return result
+
+    return call
+
+
+def _joined(outcomes: list[Outcome], results: Any) -> list[Outcome] | None:
+    """Return the outcomes of all messages: those of payloads that do not fit, and what the call has returned."""
+    if not isinstance(results, list):
+        return outcomes if any(outcome is not None for outcome in outcomes) else None
+    left = iter(results)
+    return [next(left, None) if outcome is None else outcome for outcome in outcomes]

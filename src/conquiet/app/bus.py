@@ -1,0 +1,153 @@
+"""Sends messages that belong to no transaction: at once, to Redis."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from conquiet.core.tracing import Headers
+
+if TYPE_CHECKING:
+    from conquiet.processor.emit_requests import NewMessage
+    from conquiet.processor.emitter import Emitter
+    from conquiet.processor.settings import ProcessorSettings
+    from conquiet.processor.sync_emitter import SyncEmitter
+    from conquiet.redis_transport.client import AnyRedis
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to emit. ``repr`` does not show its data.
+
+    Attributes:
+        event: Its event.
+        data: The JSON object.
+        stream: Where it goes.
+        id: Identity that the caller gave it; None makes one.
+        delay_s: Seconds until it is due.
+        at: When it is due.
+        key: Messages of one key run one at a time and in order.
+        headers: What travels with it.
+    """
+
+    event: str
+    data: dict[str, Any] = field(repr=False)
+    stream: str
+    id: str | None = None
+    delay_s: float | None = None
+    at: datetime | None = None
+    key: str | None = None
+    headers: Headers | None = field(default=None, repr=False)
+
+
+class Bus(Protocol):
+    """Takes messages that belong to no transaction, and returns their ids."""
+
+    async def send(self, message: Message) -> str:
+        """Send from a coroutine."""
+        ...
+
+    def send_sync(self, message: Message) -> str:
+        """Send from a thread."""
+        ...
+
+    async def send_many(self, messages: list[Message]) -> list[str]:
+        """Send many of one stream from a coroutine."""
+        ...
+
+    def send_many_sync(self, messages: list[Message]) -> list[str]:
+        """Send many of one stream from a thread."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections."""
+        ...
+
+
+class RedisBus:
+    """Sends to Redis. Connections are opened by the first message.
+
+    Args:
+        redis: The client whose address and credentials are used.
+        stream: The application's stream.
+        settings: Those of its processor.
+    """
+
+    def __init__(self, redis: "AnyRedis", stream: str, settings: "ProcessorSettings") -> None:
+        self._redis = redis
+        self._stream = stream
+        self._settings = settings
+        self._emitter: Emitter | None = None
+        self._client: Any = None
+        self._sync_emitter: SyncEmitter | None = None
+
+    async def send_many(self, messages: list[Message]) -> list[str]:
+        """See ``Bus``."""
+        sent = await self._opened().emit_many(_new(messages), stream=messages[0].stream)
+        return [one.id for one in sent]
+
+    def send_many_sync(self, messages: list[Message]) -> list[str]:
+        """See ``Bus``."""
+        sent = self._opened_sync().emit_many(_new(messages), stream=messages[0].stream)
+        return [one.id for one in sent]
+
+    def _opened(self) -> "Emitter":
+        if self._emitter is None:
+            from conquiet.processor.emitter import Emitter
+            from conquiet.redis_transport.client import clone_async
+
+            self._client = clone_async(self._redis)
+            self._emitter = Emitter(self._client, self._stream, self._settings)
+        return self._emitter
+
+    def _opened_sync(self) -> "SyncEmitter":
+        if self._sync_emitter is None:
+            from conquiet.processor.sync_emitter import SyncEmitter
+
+            self._sync_emitter = SyncEmitter(self._redis, self._stream, self._settings)
+        return self._sync_emitter
+
+    async def send(self, message: Message) -> str:
+        """See ``Bus``."""
+        sent = await self._opened().emit(
+            message.event,
+            message.data,
+            id=message.id,
+            delay_s=message.delay_s,
+            at=message.at,
+            stream=message.stream,
+            key=message.key,
+            headers=message.headers,
+        )
+        return sent.id
+
+    def send_sync(self, message: Message) -> str:
+        """See ``Bus``."""
+        sent = self._opened_sync().emit(
+            message.event,
+            message.data,
+            id=message.id,
+            delay_s=message.delay_s,
+            at=message.at,
+            stream=message.stream,
+            key=message.key,
+            headers=message.headers,
+        )
+        return sent.id
+
+    async def close(self) -> None:
+        """Close connections. The next message opens them again, also in another event loop."""
+        client, self._client, self._emitter = self._client, None, None
+        if client is not None:
+            await client.aclose()
+        emitter, self._sync_emitter = self._sync_emitter, None
+        if emitter is not None:
+            emitter.close()
+
+
+def _new(messages: list[Message]) -> "list[NewMessage]":
+    from conquiet.processor.emit_requests import NewMessage
+
+    return [
+        NewMessage(one.event, one.data, id=one.id, delay_s=one.delay_s, at=one.at, key=one.key, headers=one.headers)
+        for one in messages
+    ]

@@ -1,0 +1,102 @@
+"""Ask the application's database now and then whether it answers, for readiness.
+
+Without a message no handler would notice that the database is unavailable, and ``/readyz`` would say that all is well.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from conquiet.app.worker_group import WorkerHealth
+from conquiet.core.lifecycle import Lifecycle
+from conquiet.core.log import reason_of
+from conquiet.metrics.outages import OutageWatch
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+INTERVAL_S: Final = 5.0
+_STALE_S: Final = 60.0
+_SLICE_S: Final = 0.1
+
+
+class DatabaseProbe:
+    """Opens a connection of its own every few seconds. It fails no worker: it reports. See ``core.lifecycle.Worker``.
+
+    Args:
+        engine: The database. Its pool is left alone: a pool whose connections are all in use is no outage.
+        interval_s: Time between two probes.
+    """
+
+    name = "database"
+    abandoned = 0
+
+    def __init__(self, engine: "Engine", *, interval_s: float = INTERVAL_S) -> None:
+        from conquiet.db.engine_pool import database_address
+
+        self._engine = engine
+        self._interval_s = interval_s
+        self._address = database_address(engine)
+        self._life = Lifecycle("this DatabaseProbe")
+        self._outage = OutageWatch("the database", "handlers that need it fail and are not charged")
+        self._failure = ""
+        self._answered_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Probe until stopped."""
+        self._life.start()
+        try:
+            while not self._life.is_stopping:
+                await asyncio.to_thread(self._probe)
+                await self._sleep()
+        finally:
+            self._outage.close()
+            self._life.finish()
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        self._life.stop()
+
+    def health(self) -> WorkerHealth:
+        """Report the result of the last probe."""
+        if self._failure:
+            return WorkerHealth(ready=False, reason=self._failure)
+        if time.monotonic() - self._answered_at > _STALE_S:
+            return WorkerHealth(ready=False, reason=f"the server {self._address} has not answered for {_STALE_S:g} s")
+        return WorkerHealth(ready=True)
+
+    def close(self) -> None:
+        """Release nothing: each probe closes its own connection."""
+
+    def _probe(self) -> None:
+        from sqlalchemy.engine import Engine
+
+        from conquiet.db.errors import OperationInfo, as_write_error
+
+        engine = Engine(self._engine.pool.recreate(), self._engine.dialect, self._engine.url, hide_parameters=True)
+        try:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("SELECT 1")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the database cannot be used
+            info = OperationInfo("asking the database for readiness")
+            failure = as_write_error(error, info, connecting=True, server=self._address)
+            self._failure = reason_of(failure)
+            self._outage.failed(failure, address=self._address)
+        else:
+            self._failure = ""
+            self._answered_at = time.monotonic()
+            self._outage.succeeded()
+        finally:
+            engine.dispose()
+
+    async def _sleep(self) -> None:
+        deadline = time.monotonic() + self._interval_s
+        while not self._life.is_stopping and time.monotonic() < deadline:  # noqa: ASYNC110 - stop() may only assign
+            await asyncio.sleep(_SLICE_S)
+
+
+def probe_for(engine: Callable[[], "Engine"]) -> list[DatabaseProbe]:
+    """Return the probe of a database server; none for SQLite, which is a file beside the worker."""
+    found = engine()
+    return [] if found.dialect.name == "sqlite" else [DatabaseProbe(found)]

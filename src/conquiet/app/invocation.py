@@ -1,0 +1,355 @@
+"""Call a handler with what its signature asks for, and turn it into a handler of the engine that runs it.
+
+    Processor        handle(ctx)          payload that does not fit ──▶ Reject: dead-lettered at once
+    RabbitConsumer   syncer(message)      payload that does not fit ──▶ DeadLetterNow: dead-lettered at once
+                                          any other failure of it ──▶ False: requeued, then dead-lettered
+
+The order for one message: payload, resources, transaction, handler. A payload that does not fit costs no transaction,
+and resources are cleaned up after the commit.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from conquiet.app.database import Database
+from conquiet.app.emission import Emission, Emit, SyncEmit
+from conquiet.app.events import Event
+from conquiet.app.parameters import SessionKind, Signature, Source
+from conquiet.app.resources import Resources
+from conquiet.core.log import FactLogger
+from conquiet.core.threads import wait_on_loop
+from conquiet.errors import InfrastructureError, LifecycleError, MissingExtraError, PayloadError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from conquiet.transactional.lease_check import Deduplicator
+
+logger = FactLogger(__name__)
+
+
+class MessageLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger that adds the message's id and event to each line."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Merge the message's facts with the ``extra`` of the call."""
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a handler. It takes the place of the message in ``transactional``, which reads attributes of it.
+
+    Attributes:
+        origin: ``JobContext``, or the message of RabbitMQ.
+        payload: The model's object.
+        made: Resources by type.
+    """
+
+    origin: Any
+    payload: Any = field(repr=False)
+    made: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.origin, name)
+
+
+class WithoutInbox:
+    """Takes the place of an ``Inbox`` for handlers with ``once=False``: every delivery is a first time."""
+
+    def once(self, _session: Any, _msg: Any) -> "WithoutInbox":
+        """Return a check that writes nothing."""
+        return self
+
+    def once_many(self, _session: Any, msgs: "Sequence[Any]") -> "WithoutInboxMany":
+        """Return a check of many messages that writes nothing."""
+        return WithoutInboxMany(len(msgs))
+
+    def forget(self, _session: Any, _msgs: "Sequence[Any]") -> None:
+        """Do nothing: there are no rows."""
+
+    def forget_in(self, _unit: Any, _msgs: "Sequence[Any]") -> None:
+        """Do nothing: there are no rows."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+    async def __aenter__(self) -> bool:
+        return True
+
+    async def __aexit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+class WithoutInboxMany:
+    """The check of ``WithoutInbox.once_many``."""
+
+    def __init__(self, number: int) -> None:
+        self._first_time = [True] * number
+
+    def __enter__(self) -> list[bool]:
+        return self._first_time
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+    async def __aenter__(self) -> list[bool]:
+        return self._first_time
+
+    async def __aexit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What handlers of one application share.
+
+    Attributes:
+        resources: Declared resources.
+        emission: Sends what they emit.
+        database: Returns the app's database.
+        inbox: Name of the inbox table.
+        loop: Returns the event loop on which resources are opened.
+    """
+
+    resources: Resources
+    emission: Emission
+    database: Callable[[], Database]
+    inbox: str
+    loop: Callable[[], asyncio.AbstractEventLoop]
+
+
+class Invocation:
+    """Calls one function.
+
+    Args:
+        function: The user's function.
+        signature: What it asks for.
+        event: Its event, which decodes payloads.
+        environment: What it shares with the other handlers.
+        once: False runs it without an inbox.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        signature: Signature,
+        event: Event,
+        environment: Environment,
+        *,
+        once: bool,
+    ) -> None:
+        self._function = function
+        self._signature = signature
+        self._event = event
+        self._environment = environment
+        self._once = once
+        self._logger = logging.getLogger(function.__module__)
+
+    # ------------------------------------------------------------ for a Processor
+    def for_processor(self) -> Callable[[Any], Any]:
+        """Return the handler to register with a ``Processor``."""
+        if self._signature.session is None and not self._signature.resources:
+            return self._without_transaction()
+        work, decoded, resources = self._work("for_processor"), self._decoder(), self._signature.resources
+
+        if self._signature.is_async:
+
+            async def handle_async(ctx: Any) -> object:
+                run = Run(ctx, decoded(ctx))
+                if not resources:
+                    return await work(run)
+                async with self._environment.resources.open(resources) as run.made:
+                    return await work(run)
+
+            return like(work, handle_async)
+
+        def handle(ctx: Any) -> object:
+            run = Run(ctx, decoded(ctx))
+            if not resources:
+                return work(run)
+            with ResourcesOnLoop(self._environment, resources) as run.made:
+                return work(run)
+
+        return like(work, handle)
+
+    def _without_transaction(self) -> Callable[[Any], Any]:
+        """Return the handler without the layers that it does not need: they cost a no-op a tenth of its rate."""
+        function, decoded, arguments = self._function, self._decoder(), self._arguments
+        names = [parameter.name for parameter in self._signature.parameters]
+        only = names[0] if len(names) == 1 and self._signature.payload is not None else None
+
+        if not self._signature.is_async:
+            return lambda ctx: function(**arguments(Run(ctx, decoded(ctx)), None))
+        if only is not None:
+
+            async def handle_payload(ctx: Any) -> object:
+                return await function(**{only: decoded(ctx)})
+
+            return handle_payload
+
+        async def handle(ctx: Any) -> object:
+            return await function(**arguments(Run(ctx, decoded(ctx)), None))
+
+        return handle
+
+    def _decoder(self) -> Callable[[Any], Any]:
+        """Return the function from a ``JobContext`` to the payload; it raises ``Reject`` for one that does not fit."""
+        from conquiet.processor.policy import Reject
+
+        if self._signature.payload is None:
+            return lambda _ctx: None
+        decode = self._event.decoder()
+
+        def decoded(ctx: Any) -> Any:
+            try:
+                return decode(ctx.data)
+            except PayloadError as error:
+                raise Reject(str(error)) from error  # the text names the field and holds no value
+
+        return decoded
+
+    # ------------------------------------------------------------ for a RabbitConsumer
+    def for_rabbit(self) -> Callable[[Any], Any]:
+        """Return the syncer to give to a ``RabbitConsumer``."""
+        work = self._work("for_rabbit")
+
+        if self._signature.is_async:
+
+            async def syncer_async(message: Any) -> bool:
+                try:
+                    run = Run(message, None if self._signature.payload is None else self._event.decode(message))
+                    async with self._environment.resources.open(self._signature.resources) as run.made:
+                        return await work(run) is not False
+                except Exception as error:  # noqa: BLE001 - a handler may raise anything
+                    return self._refused(error)
+
+            return like(work, syncer_async)
+
+        def syncer(message: Any) -> bool:
+            try:
+                run = Run(message, None if self._signature.payload is None else self._event.decode(message))
+                with ResourcesOnLoop(self._environment, self._signature.resources) as run.made:
+                    return work(run) is not False
+            except Exception as error:  # noqa: BLE001 - the same
+                return self._refused(error)
+
+        return like(work, syncer)
+
+    def _refused(self, error: Exception) -> bool:
+        from conquiet.rabbit.syncer import DeadLetterNow, Requeue
+
+        if isinstance(error, InfrastructureError | Requeue | DeadLetterNow):
+            raise error
+        if isinstance(error, (PayloadError, *_rejections())):
+            raise DeadLetterNow(str(error)) from None  # the text names the field and holds no value
+        # False, not the error: to RabbitConsumer an error of the syncer is a fault of the whole process.
+        path = error.path if isinstance(error, PayloadError) else None
+        logger.failure(logging.WARNING, "handler of queue %(queue)s failed", error, queue=self._event.name, path=path)
+        return False
+
+    # ------------------------------------------------------------ for both
+    def _work(self, adapter: str) -> Callable[[Run], Any]:
+        """Return what runs the function for a ``Run``: by itself, or in a transaction of ``transactional``."""
+        kind = self._signature.session
+        if kind is None:
+            return self._call_async if self._signature.is_async else self._call
+        from conquiet import transactional
+
+        inbox: str | Deduplicator = self._environment.inbox if self._once else WithoutInbox()
+        in_session: Any = {
+            True: self._call_async,
+            False: self._call_on_connection if kind is SessionKind.CONNECTION else self._call,
+        }[self._signature.is_async]
+        engine = self._source(kind)
+        work: Callable[[Run], Any] = getattr(transactional, adapter)(in_session, engine=engine, inbox=inbox)
+        return work
+
+    def _source(self, kind: SessionKind) -> Any:
+        """Return what sessions of this kind are made from."""
+        if kind is not SessionKind.FOREIGN:
+            return self._environment.database().source_for(kind)
+        (annotation,) = (one.annotation for one in self._signature.parameters if one.source is Source.SESSION)
+        return annotation.conquiet_source()
+
+    async def _call_async(self, run: Run, session: Any = None) -> object:
+        return await self._function(**self._arguments(run, session))
+
+    def _call(self, run: Run, session: Any = None) -> object:
+        return self._function(**self._arguments(run, session))
+
+    def _call_on_connection(self, run: Run, db: Any) -> object:
+        from conquiet.transactional.transaction_guard import TransactionGuard
+
+        guard = TransactionGuard(db.connection)
+        result = self._call(run, db.connection)
+        guard.allow_commit()
+        return result
+
+    def _arguments(self, run: Run, session: Any) -> dict[str, Any]:
+        return {
+            parameter.name: self._value(parameter.source, parameter.annotation, run, session)
+            for parameter in self._signature.parameters
+        }
+
+    def _value(self, source: Source, annotation: Any, run: Run, session: Any) -> Any:
+        match source:
+            case Source.PAYLOAD:
+                return run.payload
+            case Source.SESSION:
+                return session
+            case Source.CONTEXT:
+                return run.origin
+            case Source.EMIT:
+                emits = Emit if self._signature.is_async else SyncEmit
+                return emits(self._environment.emission, session)
+            case Source.LOGGER:
+                facts = {"event_name": self._event.name, "message_id": getattr(run.origin, "id", None)}
+                return MessageLogger(self._logger, facts)
+            case Source.RESOURCE:
+                return run.made[annotation]
+
+
+class ResourcesOnLoop:
+    """Resources for a plain function: opened and cleaned up on the event loop, while its thread waits."""
+
+    def __init__(self, environment: Environment, kinds: tuple[type, ...]) -> None:
+        self._loop = environment.loop
+        self._manager: AbstractAsyncContextManager[dict[Any, Any]] = environment.resources.open(kinds)
+        self._kinds = kinds
+
+    def __enter__(self) -> dict[Any, Any]:
+        return self._wait(self._manager.__aenter__()) if self._kinds else {}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._wait(self._manager.__aexit__(kind, error, trace)) if self._kinds else None
+
+    def _wait(self, call: Any) -> Any:
+        return wait_on_loop(
+            self._loop(), call, too_late=lambda: LifecycleError("the event loop has ended before this handler")
+        )
+
+
+def _rejections() -> tuple[type[Exception], ...]:
+    """Return what a handler raises to have its message dead-lettered; nothing in an app of queues without Redis."""
+    try:
+        from conquiet.processor.policy import Reject
+    except MissingExtraError:
+        return ()
+    return (Reject,)
+
+
+def like(work: Callable[..., Any], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Copy the notes of ``transactional`` (such as the size of the pool), which the engine reads at its start."""
+    function.__dict__.update(getattr(work, "__dict__", {}))
+    return function

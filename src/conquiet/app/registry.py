@@ -1,0 +1,188 @@
+"""What an application consists of: events, handlers, queues, schedules and resources. Filled by the decorators."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from conquiet.app.emission import Emit, SyncEmit
+from conquiet.app.events import Event, Events
+from conquiet.app.parameters import Signature, Source, read_signature
+from conquiet.app.resources import Resources
+from conquiet.errors import ConfigurationError, MissingExtraError
+
+if TYPE_CHECKING:
+    from conquiet.core.batching import BatchSettings
+    from conquiet.processor.policy import RateLimit, RetryPolicy
+    from conquiet.scheduler.entries import ScheduleEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOptions:
+    """How a handler is run.
+
+    Attributes:
+        retry: When to try again; None is the policy of the app's settings.
+        timeout_s: Longest run.
+        concurrency: Most runs at once on this host.
+        rate: Most starts in a time, over all hosts.
+        batch: How its messages are gathered; None for a function that is called for each message by itself.
+        is_group: The function is called for each message of a batch, in a savepoint of its own.
+    """
+
+    retry: "RetryPolicy | None" = None
+    timeout_s: float | None = None
+    concurrency: int | None = None
+    rate: "RateLimit | None" = None
+    batch: "BatchSettings | None" = None
+    is_group: bool = False
+
+    @property
+    def takes_lists(self) -> bool:
+        """Whether the function is called with lists."""
+        return self.batch is not None and not self.is_group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """A function that handles an event, a queue or a schedule.
+
+    Attributes:
+        event: Decodes its payloads.
+        function: The user's function.
+        signature: What it asks for.
+        once: Whether an inbox row keeps its effect from happening twice.
+        options: How it is run.
+    """
+
+    event: Event
+    function: Callable[..., Any]
+    signature: Signature
+    once: bool
+    options: HandlerOptions = field(default_factory=HandlerOptions)
+
+    @property
+    def needs_inbox(self) -> bool:
+        """Whether its transactions write an inbox row."""
+        return self.once and self.signature.session is not None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHandler:
+    """A handler of a RabbitMQ queue, and the options of its consumer."""
+
+    handler: Handler
+    options: dict[str, Any]
+
+
+class Registry:
+    """The declared parts of an application.
+
+    Args:
+        require_session: Called with the signature of each function that asks for a session; raises if the app cannot
+            give it one.
+    """
+
+    def __init__(self, require_session: Callable[[Signature, str], None]) -> None:
+        self._require_session = require_session
+        self.events = Events()
+        self.resources = Resources()
+        self.handlers: dict[str, Handler] = {}
+        self.queues: dict[str, QueueHandler] = {}
+        self.schedules: dict[str, ScheduleEntry] = {}
+        self.streams: dict[str, str] = {}
+        """Streams of the declared events, which other services handle."""
+
+    def add_handler(self, event: str, function: Callable[..., Any], options: HandlerOptions, *, once: bool) -> None:
+        """Register the handler of an event.
+
+        Raises:
+            ConfigurationError: It has one already, or a parameter has no source.
+        """
+        if event in self.handlers:
+            other = self.handlers[event].function
+            raise ConfigurationError(
+                f"event {event!r} has a handler already, {_place(other)}: an event has one handler in an app. Call "
+                "both functions from one handler, or let another app (another group) handle it too"
+            )
+        what = f"handler of {event!r}"
+        signature = self._read(function, what, once=once, lists=options.takes_lists)
+        if options.is_group and signature.session is None:
+            raise ConfigurationError(
+                f"the {what} has group= and no session: a group shares one transaction, and without a session there "
+                "is none. Ask for a session, or leave group out"
+            )
+        known = self.events.add(event, signature.payload)
+        self.handlers[event] = Handler(event=known, function=function, signature=signature, once=once, options=options)
+
+    def add_queue(self, queue: str, function: Callable[..., Any], options: dict[str, Any], *, once: bool) -> None:
+        """Register the handler of a RabbitMQ queue."""
+        if queue in self.queues:
+            raise ConfigurationError(f"queue {queue!r} has a handler already")
+        what = f"handler of queue {queue!r}"
+        signature = self._read(function, what, once=once)
+        if signature.asks_for(Source.CONTEXT):
+            raise ConfigurationError(
+                f"the {what} asks for a JobContext, which messages of RabbitMQ do not have: call "
+                "conquiet.rabbit.current_delivery() in it"
+            )
+        handler = Handler(event=Event(queue, signature.payload), function=function, signature=signature, once=once)
+        self.queues[queue] = QueueHandler(handler, options)
+
+    def add_schedule(
+        self, entry: "ScheduleEntry", function: Callable[..., Any], options: HandlerOptions, *, once: bool
+    ) -> None:
+        """Register a schedule and the handler of its internal event."""
+        if entry.name in self.schedules:
+            raise ConfigurationError(
+                f"a schedule named {entry.name!r} exists already: give one of them a name, "
+                "@app.schedule(when, name='…')"
+            )
+        what = f"function of schedule {entry.name!r}"
+        signature = self._read(function, what, once=once)
+        if signature.payload is not None:
+            raise ConfigurationError(f"the {what} asks for a payload, which a schedule does not have")
+        self.schedules[entry.name] = entry
+        self.handlers[entry.event] = Handler(
+            event=Event(entry.event), function=function, signature=signature, once=once, options=options
+        )
+
+    def _read(self, function: Callable[..., Any], what: str, *, once: bool, lists: bool = False) -> Signature:
+        signature = read_signature(
+            function, provided=self.resources.__contains__, special=_special(), what=what, lists=lists
+        )
+        _require_colour(signature, what)
+        if signature.session is not None:
+            self._require_session(signature, what)
+        elif not once:
+            raise ConfigurationError(
+                f"the {what} has once=False and no session: without a transaction there is no inbox row to leave out"
+            )
+        return signature
+
+
+def _special() -> dict[Any, Source]:
+    special: dict[Any, Source] = {Emit: Source.EMIT, SyncEmit: Source.EMIT}
+    try:
+        from conquiet.processor.context import JobContext, SyncJobContext
+    except MissingExtraError:  # an app of RabbitMQ queues alone
+        return special
+    return special | {JobContext: Source.CONTEXT, SyncJobContext: Source.CONTEXT}
+
+
+def _require_colour(signature: Signature, what: str) -> None:
+    """Refuse an ``Emit`` that the function cannot call."""
+    for parameter in signature.parameters:
+        if parameter.annotation is Emit and not signature.is_async:
+            raise ConfigurationError(
+                f"parameter {parameter.name!r} of the {what} is an Emit, which a plain function cannot await: ask for "
+                "SyncEmit, or make it an async def"
+            )
+        if parameter.annotation is SyncEmit and signature.is_async:
+            raise ConfigurationError(
+                f"parameter {parameter.name!r} of the {what} is a SyncEmit, which blocks the event loop in an async "
+                "def: ask for Emit"
+            )
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', '')}"

@@ -1,0 +1,315 @@
+"""``TestApp``: an application in memory, with a clock of its own. No Redis is needed.
+
+    async with TestApp(app) as t:
+        await t.emit("order.paid", OrderPaid("1", 500))
+        await t.drain()                       # runs what is due, and what that emits
+        t.clock.advance(3600)                 # an hour passes with the next drain
+        await t.drain()
+        assert t.dead_letters == []
+
+The rules are those of the real engines, by the same functions: handlers are called by ``HandlerRunner``, ``decide``
+settles failures, ``plan_fires`` decides about schedules, and inbox and outbox are tables of the app's own database.
+Handlers run one after the other, in the order in which messages are due. Queues of RabbitMQ are in memory, too:
+``await t.publish("crm-sync", {…})``.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from conquiet.app.application import App
+from conquiet.app.memory_broker import (
+    ClockedOutbox,
+    EmittedMessage,
+    MemoryBroker,
+    MemoryDelivery,
+    MemoryTarget,
+    TestClock,
+    read_fields,
+)
+from conquiet.app.memory_queues import MemoryQueues
+from conquiet.core.batch_run import BatchRun
+from conquiet.core.settlement import Retry
+from conquiet.errors import InfrastructureError, MessageInProgressError
+from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
+from conquiet.processor.dead_letter_record import DeadRecord, describe
+from conquiet.processor.envelope import Envelope
+from conquiet.processor.policy import decide
+from conquiet.processor.settings import HandlerSettings
+
+if TYPE_CHECKING:
+    from conquiet.processor.handler_runner import HandlerRunner
+    from conquiet.transactional.relay import OutboxRelay
+
+_MS = 1_000
+
+
+class TestApp:
+    """Runs an application in memory, as long as the ``async with`` block runs.
+
+    Tables of inbox and outbox are created in the app's database. Give the app a database of its own for tests, such as
+    a SQLite file.
+
+    Args:
+        app: The application. It must not be running.
+        now: The time at the start; the real one if left out.
+
+    Attributes:
+        clock: Its time.
+        dead_letters: Messages that were dead-lettered, oldest first; of a queue, its name is the event.
+    """
+
+    __test__ = False
+
+    def __init__(self, app: App, *, now: datetime | None = None) -> None:
+        self._app = app
+        self.clock = TestClock(datetime.now(UTC) if now is None else now)
+        self._queues = MemoryQueues(lambda: self.clock.now_ms, self._executor)
+        self.dead_letters: list[DeadRecord] = self._queues.dead_letters
+        self._broker = MemoryBroker(self.clock)
+        self._broker.stream = app.assembly.stream
+        self._runners: dict[str, HandlerRunner] = {}
+        self._ticks: dict[str, int] = {}
+        self._relay: OutboxRelay | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def emitted(self) -> list[EmittedMessage]:
+        """Messages that were sent so far, those of schedules included; of transactions, those that ``drain()`` saw."""
+        return self._broker.emitted
+
+    async def emit(
+        self,
+        event: str,
+        payload: Any = None,
+        *,
+        session: Any = None,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        id: str | None = None,  # noqa: A002 - the word for it
+        key: str | None = None,
+    ) -> str:
+        """Emit as ``App.emit`` does."""
+        return await self._app.emit(event, payload, session=session, delay_s=delay_s, at=at, id=id, key=key)
+
+    async def deliver(self, event: str, data: Mapping[str, Any], *, message_id: str) -> None:
+        """Deliver a message as it is, unchecked: foreign, wrong or a second time."""
+        envelope = Envelope(event=event, id=message_id, data=dict(data))
+        self._broker.put(self.clock.now_ms, self._app.assembly.stream, envelope)
+
+    async def publish(self, queue: str, payload: Mapping[str, Any] | bytes, *, message_id: str | None = None) -> None:
+        """Publish a message to a queue of RabbitMQ, as another program does.
+
+        Args:
+            queue: A queue that the app handles.
+            payload: The JSON object, or the body itself.
+            message_id: The AMQP property that identifies the message to the inbox.
+
+        Raises:
+            ConfigurationError: The app has no such queue.
+        """
+        self._queues.publish(queue, payload, message_id)
+
+    async def deliver_fields(self, fields: Mapping[str, str | bytes]) -> None:
+        """Deliver an entry as another program writes it, with plain fields: the app's ``decode`` reads it.
+
+        What it cannot read is dead-lettered.
+
+        Raises:
+            ConfigurationError: The app has no ``decode``.
+        """
+        assembly = self._app.assembly
+        found = read_fields(fields, assembly, self.clock)
+        if isinstance(found, DeadRecord):
+            self.dead_letters.append(found)
+        else:
+            self._broker.put(self.clock.now_ms, assembly.stream, found)
+
+    async def drain(self) -> int:
+        """Run everything that is due until the clock's time, in order, and return how many handlers ran.
+
+        Raises:
+            InfrastructureError: A server that a handler needs is unavailable. Its message is due again.
+            FatalSyncerError: The handler of a queue broke its contract.
+        """
+        ran = 0
+        await self._relay_outbox()
+        while True:
+            if self._broker.outbox_used:
+                await self._relay_outbox()
+            if self._queues.has_messages:
+                ran += await self._queues.run_next()
+                continue
+            due_ms = self._next_due_ms()
+            if due_ms is None or due_ms > self.clock.until_ms:
+                self.clock.move_to(self.clock.until_ms)
+                return ran
+            self.clock.move_to(due_ms)
+            self._fire_schedules()
+            waiting_ms = self._broker.next_due_ms()
+            if waiting_ms is not None and waiting_ms <= self.clock.now_ms:
+                ran += await self._run_next()
+
+    async def __aenter__(self) -> Self:
+        assembly = self._app.assembly
+        self._app.registry.events.require_complete()
+        settings = assembly.processor_settings
+        environment = assembly.environment(self._app.emission, asyncio.get_running_loop())
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="conquiet-test-handler")
+        for event, function in assembly.functions(environment).items():
+            options = self._app.registry.handlers[event].options
+            handler = HandlerSettings(
+                event=event,
+                function=function,
+                retry=settings.retry if options.retry is None else options.retry,
+                timeout_s=options.timeout_s,
+                concurrency=options.concurrency,
+                rate=options.rate,
+                batch=options.batch,
+            )
+            self._runners[event] = runner_of(handler, (), self._executor, lambda: False, settings.max_attempts_limit)
+        for name, syncer in assembly.syncers(environment).items():
+            self._queues.add(name, self._app.registry.queues[name], syncer)
+        self._ticks = dict.fromkeys(self._app.registry.schedules, self.clock.now_ms)
+        assembly.bus, assembly.clock = self._broker, self.clock
+        if assembly.has_database:
+            from conquiet.transactional.outbox import Outbox
+
+            await asyncio.to_thread(self._app.create_tables)
+            assembly.outbox = ClockedOutbox(Outbox(assembly.outbox_table), self._broker)
+            self._relay = assembly.relay(
+                {stream: MemoryTarget(self._broker, self.clock, stream) for stream in assembly.streams}
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from conquiet.core.clock import SYSTEM_CLOCK
+
+        assembly = self._app.assembly
+        if self._relay is not None:
+            self._relay.close()
+        if self._threads is not None:
+            self._threads.shutdown()
+        assembly.bus = assembly.outbox = None
+        assembly.clock = SYSTEM_CLOCK
+        await self._app.close()
+
+    # ------------------------------------------------------------ inside
+    def _executor(self) -> ThreadPoolExecutor:
+        assert self._threads is not None  # noqa: S101 - entered
+        return self._threads
+
+    async def _relay_outbox(self) -> None:
+        self._broker.outbox_used = False
+        if self._relay is not None:
+            await asyncio.to_thread(self._relay.drain)
+
+    def _next_due_ms(self) -> int | None:
+        times = [self._broker.next_due_ms()]
+        if not self._app.registry.schedules:  # an app without schedules needs no extra "scheduler"
+            return times[0]
+        from conquiet.scheduler.misfires import plan_fires
+
+        for name, entry in self._app.registry.schedules.items():
+            times.append(plan_fires(entry, self._ticks[name], self._ticks[name]).wake_at)
+        return min((due for due in times if due is not None), default=None)
+
+    def _fire_schedules(self) -> None:
+        if not self._app.registry.schedules:
+            return
+        from conquiet.scheduler.misfires import plan_fires
+
+        for name, entry in self._app.registry.schedules.items():
+            plan = plan_fires(entry, self._ticks[name], self.clock.now_ms)
+            self._ticks[name] = plan.decided
+            for due_ms in plan.fire:
+                envelope = Envelope(event=entry.event, id=entry.fire_id(due_ms), data=dict(entry.data))
+                self._broker.publish_at(self.clock.now_ms, entry.stream, envelope)
+
+    async def _run_next(self) -> int:
+        """Run the message that is due first, unless another one of its key has its turn."""
+        stream, envelope = self._broker.pop()
+        if not self._broker.take_turn(stream, envelope):
+            return 0
+        try:
+            return await self._run(stream, envelope)
+        finally:
+            self._broker.end_turn(stream, envelope)
+
+    async def _run(self, stream: str, envelope: Envelope) -> int:
+        runner = self._runners.get(envelope.event) if stream == self._app.assembly.stream else None
+        if runner is None:  # of another service
+            return 0
+        if isinstance(runner, BatchHandlerRunner):
+            return await self._run_batch(stream, envelope, runner)
+        delivery = MemoryDelivery(stream, self._app.assembly.group, f"{self.clock.now_ms}-0")
+        try:
+            await runner.invoke(envelope, delivery, self._broker, stream)  # type: ignore[arg-type]
+        except (InfrastructureError, MessageInProgressError):
+            self._broker.keep_turn(stream, envelope)
+            self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: nothing is charged
+            raise
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            if not delivery.acknowledged:
+                self._settle(stream, envelope, runner, error)
+        return 1
+
+    async def _run_batch(self, stream: str, first: Envelope, runner: BatchHandlerRunner) -> int:
+        """Run a message with others of its event that are due, as a processor would."""
+        envelopes = [first, *self._broker.pop_due(stream, first.event, self.clock.now_ms, runner.batch.size - 1)]
+        members = [
+            runner.context(
+                envelope,
+                MemoryDelivery(stream, self._app.assembly.group, f"{self.clock.now_ms}-{number}"),  # type: ignore[arg-type]
+                self._broker,  # type: ignore[arg-type]
+            )
+            for number, envelope in enumerate(envelopes)
+        ]
+        outcomes = await BatchRun(members, partial(runner.invoke_batch, stream=stream)).run()
+        shared: Exception | None = None
+        for envelope, outcome in zip(envelopes, outcomes, strict=True):
+            if isinstance(outcome, InfrastructureError | MessageInProgressError):
+                self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: nothing is charged
+                shared = outcome
+            elif outcome is not None:
+                self._settle(stream, envelope, runner, outcome)
+        if shared is not None:
+            raise shared
+        return len(members)
+
+    def _settle(self, stream: str, envelope: Envelope, runner: "HandlerRunner", error: Exception) -> None:
+        decided = decide(
+            error, attempt=envelope.attempt, policy=runner.retry, max_attempts=runner.attempts_of(envelope)
+        )
+        envelope.first_failed_ms = envelope.first_failed_ms or self.clock.now_ms
+        if isinstance(decided, Retry):
+            envelope.attempt += 1
+            if not decided.steps_aside:
+                self._broker.keep_turn(stream, envelope)
+            self._broker.put(self.clock.now_ms + decided.delay_ms, stream, envelope)
+            return
+        failure = describe(error, store_text=self._app.assembly.processor_settings.store_error_text)
+        assert failure is not None  # noqa: S101 - there is an error
+        self.dead_letters.append(
+            DeadRecord(
+                reason=decided.reason,
+                id=envelope.id,
+                entry_id="",
+                group=self._app.assembly.group,
+                event=envelope.event,
+                attempts=envelope.attempt,
+                deliveries=1,
+                error_type=failure.type,
+                error=failure.text,
+                traceback=failure.traceback,
+                first_failed_ms=envelope.first_failed_ms,
+                failed_ms=self.clock.now_ms,
+                payload={"event": envelope.event, "id": envelope.id, "data": envelope.data},
+            )
+        )

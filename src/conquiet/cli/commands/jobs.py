@@ -1,0 +1,352 @@
+"""``conquiet jobs``: list, show and change the jobs of a processor's stream."""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from conquiet.cli.connections import open_redis
+from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.option_types import JobPhaseName, finite
+from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
+from conquiet.core.redaction import printable
+
+if TYPE_CHECKING:
+    from conquiet.management import ChangeReport, JobFilter, JobList, JobReport, JobStory
+
+T = TypeVar("T")
+
+app = typer.Typer(help="List, show and change the jobs of a Processor.", no_args_is_help=True)
+
+Stream = Annotated[str, typer.Argument(help="The stream.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as 'jobs list' shows it.")]
+Group = Annotated[str, typer.Option(help="The consumer group; needed where the stream has several.")]
+Event = Annotated[str, typer.Option(help="Only of this event.")]
+Only = Annotated[str, typer.Option("--id", help="Only the job with this id.")]
+OlderThan = Annotated[float, typer.Option("--older-than", min=0, callback=finite, help="Emitted so many seconds ago.")]
+NewerThan = Annotated[
+    float, typer.Option("--newer-than", min=0, callback=finite, help="Emitted at most so many seconds ago.")
+]
+ErrorType = Annotated[str, typer.Option("--error", help="Dead ones only: died of this error or reason.")]
+ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print data too: it may be personal data.")]
+
+_COLUMNS = ("id", "event", "phase", "attempt", "age_s", "due", "place", "consumer", "error")
+_UNCUT = 2**30
+
+
+@app.command("list")
+@handle_errors
+def list_(
+    stream: Stream,
+    phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Which jobs.")] = JobPhaseName.WAITING,
+    event: Event = "",
+    only: Only = "",
+    older_than: OlderThan = 0,
+    newer_than: NewerThan = 0,
+    error: ErrorType = "",
+    group: Group = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    cursor: Annotated[str, typer.Option(help="Where to go on: printed by the page before.")] = "",
+    show_payload: ShowPayload = False,
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """List jobs of one phase: waiting, delayed, running, retrying, parked or dead.
+
+    One call reads at most 2000 messages. If there is more, it prints the cursor for the next call, also after a page
+    on which nothing matched.
+
+    Exit codes: 0 listed, 2 no server, no such group, or several groups and none named.
+
+    Examples:
+        conquiet jobs list orders --phase delayed --event mail.remind
+
+        conquiet jobs list orders --phase dead --error TimeoutError --older-than 3600 --json
+    """
+    where = make_filter(event, only, older_than, newer_than, error)
+    page: JobList = with_jobs(
+        redis_url,
+        stream,
+        group,
+        lambda jobs: jobs.list(phase.value, where, cursor=cursor or None, limit=limit, with_data=show_payload),
+    )
+    rows = [_row(job, show_payload=show_payload) for job in page.jobs]
+    if as_json:
+        print_json({"jobs": rows, "cursor": page.cursor, "scanned": page.scanned})
+        return
+    columns = (*_COLUMNS, "data") if show_payload else _COLUMNS
+    print_rows(f"Jobs of {stream}, {phase.value}", columns, rows, empty=f"no job is {phase.value} and matches")
+    if page.cursor is not None:
+        typer.echo(f"conquiet: {page.scanned} looked at, there is more: --cursor '{page.cursor}'", err=True)
+
+
+@app.command()
+@handle_errors
+def show(
+    stream: Stream,
+    job_id: JobId,
+    group: Group = "",
+    show_payload: ShowPayload = False,
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show everything that is known of one job: where it is, its states, error, cancellation and progress.
+
+    Exit codes: 0 shown, 2 no server, or nothing is known of the job.
+
+    Examples:
+        conquiet jobs show orders 5f0c9a
+    """
+    story: JobStory = with_jobs(redis_url, stream, group, lambda jobs: jobs.show(job_id, with_data=show_payload))
+    if story.phase is None:
+        raise no_such_job(stream, job_id, complete=story.complete)
+    facts = story.as_dict() | {"places": [_row(job, show_payload=show_payload) for job in story.places]}
+    if as_json:
+        print_json(facts)
+        return
+    for name in ("id", "phase", "error_type", "has_result"):
+        _line(name, facts[name])
+    for place in facts["places"]:
+        text = ", ".join(
+            f"{name} {value}" for name, value in place.items() if value not in {None, "", 0} and name != "id"
+        )
+        _line("place", text)
+    for name, at_ms in story.times_ms.items():
+        _line(name, _moment(at_ms))
+    if story.progress is not None:
+        _line("progress", f"{story.progress.fraction:.0%} {story.progress.text}")
+    if story.cancellation is not None:
+        known = story.cancellation
+        _line("cancellation", f"{known.state} {_moment(known.at_ms)}, while {known.while_in}")
+    if story.traceback:
+        typer.echo()
+        for line in story.traceback.rstrip().split("\n"):
+            typer.echo(printable(line, limit=_UNCUT))
+
+
+@app.command()
+@handle_errors
+def cancel(
+    stream: Stream,
+    job_id: JobId,
+    wait: Annotated[float, typer.Option("--wait", min=0, callback=finite, help="Seconds to wait for a worker.")] = 10,
+    group: Group = "",
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Cancel one job: it has its effect or it is cancelled, and the answer says which.
+
+    A job that waits is removed at once. A running one is decided by its worker: async handlers are cancelled, threads
+    see ctx.cancelled. After its COMMIT a job is never cancelled.
+
+    Exit codes: 0 cancelled, 1 it had its effect, is dead, or is not decided yet, 2 no server or no such job.
+
+    Examples:
+        conquiet jobs cancel orders 5f0c9a
+    """
+    _report(stream, with_jobs(redis_url, stream, group, lambda jobs: jobs.cancel(job_id, timeout_s=wait)), as_json)
+
+
+@app.command("run-now")
+@handle_errors
+def run_now(
+    stream: Stream, job_id: JobId, group: Group = "", redis_url: RedisUrl = "", as_json: AsJson = False
+) -> None:
+    """Bring a delayed or retrying job to its stream now; its attempts stay as they are.
+
+    Exit codes: 0 done, 1 the job is not delayed, 2 no server or no such job.
+
+    Examples:
+        conquiet jobs run-now orders 5f0c9a
+    """
+    _report(stream, with_jobs(redis_url, stream, group, lambda jobs: jobs.run_now(job_id)), as_json)
+
+
+@app.command()
+@handle_errors
+def reschedule(
+    stream: Stream,
+    job_id: JobId,
+    delay: Annotated[float, typer.Option("--delay", min=0, callback=finite, help="Due in so many seconds from now.")],
+    group: Group = "",
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let a delayed or retrying job be due at another time.
+
+    Exit codes: 0 done, 1 the job is not delayed, 2 no server or no such job.
+
+    Examples:
+        conquiet jobs reschedule orders 5f0c9a --delay 86400
+    """
+    _report(stream, with_jobs(redis_url, stream, group, lambda jobs: jobs.reschedule(job_id, delay_s=delay)), as_json)
+
+
+@app.command()
+@handle_errors
+def retry(
+    stream: Stream,
+    dead_id: Annotated[str, typer.Argument(metavar="PLACE", help="The dead letter's id: 'place' in 'jobs list'.")],
+    data: Annotated[str, typer.Option("--data", metavar="JSON|@FILE", help="Other data: a JSON object.")] = "",
+    to: Annotated[str, typer.Option(help="Another consumer group than the one it died in.")] = "",
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Retry one dead letter, with other data if --data is given; its attempts count from zero.
+
+    'jobs edit' is the same with an editor in between. 'dead-letters replay' brings many back.
+
+    Exit codes: 0 retried, 1 it was no message, 2 no server, no such dead letter or group, or no JSON object.
+
+    Examples:
+        conquiet jobs retry orders 1763244000000-0 --data '{"iban": "DE02"}'
+    """
+    from conquiet.cli.payloads import read_payloads
+
+    changed = next(iter(read_payloads(data)), None) if data else None
+    report = with_jobs(redis_url, stream, "", lambda jobs: jobs.edit_and_retry(dead_id, changed, group=to or None))
+    _report(stream, report, as_json)
+
+
+@app.command()
+@handle_errors
+def edit(
+    stream: Stream,
+    dead_id: Annotated[str, typer.Argument(metavar="PLACE", help="The dead letter's id: 'place' in 'jobs list'.")],
+    to: Annotated[str, typer.Option(help="Another consumer group than the one it died in.")] = "",
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Edit the data of one dead letter in $EDITOR, and retry it. Nothing happens if it is left as it was.
+
+    Exit codes: 0 retried, 1 left as it was, 2 no server, no such dead letter or group, or no JSON object.
+
+    Examples:
+        conquiet jobs edit orders 1763244000000-0
+    """
+    import json
+
+    import click
+
+    async def read(jobs: Any) -> "JobReport | None":
+        page = await jobs.list("dead", cursor=_before(dead_id), limit=1, with_data=True)
+        return next((job for job in page.jobs if job.place == dead_id), None)
+
+    dead = with_jobs(redis_url, stream, "", read)
+    if dead is None:
+        raise CommandError(
+            f"stream {printable(stream)} has no dead letter {printable(dead_id)}",
+            fix=f"see them with: conquiet jobs list {stream} --phase dead",
+        )
+    changed = click.edit(json.dumps(dead.data, indent=2, ensure_ascii=False), extension=".json")
+    if changed is None:
+        typer.echo("left as it was: nothing is retried")
+        raise typer.Exit(1)
+    try:
+        data = json.loads(changed)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise CommandError("what was saved is not a JSON object", fix="edit it again: nothing was changed")
+    report = with_jobs(redis_url, stream, "", lambda jobs: jobs.edit_and_retry(dead_id, data, group=to or None))
+    _report(stream, report, as_json)
+
+
+def with_jobs(redis_url: str, stream: str, group: str, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Run ``await work(JobAdmin)`` on the configured Redis."""
+    with open_redis(redis_url) as server:  # reports a server that cannot be reached, and a key of another kind
+        server.is_stream(stream)
+        from conquiet.management import JobAdmin
+        from conquiet.management.run_async import with_redis
+
+        return with_redis(
+            require_url(redis_url, REDIS), lambda client: work(JobAdmin(client, stream, group=group or None))
+        )
+
+
+def make_filter(event: str, only: str, older_than: float, newer_than: float, error: str) -> "JobFilter":
+    """Return the filter that the options stand for."""
+    from conquiet.management import JobFilter
+
+    return JobFilter(
+        event=event or None,
+        id=only or None,
+        min_age_s=older_than or None,
+        max_age_s=newer_than or None,
+        error=error or None,
+    )
+
+
+def _report(stream: str, report: "ChangeReport", as_json: bool) -> None:
+    """Print what became of one job, and end with 1 if it is not what was asked for."""
+    from conquiet.management import JobChange
+
+    if report.change is JobChange.GONE:
+        raise no_such_job(stream, report.id, complete=not report.note)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        note = f": {report.note}" if report.note else ""
+        was = "" if report.phase is None else f" (it was {report.phase.value})"
+        typer.echo(f"{printable(report.id)} {_WORDS[report.change.value]}{was}{note}")
+    if report.change not in {JobChange.CANCELLED, JobChange.MOVED}:
+        raise typer.Exit(1)
+
+
+_WORDS = {
+    "cancelled": "is cancelled",
+    "requested": "is to be cancelled",
+    "finished": "had its effect and is not cancelled",
+    "moved": "is on its way",
+    "refused": "is left as it is",
+}
+
+
+def _before(entry_id: str) -> str | None:
+    """Return a cursor after which this entry is the next one."""
+    milliseconds, _, sequence = entry_id.partition("-")
+    if not (milliseconds.isdigit() and sequence.isdigit()):
+        return entry_id  # refused by the list, in words
+    if sequence != "0":
+        return f"{milliseconds}-{int(sequence) - 1}"
+    return f"{int(milliseconds) - 1}-{2**64 - 1}" if int(milliseconds) else None
+
+
+def no_such_job(stream: str, job_id: str, *, complete: bool = True) -> CommandError:
+    """Return the error for a job that was not found."""
+    far = "" if complete else " among the messages that were looked at"
+    return CommandError(
+        f"nothing is known of job {printable(job_id)} in stream {printable(stream)}{far}",
+        fix=f"see its jobs with: conquiet jobs list {stream}, or conquiet inspect",
+    )
+
+
+def _row(job: "JobReport", *, show_payload: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": job.id,
+        "event": job.event,
+        "phase": job.phase.value,
+        "attempt": job.attempt,
+        "age_s": round(job.age_s, 1),
+        "due": None if job.due_ms is None else _moment(job.due_ms),
+        "place": job.place or None,
+        "group": job.group or None,
+        "consumer": job.consumer or None,
+        "deliveries": job.deliveries,
+        "error": job.error_type or job.reason or None,
+    }
+    return row | {"data": job.data} if show_payload else row
+
+
+def _line(name: str, value: object) -> None:
+    # Every value is escaped: the sender of a message must not be able to forge lines of this output.
+    typer.echo(f"{name:<13} {'-' if value in {None, ''} else printable(value, limit=_UNCUT)}")
+
+
+def _moment(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"

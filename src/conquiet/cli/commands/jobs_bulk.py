@@ -1,0 +1,143 @@
+"""``conquiet jobs bulk`` and ``conquiet jobs reset``: many jobs of a stream at once."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conquiet.cli.commands.jobs import (
+    ErrorType,
+    Event,
+    Group,
+    NewerThan,
+    OlderThan,
+    Only,
+    Stream,
+    make_filter,
+    with_jobs,
+)
+from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.option_types import BulkActionName, JobPhaseName, finite
+from conquiet.cli.output import print_json
+from conquiet.cli.progress import progress
+from conquiet.cli.settings import AsJson, RedisUrl
+
+if TYPE_CHECKING:
+    from conquiet.management import BulkReport, ResetReport
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, and do nothing.")]
+
+
+@handle_errors
+def bulk(
+    action: Annotated[BulkActionName, typer.Argument(help="What is done to each job.")],
+    stream: Stream,
+    phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Which jobs. Needed.")],
+    event: Event = "",
+    only: Only = "",
+    older_than: OlderThan = 0,
+    newer_than: NewerThan = 0,
+    error: ErrorType = "",
+    everything: Annotated[bool, typer.Option("--all", help="All jobs of the phase.")] = False,
+    delay: Annotated[float, typer.Option(min=0, callback=finite, help="For reschedule: due in so many seconds.")] = 0,
+    rate: Annotated[float, typer.Option(min=0, callback=finite, help="At most so many a second; 0 is no limit.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="At most so many; 0 is no limit.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of the run. The same command with it resumes a run that ended.")] = "",
+    dry_run: DryRun = False,
+    group: Group = "",
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Cancel, run now, reschedule or retry all jobs that match a filter.
+
+    The progress is kept in Redis for seven days under the run's name. If this process ends, the same command with
+    --name goes on where it was; no job is changed twice. Jobs emitted after the run began are left alone. Running jobs
+    are asked to be cancelled, and not waited for.
+
+    Exit codes: 0 done, 2 no server, no choice made, or the action is not for that phase.
+
+    Examples:
+        conquiet jobs bulk cancel orders --phase delayed --event mail.remind --dry-run
+
+        conquiet jobs bulk retry orders --phase dead --error TimeoutError --rate 50 --name monday
+    """
+    where = make_filter(event, only, older_than, newer_than, error)
+    if everything != where.is_empty:
+        raise CommandError(
+            "say which jobs are meant", fix="give --event, --id, --older-than, --newer-than or --error, or --all alone"
+        )
+    with progress("looked at") as advance:
+        seen = 0
+
+        def note(so_far: "BulkReport") -> None:
+            nonlocal seen
+            advance(so_far.scanned - seen)
+            seen = so_far.scanned
+
+        report: BulkReport = with_jobs(
+            redis_url,
+            stream,
+            group,
+            lambda jobs: jobs.bulk(
+                action.value,
+                phase.value,
+                where,
+                name=name or None,
+                dry_run=dry_run,
+                delay_s=delay if action is BulkActionName.RESCHEDULE else None,
+                rate_per_s=rate or None,
+                limit=limit or None,
+                on_progress=note,
+            ),
+        )
+    if as_json:
+        print_json(report.as_dict())
+        return
+    if dry_run:
+        typer.echo(f"{report.matched} of {report.scanned} jobs match: nothing was changed")
+        return
+    typer.echo(f"{report.changed} of {report.matched} jobs changed (run {report.name})")
+    for count, what in (
+        (report.requested, "are running: their workers are asked"),
+        (report.gone, "had moved on meanwhile"),
+        (report.refused, "were left as they are, or had their effect"),
+    ):
+        if count:
+            typer.echo(f"{count} {what}")
+
+
+@handle_errors
+def reset(
+    stream: Stream,
+    confirm: Annotated[str, typer.Option("--confirm", metavar="STREAM", help="The stream's name, typed again.")] = "",
+    dry_run: DryRun = False,
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Delete what waits, is delayed, parked or dead, for every group. Running jobs are left to their workers.
+
+    Exit codes: 0 done, 2 no server, or not confirmed: nothing was deleted.
+
+    Examples:
+        conquiet jobs reset orders --dry-run
+
+        conquiet jobs reset orders --confirm orders
+    """
+    if not dry_run and confirm != stream:
+        raise CommandError(
+            f"a reset deletes the jobs of {stream} for good, and was not confirmed",
+            fix=f"look with --dry-run, then give --confirm {stream}",
+        )
+    report: ResetReport = with_jobs(
+        redis_url, stream, "", lambda jobs: jobs.reset(confirm=confirm or None, dry_run=dry_run)
+    )
+    if as_json:
+        print_json(report.as_dict())
+        return
+    counts = f"{report.entries} entries, {report.delayed} delayed, {report.parked} parked, {report.dead} dead"
+    typer.echo(f"{counts} {'would be deleted' if dry_run else 'deleted'}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the others of ``conquiet jobs``."""
+    app.command()(bulk)
+    app.command()(reset)

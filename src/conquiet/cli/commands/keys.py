@@ -1,0 +1,61 @@
+"""``conquiet keys``: the order by key of a stream."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conquiet.cli.connections import open_redis
+from conquiet.cli.errors import handle_errors
+from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
+
+if TYPE_CHECKING:
+    from conquiet.processor.key_order import OrderReport
+    from conquiet.redis_transport.client import AsyncClient
+
+
+@handle_errors
+def keys(
+    stream: Annotated[str, typer.Argument(help="The stream.")],
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most so many keys.")] = 20,
+    release_stuck: Annotated[
+        bool, typer.Option("--release-stuck", help="Let keys go on whose message was removed by hand.")
+    ] = False,
+    redis_url: RedisUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the keys of messages that run one at a time: how many wait behind each, and keys that are stuck.
+
+    A key is stuck if the message that has its turn was removed by another program (XDEL, XTRIM, XACK, ZREM).
+
+    Exit codes: 0 shown, or released; 1 keys are stuck; 2 no server or no such stream.
+
+    Examples:
+        conquiet keys payments
+
+        conquiet keys payments --release-stuck
+    """
+    from conquiet.management.run_async import with_redis
+    from conquiet.processor.key_order import KeyOrder
+
+    async def work(client: "AsyncClient") -> "tuple[OrderReport, list[str]]":
+        order = KeyOrder(client, stream)
+        found = await (order.release_stuck() if release_stuck else order.stuck())
+        return await order.report(limit=limit), found
+
+    with open_redis(redis_url) as server:
+        server.require_stream(stream)
+    report, stuck = with_redis(require_url(redis_url, REDIS), work)
+    if as_json:
+        print_json(asdict(report) | {"released" if release_stuck else "stuck": stuck})
+    else:
+        typer.echo(f"{report.holders} keys have a message at work, {report.waiting} messages wait behind them")
+        rows = [asdict(line) for line in report.longest]
+        print_rows(f"Keys of {stream}", ("key", "waiting"), rows, empty="no message waits behind another")
+        if stuck and release_stuck:
+            typer.echo(f"released: {', '.join(stuck)}")
+        elif stuck:
+            typer.echo(f"stuck: {', '.join(stuck)}. Their messages were removed; --release-stuck lets them go on")
+    if stuck and not release_stuck:
+        raise typer.Exit(1)

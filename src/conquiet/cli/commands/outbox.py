@@ -1,0 +1,103 @@
+"""``conquiet outbox``: what waits to be published, and what was refused too often."""
+
+from typing import Annotated
+
+import typer
+
+from conquiet.cli.connections import open_database
+from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.settings import AsJson, DbUrl
+
+app = typer.Typer(help="Show what waits in the outbox; release what was parked.", no_args_is_help=True)
+
+_OUTBOX = "conquiet_outbox"
+Table = Annotated[str, typer.Option("--outbox", help="Name of the outbox table.")]
+
+
+@app.command("list")
+@handle_errors
+def backlog(outbox: Table = _OUTBOX, db_url: DbUrl = "", as_json: AsJson = False) -> None:
+    """Show the backlog by target: rows that wait, the age of the oldest, parked rows. Changes nothing.
+
+    A target whose oldest row grows older has no relay, or one that cannot reach it.
+
+    Exit codes: 0 shown, 1 the database refused, 2 no database.
+
+    Examples:
+        conquiet outbox list
+
+        conquiet outbox list --json
+    """
+    from conquiet.management.outbox import outbox_backlog
+    from conquiet.transactional import Outbox
+
+    with open_database(db_url) as engine:
+        rows = [one.as_dict() for one in outbox_backlog(engine, Outbox(outbox))]
+    if as_json:
+        print_json({"targets": rows})
+    else:
+        print_rows("Outbox", ["target", "waiting", "oldest_age_s", "parked"], rows, empty="the outbox is empty")
+
+
+@app.command()
+@handle_errors
+def parked(
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows shown.")] = 100,
+    outbox: Table = _OUTBOX,
+    db_url: DbUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show messages that their target refused too often, the oldest first. Payloads are not shown.
+
+    Exit codes: 0 shown, 1 the database refused, 2 no database.
+
+    Examples:
+        conquiet outbox parked --limit 20
+    """
+    from dataclasses import asdict
+
+    from conquiet.transactional import Outbox
+
+    with open_database(db_url) as engine:
+        rows = [asdict(one) for one in Outbox(outbox).parked(engine, limit=limit)]
+    if as_json:
+        print_json({"parked": rows})
+    else:
+        columns = ["seq", "target", "attempts", "age_s", "reason", "message_id"]
+        print_rows("Parked", columns, rows, empty="nothing is parked")
+
+
+@app.command()
+@handle_errors
+def unpark(
+    seq: Annotated[list[int] | None, typer.Argument(help="Numbers that 'conquiet outbox parked' shows.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All parked messages.")] = False,
+    target: Annotated[str, typer.Option(help="With --all: only those of this target.")] = "",
+    outbox: Table = _OUTBOX,
+    db_url: DbUrl = "",
+) -> None:
+    """Let the relay try parked messages again, with all their attempts.
+
+    Exit codes: 0 done, 1 a number is not parked or the database refused, 2 usage error or no database.
+
+    Examples:
+        conquiet outbox unpark 17 18
+
+        conquiet outbox unpark --all --target ledger
+    """
+    from conquiet.management.outbox import unpark as release
+    from conquiet.management.outbox import unpark_all
+    from conquiet.transactional import Outbox
+
+    if bool(seq) == every or (target and not every):
+        raise CommandError(
+            "name the messages, or all of them",
+            fix="conquiet outbox unpark 17 18, or conquiet outbox unpark --all [--target NAME]",
+        )
+    with open_database(db_url) as engine:
+        box = Outbox(outbox)
+        done = release(engine, box, seq) if seq else unpark_all(engine, box, target=target or None)
+    typer.echo(f"{done} released")
+    if seq and done < len(seq):
+        raise typer.Exit(1)

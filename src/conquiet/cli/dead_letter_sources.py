@@ -1,0 +1,254 @@
+"""The two places that hold dead letters, a stream of Redis and a queue of RabbitMQ, with one interface for commands."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from conquiet.cli.connections import check_broker, open_redis
+from conquiet.cli.errors import CommandError
+from conquiet.cli.settings import RABBIT, RABBIT_API, REDIS, find_api_url, require_url
+
+if TYPE_CHECKING:
+    from conquiet.processor import DeadFilter, DeadMessage
+    from conquiet.rabbit import DeadDelivery, DeliveryFilter
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+_PAGE: Final = 200
+_MOST_SHOWN: Final = 10
+_LIFT: Final = (
+    "take the limit from the queue (from RabbitMQ 4.0 on by a policy with delivery-limit -1, which holds at once, but "
+    "not against an argument of the queue), or bring all to a queue without one: replay --all --to QUEUE"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The filters given on the command line; an empty one does not matter."""
+
+    only: str = ""
+    event: str = ""
+    error: str = ""
+    source: str = ""
+    group: str = ""
+
+    @property
+    def filters(self) -> bool:
+        """True if any filter was given."""
+        return any((self.only, self.event, self.error, self.source, self.group))
+
+    def require_choice(self, *, everything: bool) -> None:
+        """Reject a command that names neither a filter nor all, or both."""
+        if everything == self.filters:
+            raise CommandError(
+                "say which dead letters are meant",
+                fix="give --id, --error, --event, --group or (with --rabbit) --source, or --all alone",
+            )
+
+
+class StreamSource:
+    """The dead letters of a stream of the processor.
+
+    Attributes:
+        columns: What a list shows.
+        group_columns: What ``groups`` shows.
+        unreplayable: Why a replay leaves some, and what to do.
+    """
+
+    columns = ("id", "event", "group", "reason", "error", "attempts", "died")
+    group_columns = ("event", "error", "count", "first", "last", "example")
+    unreplayable = "no messages in the first place, or of a group that is not there (give --to GROUP); they stay"
+
+    def __init__(self, redis_url: str, stream: str) -> None:
+        self._flag = redis_url
+        self._stream = stream
+
+    def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Run ``await work(dead_letters)`` with the ``DeadLetters`` of this broker."""
+        with open_redis(self._flag):  # reports a server that cannot be reached
+            from conquiet.management.run_async import with_redis
+            from conquiet.processor import DeadLetters
+
+            return with_redis(require_url(self._flag, REDIS), lambda client: work(DeadLetters(client, self._stream)))
+
+    def where(self, selection: Selection) -> "DeadFilter":
+        """Return the filter."""
+        from conquiet.processor import DeadFilter
+
+        if selection.source:
+            raise CommandError("--source is for RabbitMQ", fix="give --rabbit too, or --group for a Redis stream")
+        return DeadFilter(
+            id=selection.only or None,
+            event=selection.event or None,
+            error_type=selection.error or None,
+            group=selection.group or None,
+        )
+
+    def rows(self, selection: Selection, *, limit: int | None, show_payload: bool) -> list[Row]:
+        """Return the oldest dead letters."""
+        where = self.where(selection)
+
+        async def read(dead_letters: Any) -> "list[DeadMessage]":
+            found: list[DeadMessage] = []
+            cursor: str | None = None
+            page_size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
+            while limit is None or len(found) < limit:
+                page = await dead_letters.list(cursor=cursor, limit=page_size, where=where)
+                found += page.items
+                cursor = page.cursor
+                if cursor is None:
+                    break
+            return found[:limit]
+
+        return [_message_row(one, show_payload=show_payload) for one in self.run(read)]
+
+    def show(self, dead_id: str, *, show_payload: bool) -> tuple[Row, str]:
+        """Return one dead letter with its history; the traceback comes last."""
+        found: DeadMessage | None = self.run(lambda dead_letters: dead_letters.show(dead_id))
+        if found is None:
+            raise CommandError(
+                f"stream {self._stream} has no dead letter {dead_id}",
+                fix=f"see them with: conquiet dead-letters list {self._stream}",
+            )
+        record = found.record
+        history = {
+            "message_id": record.id,
+            "entry_id": record.entry_id,
+            "deliveries": record.deliveries,
+            "host": record.host,
+            "consumer": record.consumer,
+            "error_text": record.error,
+            "traceback": record.traceback,
+        }
+        return _message_row(found, show_payload=show_payload) | history, "traceback"
+
+    def groups(self) -> list[Row]:
+        """Return causes with their counts."""
+        return [
+            {"event": one.event, "error": one.error_type, "count": one.count, "example": one.example_id}
+            | {"first": _time(one.first_ms), "last": _time(one.last_ms)}
+            for one in self.run(lambda dead_letters: dead_letters.groups())
+        ]
+
+    def no_match(self) -> CommandError:
+        """Return the error for a filter that matched nothing: a mistyped one must not look like finished work."""
+        groups = self.groups()
+        if not groups:
+            return CommandError(f"stream {self._stream} has no dead letters", fix="check the name of the stream")
+        there = [f"{one['count']} of event {one['event'] or '-'} by {one['error']}" for one in groups[:_MOST_SHOWN]]
+        more = ["..."] if len(groups) > _MOST_SHOWN else []
+        return CommandError(
+            f"no dead letter of {self._stream} matches; there are: {', '.join(there + more)}",
+            fix=f"see all with: conquiet dead-letters groups {self._stream}",
+        )
+
+
+class QueueSource:
+    """The messages of a dead-letter queue of RabbitMQ; see :class:`StreamSource`."""
+
+    columns = ("position", "message_id", "source", "reason", "count", "size_bytes")
+    group_columns = ("source", "reason", "count")
+    unreplayable = "they do not say where they died and stay; give --to QUEUE"
+
+    def __init__(self, rabbit_url: str, queue: str, api_url: str, *, count_a_delivery: bool) -> None:
+        self._flag = rabbit_url
+        self._queue = queue
+        self._api_flag = api_url
+        self._count_a_delivery = count_a_delivery
+
+    def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Run ``await work(dead_letters)``; a queue that must not be peeked into is reported with what to do."""
+        import asyncio
+
+        check_broker(self._flag)
+        from conquiet.rabbit import DeadLetters
+        from conquiet.rabbit.peek_safety import PeekUnsafeError
+
+        url = require_url(self._flag, RABBIT)
+        dead_letters = DeadLetters(
+            url,
+            self._queue,
+            management_url=find_api_url(self._api_flag, url),
+            count_a_delivery=self._count_a_delivery,
+        )
+
+        async def run() -> T:
+            return await work(dead_letters)
+
+        try:
+            return asyncio.run(run())
+        except PeekUnsafeError as error:
+            allow = (
+                "give --count-a-delivery to peek all the same, "
+                f"or --rabbit-api (or ${RABBIT_API}) if the limit is not known"
+            )
+            fix = _LIFT if error.would_delete else "" if self._count_a_delivery else allow
+            raise CommandError(str(error), fix=fix) from error
+
+    def where(self, selection: Selection) -> "DeliveryFilter":
+        """Return the filter."""
+        from conquiet.rabbit import DeliveryFilter
+
+        if selection.event:
+            raise CommandError("messages of RabbitMQ have no event", fix="give --source, --error or --id")
+        if selection.group:
+            raise CommandError("--group is for Redis streams", fix="give --source: the queue they died in")
+        return DeliveryFilter(
+            message_id=selection.only or None, source=selection.source or None, reason=selection.error or None
+        )
+
+    def rows(self, selection: Selection, *, limit: int | None, show_payload: bool) -> list[Row]:
+        """Return the first dead letters."""
+        where = self.where(selection)
+        found = self.run(lambda dead_letters: dead_letters.list(limit=limit, where=where))
+        return [_delivery_row(one, show_payload=show_payload) for one in found]
+
+    def show(self, dead_id: str, *, show_payload: bool) -> tuple[Row, str]:
+        """Return one message; its deaths come last."""
+        found: DeadDelivery | None = self.run(lambda dead_letters: dead_letters.show(dead_id))
+        if found is None:
+            raise CommandError(
+                f"queue {self._queue} has no dead letter {dead_id}",
+                fix=f"see them with: conquiet dead-letters list {self._queue} --rabbit",
+            )
+        return _delivery_row(found, show_payload=show_payload), "deaths"
+
+    def groups(self) -> list[Row]:
+        """Return causes with their counts."""
+        return list(self.run(lambda dead_letters: dead_letters.groups()))
+
+    def no_match(self) -> CommandError:
+        """Return an error that does not peek: that may not be free."""
+        return CommandError(
+            f"no dead letter of queue {self._queue} matches",
+            fix=f"see them with: conquiet dead-letters groups {self._queue} --rabbit",
+        )
+
+
+DeadLetterSource = StreamSource | QueueSource
+
+
+def _message_row(dead: "DeadMessage", *, show_payload: bool) -> Row:
+    record = dead.record
+    row: Row = {
+        "id": dead.id,
+        "event": record.event,
+        "group": record.group,
+        "reason": record.reason,
+        "error": record.error_type,
+        "attempts": record.attempts,
+        "died": _time(dead.died_ms),
+    }
+    return row | ({"payload": record.payload} if show_payload else {})
+
+
+def _delivery_row(one: "DeadDelivery", *, show_payload: bool) -> Row:
+    row = one.as_dict()
+    body: bytes = row.pop("body")
+    return row | ({"payload": body.decode("utf-8", "backslashreplace")} if show_payload else {})
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

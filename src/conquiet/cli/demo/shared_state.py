@@ -1,0 +1,88 @@
+"""Counters of the workers and the command of the orchestrator: a small file, mapped into memory by all.
+
+It survives a killed worker, which a buffered pipe does not. Each worker writes its own row and the orchestrator writes
+the head, so no lock is needed.
+"""
+
+import mmap
+import struct
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+_HEAD = struct.Struct("=2q")
+_ROW = struct.Struct("=8q")
+NONE = -1
+ALL = -2
+
+
+class State(IntEnum):
+    """What a worker does."""
+
+    STARTING = 0
+    WORKING = 1
+    FROZEN = 2  # committed, and waiting to be killed before it acknowledges
+    DONE = 3
+    WAITING = 4  # holds nothing and reads nothing until it is allowed to
+
+
+class Command(NamedTuple):
+    """What the orchestrator wants; a worker checks it before each batch and after each COMMIT.
+
+    Attributes:
+        reader: The row that may read, NONE or ALL.
+        freeze: The row that has to stop after its next COMMIT, or NONE.
+    """
+
+    reader: int = NONE
+    freeze: int = NONE
+
+    def allows(self, row: int) -> bool:
+        """Return whether the worker of this row may read."""
+        return self.reader in (ALL, row)
+
+
+class WorkerRow(NamedTuple):
+    """One worker's counters, over all its processes."""
+
+    pid: int = 0
+    state: int = State.STARTING
+    handled: int = 0
+    duplicates: int = 0
+    recovered: int = 0
+    in_flight: int = 0
+
+
+class SharedState:
+    """The rows of all workers. They are read at slightly different moments, so no result is computed from them."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+
+    @classmethod
+    def create(cls, path: Path, rows: int) -> "SharedState":
+        """Create the file with empty rows and a command that lets no worker read, and open it."""
+        path.write_bytes(_HEAD.pack(*Command()) + bytes(_ROW.size * rows))
+        return cls(path)
+
+    @property
+    def command(self) -> Command:
+        """The newest command."""
+        return Command(*_HEAD.unpack_from(self._memory))
+
+    @command.setter
+    def command(self, command: Command) -> None:
+        _HEAD.pack_into(self._memory, 0, *command)
+
+    def read(self, row: int) -> WorkerRow:
+        """Return one worker's row."""
+        return WorkerRow(*_ROW.unpack_from(self._memory, _HEAD.size + row * _ROW.size)[: len(WorkerRow._fields)])
+
+    def write(self, row: int, values: WorkerRow) -> None:
+        """Write one worker's row."""
+        _ROW.pack_into(self._memory, _HEAD.size + row * _ROW.size, *values, 0, 0)
+
+    def close(self) -> None:
+        """Unmap the file. The orchestrator removes it."""
+        self._memory.close()

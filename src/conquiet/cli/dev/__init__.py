@@ -1,0 +1,1 @@
+"""``conquiet dev``: an application with everything it needs, for development."""

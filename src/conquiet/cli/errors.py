@@ -1,0 +1,157 @@
+"""Turn exceptions into one sentence, what to do, and an exit code.
+
+0    done, and the result is good
+1    done, and the result is bad: an error was found, something is lost, or work failed
+2    nothing was done: a usage error, or a server could not be reached
+130  interrupted by Ctrl-C (143 by SIGTERM), after the clean-up
+
+See docs/decisions/0030.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from conquiet.cli.logs import report
+from conquiet.core.extras import extra_for
+from conquiet.core.redaction import redact_url
+from conquiet.errors import (
+    ConfigurationError,
+    ConquietError,
+    MissingExtraError,
+    NoSuchStreamError,
+    QueueMissingError,
+    WrongKeyTypeError,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FAILED = 1
+NOT_DONE = 2
+INTERRUPTED = 130
+
+_DEBUG_VARIABLE = "CONQUIET_DEBUG"
+
+
+class CommandError(Exception):
+    """A command cannot continue. ``str()`` is the sentence; ``fix`` says what to do."""
+
+    def __init__(self, message: str, *, fix: str = "", exit_code: int = NOT_DONE) -> None:
+        super().__init__(message)
+        self.fix = fix
+        self.exit_code = exit_code
+
+
+class CannotConnectError(CommandError):
+    """No server answers at a URL, or it refuses the login. The URL is shown without its secrets."""
+
+    def __init__(self, what: str, url: str, error: BaseException) -> None:
+        reason, fix = _explain(error)
+        super().__init__(f"{what} at {redact_url(url)} {reason}", fix=fix)
+
+
+_REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "1045"),
+        "refused the user name or the password",
+        "put the right ones into the URL: scheme://user:password@host",
+    ),
+    (("noperm",), "does not allow this user the command", "give the user the rights that docs/cli.md names"),
+    (("1049", "unknown database"), "has no such database", "create it, or name another one in the URL"),
+    (
+        ("name or service", "nodename", "getaddrinfo", "name resolution"),
+        "cannot be found: there is no such host",
+        "check the host name in the URL",
+    ),
+    (
+        ("timeout", "timed out"),
+        "does not answer in time",
+        "check that the server runs and that no firewall is in between",
+    ),
+    (
+        ("refused", "connectionerror", "2003", "2002", "no such file"),
+        "does not answer",
+        "start the server, or give the right URL (flag, environment or conquiet.toml)",
+    ),
+)
+
+
+def _explain(error: BaseException) -> tuple[str, str]:
+    """Return what happened and what to do. The text of the driver's error is searched and never shown."""
+    text = f"{type(error).__name__} {error} {error.__cause__ or ''}".lower()
+    for signs, reason, fix in _REASONS:
+        if any(sign in text for sign in signs):
+            return reason, fix
+    return f"cannot be used ({type(error).__name__})", "run with --debug for the reason"
+
+
+def is_debugging() -> bool:
+    """Return whether tracebacks are shown."""
+    return bool(os.environ.get(_DEBUG_VARIABLE))
+
+
+def set_debugging() -> None:
+    """Show tracebacks, in child processes too."""
+    os.environ[_DEBUG_VARIABLE] = "1"
+
+
+def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Make a command end with one sentence instead of a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with exit_on_error():
+            return command(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Print an exception as a sentence on stderr and exit with its code."""
+    try:
+        yield
+    except CommandError as error:
+        report_error(str(error), error.fix)
+        raise typer.Exit(error.exit_code) from None
+    except (ConfigurationError, MissingExtraError, NoSuchStreamError, QueueMissingError, WrongKeyTypeError) as error:
+        report_error(str(error))
+        raise typer.Exit(NOT_DONE) from None
+    except ConquietError as error:
+        report_error(str(error))
+        raise typer.Exit(FAILED) from None
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except BrokenPipeError:
+        # The reader of our output left (``| head``): nothing more can be written, at exit neither.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(FAILED) from None
+    except OSError as error:
+        report_error(f"system error: {error.strerror or type(error).__name__}", "run with --debug for details")
+        raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        report_error("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:  # noqa: BLE001 - the last resort: a traceback is for --debug
+        extra = extra_for(error) if isinstance(error, ModuleNotFoundError) else None
+        if extra:
+            report_error(str(extra))
+            raise typer.Exit(NOT_DONE) from None
+        # Its text may hold parts of a message or of a URL, so only its class is shown.
+        report_error(f"internal error ({type(error).__name__})", "report it, with the output of --debug")
+        raise typer.Exit(FAILED) from None
+
+
+def report_error(sentence: str, fix: str = "") -> None:
+    """Print what went wrong, and what to do, on stderr."""
+    if is_debugging():
+        traceback.print_exc()
+    report(sentence, level="error", fix=fix)

@@ -1,0 +1,64 @@
+"""Types of options. ``inf``, ``nan`` and ``1e309`` are floats to the parser and make no sense as numbers of seconds.
+
+See docs/decisions/0028.
+"""
+
+import math
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from conquiet.cli.logs import set_log_format
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+MAX_SECONDS: Final = 100 * 365 * 86_400.0
+"""A hundred years: longer times mean the same, and clocks and servers cannot represent all of them."""
+
+
+class AppPart(StrEnum):
+    """The parts of an App that ``conquiet worker`` can run alone."""
+
+    HANDLERS = "handlers"
+    RELAY = "relay"
+    SCHEDULER = "scheduler"
+
+
+class JobPhaseName(StrEnum):
+    """The phases of jobs that can be listed; the same words as ``management.JobPhase``, which needs an extra."""
+
+    WAITING = "waiting"
+    DELAYED = "delayed"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    PARKED = "parked"
+    BEHIND = "behind"
+    DEAD = "dead"
+
+
+class BulkActionName(StrEnum):
+    """What ``conquiet jobs bulk`` does; the same words as ``management.BulkAction``."""
+
+    CANCEL = "cancel"
+    RUN_NOW = "run-now"
+    RESCHEDULE = "reschedule"
+    RETRY = "retry"
+
+
+def finite(value: float) -> float:
+    """Reject what is not finite, and clamp to ``MAX_SECONDS``. The callback of every option that takes a float."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"a finite number is needed, got {value}")
+    return min(value, MAX_SECONDS)
+
+
+def _check_level(value: str) -> str:
+    if value.lower() not in _LEVELS:
+        raise typer.BadParameter(f"must be one of {', '.join(_LEVELS)}")
+    return value
+
+
+LogFormat = Annotated[
+    str, typer.Option("--log-format", callback=set_log_format, help="Log lines as console (the default) or json.")
+]
+LogLevel = Annotated[str, typer.Option("--log-level", callback=_check_level, help=f"One of {', '.join(_LEVELS)}.")]

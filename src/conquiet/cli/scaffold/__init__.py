@@ -1,0 +1,1 @@
+"""``conquiet new``: small projects that pass their own tests."""

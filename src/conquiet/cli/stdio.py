@@ -1,0 +1,27 @@
+"""Repair the standard streams that the shell closed or that cannot encode all characters."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+
+def repair_stdio() -> None:
+    """Ensure that the standard streams are open and replace characters they cannot encode.
+
+    A closed descriptor would be reused by the next file or socket, and the output of a child would go to a server.
+    ``sys.stdin`` stays None then, so that a command can report that it is closed.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+    # They stay open for as long as the process lives.
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that is not UTF-8 gets escapes.
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,0 +1,73 @@
+"""Decide when a worker process is replaced by a fresh one: after so many messages, so much memory, or so long.
+
+One process at a time: the next one is drained only when the replacement of the last one is ready. Limits differ by up
+to a tenth from process to process, so that hosts that were started together do not recycle together.
+"""
+
+import os
+import random
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from conquiet.core.validation import require_positive, require_seconds
+
+_SPREAD = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecycleLimits:
+    """When a process is replaced; None is no limit.
+
+    Attributes:
+        max_messages: Messages handled.
+        max_rss_mb: Resident memory, in MiB.
+        max_age_s: Seconds since its start.
+    """
+
+    max_messages: int | None = None
+    max_rss_mb: int | None = None
+    max_age_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_messages is not None:
+            require_positive("max_messages", self.max_messages)
+        if self.max_rss_mb is not None:
+            require_positive("max_rss_mb", self.max_rss_mb)
+        if self.max_age_s is not None:
+            require_seconds("max_age_s", self.max_age_s)
+
+    @property
+    def is_set(self) -> bool:
+        """True if there is a limit."""
+        return self != RecycleLimits()
+
+    def reason(self, *, handled: int, rss_bytes: int, age_s: float, share: float = 1.0) -> str:
+        """Return which limit a process has reached, empty if none. ``share`` is the part of each that is its own."""
+        if self.max_messages is not None and handled >= self.max_messages * share:
+            return f"has handled {handled} messages"
+        if self.max_rss_mb is not None and rss_bytes >= self.max_rss_mb * share * 2**20:
+            return f"uses {rss_bytes // 2**20} MiB"
+        if self.max_age_s is not None and age_s >= self.max_age_s * share:
+            return f"is {age_s:.0f} s old"
+        return ""
+
+
+def draw_share() -> float:
+    """Return the part of the limits that holds for one process."""
+    return random.uniform(1 - _SPREAD, 1.0)  # noqa: S311 - spreads load, and protects nothing
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 if it has ended, or the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        pass
+    try:  # without /proc: macOS, BSD
+        command = ["ps", "-o", "rss=", "-p", str(pid)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+        return int(done.stdout.strip() or 0) * 1024
+    except (OSError, ValueError):
+        return 0

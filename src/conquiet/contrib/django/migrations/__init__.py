@@ -1,0 +1,1 @@
+"""Migrations that create the tables of inbox and outbox."""

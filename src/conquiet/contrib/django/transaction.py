@@ -1,0 +1,230 @@
+"""Inbox and outbox in the transaction of a Django connection.
+
+In a request, inside ``transaction.atomic()`` or with ``ATOMIC_REQUESTS``:
+
+    emit(app, "order.paid", OrderPaid(…))           # a row of the outbox: published if the block commits
+
+In a worker, a handler that uses the ORM asks for a ``DjangoTransaction`` and is exactly-once like any other:
+
+    @app.handler("order.paid")
+    def book(order: OrderPaid, session: DjangoTransaction) -> None:
+        Booking.objects.create(order_id=order.order_id)
+
+    BEGIN ─ inbox row ─ handler ─ COMMIT          one atomic block; what raises rolls all of it back
+
+Errors of Django's database layer become conquiet's here: a lost connection is an ``InfrastructureError``, a lost reply
+to COMMIT a ``CommitUnknownError``.
+
+See docs/decisions/0042.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections, transaction
+from django.db.utils import Error as DjangoError
+from django.db.utils import InterfaceError, OperationalError
+from sqlalchemy import TextClause
+from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.exc import DBAPIError
+
+from conquiet.core.functions import is_coroutine_function, reject_awaitable
+from conquiet.db.errors import OperationInfo, as_write_error
+from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
+from conquiet.transactional.session_source import SyncSource
+from conquiet.transactional.sql_dialect import SqlDialect, dialect_named
+
+if TYPE_CHECKING:
+    from conquiet.app.application import App
+    from conquiet.transactional.lease_check import Deduplicator
+
+T = TypeVar("T")
+
+_ABOUT = OperationInfo("a statement of the inbox or outbox")
+_BLOCK = OperationInfo("the transaction of a handler")
+_OF_CONNECTIONS = (OperationalError, InterfaceError)
+
+
+class DjangoTransaction:
+    """The atomic block that is open on a Django connection. Use it as a session of ``app.emit_sync`` and handlers.
+
+    Args:
+        using: Alias of the database.
+
+    Raises:
+        ConfigurationError: No atomic block is open: the row would be committed by itself.
+    """
+
+    def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
+        self.using = using
+        self._connection = connections[using]
+        if not self._connection.in_atomic_block:
+            raise ConfigurationError(
+                f"no transaction is open on Django's database {using!r}: call it inside 'with transaction.atomic():', "
+                'or set DATABASES["default"]["ATOMIC_REQUESTS"] = True'
+            )
+
+    @classmethod
+    def conquiet_source(cls) -> SyncSource:
+        """Return where handlers get their transaction from; called by ``App``."""
+        return DjangoSource()
+
+    def conquiet_unit_of_work(self) -> "_OfDjango":
+        """Return the transaction as inbox and outbox see it."""
+        return _OfDjango(self._connection)
+
+
+def emit(
+    app: "App",
+    event: str,
+    payload: Any = None,
+    *,
+    delay_s: float | None = None,
+    at: datetime | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> str:
+    """Emit a message in the current atomic block and return its id. It is published if the block commits.
+
+    Raises:
+        ConfigurationError: No atomic block is open, the event is unknown, or an argument is wrong. Nothing was written.
+        PayloadError: The payload does not fit the event's model. Nothing was written.
+    """
+    return app.emit_sync(event, payload, session=DjangoTransaction(using), delay_s=delay_s, at=at)
+
+
+class DjangoSource(SyncSource):
+    """Gives each message an atomic block of its own."""
+
+    def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:  # without super(): there is no engine
+        self._using = using
+        self.capacity = None
+
+    def require_handler(self, handler: Callable[..., Any]) -> None:
+        """Raise ``ConfigurationError`` for an ``async def`` handler: Django's transactions are synchronous."""
+        if is_coroutine_function(handler):
+            raise ConfigurationError(
+                "a handler with a DjangoTransaction must be a plain function, not 'async def': Django has no "
+                "transactions for coroutines"
+            )
+
+    def effect_once(
+        self,
+        inbox: "Deduplicator",
+        msg: Any,
+        work: Callable[[Any], object],
+        before_commit: Callable[[], None] | None = None,
+    ) -> bool:
+        """Run ``work(session)`` in an atomic block unless the message has had its effect. True if it ran."""
+        close_old_connections()  # what a request does: a connection that is too old, or broken, is not used again
+        is_committing = False
+        try:
+            with _translated(self._using, lambda: is_committing), transaction.atomic(using=self._using, durable=True):
+                session = DjangoTransaction(self._using)
+                with inbox.once(session, msg) as first_time:  # type: ignore[arg-type]
+                    if first_time:
+                        reject_awaitable("the handler", work(session))
+                        if transaction.get_rollback(self._using):
+                            raise LifecycleError(
+                                "the handler's transaction was marked for rollback by an error that it caught: let "
+                                "the error leave the handler, or catch it outside of an inner atomic block"
+                            )
+                        if before_commit is not None:
+                            before_commit()
+                is_committing = True
+        finally:
+            close_old_connections()
+        return bool(first_time)
+
+    def read(self, work: Callable[[Any], T]) -> T:
+        """Return ``work(session)``, in an atomic block of its own: it finds out whether a job was cancelled."""
+        close_old_connections()
+        with _translated(self._using, lambda: False), transaction.atomic(using=self._using, durable=True):
+            return work(DjangoTransaction(self._using))
+
+
+class _OfDjango:
+    """A Django transaction as a ``UnitOfWork``."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.dialect: SqlDialect = dialect_named(connection.vendor)
+
+    @property
+    def engine(self) -> Any:
+        """An object that stands for the database."""
+        return _database_of(self._connection.alias)
+
+    @property
+    def transaction(self) -> object:
+        """An object that lives as long as the atomic block: the outermost one, which COMMIT ends."""
+        blocks = self._connection.atomic_blocks
+        return _marks.setdefault(blocks[0], _Mark()) if blocks else self
+
+    def execute(self, statement: TextClause, binds: Mapping[str, Any]) -> int:
+        """Run a statement and return its row count."""
+        with _statement_errors(self._connection.alias), self._connection.cursor() as cursor:
+            cursor.execute(_pyformat(statement), dict(binds))
+            return int(cursor.rowcount)
+
+    def after_commit(self, step: Callable[[], None]) -> None:
+        """Call ``step`` once the transaction has committed; never if it rolls back."""
+        transaction.on_commit(step, using=self._connection.alias)
+
+    def fetch_one(self, statement: TextClause, binds: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the one row there is, or None."""
+        rows = self.fetch_all(statement, binds)
+        return rows[0] if rows else None
+
+    def fetch_all(self, statement: TextClause, binds: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return all rows."""
+        with _statement_errors(self._connection.alias), self._connection.cursor() as cursor:
+            cursor.execute(_pyformat(statement), dict(binds))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+class _Mark:
+    """Stands for a transaction or a database in a weak dictionary."""
+
+
+_marks: "WeakKeyDictionary[Any, _Mark]" = WeakKeyDictionary()
+
+
+@cache
+def _database_of(_alias: str) -> _Mark:
+    return _Mark()
+
+
+@cache
+def _pyformat(statement: TextClause) -> str:
+    """Return a statement with parameters as every backend of Django takes them: ``%(name)s``."""
+    return str(statement.compile(dialect=DefaultDialect(paramstyle="pyformat")))
+
+
+@contextmanager
+def _statement_errors(alias: str) -> Iterator[None]:
+    try:
+        yield
+    except DjangoError as error:
+        raise _as_ours(error, _ABOUT, alias, committing=False) from (error.__cause__ or error)
+
+
+@contextmanager
+def _translated(alias: str, committing: Callable[[], bool]) -> Iterator[None]:
+    try:
+        yield
+    except DjangoError as error:
+        raise _as_ours(error, _BLOCK, alias, committing=committing()) from (error.__cause__ or error)
+
+
+def _as_ours(error: DjangoError, info: OperationInfo, alias: str, *, committing: bool) -> DbWriteError:
+    """Translate Django's error: it wraps the driver's and keeps it as the cause, and that one has the numbers."""
+    cause = error.__cause__ or error
+    raw = connections[alias].connection  # the driver's own; None once Django has closed it
+    is_lost = isinstance(error, _OF_CONNECTIONS) and (raw is None or bool(getattr(raw, "closed", False)))
+    described = DBAPIError(None, None, cause, connection_invalidated=is_lost)
+    return as_write_error(described, info, committing=committing)

@@ -1,0 +1,124 @@
+"""Flask: emit messages in the transaction of the request.
+
+    app = App("shop", …)
+    door = FlaskDoor(app, flask_app)
+
+    @flask_app.post("/orders")
+    def create():
+        door.session.add(Order(…))
+        door.emit("order.paid", OrderPaid(…))      # published if this request commits
+        return "", 201
+
+``door.session`` is opened when it is first used. After the view it is committed if the response is a success (below
+400), before a byte is sent; otherwise, and after an exception, it is rolled back. A commit that fails makes the
+response a 500. With a session of your own (Flask-SQLAlchemy: ``FlaskDoor(app, session=lambda: db.session)``) you commit
+yourself.
+
+See docs/decisions/0042.
+"""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from conquiet.core.extras import require_extra
+from conquiet.errors import ConfigurationError, LifecycleError
+
+require_extra("flask", "flask")
+
+from flask import Flask, g, has_request_context  # noqa: E402
+
+from conquiet.app.application import App  # noqa: E402
+from conquiet.app.parameters import SessionKind  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flask import Response
+    from sqlalchemy.orm import Session
+
+_KEY: Final = "_conquiet_session"
+_FIRST_ERROR: Final = 400
+
+
+class FlaskDoor:
+    """Emits in the transaction of the current request.
+
+    Args:
+        app: The application whose events are emitted.
+        flask_app: The Flask application; ``init_app`` adds it later.
+        session: Returns the session of the current request, for applications that have one. They commit it themselves.
+
+    Raises:
+        ConfigurationError: An argument is of another type.
+    """
+
+    def __init__(self, app: App, flask_app: Flask | None = None, *, session: "Callable[[], Any] | None" = None) -> None:
+        if not isinstance(app, App):
+            raise ConfigurationError(
+                f"app must be a conquiet App, got a {type(app).__name__}: FlaskDoor(app, flask_app)"
+            )
+        self._app = app
+        self._session = session
+        if flask_app is not None:
+            self.init_app(flask_app)
+
+    def init_app(self, flask_app: Flask) -> None:
+        """Serve a Flask application, as Flask's extensions do."""
+        if not isinstance(flask_app, Flask):
+            raise ConfigurationError(f"flask_app must be a Flask application, got a {type(flask_app).__name__}")
+        self._app.registry.events.require_complete()
+        flask_app.extensions["conquiet"] = self
+        flask_app.after_request(self._after_request)
+        flask_app.teardown_request(self._teardown)
+
+    @property
+    def session(self) -> "Session":
+        """The session of the current request; opened at its first use.
+
+        Raises:
+            LifecycleError: No request is being handled here.
+        """
+        if not has_request_context():
+            raise LifecycleError(
+                "door.session is the session of a request, and no request is being handled here: outside of one call "
+                "app.emit_sync(event, payload, session=…) with a session of your own"
+            )
+        if self._session is not None:
+            given: Session = self._session()
+            return given
+        if _KEY not in g:
+            maker = self._app.assembly.database.source_for(SessionKind.SESSION)
+            setattr(g, _KEY, maker())
+        found: Session = getattr(g, _KEY)
+        return found
+
+    def emit(self, event: str, payload: Any = None, *, delay_s: float | None = None, at: datetime | None = None) -> str:
+        """Emit a message in the transaction of the current request and return its id.
+
+        Args:
+            event: An event that the app handles or declares.
+            payload: An object of the event's model, or a mapping that fits it.
+            delay_s: Seconds until it is due.
+            at: The moment it is due, with a time zone.
+
+        Raises:
+            LifecycleError: No request is being handled here.
+            ConfigurationError: The event is unknown, or an argument is wrong. Nothing was written.
+            PayloadError: The payload does not fit the event's model. Nothing was written.
+        """
+        return self._app.emit_sync(event, payload, session=self.session, delay_s=delay_s, at=at)
+
+    def _after_request(self, response: "Response") -> "Response":
+        session = g.pop(_KEY, None)
+        if session is not None:
+            try:
+                if response.status_code < _FIRST_ERROR:
+                    session.commit()
+            finally:
+                session.close()  # rolls back what was not committed
+        return response
+
+    def _teardown(self, _error: BaseException | None) -> None:
+        session = g.pop(_KEY, None)  # there after an exception that Flask lets through, as in its test mode
+        if session is not None:
+            session.close()

@@ -1,0 +1,24 @@
+"""Start a background task in ``__aenter__``."""
+
+import asyncio
+from typing import Any
+
+
+async def wait_ready(running: asyncio.Task[Any], ready: asyncio.Event) -> None:
+    """Wait until a background task is ready or has ended; raise its error.
+
+    If the caller is cancelled meanwhile, ``__aexit__`` will never be called: the task is cancelled and awaited, so that
+    it does not start work that no caller can stop.
+    """
+    waiting = asyncio.create_task(ready.wait())
+    try:
+        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+    except BaseException:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        raise
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    if running.done():
+        running.result()

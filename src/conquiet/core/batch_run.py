@@ -1,0 +1,163 @@
+"""Run a batch so that a member that fails is found, and the others have their effect.
+
+A call with several members happens as a whole or not at all (one transaction). If it fails, the batch is halved:
+
+    200 fail ─▶ 100 of them ─┬─ succeed: the one that fails is among the other 100, which are not run as a whole
+                             └─ fail: it is among these; the other 100 wait
+    ... until one is left. It is run alone: what that raises is its own failure. Then what waits is run, in one call.
+
+So one member that fails costs a batch of 200 ten calls more at most. Several are found one after the other.
+
+    error of a call                     what happens
+    InfrastructureError                 no member's fault: it is the outcome of all that have none yet
+    MessageInProgressError              another run holds a member's inbox row: one call for each member
+    ConflictError, the first one        the same members again: two batches met, and neither is wrong
+    a member has lost its lease         it is taken out, and the same call is made without it
+    any other                           halved
+
+Knows no broker and no database.
+
+See docs/decisions/0044.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from conquiet.errors import ConfigurationError, ConflictError, InfrastructureError, MessageInProgressError
+
+M = TypeVar("M")
+
+Outcome = Exception | None
+"""None: the member's effect has happened, now or before."""
+
+Outcomes = Sequence[Outcome]
+
+
+class _Undecided(Exception):  # noqa: N818 - not raised: marks a member without an outcome
+    """The member has no outcome yet."""
+
+
+_UNDECIDED: Final = _Undecided()
+
+
+class BatchRun(Generic[M]):
+    """Runs the members of one batch to an outcome for each.
+
+    Args:
+        members: The members.
+        call: Runs some of them. Returns None if all succeeded, or an outcome for each; raises if nothing happened.
+        lost: Returns an error for a member that must not be run any more (its lease was lost), else None.
+
+    Attributes:
+        calls: How often ``call`` was called.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[M],
+        call: Callable[[list[M]], Awaitable[Any]],
+        *,
+        lost: Callable[[M], Outcome] = lambda _member: None,
+    ) -> None:
+        self._members = members
+        self._call = call
+        self._lost = lost
+        self._outcomes: list[Outcome] = [_UNDECIDED] * len(members)
+        self._shared: InfrastructureError | None = None
+        self._met_conflict = False
+        self.calls = 0
+
+    async def run(self) -> list[Outcome]:
+        """Return the outcome of each member. Raises nothing but a cancellation or an end of the process."""
+        await self._settle(list(range(len(self._members))))
+        return self._outcomes
+
+    async def _settle(self, positions: list[int]) -> None:
+        error = await self._try(positions)
+        if isinstance(error, MessageInProgressError):
+            for position in self._open(positions):
+                await self._try([position])
+        elif error is not None:
+            await self._search(self._open(positions))
+
+    async def _search(self, suspects: list[int]) -> None:
+        """Find the member that fails among some that have failed together; then run the others."""
+        waiting: list[list[int]] = []
+        while len(suspects) > 1:
+            half, rest = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+            if await self._try(half) is not None:
+                waiting.append(rest)
+                suspects = self._open(half)
+            elif any(self._outcomes[position] is not None for position in half):
+                waiting.append(rest)  # found: it was alone, or the call has named it
+                suspects = []
+            else:
+                suspects = rest
+        await self._try(suspects)
+        others = [position for group in waiting for position in group]
+        if await self._try(others) is None:
+            return
+        if len(waiting) == 1:
+            await self._search(self._open(others))
+        else:
+            for group in waiting:  # several members fail: by the groups that are known, not all over again
+                await self._settle(self._open(group))
+
+    async def _try(self, positions: list[int]) -> Exception | None:
+        """Run these in one call. Returns its error if nothing happened and it is not clear whose fault that is."""
+        while positions := self._held(positions):
+            if self._shared is not None:
+                self._record(positions, [self._shared] * len(positions))
+                return None
+            self.calls += 1
+            try:
+                result = await self._call([self._members[position] for position in positions])
+                self._record(positions, _checked(result, len(positions)))
+            except InfrastructureError as error:
+                self._shared = error
+            except Exception as error:  # noqa: BLE001 - a handler may raise anything
+                if len(self._held(positions)) < len(positions) or self._may_repeat(error):
+                    continue
+                if len(positions) > 1:
+                    return error
+                self._outcomes[positions[0]] = error
+                return None
+            else:
+                return None
+        return None
+
+    def _may_repeat(self, error: Exception) -> bool:
+        if isinstance(error, MessageInProgressError) or not isinstance(error, ConflictError) or self._met_conflict:
+            return False
+        self._met_conflict = True
+        return True
+
+    def _held(self, positions: list[int]) -> list[int]:
+        """Return those that may be run; the others get their outcome."""
+        held = []
+        for position in positions:
+            lost = self._lost(self._members[position])
+            if lost is None:
+                held.append(position)
+            else:
+                self._outcomes[position] = lost
+        return held
+
+    def _open(self, positions: list[int]) -> list[int]:
+        return [position for position in positions if self._outcomes[position] is _UNDECIDED]
+
+    def _record(self, positions: list[int], outcomes: Outcomes) -> None:
+        for position, outcome in zip(positions, outcomes, strict=True):
+            self._outcomes[position] = outcome
+
+
+def _checked(result: object, number: int) -> Outcomes:
+    """Return the outcomes that a call has returned. A list without exceptions is some other value, and ignored."""
+    if not isinstance(result, list) or not any(isinstance(one, Exception) for one in result):
+        return [None] * number
+    if len(result) != number or not all(one is None or isinstance(one, Exception) for one in result):
+        raise ConfigurationError(
+            "a batch handler that returns exceptions returns a list with None or an exception for each of its "
+            f"{number} messages, in their order"
+        )
+    return result

@@ -1,0 +1,44 @@
+"""Cancellations that a library swallows, and those that arrive too late.
+
+Up to Python 3.11 ``asyncio.wait_for`` returns its result instead of raising when it is cancelled in the iteration of
+the loop in which the awaited call completes, and redis-py sends every command through it. The task then goes on without
+any limit. But ``Task.cancelling()`` still counts the request, and that is checked here.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def reraise_swallowed_cancellation() -> Iterator[None]:
+    """Raise at the end a cancellation that the body swallowed.
+
+    Only requests during the body count: a task that cleans up after a cancellation may still make calls.
+
+    Raises:
+        asyncio.CancelledError: The current task was cancelled during the body, and the body did not raise it.
+    """
+    before = _times_cancelled()
+    try:
+        yield
+    finally:
+        if _times_cancelled() > before:
+            raise asyncio.CancelledError
+
+
+def _times_cancelled() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def forget_cancellations(task: "asyncio.Task[Any]") -> None:
+    """Clear a task's cancellation requests that were meant for work it has finished."""
+    while task.uncancel():
+        pass
+
+
+def is_ending(owner: "asyncio.Task[Any] | None") -> bool:
+    """Return True if a task has ended or is being cancelled: a cancellation of its children is then meant for them."""
+    return owner is not None and (owner.done() or owner.cancelling() > 0)

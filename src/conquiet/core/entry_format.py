@@ -1,0 +1,95 @@
+"""Entries that other programs write, with several plain fields: how a function of the user's reads them. Pure.
+
+    XADD payments * order 17 amount 12.50 ──▶ {"order": b"17", "amount": b"12.50"} ──decode──▶ {"order": 17, …}
+
+Without ``decode`` an entry has one field ``data`` that holds a JSON object, and anything else is malformed. With it,
+an entry is malformed if it is too large, if ``decode`` raises, or if it returns no mapping with text keys. The reason
+names the type of the exception and never its text, which may quote the entry.
+
+See docs/decisions/0040.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from conquiet.core.decode_function import Decode
+from conquiet.core.json_codec import KEY_NOT_TEXT, TOO_LARGE, CodecError
+
+DECODE_FAILED: Final = "decode() raised"
+NOT_A_MAPPING: Final = "decode() did not return a mapping"
+
+
+class EntryFormat:
+    """Reads entries with a function of the user's.
+
+    Args:
+        decode: The function.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+
+    def __call__(self, fields: dict[str, bytes]) -> Mapping[str, Any]:
+        """Call the function."""
+        return self._decode(fields)
+
+    def read(self, entry_id: str, fields: Sequence[bytes], *, max_bytes: int) -> tuple[dict[str, Any], bytes]:
+        """Return the payload, and bytes that are the same at each delivery whatever the function returns.
+
+        Args:
+            entry_id: Id of the entry.
+            fields: Names and values as the server sends them: flat.
+            max_bytes: A larger entry is malformed.
+
+        Raises:
+            CodecError: The entry is malformed.
+        """
+        del entry_id
+        return self.payload_of(fields, max_bytes=max_bytes), joined(fields)
+
+    def payload_of(self, fields: Sequence[bytes], *, max_bytes: int) -> dict[str, Any]:
+        """Return what the function makes of an entry.
+
+        Raises:
+            CodecError: The entry is malformed.
+        """
+        if sum(map(len, fields)) > max_bytes:
+            raise CodecError(TOO_LARGE)
+        named = {name.decode(errors="backslashreplace"): value for name, value in pairs(fields)}
+        try:
+            payload = self._decode(named)
+        except Exception as error:  # noqa: BLE001 - a function of the user's
+            reason = f"{DECODE_FAILED} {type(error).__name__}"
+        else:
+            return _checked(payload)
+        # Outside of the except block, so that the error, which may quote the entry, is not its context.
+        raise CodecError(reason)
+
+
+def pairs(fields: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return names with values of the flat list that a server sends."""
+    return list(zip(fields[::2], fields[1::2], strict=False))
+
+
+def joined(fields: Sequence[bytes]) -> bytes:
+    """Return all names and values as one, each with its length: two entries that differ never look the same."""
+    return b"".join(b"%d:%b" % (len(part), part) for part in fields)
+
+
+def identity_of(entry_id: str, fields: Sequence[bytes]) -> str:
+    """Return an id for an entry whose writer gave it none: the server's, which may come twice, and a digest."""
+    return f"{entry_id}.{hashlib.sha256(joined(fields)).hexdigest()[:16]}"
+
+
+def format_of(decode: Decode | None) -> EntryFormat | None:
+    """Return how entries are read; None is the strict format."""
+    return decode if decode is None or isinstance(decode, EntryFormat) else EntryFormat(decode)
+
+
+def _checked(payload: object) -> dict[str, Any]:
+    if not isinstance(payload, Mapping):
+        raise CodecError(NOT_A_MAPPING)
+    if not all(isinstance(key, str) for key in payload):
+        raise CodecError(KEY_NOT_TEXT)
+    return dict(payload)

@@ -1,0 +1,181 @@
+"""Check handlers: what they must not be, and what they must not return."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+from conquiet.core.log import FactLogger
+from conquiet.errors import ConfigurationError
+
+logger = FactLogger(__name__)
+
+_MADE_FOR: Final = "__conquiet_made_for__"
+_POOL_CAPACITY: Final = "__conquiet_pool_capacity__"
+_CANCELLATION: Final = "__conquiet_cancellation__"
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Return True if a call returns a coroutine: ``async def``, or an object whose ``__call__`` is one.
+
+    A plain wrapper (``functools.wraps``) counts as what it wraps, an ``async def`` wrapper as a coroutine function.
+    """
+    return any(inspect.iscoroutinefunction(layer) for layer in _layers(function))
+
+
+def require_plain_function(name: str, function: Callable[..., Any]) -> None:
+    """Raise ``ConfigurationError`` if a call would return a coroutine, which would never run."""
+    if not callable(function):
+        raise ConfigurationError(f"{name} must be a function")
+    if is_coroutine_function(function):
+        raise ConfigurationError(f"{name} must be a plain function, not 'async def': it is called in a thread")
+
+
+def require_arguments(name: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Raise ``ConfigurationError`` if it cannot be called with these arguments: every message would fail.
+
+    Of a wrapper the wrapper's own signature counts, because it may add or remove arguments. A function without a
+    signature of its own passes. A class whose instances are callable is refused: a call would only create an instance,
+    and the message would be acknowledged without its work.
+    """
+    if isinstance(function, type) and any("__call__" in vars(kind) for kind in function.__mro__):
+        raise ConfigurationError(f"{name} must be an object of the class {function.__name__}, not the class itself")
+    signature = _own_signature(function)
+    try:
+        if signature is not None:
+            signature.bind(*arguments)
+    except TypeError:
+        raise ConfigurationError(
+            f"{name} is called as {name}({', '.join(arguments)}) and cannot take that; correct its parameters"
+        ) from None
+
+
+def _own_signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of exactly this object; None if it is unknown."""
+    core = function
+    while isinstance(core, functools.partial):
+        core = core.func
+    try:
+        if _shows_other_signature(core) or _shows_other_signature(type(core).__call__):
+            return None
+        return inspect.signature(function, follow_wrapped=False)
+    except Exception:  # noqa: BLE001 - an annotation is code too, and since Python 3.14 it may be run only now
+        return None
+
+
+def _shows_other_signature(function: object) -> bool:
+    """Return True if it shows the signature of another object: by ``__signature__``, or as a proxy."""
+    return getattr(function, "__signature__", None) is not None or type(function) is not function.__class__
+
+
+def mark_made_for(function: Callable[..., Any], place: str) -> None:
+    """Record on a function the group or queue that it was made for; ``functools.wraps`` copies the record."""
+    setattr(function, _MADE_FOR, place)
+
+
+def require_made_for(function: Callable[..., Any], kind: str, place: str) -> None:
+    """Raise ``ConfigurationError`` if the function was made for another group or queue than the engine's.
+
+    Args:
+        function: A handler. One without a record passes.
+        kind: ``group`` or ``queue``.
+        place: The group or queue of the engine that is to run it.
+    """
+    made_for = getattr(function, _MADE_FOR, place)
+    if made_for != place:
+        raise wrong_place(kind, made_for, place)
+
+
+def mark_pool_capacity(function: Callable[..., Any], capacity: int | None) -> None:
+    """Record on a function how many calls can hold a database connection at once; None for no limit."""
+    setattr(function, _POOL_CAPACITY, capacity)
+
+
+def mark_cancellation(function: Callable[..., Any], mark: Callable[[Any], Any]) -> None:
+    """Record on a handler what is to be called in its place when its job is cancelled; see ``cancellation_of``."""
+    setattr(function, _CANCELLATION, mark)
+
+
+def cancellation_of(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
+    """Return what writes "cancelled" where the handler writes its effect, or None for a handler without a database.
+
+    It is called with the handler's context and returns False if the effect is there already. It is ``async def`` if the
+    handler is.
+    """
+    return getattr(function, _CANCELLATION, None)
+
+
+def warn_if_pool_is_smaller(function: Callable[..., Any], concurrency: int) -> None:
+    """Log a warning if the handler's connection pool is smaller than the concurrency that is to use it."""
+    capacity = getattr(function, _POOL_CAPACITY, None)
+    if capacity is not None and capacity < concurrency:
+        logger.warning(
+            "the concurrency is %(concurrency)s, but the handler's database pool lends at most %(pool_capacity)s "
+            "connections at once: handlers will wait for a connection. Call create_engine with "
+            "pool_size=%(concurrency)s, or lower the concurrency",
+            concurrency=concurrency,
+            pool_capacity=capacity,
+        )
+
+
+def wrong_place(kind: str, made_for: str, place: str) -> ConfigurationError:
+    """Return the error for a handler that was made for another group or queue than the engine's."""
+    return ConfigurationError(
+        f"the handler was made for {kind} {made_for!r} and is run by an engine of {kind} {place!r}: its inbox rows "
+        f"would mix with those of another service; leave the argument {kind} out, it comes from the engine"
+    )
+
+
+def reject_awaitable(name: str, result: object) -> None:
+    """Raise ``ConfigurationError`` if a plain function returned a coroutine: its work was not done."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()  # it is never awaited, and Python would warn about that
+        raise ConfigurationError(f"{name} returned a coroutine, so its work was not done; make it a plain function")
+
+
+def reject_unawaited(result: object) -> None:
+    """Raise ``ConfigurationError`` if an ``async def`` handler returned an awaitable: an ``await`` is missing."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ConfigurationError(
+            "the handler returned something to be awaited, so its work was not done; await it there"
+        )
+
+
+def reject_generator_function(name: str, function: Callable[..., Any]) -> None:
+    """Raise ``ConfigurationError`` for a generator function: a call runs none of its body."""
+    if any(inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer) for layer in _layers(function)):
+        raise ConfigurationError(f"{name} must not be a generator: remove its yield, or nothing of it is ever run")
+
+
+def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """Do what ``call_in_thread_for_result`` does, and drop the result."""
+    call_in_thread_for_result(name, function, *arguments)
+
+
+def call_in_thread_for_result(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a plain function in a thread so that every failure reaches the event loop; return its result.
+
+    Raises:
+        ConfigurationError: It returned a coroutine or a generator: its work was not done.
+        RuntimeError: It raised ``StopIteration``, which a future cannot hold (its waiter would never return), or
+            an error that would end the event loop or the waiting coroutine instead of the handler.
+    """
+    try:
+        result = function(*arguments)
+    except (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
+    if result is not None:
+        reject_awaitable(name, result)
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise ConfigurationError(f"{name} returned a generator, so its work was not done; make it a plain function")
+    return result
+
+
+def _layers(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return the objects that show its kind: the function, what it wraps, and the ``__call__`` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function, inspect.unwrap(function), getattr(function, "__call__", None)  # noqa: B004 - the method itself

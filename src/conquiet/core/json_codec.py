@@ -1,0 +1,216 @@
+"""The one strict JSON codec: payloads to UTF-8 bytes and back. Pure.
+
+Refused, and never silently repaired: bytes that are not UTF-8, NaN and the infinities, numbers that no float can hold,
+lone surrogates, keys that are not strings, types that JSON does not have, more bytes than allowed. Tuples are written
+as lists. A reason is one of the constants below, so that no value of a payload can get into an error; the error's path
+holds the keys that lead to the value.
+
+msgspec reads and writes: it refuses what the standard library accepts (NaN, 1e999, lone surrogates, UTF-16), and is
+several times as fast. What it would accept when writing (NaN as null, integer keys as strings, bytes as base64) is
+checked before it is called. It is a base dependency: one codec for every broker and for the outbox was preferred to a
+smaller install. Three codecs had three rules: tuples in the queue, none in the outbox, integer keys in the publisher.
+
+See docs/decisions/0009.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from conquiet.core import payload_path
+
+MAX_DEPTH = 100
+"""Deepest nesting that is written. Readers accept more, up to their stack limit."""
+
+TOO_LARGE = "it is larger than max_payload_bytes"
+NOT_UTF8 = "it is not UTF-8"
+NOT_JSON = "it is not JSON"
+NOT_AN_OBJECT = "it is not a JSON object"
+OUT_OF_RANGE = "it holds a number that is out of range"
+TOO_DEEP = "it is nested too deeply"
+NOT_FINITE = "it holds NaN or an infinity"
+KEY_NOT_TEXT = "it has a key that is not a string"
+NOT_JSON_TYPE = "it holds a value that is not a JSON type (str, int, float, bool, None, list, dict)"
+LONE_SURROGATE = "it holds text that cannot be UTF-8"
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+_LEAVES = frozenset({str, int, bool, type(None)})
+_CONTAINERS = frozenset({dict, list, tuple})
+
+
+class CodecError(ValueError):
+    """A payload was refused.
+
+    Attributes:
+        reason: One of this module's constants, never content.
+        path: Keys and indexes that lead to the refused value, such as ``order.items[3]``; empty if there are none.
+            It never holds the value.
+    """
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path = path
+
+    @property
+    def explanation(self) -> str:
+        """The reason with the path."""
+        return f"{self.reason}, at {self.path}" if self.path else self.reason
+
+
+def decode_payload(data: bytes, *, max_bytes: int) -> dict[str, Any]:
+    """Return the object that ``data`` encodes.
+
+    Raises:
+        CodecError: It is too large, not UTF-8, not JSON or not an object.
+    """
+    if len(data) > max_bytes:
+        raise CodecError(TOO_LARGE)
+    try:
+        payload = _decode(data)
+    except UnicodeDecodeError:
+        reason = NOT_UTF8
+    except msgspec.ValidationError:  # the only thing an untyped decoder validates is the range of numbers
+        reason = OUT_OF_RANGE
+    except msgspec.DecodeError:
+        reason = NOT_JSON
+    except RecursionError:
+        reason = TOO_DEEP
+    else:
+        if type(payload) is dict:
+            return payload
+        reason = NOT_AN_OBJECT
+    # Raised outside of the except block, so that the parser's error is not its context: UnicodeDecodeError holds the
+    # whole payload.
+    raise CodecError(reason)
+
+
+def encode_payload(payload: Mapping[str, Any], *, max_bytes: int) -> bytes:
+    """Return a JSON object as UTF-8; ``decode_payload`` returns an equal object (with lists for tuples).
+
+    Raises:
+        CodecError: It is not an object, holds what JSON does not have, or is too large.
+    """
+    if not isinstance(payload, dict):
+        raise CodecError(NOT_AN_OBJECT)
+    try:
+        return _encode_checked(payload, _check([payload]) and type(payload) is dict, max_bytes)
+    except CodecError as error:
+        reason = error.reason
+    raise CodecError(reason, _path(payload, reason))
+
+
+def encode_json(value: Any, *, max_bytes: int = sys.maxsize) -> bytes:
+    """Return any JSON value as UTF-8.
+
+    Raises:
+        CodecError: It holds what JSON does not have, or is too large.
+    """
+    containers: list[Any] = []
+    try:
+        plain = _check_values((value,), containers)
+        return _encode_checked(value, _check(containers) and plain, max_bytes)
+    except CodecError as error:
+        reason = error.reason
+    raise CodecError(reason, _path(value, reason))
+
+
+def _encode_checked(value: Any, plain: bool, max_bytes: int) -> bytes:  # noqa: FBT001 - private, on the hot path
+    reason = None
+    try:
+        data = _encode(value) if plain else _encode_subclasses(value)
+    except UnicodeEncodeError:
+        reason = LONE_SURROGATE
+    except ValueError:  # an int of more digits than Python converts (sys.get_int_max_str_digits)
+        reason = OUT_OF_RANGE
+    if reason is not None:
+        raise CodecError(reason)  # outside of the except block, as above
+    if len(data) > max_bytes:
+        raise CodecError(TOO_LARGE)
+    return data
+
+
+_BAD: dict[str, tuple[payload_path.Test, payload_path.Test]] = {
+    NOT_FINITE: (payload_path.is_not_finite, payload_path.never),
+    NOT_JSON_TYPE: (payload_path.is_no_json, payload_path.never),
+    KEY_NOT_TEXT: (payload_path.never, payload_path.is_not_text),
+    LONE_SURROGATE: (payload_path.is_not_utf8, payload_path.is_not_utf8),
+    OUT_OF_RANGE: (payload_path.has_too_many_digits, payload_path.never),
+    TOO_DEEP: (payload_path.never, payload_path.never),
+}
+
+
+def _path(payload: Any, reason: str) -> str:
+    if reason not in _BAD or not isinstance(payload, dict | list | tuple):
+        return ""
+    bad_value, bad_key = _BAD[reason]
+    return payload_path.find_path(payload, bad_value=bad_value, bad_key=bad_key, max_depth=MAX_DEPTH)
+
+
+def canonical(payload: Mapping[str, Any]) -> bytes:
+    """Return the same bytes for equal payloads, whatever the order of their keys."""
+    return json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _encode_subclasses(value: Any) -> bytes:
+    # Enums, defaultdicts, numpy floats: the standard library writes them as their base types.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _check(level: list[Any]) -> bool:
+    """Refuse what JSON does not have in these containers. Return True if every value is of a plain built-in type.
+
+    Level by level and not by recursion: a payload must not exhaust the stack, and one that contains itself is too deep.
+    """
+    plain = True
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for container in level:
+            if isinstance(container, dict):
+                plain &= _check_keys(container)
+                plain &= _check_values(container.values(), below)
+            else:
+                plain &= _check_values(container, below)
+        if not below:
+            return plain
+        level = below
+    raise CodecError(TOO_DEEP)
+
+
+def _check_keys(keys: Iterable[Any]) -> bool:
+    plain = True
+    for key in keys:
+        if type(key) is not str:
+            if not isinstance(key, str):
+                raise CodecError(KEY_NOT_TEXT)
+            plain = False
+    return plain
+
+
+def _check_values(values: Iterable[Any], below: list[Any]) -> bool:
+    """Check the values of one container; collect the containers among them in ``below``."""
+    plain = True
+    for value in values:
+        kind = type(value)
+        if kind in _LEAVES:
+            continue
+        if kind in _CONTAINERS:
+            below.append(value)
+        elif isinstance(value, float):
+            plain &= kind is float
+            if not math.isfinite(value):
+                raise CodecError(NOT_FINITE)
+        elif isinstance(value, dict | list | tuple):
+            plain = False
+            below.append(value)
+        elif isinstance(value, str | int):
+            plain = False
+        else:
+            raise CodecError(NOT_JSON_TYPE)
+    return plain

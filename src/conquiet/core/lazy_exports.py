@@ -1,0 +1,33 @@
+"""Import the public names of a package when they are first used, so that an extra is needed only by its users."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def lazy_exports(
+    package: str, homes: Mapping[str, Sequence[str]], *, require: Callable[[], None] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package.
+
+    Args:
+        package: Dotted name of the package.
+        homes: Names to export, by the module that defines them; a leading dot is relative to the package.
+        require: Called before the first import; raises if an extra is missing.
+    """
+    home_of = {name: module for module, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        module = home_of.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if require is not None:
+            require()
+        value = getattr(import_module(module, package), name)
+        setattr(import_module(package), name, value)  # the next access does not come here
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(import_module(package)), *home_of})
+
+    return get, names

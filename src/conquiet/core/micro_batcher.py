@@ -1,0 +1,88 @@
+"""Gather items while the last batch is being sent: one round trip for everything that came up meanwhile.
+
+    add ──▶ due ──▶ next iteration of the loop: a batch of all that is due ──▶ flush(batch)
+             ▲                                                                     │
+             └──────────── requeue, if the sender wants it sent again ─────────────┘
+
+One flush runs at a time. While ``held`` is True nothing is flushed here: another sender is about to take what is due.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class MicroBatcher(Generic[T]):
+    """Passes items to ``flush`` in batches. Belongs to one event loop.
+
+    Args:
+        flush: Sends one batch. An error that it raises ends this round; ``failure`` has it, and the next item starts
+            another round.
+        limit: Most items of a batch; None is no limit.
+        name: Name of the task, for a debugger.
+
+    Attributes:
+        held: Set it while another sender takes what is due.
+    """
+
+    def __init__(self, flush: Callable[[list[T]], Awaitable[None]], *, limit: int | None = None, name: str) -> None:
+        self._flush = flush
+        self._limit = limit
+        self._name = name
+        self._due: list[T] = []
+        self._task: asyncio.Task[None] | None = None
+        self.held = False
+
+    def __len__(self) -> int:
+        """Items that are due and in no batch."""
+        return len(self._due)
+
+    @property
+    def is_flushing(self) -> bool:
+        """True while a round is under way."""
+        return self._task is not None and not self._task.done()
+
+    def add(self, item: T) -> None:
+        """Send this item soon: with all others of this iteration of the event loop."""
+        self._due.append(item)
+        if not self.held and (self._task is None or self._task.done()):
+            self.flush_soon()
+
+    def requeue(self, items: list[T]) -> None:
+        """Make items due again, before all others."""
+        self._due[:0] = items
+
+    def take(self) -> list[T]:
+        """Remove and return everything that is due, for another sender."""
+        items, self._due = self._due, []
+        return items
+
+    def flush_soon(self) -> "asyncio.Task[None]":
+        """Start a round unless one is under way; return its task."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name=self._name)
+        return self._task
+
+    async def drain(self) -> None:
+        """Return when nothing is due and no round is under way. An error of ``flush`` is raised."""
+        while self._due or self.is_flushing:
+            # Shielded: others' items are in the same round, and a cancelled caller must not take them along.
+            await asyncio.shield(self.flush_soon())
+
+    async def close(self) -> list[T]:
+        """Cancel the round under way. Return what is due."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        return self.take()
+
+    async def _run(self) -> None:
+        while self._due:
+            await asyncio.sleep(0)  # everything else that ends in this iteration of the loop joins the batch
+            if self.held:
+                return
+            batch, self._due = self._due[: self._limit], [] if self._limit is None else self._due[self._limit :]
+            if batch:
+                await self._flush(batch)

@@ -1,0 +1,85 @@
+"""Check settings. A value that passes is not checked again.
+
+Each check names the setting and the required value. It shows a value only if that is a number: a string setting may
+hold a credential.
+
+See docs/decisions/0028.
+"""
+
+import math
+import re
+
+from conquiet.errors import ConfigurationError
+
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
+# Lone surrogates cannot be sent. They come from JSON, and from a shell with another encoding.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+# MySQL allows more in a quoted identifier. Spaces, backticks, dots and unicode look-alikes are not worth the risk of
+# an injection.
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
+
+
+def require_positive(name: str, value: object) -> int:
+    """Return ``value`` if it is an int greater than zero. ``True`` is not a number here."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{name} must be a positive integer, got {_kind(value)}")
+    if value <= 0:
+        raise ConfigurationError(f"{name} must be a positive integer, got {value}")
+    return value
+
+
+def require_seconds(name: str, value: object, *, zero_allowed: bool = False) -> float:
+    """Return ``value`` as a float if it is a finite number of seconds above zero."""
+    wanted = "a number of seconds, zero or more" if zero_allowed else "a positive number of seconds"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{name} must be {wanted}, got {_kind(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero_allowed):
+        raise ConfigurationError(f"{name} must be {wanted}, got {number:g}")
+    return number
+
+
+def require_text(name: str, value: object) -> str:
+    """Return ``value`` if it is a string of UTF-8 with at least one visible character and no control character."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be a non-empty string, got {_kind(value)}")
+    if not value.strip():
+        raise ConfigurationError(f"{name} must be a non-empty string, got an empty one")
+    if _CONTROL.search(value):
+        raise ConfigurationError(f"{name} must not contain control characters such as a newline")
+    if _SURROGATE.search(value):
+        raise ConfigurationError(f"{name} is not valid UTF-8; write it in UTF-8")
+    return value
+
+
+def require_identifier(name: str, value: object) -> str:
+    """Return ``value`` if it is one plain SQL identifier (a column)."""
+    if not isinstance(value, str) or _IDENTIFIER.fullmatch(value) is None:
+        raise ConfigurationError(
+            f"{name} must be a plain SQL identifier: letters, digits, _ and $, "
+            "not starting with a digit, at most 64 characters"
+        )
+    return value
+
+
+def require_table(name: str, value: object) -> str:
+    """Return ``value`` if it is ``table`` or ``schema.table``, both plain SQL identifiers."""
+    parts = value.split(".") if isinstance(value, str) else []
+    if not 1 <= len(parts) <= 2 or any(_IDENTIFIER.fullmatch(part) is None for part in parts):  # noqa: PLR2004 - schema.table
+        raise ConfigurationError(
+            f"{name} must be 'table' or 'schema.table', each a plain SQL identifier: letters, digits, _ and $, "
+            "not starting with a digit, at most 64 characters"
+        )
+    assert isinstance(value, str)  # noqa: S101 - parts is empty otherwise
+    return value
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing (None)"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

@@ -1,0 +1,326 @@
+"""A bounded worker pool: a fixed set of coroutines that take items from one queue.
+
+There is no task per message. A worker runs a handler that never suspends to its end, and then the next one; other
+workers are woken only once a handler has suspended. So a no-op handler costs no task switch, and slow handlers overlap.
+
+See docs/decisions/0013.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+from conquiet.core.cancellation import forget_cancellations, is_ending
+from conquiet.core.log import FactLogger
+
+logger = FactLogger(__name__)
+
+T = TypeVar("T")
+
+_SLICE_S = 0.005
+"""How long one worker may run without yielding to the event loop."""
+_DRAIN_S = 30.0
+"""How long an item that runs alone waits for running handlers to end. Then it runs beside the rest of them."""
+
+
+class WorkerPool(Generic[T]):
+    """Runs ``work(item)`` for each item, at most ``limit`` at once.
+
+    ``work`` is expected to handle its own errors; one that escapes is logged, and the worker goes on.
+    """
+
+    def __init__(self, limit: int, work: Callable[[T], Awaitable[None]], *, on_free: Callable[[], None]) -> None:
+        self._limit = limit
+        self._work = work
+        self._on_free = on_free
+        self._waiting: deque[T] = deque()
+        self._alone: deque[T] = deque()
+        self._lone_worker: asyncio.Task[None] | None = None
+        self._drained = asyncio.Event()
+        self._running: dict[asyncio.Task[None], T] = {}
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+        self._workers: list[asyncio.Task[None]] = []
+        self._owner: asyncio.Task[Any] | None = None
+        self._wake_planned = False
+        self._step = 1
+        self._notify_at = -1
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+        self._paused = False
+        self._is_shut = False  # paused, or one item runs alone
+
+    @property
+    def active(self) -> int:
+        """Handlers running now."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Items that no handler has started."""
+        return len(self._waiting) + len(self._alone)
+
+    @property
+    def queued(self) -> list[T]:
+        """The items that no handler has started."""
+        return [*self._alone, *self._waiting]
+
+    @property
+    def in_flight(self) -> int:
+        """Items running or waiting."""
+        return len(self._running) + len(self._waiting) + len(self._alone)
+
+    @property
+    def running(self) -> list[T]:
+        """Items being handled now."""
+        return list(self._running.values())
+
+    def start(self) -> None:
+        """Create the workers. They end at the latest with the task that calls this."""
+        self._owner = asyncio.current_task()
+        self._workers = [
+            asyncio.create_task(self._serve(), name=f"conquiet-slot-{number}") for number in range(self._limit)
+        ]
+
+    def put(self, items: list[T]) -> None:
+        """Add items; the first free worker starts at the next iteration of the loop."""
+        if items:
+            self._idle.clear()
+            self._waiting.extend(items)
+            self._step = 1
+            self._wake(1)
+
+    def put_alone(self, items: list[T]) -> None:
+        """Add items that run one at a time, with nothing beside them."""
+        if not items:
+            return
+        self._idle.clear()
+        self._alone.extend(items)
+        if self._lone_worker is None or self._lone_worker.done():
+            self._lone_worker = asyncio.create_task(self._serve_alone(), name="conquiet-slot-alone")
+
+    def notify_below(self, waiting: int) -> None:
+        """Call ``on_free`` and yield to the event loop once when the queue shrinks to this length.
+
+        Handlers that never suspend would otherwise empty the queue before the next items are fetched.
+        """
+        self._notify_at = waiting
+
+    def pause(self) -> None:
+        """Start no further item. Running handlers go on."""
+        self._paused = self._is_shut = True
+        self._check_idle()
+
+    def drain_queue(self) -> list[T]:
+        """Remove and return the items that no handler has started."""
+        items = [*self._alone, *self._waiting]
+        self._waiting.clear()
+        self._alone.clear()
+        self._check_idle()
+        return items
+
+    async def wait_idle(self) -> None:
+        """Return when no handler runs and none will start."""
+        await self._idle.wait()
+
+    def cancel_running(self) -> list[T]:
+        """Cancel the running handlers and return their items."""
+        for worker in self._running:
+            worker.cancel()
+        return list(self._running.values())
+
+    def owns_current_task(self) -> bool:
+        """Return whether the caller runs inside a handler of this pool, and so cannot wait for its end."""
+        return asyncio.current_task() in self._all_workers()
+
+    def abort(self) -> int:
+        """Cancel the workers and their handlers without waiting. Return how many handlers were running."""
+        self._closing = True
+        for worker in self._all_workers():
+            worker.cancel()
+        return len(self._running)
+
+    async def close(self, *, timeout_s: float = 5.0) -> int:
+        """Cancel the workers and their handlers. Return how many did not end within ``timeout_s``."""
+        self.abort()
+        workers = self._all_workers()
+        if not workers:
+            return 0
+        _, running = await asyncio.wait(workers, timeout=timeout_s)
+        return len(running)
+
+    def _all_workers(self) -> "list[asyncio.Task[None]]":
+        return [*self._workers, *([] if self._lone_worker is None else [self._lone_worker])]
+
+    async def _serve(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - we are in one
+        while not self._closing:
+            try:
+                await self._run_items(task)
+            except asyncio.CancelledError:
+                # Unless the pool or its owner ends, the cancellation was meant for a handler, and may arrive after it
+                # (from a watchdog that was not cancelled in time). An event loop that ends waits for all tasks.
+                if is_ending(self._owner) or self._closing:
+                    self._check_idle()
+                    raise
+                forget_cancellations(task)
+            self._check_idle()
+            self._on_free()
+
+    async def _run_items(self, task: "asyncio.Task[None]") -> None:
+        """Wait for an item, then run items until none is left."""
+        loop = asyncio.get_running_loop()
+        waiting, running, work, monotonic = self._waiting, self._running, self._work, time.monotonic
+        if not waiting or self._is_shut:
+            sleeper = loop.create_future()
+            self._sleepers.append(sleeper)
+            await sleeper
+        slice_began = monotonic()
+        while waiting and not self._is_shut:
+            running[task] = item = waiting.popleft()
+            if not self._wake_planned:
+                self._plan_wake(loop)
+            try:
+                await work(item)
+            except Exception as error:  # noqa: BLE001 - a bug in `work`: the worker goes on, the message stays pending
+                logger.failure(logging.ERROR, "slot failed; this is a bug of conquiet, please report it", error)
+            finally:
+                del running[task]
+            if task.cancelling():
+                # Meant for the handler, which handled it or never suspended: the next handler must not get it.
+                await asyncio.sleep(0)  # a pending cancellation is raised here
+                forget_cancellations(task)
+            if waiting and (len(waiting) == self._notify_at or monotonic() - slice_began > _SLICE_S):
+                self._notify_at = -1
+                self._on_free()
+                await asyncio.sleep(0)
+                slice_began = monotonic()
+
+    async def _serve_alone(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - we are in one
+        while self._alone and not self._paused:
+            self._is_shut = True
+            try:
+                await self._drain()
+                if self._alone and not self._paused:
+                    self._running[task] = self._alone.popleft()
+                    await self._work(self._running[task])
+            except asyncio.CancelledError:
+                if is_ending(self._owner) or self._closing:
+                    raise
+                forget_cancellations(task)
+            except Exception as error:  # noqa: BLE001 - a mistake of ours in `work`: the message stays pending
+                logger.failure(logging.ERROR, "slot failed; this is a bug of conquiet, please report it", error)
+            finally:
+                self._running.pop(task, None)
+                self._reopen()
+                self._check_idle()
+            self._on_free()
+            await asyncio.sleep(0)  # what waits gets a turn between two of them
+
+    def _reopen(self) -> None:
+        self._is_shut = self._paused
+        if not self._is_shut:
+            self._wake(min(len(self._waiting), self._limit))
+
+    async def _drain(self) -> None:
+        """Wait until nothing runs. Not without end: one handler that hangs must not stop all the others."""
+        self._drained.clear()
+        if self._running:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), _DRAIN_S)
+
+    def _plan_wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Runs at the next iteration of the loop, when the handler has suspended or ended. If items are still waiting
+        # then, other workers take them; if none is, the fetcher may have been waiting for this last one.
+        if self._sleepers or not self._waiting:
+            self._wake_planned = True
+            loop.call_soon(self._wake_rest)
+
+    def _wake_rest(self) -> None:
+        self._wake_planned = False
+        self._on_free()
+        if self._waiting:
+            # Twice as many each time: a handler that suspended only briefly needs no help, and a thousand waiting
+            # workers are awake after ten iterations.
+            self._wake(min(self._step, len(self._waiting)))
+            self._step *= 2
+
+    def _wake(self, count: int) -> None:
+        sleepers = self._sleepers
+        while count > 0 and sleepers:
+            sleeper = sleepers.popleft()
+            if not sleeper.done():  # else its worker was cancelled
+                sleeper.set_result(None)
+                count -= 1
+
+    def _check_idle(self) -> None:
+        if self._running:
+            return
+        self._drained.set()
+        if self._paused or not (self._waiting or self._alone):
+            self._idle.set()
+
+
+def start_in_context(
+    coroutine: Coroutine[Any, Any, T], finish: Callable[[Any, BaseException | None], T] | None = None
+) -> "T | Continuation[T]":
+    """Run a coroutine in a copy of the current context, up to its first suspension; return its result if it has ended.
+
+    A task per message would give each handler its own context variables. A worker handles many messages, and must not
+    leak one message's variables (a request id, a bound logger) into the next.
+
+    Args:
+        coroutine: A handler's.
+        finish: Called with the result or the error of a coroutine that has suspended; its result is what the
+            continuation returns. A coroutine around the continuation would cost every resumption a step more.
+    """
+    run = contextvars.copy_context().run
+    try:
+        waited_for = run(coroutine.send, None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    return Continuation(coroutine, run, waited_for, finish)
+
+
+class Continuation(Awaitable[T]):
+    """The rest of a suspended coroutine."""
+
+    __slots__ = ("_coroutine", "_finish", "_run", "_waited_for")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        run: Callable[..., Any],
+        waited_for: Any,
+        finish: Callable[[Any, BaseException | None], T] | None,
+    ) -> None:
+        self._coroutine = coroutine
+        self._run = run
+        self._waited_for = waited_for
+        self._finish = finish
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        run, waited_for, finish = self._run, self._waited_for, self._finish
+        send, throw = self._coroutine.send, self._coroutine.throw
+        try:
+            while True:
+                try:
+                    answer = yield waited_for
+                except BaseException as error:  # noqa: BLE001 - mostly a cancellation; it belongs to the handler
+                    waited_for = run(throw, error)
+                else:
+                    waited_for = run(send, answer)
+        except StopIteration as end:
+            return end.value if finish is None else finish(end.value, None)
+        except BaseException as error:
+            if finish is None:
+                raise
+            return finish(None, error)

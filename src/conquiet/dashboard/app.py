@@ -1,0 +1,192 @@
+"""``dashboard(...)``: the ASGI application, alone or mounted under any path of another."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from conquiet.dashboard.access import Authorize
+from conquiet.dashboard.actions import ActionRoute, carry_out
+from conquiet.dashboard.doctor import Doctor
+from conquiet.dashboard.fleet import Fleet
+from conquiet.dashboard.forms import read_form
+from conquiet.dashboard.kept import Growth, Kept
+from conquiet.dashboard.live import Viewers, live
+from conquiet.dashboard.pages import ACTIONS, PAGES
+from conquiet.dashboard.runs import RunCarrier
+from conquiet.dashboard.security import Gate, root_of
+from conquiet.dashboard.servers import Servers
+from conquiet.dashboard.settings import LOOPBACK, DashboardSettings
+from conquiet.dashboard.signing import CSRF_COOKIE, SESSION_COOKIE, FormTokens, TokenLogin
+from conquiet.dashboard.views import Page, Renderer, View
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+_STATIC: Final = {
+    "dashboard.css": "text/css; charset=utf-8",
+    "dashboard.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+
+
+@dataclass
+class Parts:
+    """What pages and actions of one dashboard share."""
+
+    settings: DashboardSettings
+    servers: Servers
+    fleet: Fleet
+    runs: RunCarrier
+    forms: FormTokens
+    login: TokenLogin | None
+    flashes: Kept[str] = field(default_factory=Kept)
+    looks: Kept[dict[str, Any]] = field(default_factory=Kept)
+    inbox_growth: Growth = field(default_factory=Growth)
+    doctor: Doctor = field(default_factory=Doctor)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    viewers: Viewers = field(init=False)
+    renderer: Renderer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.viewers = Viewers(self.settings.most_viewers)
+        self.renderer = Renderer(self)
+
+
+class Dashboard:
+    """An ASGI application. Its routes are in ``routes``; every one that changes something is a POST.
+
+    Args:
+        settings: What is shown.
+        authorize: Rights of a request. None: every visitor may look and change nothing.
+        login: Log-in by token, for ``conquiet dashboard``.
+    """
+
+    def __init__(
+        self, settings: DashboardSettings, *, authorize: Authorize | None = None, login: TokenLogin | None = None
+    ) -> None:
+        servers = Servers(settings)
+        self._parts = Parts(settings, servers, Fleet(servers), RunCarrier(servers), FormTokens(settings.secret), login)
+        visitors = login or TokenLogin("", secret=settings.secret, open_reading=True)
+        hosts = settings.allowed_hosts
+        if hosts is None and authorize is None:
+            hosts = LOOPBACK
+        self.routes: Sequence[Route] = self._routes()
+        self._app = Gate(
+            Starlette(routes=list(self.routes), lifespan=self._lifespan),
+            authorize=authorize or visitors.authorize,
+            allowed_hosts=hosts,
+            has_login=login is not None and login.has_token,
+        )
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Serve one connection."""
+        await self._app(scope, receive, send)
+
+    def end_live_pages(self) -> None:
+        """End the streams of live pages; their browsers connect again, to this or another process."""
+        self._parts.closing.set()
+
+    async def close(self) -> None:
+        """Close every connection. Call it where the application is mounted in one that runs no lifespan of ours."""
+        self._parts.closing.set()
+        await self._parts.runs.close()
+        await self._parts.servers.close()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self._parts.renderer.compile_templates()
+        await self._parts.runs.adopt()
+        try:
+            yield
+        finally:
+            await self.close()
+
+    def _routes(self) -> list[Route]:
+        routes = [Route("/static/{name}", _static)]
+        for page in PAGES:
+            routes.append(Route(page.path, self._show(page), methods=["GET"], name=page.template))
+            if page.live:
+                routes.append(Route(f"/live{page.path}", self._follow(page), methods=["GET"]))
+        routes += [Route(action.path, self._act(action), methods=["POST"]) for action in ACTIONS]
+        if self._parts.login is not None and self._parts.login.has_token:
+            routes.append(Route("/login", self._login, methods=["GET", "POST"]))
+            routes.append(Route("/logout", self._logout, methods=["POST"]))
+        return routes
+
+    def _show(self, page: Page) -> Any:
+        async def show(request: Request) -> Response:
+            await self._parts.runs.adopt()
+            return await self._parts.renderer.page(page, self._view(request))
+
+        return show
+
+    def _follow(self, page: Page) -> Any:
+        async def follow(request: Request) -> Response:
+            return live(page, self._view(request), self._parts)
+
+        return follow
+
+    def _act(self, action: ActionRoute) -> Any:
+        async def act(request: Request) -> Response:
+            return await carry_out(action, request, self._parts)
+
+        return act
+
+    def _view(self, request: Request) -> View:
+        return View(request, request.scope["conquiet.access"], self._parts)
+
+    async def _login(self, request: Request) -> Response:
+        login = self._parts.login
+        assert login is not None  # noqa: S101 - the route exists with it only
+        problem, status = "", 200
+        if request.method == "POST":
+            response = RedirectResponse(f"{root_of(request)}/", 303)
+            form = await read_form(request)
+            if login.is_blocked:
+                problem, status = "Too many wrong tokens. Wait a minute.", 429
+            elif login.log_in(request, response, form.text("token")):
+                return response
+            else:
+                problem, status = "This is not the token.", 401
+        template = self._parts.renderer.environment.get_template("login.html")
+        html = template.render(root=root_of(request), problem=problem)
+        return Response(html, status, media_type="text/html")
+
+    async def _logout(self, request: Request) -> Response:
+        response = RedirectResponse(f"{root_of(request)}/", 303)
+        for name in (SESSION_COOKIE, CSRF_COOKIE):
+            response.delete_cookie(name, path=root_of(request) or "/")
+        return response
+
+
+async def _static(request: Request) -> Response:
+    kind = _STATIC.get(request.path_params["name"])
+    if kind is None:
+        return Response(status_code=404)
+    content = files("conquiet.dashboard").joinpath("static", request.path_params["name"]).read_bytes()
+    return Response(content, media_type=kind, headers={"Cache-Control": "public, max-age=3600"})
+
+
+def dashboard(settings: DashboardSettings | str, *, authorize: Authorize | None = None) -> Dashboard:
+    """Return a dashboard as an ASGI application.
+
+    >>> app.mount("/conquiet", dashboard("redis://localhost", authorize=rights_of))  # doctest: +SKIP
+
+    Args:
+        settings: What is shown; a text is the URL of the Redis.
+        authorize: ``authorize(request)``, plain or async, returns ``Access(user, may={...})``, or None for a user who
+            may not look. Left out, visitors of loopback addresses may look and change nothing.
+
+    Raises:
+        ConfigurationError: A setting is wrong. Nothing was connected yet.
+    """
+    given = DashboardSettings(redis_url=settings) if isinstance(settings, str) else settings
+    return Dashboard(given, authorize=authorize)

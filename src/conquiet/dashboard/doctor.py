@@ -1,0 +1,37 @@
+"""What the doctor says: examined in the background, at most every five minutes, while a page is open."""
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Final
+
+from conquiet.dashboard.servers import ServerAwayError, Servers
+from conquiet.errors import ConquietError
+from conquiet.management.doctor.redis import examine_redis
+
+if TYPE_CHECKING:
+    from conquiet.management.doctor.findings import Finding
+
+_DOCTOR_S: Final = 300.0
+
+
+class Doctor:
+    """What the doctor said last, examined again in the background every five minutes while a page is open."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] | None = None
+        self.at_ms = 0.0
+        self._asked_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self, servers: "Servers") -> "Doctor":
+        """Start an examination if the last one is old."""
+        if time.monotonic() - self._asked_at > _DOCTOR_S:
+            self._asked_at = time.monotonic()
+            self._task = asyncio.create_task(self._examine(servers))
+        return self
+
+    async def _examine(self, servers: "Servers") -> None:
+        with contextlib.suppress(ConquietError, ServerAwayError):
+            self.findings = await servers.redis(examine_redis)
+            self.at_ms = time.time() * 1000

@@ -1,0 +1,76 @@
+"""How values are written: thousands separated, times with their age, sizes with a unit. Pure."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+NONE: Final = "\u2013"
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_DAY: Final = 86_400
+_THOUSAND: Final = 1_000
+_KILO: Final = 1024
+
+
+def number(value: float | None) -> str:
+    """Return a number with thin spaces between thousands; a dash for None."""
+    if value is None:
+        return NONE
+    return f"{int(value):,}".replace(",", "\u202f")
+
+
+def rate(per_s: float | None) -> str:
+    """Return a rate per second with as many digits as matter."""
+    if per_s is None:
+        return NONE
+    if per_s == 0:
+        return "0"
+    if per_s < 10:  # noqa: PLR2004
+        return f"{per_s:.1f}"
+    return number(round(per_s))
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span in its two largest units."""
+    if seconds is None:
+        return NONE
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
+    large, small, unit = (_MINUTE, 1, ("min", "s")) if seconds < _HOUR else (_HOUR, _MINUTE, ("h", "min"))
+    if seconds >= _DAY:
+        large, small, unit = _DAY, _HOUR, ("d", "h")
+    whole, rest = int(seconds // large), int(seconds % large // small)
+    return f"{whole} {unit[0]} {rest} {unit[1]}" if rest else f"{whole} {unit[0]}"
+
+
+def clock(ms: float | None) -> str:
+    """Return a moment in UTC, to the second."""
+    if not ms:
+        return NONE
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return NONE
+
+
+def ago(ms: float | None, now_ms: float) -> str:
+    """Return how long ago a moment was, or in how long it will be."""
+    if not ms:
+        return NONE
+    seconds = (now_ms - ms) / 1000
+    if abs(seconds) < 1:
+        return "now"
+    return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(-seconds)}"
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes with a unit."""
+    if count is None:
+        return NONE
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < _KILO or unit == "GB":
+            break
+        value /= _KILO
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"  # noqa: PLR2004

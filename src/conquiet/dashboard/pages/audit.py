@@ -1,0 +1,19 @@
+"""The audit: who did what, and how it ended."""
+
+from conquiet.dashboard.access import Action
+from conquiet.dashboard.views import Page, Values, View
+from conquiet.errors import ConfigurationError
+from conquiet.management.audit import list_actions
+
+
+async def audit(view: View) -> Values:
+    """Return the newest actions."""
+    if not view.access.allows(Action.VIEW):
+        raise ConfigurationError("the audit belongs to all streams: your right to look is limited to some")
+    before = view.text("before")
+    known = before if before.replace("-", "").isdecimal() else None
+    entries = await view.parts.servers.redis(lambda admin: list_actions(admin, limit=100, before=known))
+    return {"entries": entries}
+
+
+PAGES = (Page("/audit", "audit", "audit.html", audit, interval_s=2.0),)

@@ -1,0 +1,168 @@
+"""Dead letters: what they died of, the newest ones, one of them in full; replay and discard."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from conquiet.core.redaction import printable
+from conquiet.dashboard.access import Action
+from conquiet.dashboard.actions import ActionRoute, Result
+from conquiet.dashboard.forms import Form
+from conquiet.dashboard.pages.overview import visible
+from conquiet.dashboard.views import NotShownError, Page, Values, View
+from conquiet.errors import ConfigurationError
+from conquiet.management.bulk_runs import RunAction
+from conquiet.management.dead_letter_pages import (
+    DeadFilter,
+    DeadMessage,
+    list_newest,
+    sample_groups,
+    show_dead_letter,
+    stream_of_token,
+)
+from conquiet.management.redis_admin import RedisAdmin
+
+_ROWS: Final = 50
+_BARS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Revealed:
+    """A payload as it may be shown; ``text`` is empty where it may not."""
+
+    text: str
+    why: str
+
+
+def reveal(view: View, stream: str, event: str, payload: Any) -> Revealed:
+    """Return a payload through the redaction, if the settings and the user's rights allow it."""
+    settings = view.parts.settings
+    if not settings.reveal:
+        return Revealed("", "Payloads are not shown: this dashboard runs without reveal=True (--reveal).")
+    if not view.access.allows(Action.REVEAL, stream):
+        return Revealed("", "Payloads are not shown: you have no right to reveal them.")
+    shown = settings.redact(stream, event, payload)
+    return Revealed(json.dumps(shown, indent=2, ensure_ascii=False, default=str)[:100_000], "")
+
+
+def filter_of(source: Any) -> DeadFilter:
+    """Return the filter of a query or a form."""
+    given = {name: source.text(name) or None for name in ("id", "event", "group")}
+    hours = source.text("hours")
+    since = None
+    if hours:
+        if not hours.isdecimal() or len(hours) > 5:  # noqa: PLR2004
+            raise ConfigurationError("the age must be a whole number of hours")
+        since = int(time.time() * 1000) - int(hours) * 3_600_000
+    return DeadFilter(
+        id=given["id"],
+        event=given["event"],
+        group=given["group"],
+        error_type=source.text("error") or None,
+        since_ms=since,
+    )
+
+
+def filter_fields(source: Any) -> dict[str, str]:
+    """Return the fields of the filter that are set."""
+    return {name: source.text(name) for name in ("id", "event", "error", "group", "hours") if source.text(name)}
+
+
+async def dead(view: View) -> Values:
+    """Return the streams with dead letters, or the dead letters of one stream."""
+    if not view.text("stream"):
+        fleet = await view.parts.fleet.streams()
+        dying = [one for one in visible(view, fleet) if one.dead]
+        return {"token": "", "streams": sorted(dying, key=lambda one: -one.dead)[:200], "filters": {}}
+    key, where = view.stream(), filter_of(view)
+    before = view.text("before") or None
+
+    def read(admin: RedisAdmin) -> Values:
+        page = list_newest(admin, key, where=where, limit=_ROWS, before=before)
+        groups, looked_at = sample_groups(admin, key)
+        return {"listed": page, "groups": groups[:50], "sampled": looked_at, "now": admin.now_ms()}
+
+    found = await view.parts.servers.redis(read)
+    return found | {
+        "token": view.text("stream"),
+        "filters": filter_fields(view),
+        "bars": {(one.event, one.cause): _histogram(one.times_ms, found["now"]) for one in found["groups"]},
+        "streams": [],
+    }
+
+
+def _histogram(times_ms: tuple[int, ...], now_ms: int) -> list[int]:
+    """Return how many died in each part of the time since the first of them."""
+    first = min(times_ms)
+    width = max(1, (now_ms - first) // _BARS + 1)
+    counts = [0] * _BARS
+    for one in times_ms:
+        counts[min(_BARS - 1, max(0, (one - first) // width))] += 1
+    return counts
+
+
+async def dead_letter(view: View) -> Values:
+    """Return one dead letter with its story."""
+    key, dead_id = view.stream(), view.text("id")
+    if not all(part.isdecimal() for part in dead_id.split("-")) or dead_id.count("-") != 1:
+        raise NotShownError("A dead letter's id looks like 1763244000000-0.")
+    found: DeadMessage | None = await view.parts.servers.redis(lambda admin: show_dead_letter(admin, key, dead_id))
+    if found is None:
+        raise NotShownError("This dead letter is gone: it was replayed, discarded, or removed by its retention.")
+    shown = reveal(view, view.text("stream"), found.record.event, found.record.payload or found.record.raw)
+    return {"dead": found, "record": found.record, "token": view.text("stream"), "revealed": shown}
+
+
+async def _act(view: View, form: Form) -> Result:
+    """Replay or discard the selected ones at once, or make a run for all that match."""
+    action, stream = RunAction(form.text("do")), form.text("stream")
+    path = "/dead?" + urlencode({"stream": stream} | filter_fields(form))
+    ids = form.texts("id")
+    if form.text("scope") == "all":
+        rate = form.text("rate") or "0"
+        if not rate.isdecimal():
+            raise ConfigurationError("the rate must be a whole number of messages per second")
+        run = await view.parts.servers.redis_async(
+            lambda client: view.parts.runs.runs(client).create(
+                action=action,
+                stream=text_name(stream),
+                where=filter_of(form),
+                user=view.access.user,
+                rate_per_s=float(rate),
+                audit_id=getattr(view.request.state, "audit_id", ""),
+            )
+        )
+        view.parts.runs.start(run.id)
+        return Result(
+            f"counting what {action.value} would take; nothing is changed before you confirm", f"/run?id={run.id}"
+        )
+    if not ids:
+        raise ConfigurationError("select at least one dead letter, or choose all that match")
+    done = await view.parts.servers.redis_async(
+        lambda client: view.parts.runs.runs(client).act_on(action, text_name(stream), ids[:1_000])
+    )
+    return Result(f"{done} of {len(ids)} dead letters of {printable(stream)} {_PAST[action]}", path)
+
+
+_PAST: Final = {RunAction.REPLAY: "replayed", RunAction.DISCARD: "discarded"}
+
+
+def text_name(token: str) -> str:
+    """Return the stream's name of a token; raise if it is not UTF-8."""
+    try:
+        return stream_of_token(token).decode()
+    except UnicodeDecodeError:
+        raise ConfigurationError("a stream whose name is not UTF-8 cannot be changed here") from None
+
+
+def _right(form: Form) -> Action:
+    return {RunAction.REPLAY: Action.REPLAY, RunAction.DISCARD: Action.DISCARD}[RunAction(form.text("do"))]
+
+
+PAGES = (
+    Page("/dead", "dead", "dead.html", dead, interval_s=2.0),
+    Page("/dead/show", "dead", "dead_letter.html", dead_letter, live=False),
+)
+ACTIONS = (ActionRoute("/dead/act", _right, lambda form: form.text("stream"), _act),)

@@ -1,0 +1,166 @@
+"""Jobs of a stream by phase, and one message's life; cancel and run now: one, selected, or all that match."""
+
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from conquiet.core.redaction import printable
+from conquiet.dashboard.access import Action
+from conquiet.dashboard.actions import ActionRoute, Result
+from conquiet.dashboard.forms import Form
+from conquiet.dashboard.pages.dead import reveal, text_name
+from conquiet.dashboard.pages.overview import visible
+from conquiet.dashboard.servers import ServerAwayError
+from conquiet.dashboard.views import NotShownError, Page, Values, View
+from conquiet.errors import ConfigurationError, ConquietError
+from conquiet.management.bulk_runs import RunAction
+from conquiet.management.jobs.admin import JobAdmin
+from conquiet.management.jobs.models import LISTED, JobFilter, JobPhase, JobStory
+
+_ROWS: Final = 50
+_MOST_SELECTED: Final = 200
+_CANCEL_WAIT_S: Final = 2.0
+_FIELDS: Final = ("event", "id", "error", "older", "group", "phase")
+
+
+def phase_of(source: Any) -> JobPhase:
+    """Return the phase of a query or a form; running ones by default."""
+    given = source.text("phase", JobPhase.WAITING.value)
+    return JobPhase(given) if given in {one.value for one in LISTED} else JobPhase.WAITING
+
+
+def filter_of(source: Any) -> JobFilter:
+    """Return the filter of a query or a form."""
+    older = source.text("older")
+    if older and (not older.isdecimal() or len(older) > 9):  # noqa: PLR2004
+        raise ConfigurationError("the age must be a whole number of seconds")
+    return JobFilter(
+        event=source.text("event") or None,
+        id=source.text("id") or None,
+        error=source.text("error") or None,
+        min_age_s=float(older) if older else None,
+    )
+
+
+def fields_of(source: Any) -> dict[str, str]:
+    """Return the fields of the filter that are set."""
+    return {name: source.text(name) for name in _FIELDS if source.text(name)}
+
+
+async def jobs(view: View) -> Values:
+    """Return the streams, or one page of the jobs of one stream."""
+    if not view.text("stream"):
+        fleet = await view.parts.fleet.streams()
+        return {"token": "", "streams": visible(view, fleet)[:200], "filters": {}}
+    view.stream()  # the user may see it
+    name, phase, where = text_name(view.text("stream")), phase_of(view), filter_of(view)
+    cursor, group = view.text("cursor") or None, view.text("group") or None
+    listed = await view.parts.servers.redis_async(
+        lambda client: JobAdmin(client, name, group=group).list(phase, where, cursor=cursor, limit=_ROWS)
+    )
+    return {
+        "token": view.text("stream"),
+        "streams": [],
+        "listed": listed,
+        "phase": phase,
+        "phases": LISTED,
+        "filters": fields_of(view),
+    }
+
+
+async def message(view: View) -> Values:
+    """Return one message's life: emitted, attempts, effect, what it caused."""
+    view.stream()
+    name, job_id = text_name(view.text("stream")), view.text("id")
+    if not job_id:
+        raise NotShownError("No message is named.")
+    with_data = view.parts.settings.reveal and view.access.allows(Action.REVEAL, view.text("stream"))
+    story: JobStory = await view.parts.servers.redis_async(
+        lambda client: JobAdmin(client, name).show(job_id, with_data=with_data)
+    )
+    data = next((place.data for place in story.places if place.data is not None), None)
+    event = next((place.event for place in story.places if place.event), "")
+    effect, effect_problem = await _effect(view, name, story)
+    return {
+        "token": view.text("stream"),
+        "story": story,
+        "event": event,
+        "effect": effect,
+        "effect_problem": effect_problem,
+        "revealed": reveal(view, view.text("stream"), event, data) if data is not None else None,
+        "may_reveal": with_data,
+    }
+
+
+async def _effect(view: View, stream: str, story: JobStory) -> tuple[bool | None, str]:
+    """Return whether the inbox has the message's row; None if there is no database to ask."""
+    if not view.parts.settings.db_url or not view.access.allows(Action.VIEW):
+        return None, ""
+    groups = sorted({place.group for place in story.places if place.group}) or [
+        group.name for one in (await view.parts.fleet.streams()).streams if one.key == stream for group in one.groups
+    ]
+    try:
+        found = [
+            await view.parts.servers.database(lambda one, group=group: one.has_effect(stream, group, story.id))  # type: ignore[misc]
+            for group in groups[:5]
+        ]
+    except (ConquietError, ServerAwayError) as error:
+        return None, str(error)
+    return any(found), ""
+
+
+async def _act(view: View, form: Form) -> Result:
+    action, stream = RunAction(form.text("do")), form.text("stream")
+    name, group = text_name(stream), form.text("group") or None
+    back = "/jobs?" + urlencode(
+        {"stream": stream} | {key: value for key, value in fields_of(form).items() if key != "id"}
+    )
+    if form.text("scope") == "all":
+        rate = form.text("rate") or "0"
+        if not rate.isdecimal():
+            raise ConfigurationError("the rate must be a whole number of jobs per second")
+        run = await view.parts.servers.redis_async(
+            lambda client: view.parts.runs.runs(client).create_for_jobs(
+                action=action,
+                stream=name,
+                group=group or "",
+                phase=phase_of(form),
+                where=filter_of(form),
+                user=view.access.user,
+                rate_per_s=float(rate),
+                audit_id=getattr(view.request.state, "audit_id", ""),
+            )
+        )
+        view.parts.runs.start(run.id)
+        said = f"counting what {action.value} would take; nothing is changed before you confirm"
+        return Result(said, f"/run?id={run.id}")
+    ids = form.texts("job")[:_MOST_SELECTED]
+    if not ids:
+        raise ConfigurationError("select at least one job, or choose all that match")
+    found: dict[str, int] = {}
+    for job_id in ids:
+        report = await view.parts.servers.redis_async(
+            lambda client, job_id=job_id: _change(JobAdmin(client, name, group=group), action, job_id)  # type: ignore[misc]
+        )
+        found[report.change.value] = found.get(report.change.value, 0) + 1
+    said = ", ".join(f"{number} {change}" for change, number in sorted(found.items()))
+    path = "/message?" + urlencode({"stream": stream, "id": ids[0]}) if form.text("from") == "message" else back
+    return Result(f"{printable(stream)}: {said}", path)
+
+
+async def _change(admin: JobAdmin, action: RunAction, job_id: str) -> Any:
+    if action is RunAction.CANCEL:
+        return await admin.cancel(job_id, timeout_s=_CANCEL_WAIT_S)
+    if action is RunAction.RUN_NOW:
+        return await admin.run_now(job_id)
+    raise ConfigurationError("jobs can be cancelled or run now; dead ones are replayed on their page")
+
+
+def _right(form: Form) -> Action:
+    return {RunAction.CANCEL: Action.CANCEL, RunAction.RUN_NOW: Action.RUN_NOW}[RunAction(form.text("do"))]
+
+
+PAGES = (
+    Page("/jobs", "jobs", "jobs.html", jobs, interval_s=2.0),
+    Page("/message", "jobs", "message.html", message, interval_s=2.0),
+)
+ACTIONS = (ActionRoute("/jobs/act", _right, lambda form: form.text("stream"), _act),)

@@ -1,0 +1,79 @@
+"""RabbitMQ: queues, consumers, unacknowledged; dead-letter queues with a safe look, replay and discard.
+
+Bodies are never shown: they may be personal data. Listing a dead-letter queue takes its messages and releases
+them, which marks them as redelivered, so it is an action with a right of its own.
+"""
+
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from conquiet.core.redaction import printable
+from conquiet.dashboard.access import Action
+from conquiet.dashboard.actions import ActionRoute, Result
+from conquiet.dashboard.forms import Form
+from conquiet.dashboard.views import Page, Values, View
+from conquiet.errors import ConfigurationError
+from conquiet.management.rabbit_dead_letters import discard_dead, list_dead, replay_dead
+
+_LOOK: Final = 50
+_LIMIT_S: Final = 60.0
+
+
+async def rabbit(view: View) -> Values:
+    """Return one page of queues."""
+    if not view.access.allows(Action.VIEW):
+        raise ConfigurationError("RabbitMQ belongs to no stream: your right to look is limited to streams")
+    if not view.parts.settings.rabbit_url:
+        raise ConfigurationError("no RabbitMQ is configured: give rabbit_url= (--rabbit-url)")
+    name, page = view.text("q"), view.number("page", 1)
+    found = await view.parts.servers.rabbit(lambda one: one.list_queues(page=page, name=name))
+    return {"listed": found, "q": name, "looked": view.parts.looks.get(view.text("look"))}
+
+
+async def _peek(view: View, form: Form) -> Result:
+    queue = form.text("queue")
+    found = await view.parts.servers.rabbit_async(
+        lambda one: list_dead(one.url, one.api_url, queue, limit=_LOOK), limit_s=_LIMIT_S
+    )
+    rows: list[dict[str, Any]] = [
+        {name: getattr(one, name) for name in ("position", "message_id", "source", "reason", "count", "size_bytes")}
+        for one in found
+    ]
+    key = view.parts.looks.add({"queue": queue, "rows": rows})
+    return Result(f"looked at {len(rows)} messages of {printable(queue)}", "/rabbit?" + urlencode({"look": key}))
+
+
+async def _move(view: View, form: Form) -> Result:
+    queue, message_id, source = form.text("queue"), form.text("message_id"), form.text("source")
+    dry_run, do = form.text("dry") == "1", form.text("do")
+    if do == "replay":
+        report = await view.parts.servers.rabbit_async(
+            lambda one: replay_dead(
+                one.url, one.api_url, queue, message_id=message_id, source=source, limit=1_000, dry_run=dry_run
+            ),
+            limit_s=_LIMIT_S,
+        )
+        said = f"{report.matched} would be replayed" if dry_run else f"{report.replayed} of {report.matched} replayed"
+        return Result(f"{printable(queue)}: {said}; {report.unreplayable} stay", "/rabbit")
+    done = await view.parts.servers.rabbit_async(
+        lambda one: discard_dead(
+            one.url, one.api_url, queue, message_id=message_id, source=source, limit=1_000, dry_run=dry_run
+        ),
+        limit_s=_LIMIT_S,
+    )
+    return Result(f"{printable(queue)}: {done} {'would be ' if dry_run else ''}discarded", "/rabbit")
+
+
+def _right(form: Form) -> Action:
+    return {"replay": Action.REPLAY, "discard": Action.DISCARD}[form.text("do")]
+
+
+def _queue(form: Form) -> str:
+    return form.text("queue")
+
+
+PAGES = (Page("/rabbit", "rabbit", "rabbit.html", rabbit, interval_s=5.0),)
+ACTIONS = (
+    ActionRoute("/rabbit/peek", lambda _: Action.PEEK, _queue, _peek),
+    ActionRoute("/rabbit/act", _right, _queue, _move),
+)

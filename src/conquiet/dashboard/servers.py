@@ -1,0 +1,153 @@
+"""Asks the servers on behalf of pages: in threads of its own, each question with a time limit.
+
+A server that does not answer raises ``ServerAwayError``; the page shows it as away and stays up. For a second after
+that the server is not asked again, so that a page with ten questions does not wait ten times.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from conquiet.core.redaction import redact_url
+from conquiet.dashboard.settings import DashboardSettings
+from conquiet.errors import ConfigurationError, ConquietError, QueueError
+from conquiet.management.async_redis import AsyncRedisAdmin
+from conquiet.management.database_view import DatabaseView
+from conquiet.management.rabbit_queues import RabbitView
+from conquiet.management.redis_admin import RedisAdmin
+
+T = TypeVar("T")
+
+_REST_S: Final = 1.0
+_THREADS: Final = 8
+
+
+class ServerAwayError(Exception):
+    """A server did not answer, or refused.
+
+    Attributes:
+        server: What it is, such as ``Redis``.
+        address: Where it is, without a password.
+        reason: Why, in a few words, without values of the message.
+    """
+
+    def __init__(self, server: str, address: str, reason: str) -> None:
+        super().__init__(f"{server} at {address} is away: {reason}")
+        self.server = server
+        self.address = address
+        self.reason = reason
+
+
+class Servers:
+    """The servers of one dashboard. Connections are opened when first needed.
+
+    Args:
+        settings: Addresses and time limits.
+    """
+
+    def __init__(self, settings: DashboardSettings) -> None:
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-dashboard")
+        self._admin = RedisAdmin.from_url(settings.redis_url, timeout_s=settings.timeout_s)
+        self._async: tuple[asyncio.AbstractEventLoop, AsyncRedisAdmin] | None = None
+        self._database: DatabaseView | None = None
+        self._rabbit: RabbitView | None = None
+        self._away: dict[str, tuple[float, ServerAwayError]] = {}
+
+    async def redis(self, work: Callable[[RedisAdmin], T]) -> T:
+        """Return ``work(admin)``, run in a thread."""
+        return await self._ask("Redis", self._settings.redis_name, lambda: self._in_thread(work, self._admin))
+
+    async def redis_async(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Return ``await work(client)`` with an asyncio client."""
+        return await self._ask("Redis", self._settings.redis_name, lambda: self.async_admin().run(work))
+
+    async def database(self, work: Callable[[DatabaseView], T]) -> T:
+        """Return ``work(view)``, run in a thread."""
+        settings = self._settings
+
+        def run() -> Awaitable[T]:
+            self._database = self._database or DatabaseView(
+                settings.db_url, inbox=settings.inbox, outbox=settings.outbox, timeout_s=settings.timeout_s
+            )
+            return self._in_thread(work, self._database)
+
+        return await self._ask("the database", redact_url(settings.db_url), run)
+
+    async def rabbit(self, work: Callable[[RabbitView], T]) -> T:
+        """Return ``work(view)``, run in a thread."""
+        settings = self._settings
+
+        def run() -> Awaitable[T]:
+            self._rabbit = self._rabbit or RabbitView(settings.rabbit_url, settings.rabbit_api_url)
+            return self._in_thread(work, self._rabbit)
+
+        return await self._ask("RabbitMQ", redact_url(settings.rabbit_url), run)
+
+    async def rabbit_async(self, work: Callable[[RabbitView], Awaitable[T]], *, limit_s: float) -> T:
+        """Return ``await work(view)``: work that takes longer than a page may, such as a replay."""
+        view = self._rabbit = self._rabbit or RabbitView(self._settings.rabbit_url, self._settings.rabbit_api_url)
+        return await self._ask("RabbitMQ", redact_url(self._settings.rabbit_url), lambda: work(view), limit_s=limit_s)
+
+    def async_admin(self) -> AsyncRedisAdmin:
+        """Return the asyncio side of Redis for the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._async is None or self._async[0] is not loop:
+            self._async = loop, AsyncRedisAdmin(self._settings.redis_url, timeout_s=self._settings.timeout_s)
+        return self._async[1]
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._async is not None and self._async[0] is asyncio.get_running_loop():
+            await self._async[1].close()
+        if self._database is not None:
+            await self._in_thread(lambda view: view.close(), self._database)
+        self._admin.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[[Any], T], view: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, view)
+
+    async def _ask(
+        self, server: str, address: str, work: Callable[[], Awaitable[T]], *, limit_s: float | None = None
+    ) -> T:
+        resting = self._away.get(server)
+        if resting is not None and time.monotonic() - resting[0] < _REST_S:
+            raise resting[1]
+        try:
+            async with asyncio.timeout(limit_s or 2 * self._settings.timeout_s):
+                answer = await work()
+        except (ConfigurationError, ServerAwayError):
+            raise
+        except Exception as error:
+            away = _as_away(error, server, address)
+            if away is None:
+                raise
+            self._away[server] = time.monotonic(), away
+            raise away from error
+        self._away.pop(server, None)
+        return answer
+
+
+def _as_away(error: Exception, server: str, address: str) -> ServerAwayError | None:
+    """Return the error for a server that cannot be used; None if the error is another one."""
+    cause = error.__cause__ or error
+    if isinstance(error, TimeoutError):
+        return ServerAwayError(server, address, "no answer in time")
+    if isinstance(error, QueueError):
+        refused = type(cause).__name__ in {"ResponseError", "NoPermissionError", "DataError"}
+        return None if refused else ServerAwayError(server, address, _reason(cause))
+    if isinstance(error, OSError) or type(error).__module__.startswith("sqlalchemy"):
+        return ServerAwayError(server, address, _reason(cause))
+    if isinstance(error, ConquietError) and isinstance(cause, OSError):
+        return ServerAwayError(server, address, _reason(cause))
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    # The text of a driver's error may quote a statement with its values. Its class does not.
+    return {"ConnectionError": "it refused the connection", "TimeoutError": "no answer in time"}.get(
+        type(error).__name__, type(error).__name__
+    )

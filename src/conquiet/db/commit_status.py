@@ -1,0 +1,199 @@
+"""What became of a COMMIT whose reply was lost. PostgreSQL can answer that; MySQL and SQLite cannot.
+
+    before COMMIT:   current_transaction()   its id, and the timeline of the server
+    reply lost:      resolve_commit()        a new connection asks pg_xact_status(id), until the answer is final
+
+    committed        the effect is there: as if the reply had come
+    aborted          nothing of it is there
+    in progress      the server has not noticed the lost connection yet: ask again, end that backend if it lasts
+    no answer        the server is away for too long, another server answers (a standby was promoted), or it has
+                     forgotten the id: unknown
+
+Another timeline is never trusted. After a fail-over to a standby that lags, the id can be one that the new server gives
+to another transaction, and its "committed" would be about that one.
+
+See docs/decisions/0032.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from sqlalchemy import text
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from conquiet.core.log import FactLogger
+from conquiet.db.sqlstate import FAILED_TRANSACTION, sqlstate_of
+from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, DbWriteError
+
+logger = FactLogger(__name__)
+
+# One statement, and no file is read for it. A standby has no insert position, and gives out no ids.
+_TIMELINE: Final = (
+    "CASE WHEN pg_is_in_recovery() THEN NULL ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END AS timeline"
+)
+_CURRENT: Final = text(f"SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS xid, {_TIMELINE}")
+_STATUS: Final = text(f"SELECT pg_xact_status(CAST(CAST(:xid AS text) AS xid8)) AS status, {_TIMELINE}")
+# Only the backend that still runs this transaction, and not while it waits for a synchronous standby: interrupting that
+# wait commits on this server alone. pg_stat_activity has the lower 32 bits of the id.
+_END: Final = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE CAST(backend_xid AS text) = CAST(CAST(CAST(:xid AS text) AS numeric) % 4294967296 AS text) "
+    "AND wait_event IS DISTINCT FROM 'SyncRep'"
+)
+
+TIMEOUT_S: Final = 10.0
+END_AFTER_S: Final = 1.0
+PAUSE_S: Final = 0.05
+_IN_ERROR: Final = 3  # psycopg.pq.TransactionStatus.INERROR, psycopg2.extensions.TRANSACTION_STATUS_INERROR
+_IDLE: Final = 0
+
+
+class CommitStatus(Enum):
+    """What the server knows about a transaction."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionId:
+    """A transaction of PostgreSQL.
+
+    Attributes:
+        xid: Its id, 64 bits in decimal.
+        timeline: The timeline of the server that gave it.
+    """
+
+    xid: str
+    timeline: str
+
+
+class NoTransactionId(Enum):
+    """Why a transaction has no id."""
+
+    NOTHING_WRITTEN = "nothing written"
+    FAILED = "failed"
+    """A statement failed, so PostgreSQL would answer COMMIT with ROLLBACK, and without an error."""
+
+
+def current_transaction(connection: Connection) -> TransactionId | NoTransactionId:
+    """Return the id of the connection's transaction, or why it has none. One round trip at most."""
+    state = _driver_status(connection)
+    if state == _IN_ERROR:
+        return NoTransactionId.FAILED
+    if state == _IDLE:
+        return NoTransactionId.NOTHING_WRITTEN  # no statement was sent
+    try:
+        row = connection.execute(_CURRENT).one()
+    except DBAPIError as error:
+        if sqlstate_of(error) == FAILED_TRANSACTION:
+            return NoTransactionId.FAILED
+        raise
+    if row.xid is None or row.timeline is None:
+        return NoTransactionId.NOTHING_WRITTEN
+    return TransactionId(row.xid, row.timeline)
+
+
+def status_of(connection: Connection, transaction: TransactionId, *, end_backend: bool = False) -> CommitStatus | None:
+    """Ask the server about a transaction, on another connection; None while it is in progress.
+
+    Args:
+        connection: A connection to the same server.
+        transaction: Which transaction.
+        end_backend: End the backend that still runs it. Its client has lost the connection.
+    """
+    try:
+        row = connection.execute(_STATUS, {"xid": transaction.xid}).one()
+    except DBAPIError as error:
+        if error.connection_invalidated or sqlstate_of(error) is None:
+            raise
+        return CommitStatus.UNKNOWN  # an id of the future: another server, with another history
+    if row.timeline != transaction.timeline or row.status is None:
+        return CommitStatus.UNKNOWN
+    if row.status == CommitStatus.COMMITTED.value:
+        return CommitStatus.COMMITTED
+    if row.status == CommitStatus.ABORTED.value:
+        return CommitStatus.ABORTED
+    if end_backend:
+        connection.execute(_END, {"xid": transaction.xid})
+    return None
+
+
+def resolve_commit(
+    engine: Engine,
+    transaction: TransactionId,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> CommitStatus:
+    """Ask until the answer is final or the time is up. Never raises an error of the database.
+
+    Uses connections beside the engine's pool: those of the pool may be dead too, or all in use.
+
+    Args:
+        engine: The engine of the lost connection.
+        transaction: Which transaction.
+        timeout_s: How long to wait for the server. Connecting has the engine's own limit.
+        sleep: Waits the given number of seconds.
+    """
+    began = time.monotonic()
+    probe = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+    try:
+        while True:
+            waited_s = time.monotonic() - began
+            try:
+                with probe.connect() as connection:
+                    found = status_of(connection, transaction, end_backend=waited_s > END_AFTER_S)
+                    connection.rollback()
+            except SQLAlchemyError:
+                found = None  # the server is away, or it does not accept connections yet
+            if found is not None:
+                return found
+            if waited_s > timeout_s:
+                return CommitStatus.UNKNOWN
+            sleep(PAUSE_S)
+    finally:
+        probe.dispose()
+
+
+def after_lost_reply(status: CommitStatus, unknown: CommitUnknownError) -> DbWriteError | None:
+    """Return the error to raise for a COMMIT whose reply was lost; None if it is committed.
+
+    Args:
+        status: What the server answered.
+        unknown: The error of a COMMIT that nothing is known of.
+    """
+    logger.warning("reply to COMMIT lost, asked the server", status=status.value)
+    match status:
+        case CommitStatus.COMMITTED:
+            return None
+        case CommitStatus.ABORTED:
+            return DatabaseUnavailableError(
+                f"{unknown.operation}: the connection was lost before COMMIT took effect; the server has rolled back",
+                operation=unknown.operation,
+                sqlstate=unknown.sqlstate,
+            )
+        case CommitStatus.UNKNOWN:
+            return unknown
+
+
+def failed_transaction(operation: str) -> DbWriteError:
+    """Return the error to raise instead of the COMMIT of a transaction that can only be rolled back."""
+    return DbWriteError(
+        f"{operation} failed: one of its statements failed, and PostgreSQL rolls such a transaction back at COMMIT; "
+        "roll back to a savepoint after an error that you handle",
+        operation=operation,
+        sqlstate=FAILED_TRANSACTION,
+    )
+
+
+def _driver_status(connection: Connection) -> int | None:
+    """Return the transaction's state as libpq knows it; None for a driver that is not built on it. No I/O."""
+    raw: Any = connection.connection.dbapi_connection
+    status = getattr(getattr(raw, "info", None), "transaction_status", None)
+    return status if isinstance(status, int) else None

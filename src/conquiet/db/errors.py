@@ -1,0 +1,297 @@
+"""Translate driver errors into conquiet's, by their numbers (PostgreSQL: by their SQLSTATE).
+
+This is the only place where driver errors are read. Decisions are made from numbers and codes only: texts
+are translated by the server (``lc_messages``), differ between MySQL and MariaDB, and quote values. The name of a
+missing table or column is the only thing taken out of a text (``schema_errors``).
+
+    driver error ──number_of──▶ errno ──fault_of──▶ Fault ──as_write_error──▶ DbWriteError
+                                                      ▲
+                            was COMMIT in flight? ────┘  then a missing reply is "unknown"
+"""
+
+import sqlite3
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from conquiet.db.schema_errors import describe_missing_object
+from conquiet.db.sqlstate import FAILED_TRANSACTION, sqlstate_of
+from conquiet.errors import (
+    CommitUnknownError,
+    ConflictError,
+    ConquietError,
+    DatabaseUnavailableError,
+    DbWriteError,
+)
+
+DUPLICATE_KEY: Final = 1062
+
+# 1022 and 1586 are older and partition-wise spellings of 1062. They are left out on purpose: only
+# 1062 has been seen to mean "this key exists", and an unknown number is an error, never suppressed.
+_DUPLICATE: Final = frozenset({DUPLICATE_KEY})
+# 1205 lock wait timeout, 3572 NOWAIT on MySQL (MariaDB says 1205 there too).
+_LOCK_TIMEOUT: Final = frozenset({1205, 3572})
+# 1213 deadlock, 1020 record changed since last read (MariaDB 11.6 and newer), 3058 deadlock of MySQL's advisory locks,
+# 3101 rolled back by group replication at commit, 1206 the lock table is full: InnoDB rolls back the transaction.
+_CONFLICT: Final = frozenset({1213, 1020, 3058, 3101, 1206})
+# 1317 KILL QUERY, 1969 MariaDB's max_statement_time, 3024 MySQL's max_execution_time.
+_INTERRUPTED: Final = frozenset({1317, 1969, 3024})
+# 0 is the number of both drivers for the use of a closed connection. 1053 server shutting down, 1927 MariaDB's KILL
+# CONNECTION, 1158 to 1161 broken packets, 2006 … 2055 a dead socket, 3169 and 4031 the session was killed or idle for
+# too long (MySQL).
+_GONE: Final = frozenset({0, 1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2027, 2055, 3169, 4031})
+# No connection could be made: no answer, or too many connections. 1047 is a Galera node that is not ready, 1226 a
+# limit of the user's account, 3032 a server in offline mode, 1135 no thread for a connection. 2026 is also the
+# number of a TLS connection that broke during a statement, so during a commit it does not prove that nothing was sent.
+_UNREACHABLE: Final = frozenset(
+    {1040, 1045, 1047, 1129, 1130, 1135, 1152, 1184, 1203, 1226, 2002, 2003, 2005, 2012, 2026, 2061, 3032}
+)
+# The server is up and accepts no writes: 1290 read_only or super_read_only, 1792 read-only transaction
+# (transaction_read_only), 1836 read-only mode, 1874 InnoDB read-only, 1021 disk full.
+_READ_ONLY: Final = frozenset({1021, 1290, 1792, 1836, 1874})
+# Numbers of the client libraries; all others above 1000 are the server's.
+_CLIENT: Final = range(2000, 3000)
+_FIRST: Final = 1000
+_NOT_SENT: Final = "conquiet_not_sent"
+
+
+class Fault(Enum):
+    """Kinds of failure that need different reactions."""
+
+    DUPLICATE = "duplicate"
+    CONFLICT = "conflict"
+    LOCK_TIMEOUT = "lock_timeout"
+    INTERRUPTED = "interrupted"
+    GONE = "gone"
+    UNREACHABLE = "unreachable"
+    READ_ONLY = "read_only"
+    POOL_EXHAUSTED = "pool_exhausted"
+    OTHER = "other"
+
+
+_BY_SQLSTATE: Final = {
+    "23505": Fault.DUPLICATE,
+    "40001": Fault.CONFLICT,  # serialization failure
+    "40P01": Fault.CONFLICT,  # deadlock
+    "55P03": Fault.LOCK_TIMEOUT,  # NOWAIT, or lock_timeout
+    "57014": Fault.INTERRUPTED,  # statement_timeout, or pg_cancel_backend()
+    # The server ends the connection: 57P01 shutdown or pg_terminate_backend(), 57P02 another process crashed, 57P05
+    # and 25P03 and 25P04 its limits for idle sessions, idle transactions and transactions. 40003 is its own "unknown".
+    "57P01": Fault.GONE,
+    "57P02": Fault.GONE,
+    "57P05": Fault.GONE,
+    "25P03": Fault.GONE,
+    "25P04": Fault.GONE,
+    "40003": Fault.GONE,
+    # No connection: 57P03 starting or stopping, 53300 too many, 28000 and 28P01 refused, 57P04 no such database now.
+    "57P03": Fault.UNREACHABLE,
+    "57P04": Fault.UNREACHABLE,
+    "53300": Fault.UNREACHABLE,
+    "28000": Fault.UNREACHABLE,
+    "28P01": Fault.UNREACHABLE,
+    # Up, and accepts no writes: 25006 a standby or default_transaction_read_only, 53100 disk full.
+    "25006": Fault.READ_ONLY,
+    "53100": Fault.READ_ONLY,
+}
+_BY_SQLSTATE_CLASS: Final = {
+    "08": Fault.GONE,  # connection exception
+    "58": Fault.UNREACHABLE,  # an I/O error of the server: not the statement's fault
+}
+
+_DESCRIPTIONS: Final = {
+    Fault.DUPLICATE: "a row with the same value of a unique key exists already",
+    Fault.CONFLICT: "it conflicted with another transaction; try again in a new one",
+    Fault.LOCK_TIMEOUT: "another transaction held a lock for too long; try again in a new one",
+    Fault.INTERRUPTED: "the server interrupted the statement",
+    Fault.GONE: "the connection was lost before COMMIT was sent; the server rolls back",
+    Fault.UNREACHABLE: "the server could not be reached or refused the connection; nothing was written",
+    Fault.READ_ONLY: "the server accepts no writes now (read-only, or its disk is full); nothing was written",
+    Fault.POOL_EXHAUSTED: "no connection of the pool was free in time: more tasks than the pool has connections "
+    "needed one at once; raise pool_size or max_overflow of the engine, or lower the concurrency",
+    Fault.OTHER: "the database refused it; the driver's error is the cause of this one",
+}
+
+_REFUSED_LOGIN: Final = (
+    "the server refused the user name or the password; put the right ones into the database URL; nothing was written"
+)
+
+UNAVAILABLE: Final = frozenset({Fault.GONE, Fault.UNREACHABLE, Fault.READ_ONLY, Fault.POOL_EXHAUSTED})
+"""Faults of the database or the pool: the same work may succeed later without a change."""
+
+_KINDS: Final[dict[Fault, type[DbWriteError]]] = {
+    Fault.CONFLICT: ConflictError,
+    Fault.LOCK_TIMEOUT: ConflictError,
+    **dict.fromkeys(UNAVAILABLE, DatabaseUnavailableError),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperationInfo:
+    """What an error message may contain: names out of the code, never a value."""
+
+    operation: str
+    table: str | None = None
+
+    def __str__(self) -> str:
+        return self.operation if self.table is None else f"{self.operation} on {self.table}"
+
+
+def number_of(error: BaseException) -> int | None:
+    """Return the error number of the server or the client library, for every driver."""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(original, sqlite3.Error):
+        return getattr(original, "sqlite_errorcode", None)
+    number = original.args[0] if original is not None and original.args else None
+    # bool is an int to Python, and some errors carry an exception as their first argument.
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def mark_not_sent(error: Exception) -> None:
+    """Mark an error as raised before anything was sent to the server."""
+    setattr(error, _NOT_SENT, True)
+
+
+def outcome_unknown(error: BaseException) -> bool:
+    """Return True if the error shows neither what the server did nor whether a reply is still to come.
+
+    That is a lost connection, an error of the client library (a broken TLS layer, packets out of order), and an
+    exception that is not the driver's: a time limit by signal may be raised while a reply is on its way.
+    """
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(original, sqlite3.Error) or hasattr(error, _NOT_SENT):
+        return False
+    if not isinstance(error, DBAPIError):
+        if isinstance(error, SQLAlchemyError | ConquietError):
+            return False  # raised outside the driver: an empty pool, a parameter that does not fit
+        if not _from_driver(error):
+            return True
+    if sqlstate_of(error) is not None:  # the server replied; if it ends the connection, COMMIT may have come before
+        return fault_of(error) is Fault.GONE
+    number = number_of(error)
+    return number is None or number < _FIRST or number in _CLIENT or fault_of(error) is Fault.GONE
+
+
+def _from_driver(error: BaseException) -> bool:
+    # MySQLError is the root of the errors of both drivers.
+    return isinstance(error, DBAPIError | sqlite3.Error) or any(
+        kind.__name__ == "MySQLError" for kind in type(error).__mro__
+    )
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Return the kind of failure."""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(original, sqlite3.Error):
+        return _sqlite_fault(number_of(error))
+    if isinstance(error, PoolTimeoutError):
+        return Fault.POOL_EXHAUSTED
+    if (state := sqlstate_of(error)) is not None:
+        return _BY_SQLSTATE.get(state) or _BY_SQLSTATE_CLASS.get(state[:2], Fault.OTHER)
+    number = number_of(error)
+    for fault, numbers in (
+        (Fault.DUPLICATE, _DUPLICATE),
+        (Fault.LOCK_TIMEOUT, _LOCK_TIMEOUT),
+        (Fault.CONFLICT, _CONFLICT),
+        (Fault.INTERRUPTED, _INTERRUPTED),
+        (Fault.UNREACHABLE, _UNREACHABLE),
+        (Fault.READ_ONLY, _READ_ONLY),
+    ):
+        if number in numbers:
+            return fault
+    # SQLAlchemy's own classification counts too: it knows drivers and numbers that are not listed here.
+    if (isinstance(error, DBAPIError) and error.connection_invalidated) or number in _GONE:
+        return Fault.GONE
+    return Fault.OTHER
+
+
+def _sqlite_fault(code: int | None) -> Fault:
+    if code in {
+        sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
+        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
+        sqlite3.SQLITE_CONSTRAINT_ROWID,
+    }:
+        return Fault.DUPLICATE
+    match None if code is None else code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return Fault.CONFLICT
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_IOERR:
+            return Fault.UNREACHABLE
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_FULL:
+            return Fault.READ_ONLY
+        case _:
+            return Fault.OTHER
+
+
+def as_write_error(
+    error: BaseException,
+    info: OperationInfo,
+    *,
+    committing: bool = False,
+    connecting: bool = False,
+    hint: str | None = None,
+    server: str = "",
+) -> DbWriteError:
+    """Build our error for a driver's; the caller raises it ``from`` that one.
+
+    Args:
+        error: What the driver or SQLAlchemy raised.
+        info: What was being done.
+        committing: The server may have committed before the error: COMMIT was in flight, or a statement that is a
+            transaction by itself.
+        connecting: No connection was made yet. Then every driver error means that the database is unavailable, also
+            an unknown schema or a wrong password: no other work would get further.
+        hint: Replaces the description of the fault.
+        server: Where the database is, for the text of a failure to connect; see ``database_address``.
+    """
+    number, state, fault = number_of(error), sqlstate_of(error), fault_of(error)
+    facts: dict[str, Any] = {"table": info.table, "operation": info.operation, "errno": number, "sqlstate": state}
+    code = number if state is None else state
+    shown = f" (error {code})" if code is not None else ""
+    # An error that the server replied with means that it did not commit. Preferred loss: a write that was never sent is
+    # reported as unknown, rather than a committed one as failed.
+    if committing and outcome_unknown(error):
+        broken = "the connection was lost" if fault is Fault.GONE else "it was interrupted"
+        return CommitUnknownError(
+            f"{info}: {broken} before the reply to the commit{shown}, so it may be committed or not; "
+            "check for the row, or let an inbox decide, before doing it again",
+            **facts,
+        )
+    if connecting and fault is not Fault.POOL_EXHAUSTED and _from_driver(error):
+        fault = Fault.UNREACHABLE
+    description = (
+        hint
+        or describe_missing_object(error, number, state, own_statement=info.table is not None)
+        or _failed_before(state)
+        or (_REFUSED_LOGIN if connecting and _is_refused_login(error, number, state) else None)
+        or _DESCRIPTIONS[fault]
+    )
+    if server and fault in UNAVAILABLE:
+        description = f"{description} (server {server})"
+    return _KINDS.get(fault, DbWriteError)(f"{info} failed{shown}: {description}", **facts)
+
+
+def _is_refused_login(error: BaseException, number: int | None, state: str | None) -> bool:
+    # libpq reports a refused password without a code; the text is searched and not shown.
+    return number in {1045, 1698} or state in {"28P01", "28000"} or "password authentication failed" in str(error)
+
+
+def _failed_before(state: str | None) -> str | None:
+    if state != FAILED_TRANSACTION:
+        return None
+    return "an earlier statement of this transaction failed, and PostgreSQL accepts nothing but ROLLBACK after that"
+
+
+def other_key_error(error: DbWriteError, info: OperationInfo) -> DbWriteError:
+    """Return the error of a duplicate if no row has the id asked for: another unique key is the duplicate."""
+    code = error.errno if error.sqlstate is None else error.sqlstate
+    return DbWriteError(
+        f"{info} failed (error {code}): a unique key exists already, and not that of the row asked for: "
+        "no row has its id",
+        table=info.table,
+        operation=info.operation,
+        errno=error.errno,
+        sqlstate=error.sqlstate,
+    )

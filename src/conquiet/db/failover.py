@@ -1,0 +1,36 @@
+"""After a fail-over of the database: connections of the pool that lead to a demoted server are given up.
+
+A primary that becomes read-only keeps its connections open. A pool goes on lending them, and every write fails,
+although new connections (through a proxy, a virtual address or DNS) would reach the new primary. So the first write
+that such a server refuses renews the pool: idle connections are closed, and the next session opens a new one.
+
+See docs/decisions/0057.
+"""
+
+from typing import Final
+
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+
+from conquiet.db.errors import number_of
+from conquiet.db.sqlstate import sqlstate_of
+
+# 1290 read_only or super_read_only, 1792 a read-only transaction by the session's default, 1836 read-only mode.
+_NUMBERS: Final = frozenset({1290, 1792, 1836})
+_SQLSTATE: Final = "25006"
+
+
+def is_demotion(error: BaseException | None) -> bool:
+    """Return whether a server refused a write because it accepts none. Follows the causes of our own errors."""
+    while error is not None and not isinstance(error, DBAPIError):
+        error = error.__cause__
+    if error is None:
+        return False
+    return sqlstate_of(error) == _SQLSTATE or number_of(error) in _NUMBERS
+
+
+def renew_pool(engine: Engine) -> None:
+    """Close the idle connections of an engine. Those in use are closed when they are returned."""
+    old = engine.pool
+    engine.pool = old.recreate()
+    old.dispose()

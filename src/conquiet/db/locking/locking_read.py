@@ -1,0 +1,39 @@
+"""A locking read: returns the newest state, also if the snapshot of its transaction is older."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import TextClause
+from sqlalchemy.engine import Connection
+
+from conquiet.db import lock_holder
+from conquiet.db.connection_cleanup import invalidate
+from conquiet.db.errors import Fault, fault_of, outcome_unknown
+from conquiet.db.statement_execution import Result, execute
+from conquiet.errors import LockTimeoutError
+
+
+def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any], table: str) -> Result:
+    """Run a locking read; raise ``LockTimeoutError`` if the wait timed out.
+
+    If an exception interrupts the wait (Ctrl-C, a time limit by signal), the connection is closed: releasing another
+    lock on it would wait for this one first.
+    """
+    started = time.monotonic()
+    try:
+        return execute(conn, statement, params)
+    except BaseException as error:
+        if outcome_unknown(error):
+            invalidate(conn)
+        if fault_of(error) is not Fault.LOCK_TIMEOUT:
+            raise
+        waited = time.monotonic() - started
+        holder = lock_holder.row_holder(conn, table)
+        raise LockTimeoutError(
+            f"the row lock on {table} could not be acquired within {waited:.1f} s{lock_holder.format_holder(holder)}; "
+            "nothing was written",
+            resource=table,
+            waited_s=waited,
+            holder=holder,
+        ) from error

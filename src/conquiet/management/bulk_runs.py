@@ -1,0 +1,358 @@
+"""Bulk actions on dead letters and jobs that outlive the page they were started from.
+
+    counting ──▶ counted ──confirm──▶ running ──▶ done
+        └────────────┴── cancel ──────────┴──▶ cancelled         (failed: a server refused)
+
+A run is a hash in Redis. The process that carries it out keeps a lease beside it; when that process ends, another one
+takes the run over and goes on. Each step is one script that takes a dead letter and returns its message to the stream:
+a killed process leaves nothing half done, and what was replayed is not found a second time. A run is bounded by the
+time it was started at, so it does not replay what dies because of it.
+
+See docs/decisions/0054.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from conquiet.core.replay_report import ReplayReport
+from conquiet.core.validation import require_seconds
+from conquiet.errors import ConfigurationError, ConquietError
+from conquiet.management.bulk_run_models import ACTIVE, BulkRun, RunAction, RunState
+from conquiet.management.jobs.admin import JobAdmin
+from conquiet.management.jobs.bulk import BulkReport
+from conquiet.management.jobs.models import JobFilter, JobPhase
+from conquiet.processor.dead_letters import DeadFilter, DeadLetters
+from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.liveness import RELEASE_NAME, RESERVE_NAME
+
+__all__ = ["BulkRun", "BulkRuns", "RunAction", "RunState"]
+
+INDEX: Final = "conquiet:runs"
+KEPT: Final = 200
+_KEPT_S: Final = 14 * 86_400
+_LEASE_MS: Final = 10_000
+_SAVE_S: Final = 0.5
+_PAGE: Final = 500
+
+
+class _StoppedError(Exception):
+    """The run was cancelled, or another process has taken its lease."""
+
+
+class BulkRuns:
+    """The runs of one Redis.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        owner: Name of this process in leases.
+    """
+
+    def __init__(self, client: AsyncClient, owner: str) -> None:
+        self._client: Any = client
+        self._owner = owner
+
+    async def create(
+        self,
+        *,
+        action: RunAction,
+        stream: str,
+        where: DeadFilter,
+        user: str,
+        rate_per_s: float = 0.0,
+        audit_id: str = "",
+    ) -> BulkRun:
+        """Make a run that counts what it would do. It changes nothing before it is confirmed."""
+        require_seconds("rate_per_s", rate_per_s, zero_allowed=True)
+        seconds, micros = await self._client.time()
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        bounded = replace(where, before_ms=min(now_ms, where.before_ms or now_ms))
+        run = BulkRun(
+            id=f"{now_ms:x}-{secrets.token_hex(4)}",
+            action=action,
+            stream=stream,
+            where=bounded,
+            user=user,
+            state=RunState.COUNTING,
+            created_ms=now_ms,
+            rate_per_s=float(rate_per_s),
+            total=await DeadLetters(self._client, stream).count(),
+            audit_id=audit_id,
+        )
+        await self._add(run)
+        return run
+
+    async def create_for_jobs(
+        self,
+        *,
+        action: RunAction,
+        stream: str,
+        group: str,
+        phase: JobPhase,
+        where: JobFilter,
+        user: str,
+        rate_per_s: float = 0.0,
+        audit_id: str = "",
+    ) -> BulkRun:
+        """Make a run on jobs that counts what it would do. It changes nothing before it is confirmed."""
+        require_seconds("rate_per_s", rate_per_s, zero_allowed=True)
+        seconds, micros = await self._client.time()
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        run = BulkRun(
+            id=f"{now_ms:x}-{secrets.token_hex(4)}",
+            action=action,
+            stream=stream,
+            where=DeadFilter(),
+            user=user,
+            state=RunState.COUNTING,
+            created_ms=now_ms,
+            rate_per_s=float(rate_per_s),
+            audit_id=audit_id,
+            group=group,
+            phase=phase.value,
+            jobs=where,
+        )
+        await self._add(run)
+        return run
+
+    async def _add(self, run: BulkRun) -> None:
+        await self._save(run)
+        await self._client.zadd(INDEX, {run.id: run.created_ms})
+        await self._client.zremrangebyrank(INDEX, 0, -KEPT - 1)
+
+    async def get(self, run_id: str) -> BulkRun | None:
+        """Return one run; None if it is not known (any more)."""
+        raw = await self._client.get(_key(run_id))
+        return None if raw is None else _decode(raw)
+
+    async def newest(self, *, limit: int = 50) -> list[BulkRun]:
+        """Return the newest runs."""
+        ids = [one.decode() for one in await self._client.zrevrange(INDEX, 0, limit - 1)]
+        if not ids:
+            return []
+        return [_decode(raw) for raw in await self._client.mget([_key(one) for one in ids]) if raw is not None]
+
+    async def confirm(self, run_id: str) -> BulkRun:
+        """Start what was counted."""
+        return await self._change(run_id, {RunState.COUNTED}, RunState.RUNNING)
+
+    async def cancel(self, run_id: str) -> BulkRun:
+        """Stop a run after its current step. What it has done stays done."""
+        return await self._change(run_id, {*ACTIVE, RunState.COUNTED}, RunState.CANCELLED)
+
+    async def act_on(self, action: RunAction, stream: str, ids: Sequence[str]) -> int:
+        """Replay or discard these dead letters at once; return how many were still there."""
+        dead_letters = DeadLetters(self._client, stream)
+        if action is RunAction.DISCARD:
+            return await dead_letters.discard_ids(ids)
+        return sum([(await dead_letters.replay(DeadFilter(id=one))).replayed for one in ids])
+
+    async def find_abandoned(self) -> list[BulkRun]:
+        """Return active runs that no process works on."""
+        active = [run for run in await self.newest() if run.is_active]
+        return [run for run in active if not await self._client.exists(_lease(run.id))]
+
+    async def carry_out(self, run_id: str, *, on_end: Callable[[BulkRun], Any] | None = None) -> None:
+        """Work on a run until it is counted, done or cancelled, if no other process does."""
+        if not await self._client.eval(RESERVE_NAME, 1, _lease(run_id), self._owner, _LEASE_MS):
+            return
+        run = await self.get(run_id)
+        try:
+            if run is not None and run.is_active:
+                ended = await _Carrier(self, run).carry_out()
+                if on_end is not None and ended is not None:
+                    on_end(ended)
+        finally:
+            with contextlib.suppress(Exception):  # it expires by itself
+                await self._client.eval(RELEASE_NAME, 1, _lease(run_id), self._owner)
+
+    async def progress(self, run: BulkRun) -> None:
+        """Write the progress of a run and keep its lease; raise if it is ours no longer."""
+        if not await self._client.eval(RESERVE_NAME, 1, _lease(run.id), self._owner, _LEASE_MS):
+            raise _StoppedError
+        written = await self._client.eval(
+            _SAVE_IF_ACTIVE, 1, _key(run.id), msgspec.json.encode(run), _KEPT_S, f'"state":"{run.state.value}"'
+        )
+        if not written:
+            raise _StoppedError
+
+    async def finish(self, run: BulkRun, state: RunState, error: str = "") -> BulkRun:
+        """Write how a run ended."""
+        ended = replace(run, state=state, error=error)
+        await self._save(ended)
+        return ended
+
+    @property
+    def client(self) -> AsyncClient:
+        """The client."""
+        return self._client  # type: ignore[no-any-return]
+
+    async def _change(self, run_id: str, before: set[RunState], after: RunState) -> BulkRun:
+        run = await self.get(run_id)
+        if run is None:
+            raise ConfigurationError("there is no such run any more")
+        if run.state not in before:
+            raise ConfigurationError(f"the run is {run.state.value}; it cannot become {after.value}")
+        changed = replace(run, state=after)
+        await self._save(changed)
+        return changed
+
+    async def _save(self, run: BulkRun) -> None:
+        await self._client.set(_key(run.id), msgspec.json.encode(run), ex=_KEPT_S)
+
+
+_SAVE_IF_ACTIVE: Final = """
+local now = redis.call('GET', KEYS[1])
+if not now or not string.find(now, ARGV[3], 1, true) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+return 1
+"""
+"""Write the progress of a run unless its state was changed. KEYS: run; ARGV: run as JSON, seconds, its state."""
+
+
+class _Carrier:
+    """Carries out one run: the numbers, and the task that saves them twice a second."""
+
+    def __init__(self, runs: BulkRuns, run: BulkRun) -> None:
+        self._runs = runs
+        self._run = run
+        self._dead_letters = DeadLetters(runs.client, run.stream)
+        self._stopped = False
+        self._saved_at = time.monotonic()
+
+    async def carry_out(self) -> BulkRun | None:
+        """Return the run as it ended; None if it was cancelled or taken over."""
+        try:
+            if self._run.state is RunState.COUNTING:
+                await (self._count() if self._run.jobs is None else self._with_jobs(dry_run=True))
+                return await self._runs.finish(self._run, RunState.COUNTED)
+            saver = asyncio.create_task(self._save_while_running())
+            try:
+                await self._work()
+            finally:
+                saver.cancel()
+                await asyncio.gather(saver, return_exceptions=True)
+            await self._runs.progress(self._run)
+            return await self._runs.finish(self._run, RunState.DONE)
+        except _StoppedError:
+            return None
+        except ConquietError as error:
+            # Without a text: it may quote an address. The class says what to look for.
+            with contextlib.suppress(ConquietError):
+                return await self._runs.finish(self._run, RunState.FAILED, type(error).__name__)
+            return None
+
+    async def _count(self) -> None:
+        matched = scanned = 0
+        cursor: str | None = None
+        while True:
+            page = await self._dead_letters.list(cursor=cursor, limit=_PAGE, where=self._run.where)
+            matched += len(page.items)
+            cursor = page.cursor
+            scanned = min(self._run.total, scanned + _PAGE) if cursor else self._run.total
+            self._run = replace(self._run, scanned=scanned, matched=matched)
+            if cursor is None:
+                return
+            if time.monotonic() - self._saved_at > _SAVE_S:
+                await self._runs.progress(self._run)
+                self._saved_at = time.monotonic()
+
+    async def _work(self) -> None:
+        if self._run.jobs is not None:
+            await self._with_jobs(dry_run=False)
+        elif self._run.action is RunAction.REPLAY:
+            await self._replay()
+        else:
+            await self._discard()
+
+    async def _with_jobs(self, *, dry_run: bool) -> None:
+        """Count or change jobs. The run's id names the bulk change: one that is taken over goes on where it was."""
+        run = self._run
+
+        def note(report: BulkReport) -> None:
+            if dry_run:
+                self._run = replace(self._run, scanned=report.scanned, total=report.scanned, matched=report.matched)
+            else:
+                skipped = report.gone + report.refused
+                self._run = replace(self._run, done=report.changed + report.requested, skipped=skipped)
+            if self._stopped:
+                raise _StoppedError
+
+        admin = JobAdmin(self._runs.client, run.stream, group=run.group or None)
+        saver = asyncio.create_task(self._save_while_running()) if dry_run else None
+        try:
+            report = await admin.bulk(
+                run.action.value,
+                run.phase,
+                run.jobs or JobFilter(),
+                name=run.id,
+                dry_run=dry_run,
+                rate_per_s=run.rate_per_s or None,
+                on_progress=note,
+            )
+        finally:
+            if saver is not None:
+                saver.cancel()
+                await asyncio.gather(saver, return_exceptions=True)
+        note(report)
+
+    async def _replay(self) -> None:
+        before = self._run
+
+        def note(report: ReplayReport) -> None:
+            self._run = replace(
+                self._run,
+                done=before.done + report.replayed,
+                skipped=before.skipped + report.gone + report.unreplayable,
+            )
+            if self._stopped:
+                raise _StoppedError
+
+        report = await self._dead_letters.replay(before.where, rate_per_s=before.rate_per_s or None, on_progress=note)
+        note(report)
+
+    async def _discard(self) -> None:
+        rate = self._run.rate_per_s
+        step = _PAGE if not rate else max(1, min(_PAGE, int(rate / 4)))
+        began, first = time.monotonic(), self._run.done
+        cursor: str | None = None
+        while True:
+            page = await self._dead_letters.list(cursor=cursor, limit=step, where=self._run.where)
+            deleted = await self._dead_letters.discard_ids([one.id for one in page.items])
+            skipped = self._run.skipped + len(page.items) - deleted
+            self._run = replace(self._run, done=self._run.done + deleted, skipped=skipped)
+            cursor = page.cursor
+            if self._stopped:
+                raise _StoppedError
+            if cursor is None:
+                return
+            if rate:
+                await asyncio.sleep(max(0.0, began + (self._run.done - first) / rate - time.monotonic()))
+
+    async def _save_while_running(self) -> None:
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            try:
+                await self._runs.progress(self._run)
+            except (ConquietError, _StoppedError, OSError):
+                # Cancelled, taken over, or the server is away: stop at the next step; another process goes on.
+                self._stopped = True
+                return
+
+
+def _key(run_id: str) -> str:
+    return f"conquiet:run:{run_id}"
+
+
+def _lease(run_id: str) -> str:
+    return f"conquiet:run:{run_id}:lease"
+
+
+def _decode(raw: bytes) -> BulkRun:
+    return msgspec.json.decode(raw, type=BulkRun)

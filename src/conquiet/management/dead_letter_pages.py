@@ -1,0 +1,166 @@
+"""Dead letters for a page: the newest first, a few at a time, and what most of them died of.
+
+The size of what is read does not depend on how many there are. Counting all of a million takes a walk over all of them:
+that is a bulk run (``bulk_runs``), not a page.
+"""
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conquiet.management.overview import companion
+from conquiet.management.redis_admin import RedisAdmin, as_bytes
+from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadMessage, read_dead_message
+from conquiet.redis_transport.replies import text
+
+__all__ = [
+    "DeadFilter",
+    "DeadLetterGroup",
+    "DeadLetterPage",
+    "DeadMessage",
+    "list_newest",
+    "sample_groups",
+    "show_dead_letter",
+    "stream_of_token",
+    "stream_token",
+]
+
+SAMPLE: Final = 500
+"""Newest dead letters that ``sample_groups`` reads."""
+
+_STEP: Final = 100
+_MOST_BYTES: Final = 4_000_000
+_MOST_READ: Final = 2_000
+"""A filter that matches little stops after so many: the page says where it stopped, and goes on from there."""
+
+_PAGE: Final = """
+local found = {}
+local size = 0
+for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2])) do
+  size = size + #entry[2][2]
+  if #found > 0 and size > tonumber(ARGV[3]) then break end
+  found[#found + 1] = entry
+end
+return found
+"""
+"""Read the newest entries up to an id, and no more than so many bytes. KEYS: dead letters; ARGV: from, count, bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPage:
+    """Some dead letters, newest first.
+
+    Attributes:
+        items: Those that the filter accepts.
+        total: How many the stream has, whatever the filter.
+        looked_at: How many were read to find them.
+        older: Id to go on from; None if all were seen.
+    """
+
+    items: tuple[DeadMessage, ...]
+    total: int
+    looked_at: int
+    older: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterGroup:
+    """Dead letters of one event that died of one error, among the newest.
+
+    Attributes:
+        count: How many of those that were looked at.
+        times_ms: When each of them died.
+    """
+
+    event: str
+    cause: str
+    count: int
+    first_ms: int
+    last_ms: int
+    example_id: str
+    times_ms: tuple[int, ...]
+
+
+def list_newest(
+    server: RedisAdmin, stream: bytes, *, where: DeadFilter = EVERYTHING, limit: int = 50, before: str | None = None
+) -> DeadLetterPage:
+    """Return up to ``limit`` dead letters that match, newest first, from before the id ``before`` on."""
+    total = int(server.call("XLEN", companion(stream, b"dead"), stream=""))
+    items: list[DeadMessage] = []
+    looked_at, last = 0, before
+    for one in _newest(server, stream, before, _MOST_READ):
+        looked_at, last = looked_at + 1, one.id
+        if where.accepts(one):
+            items.append(one)
+        if len(items) >= limit:
+            return DeadLetterPage(tuple(items), total, looked_at, last)
+    return DeadLetterPage(tuple(items), total, looked_at, last if looked_at >= _MOST_READ else None)
+
+
+def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE) -> tuple[list[DeadLetterGroup], int]:
+    """Return what the newest dead letters died of, most frequent first, and how many were looked at."""
+    members: dict[tuple[str, str], list[DeadMessage]] = {}
+    looked_at = 0
+    for one in _newest(server, stream, None, sample):
+        looked_at += 1
+        members.setdefault((one.record.event, one.record.error_type or one.record.reason), []).append(one)
+    groups = [
+        DeadLetterGroup(
+            event,
+            cause,
+            len(those),
+            first_ms=those[-1].died_ms,
+            last_ms=those[0].died_ms,
+            example_id=those[0].id,
+            times_ms=tuple(one.died_ms for one in those),
+        )
+        for (event, cause), those in members.items()
+    ]
+    return sorted(groups, key=lambda one: (-one.count, one.event, one.cause)), looked_at
+
+
+def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:
+    """Return one dead letter; None if it is gone."""
+    reply = server.call("XRANGE", companion(stream, b"dead"), dead_id, dead_id, "COUNT", 1)
+    return _message(reply[0]) if reply else None
+
+
+def _newest(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
+    start = "+" if before is None else f"({before}"
+    read = 0
+    while read < most:
+        reply: list[Any] = server.call(
+            "EVAL", _PAGE, 1, companion(stream, b"dead"), start, min(_STEP, most - read), _MOST_BYTES
+        )
+        if not reply:
+            return
+        for entry in reply:
+            read += 1
+            yield _message(entry)
+        start = f"({text(reply[-1][0])}"
+
+
+def _message(entry: Any) -> DeadMessage:
+    return read_dead_message(entry[0], entry[1])
+
+
+def stream_token(key: bytes | str) -> str:
+    """Return a stream's key as text that survives a URL and a form: as it is if it is UTF-8, else encoded."""
+    raw = as_bytes(key)
+    try:
+        found = raw.decode()
+    except UnicodeDecodeError:
+        return "b64:" + base64.urlsafe_b64encode(raw).decode()
+    return found
+
+
+def stream_of_token(token: str) -> bytes:
+    """Return the key of a token of :func:`stream_token`. A name that is UTF-8 has one token only: itself."""
+    if token.startswith("b64:"):
+        with contextlib.suppress(ValueError):
+            raw = base64.urlsafe_b64decode(token[4:].encode())
+            if stream_token(raw) == token:
+                return raw
+    return token.encode("utf-8", "surrogatepass")

@@ -1,0 +1,98 @@
+"""Compare the clocks of a Redis, its replicas and this host. Entry ids are made from the clock of the server."""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from conquiet.core.redaction import printable
+from conquiet.errors import QueueError
+from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.management.redis_admin import RedisAdmin
+
+_REPLICA: Final = re.compile(r"slave\d+")
+_MOST_REPLICAS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The clock of one server.
+
+    Attributes:
+        name: Which server: "the server", or the address of a replica.
+        offset_s: How far it is ahead of the clock of this host; None if it could not be asked.
+        doubt_s: How far off the offset may be: half of the time that the answer took.
+    """
+
+    name: str
+    offset_s: float | None
+    doubt_s: float = 0.0
+
+
+def read_clocks(server: RedisAdmin, info: Mapping[str, str]) -> tuple[Clock, ...]:
+    """Ask the server and the replicas that it names, those that can be reached from here, for the time."""
+    clocks = [_read("the server", server)]
+    replicas = [value for name, value in info.items() if _REPLICA.fullmatch(name)][:_MOST_REPLICAS]
+    for replica in replicas:
+        facts = dict(part.split("=", 1) for part in replica.split(",") if "=" in part)
+        clocks.append(_read_replica(server, facts.get("ip", ""), facts.get("port", "")))
+    return tuple(clocks)
+
+
+def _read_replica(server: RedisAdmin, host: str, port: str) -> Clock:
+    name = f"replica {printable(host)}:{printable(port)}"
+    other = server.connect_to(host, int(port)) if host and port.isdigit() else None
+    if other is None:
+        return Clock(name, None)
+    with other:
+        try:
+            return _read(name, other)
+        except QueueError:  # not reachable from here, or another password
+            return Clock(name, None)
+
+
+def _read(name: str, server: RedisAdmin) -> Clock:
+    server.now_ms()  # opens the connection: its time is not the answer's
+    before_s, asked_s = time.time(), time.monotonic()
+    there_s = server.now_ms() / 1000
+    took_s = time.monotonic() - asked_s
+    return Clock(name, there_s - (before_s + took_s / 2), took_s / 2)
+
+
+def check_clocks(clocks: tuple[Clock, ...], most_s: float) -> Iterator[Finding]:
+    """Two clocks are further apart than ``most_s``, the doubt of the measurement left aside."""
+    server = next((clock for clock in clocks[:1] if clock.offset_s is not None), None)
+    if server is None or server.offset_s is None:
+        return
+    if abs(server.offset_s) - server.doubt_s > most_s:
+        yield Finding(
+            "redis.clocks",
+            Severity.WARNING,
+            f"the clock of the server is {_apart(server.offset_s)} that of this host",
+            "ages, delays and schedules that this host computes are off by as much; a step back of the server's clock "
+            "after a stream was deleted repeats ids; only an inbox that compares digests distinguishes them",
+            "synchronise both with NTP",
+        )
+    for replica in clocks[1:]:
+        if replica.offset_s is None:
+            yield Finding(
+                "redis.clocks",
+                Severity.NOTE,
+                f"the clock of {replica.name} was not compared: it cannot be reached from here",
+                "a replica whose clock is behind gives ids a second time after a fail-over",
+                "run the doctor where the replica can be reached",
+            )
+        elif abs(apart := replica.offset_s - server.offset_s) - server.doubt_s - replica.doubt_s > most_s:
+            yield Finding(
+                "redis.clocks",
+                Severity.WARNING,
+                f"the clock of {replica.name} is {_apart(apart)} that of the server",
+                "after a fail-over the new master repeats ids that the old one gave to entries it had not replicated "
+                "yet; only an inbox that compares digests distinguishes such a message from a handled one",
+                "synchronise both with NTP before the next fail-over",
+            )
+
+
+def _apart(offset_s: float) -> str:
+    return f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'}"

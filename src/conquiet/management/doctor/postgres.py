@@ -1,0 +1,243 @@
+"""What bites users of PostgreSQL. Facts are gathered once; each check is a small function over them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from conquiet.core.redaction import printable
+from conquiet.management.doctor.findings import Finding, Severity, run_checks
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+_SETTINGS = ("server_version", "server_version_num", "default_transaction_isolation", "fsync", "full_page_writes",
+    "synchronous_commit", "max_connections", "idle_in_transaction_session_timeout",
+    "default_transaction_read_only")  # fmt: skip
+_INDEXES = {
+    "conquiet_inbox": frozenset({"conquiet_inbox_pkey", "conquiet_inbox_by_age"}),
+    "conquiet_outbox": frozenset({"conquiet_outbox_pkey", "conquiet_outbox_by_due", "conquiet_outbox_by_key"}),
+}
+_OLDEST = 130_000
+_SLOW_S = 60
+_CROWDED = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresFacts:
+    """What the server said.
+
+    Attributes:
+        settings: As this session has them.
+        is_standby: Whether it is in recovery.
+        connections: How many are open now.
+        indexes: For each table of ours that exists, the names of its indexes.
+        long_transactions: Process id, age in seconds and whether it is idle.
+        wanted_connections: What the caller's pools may open in all; 0 if not given.
+        overdue: Targets of the outbox whose rows no relay takes, with the age of the oldest in seconds.
+    """
+
+    settings: dict[str, str]
+    is_standby: bool
+    connections: int
+    indexes: dict[str, frozenset[str]]
+    long_transactions: tuple[tuple[int, int, bool], ...]
+    wanted_connections: int = 0
+    overdue: dict[str, float] = field(default_factory=dict)
+
+
+def examine_postgres(engine: "Engine", *, wanted_connections: int = 0, slow_s: int = _SLOW_S) -> list[Finding]:
+    """Gather the facts and return what is wrong, the worst first.
+
+    Args:
+        engine: Where.
+        wanted_connections: What the caller's pools may open in all; 0 if not known.
+        slow_s: A transaction older than this was probably forgotten.
+    """
+    with engine.connect() as connection:
+        facts = gather(connection, wanted_connections, slow_s)
+    if _INDEXES["conquiet_outbox"] <= facts.indexes.get("conquiet_outbox", frozenset()):
+        from conquiet.transactional.outbox import Outbox
+
+        facts = replace(facts, overdue=Outbox().overdue(engine))
+    return run_checks(CHECKS, facts)
+
+
+def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> PostgresFacts:
+    """Ask the server. Reads only, and only what is bounded."""
+    names = ", ".join(f"'{name}'" for name in _SETTINGS)
+    tables = ", ".join(f"'{name}'" for name in _INDEXES)
+    found: dict[str, set[str]] = {}
+    for table, index in _rows(
+        connection,
+        "SELECT c.relname, i.indexname FROM pg_class c "  # noqa: S608 - constants
+        "LEFT JOIN pg_indexes i ON i.tablename = c.relname AND i.schemaname = c.relnamespace::regnamespace::text "
+        f"WHERE c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid) AND c.relname IN ({tables})",
+    ):
+        found.setdefault(table, set()).update({index} - {None})
+    return PostgresFacts(
+        settings=dict(_rows(connection, f"SELECT name, setting FROM pg_settings WHERE name IN ({names})")),  # noqa: S608
+        is_standby=bool(_rows(connection, "SELECT pg_is_in_recovery()")[0][0]),
+        connections=int(
+            _rows(connection, "SELECT COUNT(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")[0][0]
+        ),
+        indexes={table: frozenset(indexes) for table, indexes in found.items()},
+        long_transactions=tuple(
+            (int(pid), int(age), bool(idle))
+            for pid, age, idle in _rows(
+                connection,
+                "SELECT pid, EXTRACT(EPOCH FROM now() - xact_start), starts_with(state, 'idle in transaction') "  # noqa: S608
+                "FROM pg_stat_activity WHERE backend_type = 'client backend' "
+                f"AND xact_start < now() - INTERVAL '{int(slow_s)} seconds' ORDER BY xact_start LIMIT 20",
+            )
+        ),
+        wanted_connections=wanted_connections,
+    )
+
+
+def _rows(connection: "Connection", statement: str) -> list[Any]:
+    return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+
+def check_version(facts: PostgresFacts) -> Iterator[Finding]:
+    """Too old for pg_current_xact_id()."""
+    if int(facts.settings.get("server_version_num", _OLDEST)) < _OLDEST:
+        yield Finding(
+            "postgres.version",
+            Severity.ERROR,
+            f"the server is version {printable(facts.settings.get('server_version', ''))}",
+            "DbSession asks for the id of its transaction, with functions of PostgreSQL 13",
+            "update to PostgreSQL 13 or newer",
+        )
+
+
+def check_isolation(facts: PostgresFacts) -> Iterator[Finding]:
+    """A level that makes workers fail instead of wait."""
+    level = facts.settings.get("default_transaction_isolation", "")
+    if level in {"repeatable read", "serializable"}:
+        yield Finding(
+            "postgres.isolation",
+            Severity.WARNING,
+            f"default_transaction_isolation is {level}",
+            "a run that waited for another run of its message fails with a conflict (40001) and is delivered again; "
+            "at read committed it is skipped at once",
+            "ALTER DATABASE … SET default_transaction_isolation = 'read committed', and lock what you read",
+        )
+
+
+def check_writable(facts: PostgresFacts) -> Iterator[Finding]:
+    """A standby, or a database that is read-only by default."""
+    if facts.is_standby or facts.settings.get("default_transaction_read_only") == "on":
+        yield Finding(
+            "postgres.read_only",
+            Severity.ERROR,
+            "the server is a standby" if facts.is_standby else "default_transaction_read_only is on",
+            "no handler can write: consumption pauses",
+            "connect to the primary (target_session_attrs=read-write in the URL)",
+        )
+
+
+def check_durability(facts: PostgresFacts) -> Iterator[Finding]:
+    """A COMMIT that is not on disk."""
+    for name in ("fsync", "full_page_writes"):
+        if facts.settings.get(name) == "off":
+            yield Finding(
+                "postgres.durability",
+                Severity.ERROR,
+                f"{name} is off",
+                "a crash of the machine can destroy the database",
+                f"ALTER SYSTEM SET {name} = on, and reload",
+            )
+    if facts.settings.get("synchronous_commit") == "off":
+        yield Finding(
+            "postgres.synchronous_commit",
+            Severity.WARNING,
+            "synchronous_commit is off",
+            "a crash loses commits whose messages are acknowledged already: they are gone for good",
+            "ALTER DATABASE … SET synchronous_commit = on",
+        )
+
+
+def check_connections(facts: PostgresFacts) -> Iterator[Finding]:
+    """Pools that are larger than the server."""
+    limit = int(facts.settings.get("max_connections", 0))
+    if limit and facts.wanted_connections > limit:
+        yield Finding(
+            "postgres.max_connections",
+            Severity.ERROR,
+            f"the pools may open {facts.wanted_connections} connections, and max_connections is {limit}",
+            "workers fail with 'too many clients already' under load",
+            "smaller pools (pool_size, max_overflow), fewer processes, or a larger max_connections",
+        )
+    elif limit and facts.connections > limit * _CROWDED:
+        yield Finding(
+            "postgres.max_connections",
+            Severity.WARNING,
+            f"{facts.connections} of {limit} connections are in use",
+            "the next peak fails with 'too many clients already'",
+            "smaller pools (pool_size, max_overflow), or a larger max_connections",
+        )
+
+
+def check_tables(facts: PostgresFacts) -> Iterator[Finding]:
+    """The inbox and the outbox."""
+    missing = [table for table in _INDEXES if table not in facts.indexes]
+    if missing:
+        yield Finding(
+            "postgres.tables",
+            Severity.WARNING,
+            f"there is no table {' and no '.join(missing)}",
+            "without the inbox a redelivered message has its effect twice; without the outbox messages get lost "
+            "between COMMIT and publishing",
+            "conquiet db init",
+        )
+    for table, indexes in facts.indexes.items():
+        absent = sorted(_INDEXES[table] - indexes)
+        if absent:
+            yield Finding(
+                "postgres.indexes",
+                Severity.ERROR,
+                f"{table} lacks the index {', '.join(absent)}",
+                "without its primary key the inbox lets duplicates through; without the others purge and relay "
+                "read the whole table",
+                "create it as transactional/schema_postgresql.sql has it",
+            )
+
+
+def check_transactions(facts: PostgresFacts) -> Iterator[Finding]:
+    """Transactions that were forgotten."""
+    if facts.long_transactions:
+        pid, age, idle = facts.long_transactions[0]
+        yield Finding(
+            "postgres.long_transactions",
+            Severity.WARNING,
+            f"{len(facts.long_transactions)} transactions stay open for long; the oldest is process {pid} with "
+            f"{age:,} s{', idle' if idle else ''}",
+            "its locks hold up others, and the rows that the relay deletes cannot be cleaned up: the outbox grows slow",
+            f"look at it in pg_stat_activity; SELECT pg_terminate_backend({pid}) ends it. "
+            "idle_in_transaction_session_timeout bounds idle ones",
+        )
+
+
+def check_outbox(facts: PostgresFacts) -> Iterator[Finding]:
+    """Rows that no relay takes."""
+    for target, age_s in sorted(facts.overdue.items()):
+        yield Finding(
+            "postgres.outbox_overdue",
+            Severity.WARNING,
+            f"the outbox has rows for the target {printable(target)!r} that are due since long; the oldest is "
+            f"{age_s:,.0f} s old",
+            "no relay serves this target (a typo in its name, or the relay does not run), or it is behind",
+            "compare the name with the targets of your OutboxRelay, and see that the relay runs",
+        )
+
+
+CHECKS: tuple[Callable[[PostgresFacts], Iterator[Finding]], ...] = (
+    check_version,
+    check_isolation,
+    check_writable,
+    check_durability,
+    check_connections,
+    check_tables,
+    check_transactions,
+    check_outbox,
+)

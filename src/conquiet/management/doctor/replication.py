@@ -1,0 +1,153 @@
+"""Checks of replication, and of the nodes of a Redis Cluster. What a fail-over can lose is said here.
+
+Redis acknowledges a write before its replicas have it. A master that dies takes with it what it had not passed on.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from conquiet.core.redaction import printable
+from conquiet.errors import QueueError
+from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.management.redis_admin import RedisAdmin
+from conquiet.redis_transport.replies import text
+
+_REPLICA = re.compile(r"slave\d+")
+_LAGGING_BYTES = 10 * 1024 * 1024
+_OPEN_SLOT = re.compile(r"\[(\d+)-[<>]-")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Facts about one master of a Redis Cluster, or about the only server (``name`` is empty then)."""
+
+    name: str
+    info: Mapping[str, str]
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """Facts about a Redis Cluster.
+
+    Attributes:
+        nodes: Its masters; those that could not be asked are in ``silent``.
+        silent: Addresses of masters that did not answer.
+        info: CLUSTER INFO.
+        open_slots: Slots in migration.
+    """
+
+    nodes: tuple[NodeFacts, ...]
+    silent: tuple[str, ...]
+    info: Mapping[str, str]
+    open_slots: tuple[int, ...]
+
+
+def gather_cluster(server: RedisAdmin) -> ClusterFacts | None:
+    """Ask each master of a Redis Cluster; None for a single server."""
+    if not server.is_cluster:
+        return None
+    nodes: list[NodeFacts] = []
+    silent: list[str] = []
+    open_slots: set[int] = set()
+    for address in server.masters():
+        if address is None:
+            continue
+        name = f"{address[0]}:{address[1]}"
+        try:
+            info = _lines(text(server.call_each(address, "INFO")))
+            open_slots |= {
+                int(slot) for slot in _OPEN_SLOT.findall(text(server.call_each(address, "CLUSTER", "NODES")))
+            }
+            nodes.append(NodeFacts(name, info, _config(server, address)))
+        except QueueError:
+            silent.append(name)
+    state = _lines(text(server.call("CLUSTER", "INFO")))
+    return ClusterFacts(tuple(nodes), tuple(silent), state, tuple(sorted(open_slots)))
+
+
+def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
+    """The cluster is not whole."""
+    if facts.silent:
+        yield Finding(
+            "redis.cluster.nodes",
+            Severity.ERROR,
+            f"{len(facts.silent)} masters did not answer: {', '.join(map(printable, facts.silent))}",
+            "the streams of their slots stand still until they, or a replica of theirs, are back",
+            "start them, or let a replica take over (CLUSTER FAILOVER)",
+        )
+    if facts.info.get("cluster_state") != "ok" or facts.info.get("cluster_slots_assigned") != "16384":
+        yield Finding(
+            "redis.cluster.state",
+            Severity.ERROR,
+            f"the cluster's state is {facts.info.get('cluster_state', 'unknown')}, "
+            f"{facts.info.get('cluster_slots_assigned', '0')} of 16384 slots have a master",
+            "streams in the other slots cannot be read or written",
+            "redis-cli --cluster check, then --cluster fix",
+        )
+    if facts.open_slots:
+        yield Finding(
+            "redis.cluster.migration",
+            Severity.WARNING,
+            f"{len(facts.open_slots)} slots are in migration, the first is {facts.open_slots[0]}",
+            "a retry or a delayed message of a stream in such a slot waits until the slot has moved",
+            "nothing if a reshard is running; else redis-cli --cluster fix",
+        )
+
+
+def check_replication(node: NodeFacts) -> Iterator[Finding]:
+    """What a fail-over of this master would lose."""
+    if node.info.get("role") != "master":
+        return
+    where = f"{node.name}: " if node.name else ""
+    replicas = [_facts(value) for name, value in node.info.items() if _REPLICA.fullmatch(name)]
+    online = [one for one in replicas if one.get("state") == "online"]
+    if not online:
+        if node.name or replicas:
+            yield Finding(
+                "redis.replicas",
+                Severity.WARNING,
+                f"{where}the master has no replica that is online",
+                "if it dies, no server can take over, and its streams stand still or are lost",
+                "add a replica, or repair its link",
+            )
+        return
+    offset = int(node.info.get("master_repl_offset", "0"))
+    behind = max(offset - int(one.get("offset", "0")) for one in online)
+    if behind > _LAGGING_BYTES:
+        yield Finding(
+            "redis.replicas",
+            Severity.WARNING,
+            f"{where}a replica is {behind:,} bytes behind",
+            "a fail-over to it loses messages that were acknowledged",
+            "look for a slow link or a slow replica",
+        )
+    if node.config.get("min-replicas-to-write", "0") == "0":
+        yield Finding(
+            "redis.replication",
+            Severity.NOTE,
+            f"{where}min-replicas-to-write is 0: writes are acknowledged before a replica has them",
+            "a fail-over loses what the master had not passed on, and a master cut off from its replicas goes on "
+            "accepting messages that are lost when it comes back",
+            "emit and enqueue with replicas=1 what must not be lost; CONFIG SET min-replicas-to-write 1",
+        )
+
+
+def _config(server: RedisAdmin, address: tuple[str, int]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write", "save"):
+        try:
+            key, value = server.call_each(address, "CONFIG", "GET", name)
+        except (QueueError, ValueError):  # managed servers forbid it
+            return found
+        found[text(key)] = text(value)
+    return found
+
+
+def _lines(raw: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in raw.splitlines() if ":" in line and not line.startswith("#"))
+
+
+def _facts(replica: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in replica.split(",") if "=" in part)

@@ -1,0 +1,59 @@
+"""Entries that a live consumer holds and does not work on: they failed once, and nothing reads them again.
+
+A ``QueueConsumer`` whose handler raised leaves the message pending under its name. Under the same name it reads new
+messages afterwards, so it is alive, and the entry waits until a worker recovers or claims it.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from conquiet.core.redaction import printable
+from conquiet.errors import GroupMissingError
+from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.management.models import StreamReport
+from conquiet.management.redis_admin import RedisAdmin
+from conquiet.redis_transport.replies import pending_rows
+
+_ROWS = 1_000
+
+
+class Stranded(NamedTuple):
+    """Entries of one live consumer that are idle for too long."""
+
+    stream: str
+    group: str
+    consumer: str
+    entries: int
+    idle_s: float
+
+
+def find_stranded(server: RedisAdmin, streams: tuple[StreamReport, ...], max_idle_ms: int) -> Iterator[Stranded]:
+    """Ask for entries idle for ``max_idle_ms`` whose owner is alive. At most 1,000 rows for each consumer."""
+    for stream in streams:
+        for group in stream.groups:
+            for consumer in group.consumers:
+                if not (consumer.alive and consumer.pending):
+                    continue
+                command = ("XPENDING", stream.raw_key, group.raw_name, "IDLE", max_idle_ms, "-", "+", _ROWS)
+                try:
+                    rows = pending_rows(server.call(*command, consumer.name, stream=stream.key, group=group.name))
+                except GroupMissingError:  # destroyed since it was listed
+                    continue
+                if rows:
+                    idle_s = max(row.idle_ms for row in rows) / 1000
+                    yield Stranded(stream.key, group.name, consumer.name, len(rows), idle_s)
+
+
+def stranded_findings(stranded: tuple[Stranded, ...], max_idle_ms: int) -> Iterator[Finding]:
+    """Report them, one finding for each consumer."""
+    for one in stranded:
+        stream, group = printable(one.stream), printable(one.group)
+        yield Finding(
+            "redis.stranded",
+            Severity.WARNING,
+            f"consumer {printable(one.consumer)!r} of {stream!r}, group {group!r}, is alive and holds "
+            f"{one.entries:,} entries that it has not touched for up to {one.idle_s:,.0f} s",
+            "their handler most likely failed; the consumer reads only new entries, and these wait until recovered",
+            f"run(recover=True) in that consumer, a process with run_claim_stale(), or: conquiet reclaim {stream} "
+            f"{group} --min-idle {max_idle_ms / 1000:.0f}",
+        )

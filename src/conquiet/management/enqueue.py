@@ -1,0 +1,77 @@
+"""Add payloads to a stream in batches, each batch all or none, without touching any group."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from conquiet.core.json_codec import CodecError, encode_payload
+from conquiet.core.validation import require_text
+from conquiet.errors import PayloadError
+from conquiet.management.redis_admin import RedisAdmin
+from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
+
+BATCH = 500
+
+
+def enqueue_all(
+    server: RedisAdmin, stream: str, payloads: Iterable[Any], *, max_payload_bytes: int = 1_048_576
+) -> Iterator[list[str]]:
+    """Add payloads in their order and yield the ids, batch by batch. Each batch is added whole or not at all.
+
+    A payload that is refused ends the call; everything before it has been added.
+    """
+    return enqueue_batches(server, stream, _batches(payloads), max_payload_bytes=max_payload_bytes)
+
+
+def enqueue_batches(
+    server: RedisAdmin, stream: str, batches: Iterable[Sequence[Any]], *, max_payload_bytes: int = 1_048_576
+) -> Iterator[list[str]]:
+    """Add batches that the caller made; see :func:`enqueue_all`."""
+    require_text("stream", stream)
+    server.is_stream(stream)
+    for batch in batches:
+        encoded: list[bytes] = []
+        problem: PayloadError | None = None
+        try:
+            encoded.extend(_encoded(payload, stream, max_payload_bytes) for payload in batch)
+        except PayloadError as error:
+            problem = error
+        if encoded:
+            yield _send(server, stream, encoded)
+        if problem is not None:
+            raise problem
+
+
+def _batches(payloads: Iterable[Any]) -> Iterator[list[Any]]:
+    source = iter(payloads)
+    problem: Exception | None = None
+    while problem is None:
+        batch: list[Any] = []
+        try:
+            batch.extend(islice(source, BATCH))
+        except Exception as error:  # noqa: BLE001 - the source may raise anything; what came before it is sent first
+            problem = error
+        if batch:
+            yield batch
+        elif problem is None:
+            return
+    raise problem
+
+
+def _encoded(payload: Any, stream: str, max_bytes: int) -> bytes:
+    try:
+        return encode_payload(payload, max_bytes=max_bytes)
+    except CodecError as error:
+        refused = error
+    raise PayloadError(
+        f"the payload was refused: {refused.explanation}",
+        stream=stream,
+        command="XADD",
+        reason=refused.reason,
+        path=refused.path,
+    )
+
+
+def _send(server: RedisAdmin, stream: str, batch: list[bytes]) -> list[str]:
+    return [text(one) for one in server.call("EVAL", ENQUEUE_MANY, 1, stream, *batch, stream=stream)]

@@ -1,0 +1,242 @@
+"""All streams at a glance, cheaply enough for a page that is refreshed every second.
+
+    StreamDirectory    finds the streams: a few SCAN steps at a time, never KEYS
+    read_fleet         one script call for a hundred streams, so a thousand cost ten commands
+    flow               what came in and went out per second between two readings
+
+``overview.describe_stream`` reports more about one stream, and sends several commands for each.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from conquiet.management.overview import companion
+from conquiet.management.redis_admin import RedisAdmin, display_name
+from conquiet.redis_transport.ids import milliseconds_of
+from conquiet.redis_transport.replies import text
+
+if TYPE_CHECKING:
+    from conquiet.redis_transport.commands import Word
+
+PER_CALL: Final = 100
+"""Streams read by one script call: about a millisecond and a half, during which the server does nothing else."""
+
+MOST_STREAMS: Final = 5_000
+_SCAN_COUNT: Final = 1_000
+_OWN_PREFIX: Final = b"conquiet:"
+_MOST_GROUPS: Final = 20
+
+_FLEET: Final = """
+local function field(row, name)
+  for i = 1, #row, 2 do if row[i] == name then return row[i + 1] end end
+  return false
+end
+local found = {}
+for i = 1, #KEYS, 4 do
+  local key = KEYS[i]
+  local info = redis.pcall('XINFO', 'STREAM', key)
+  if info.err then
+    found[#found + 1] = false
+  else
+    local groups = {}
+    local rows = redis.call('XINFO', 'GROUPS', key)
+    for at = 1, math.min(#rows, tonumber(ARGV[1])) do
+      local row = rows[at]
+      local name, last = field(row, 'name'), field(row, 'last-delivered-id')
+      local pending = redis.call('XPENDING', key, name)
+      local waiting = redis.call('XRANGE', key, '(' .. last, '+', 'COUNT', 1)
+      groups[at] = {
+        name, field(row, 'consumers'), field(row, 'pending'), field(row, 'lag'), field(row, 'entries-read'),
+        pending[2] or '', waiting[1] and waiting[1][1] or '', last
+      }
+    end
+    local delayed, dead = redis.pcall('ZCARD', KEYS[i + 1]), redis.pcall('XLEN', KEYS[i + 2])
+    local paused = redis.pcall('HKEYS', KEYS[i + 3])
+    found[#found + 1] = {
+      field(info, 'length'), field(info, 'entries-added'), field(info, 'last-generated-id'),
+      type(delayed) == 'number' and delayed or 0, type(dead) == 'number' and dead or 0,
+      paused.err and {} or paused, #rows, groups
+    }
+  end
+end
+return {redis.call('TIME'), found}
+"""
+"""Describe streams. KEYS: for each its key, delayed set, dead letters and pauses; ARGV: most groups of each. Payloads
+stay on the server: XINFO STREAM and XRANGE read entries, and only their ids are returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGlance:
+    """One group of a stream.
+
+    Attributes:
+        consumers: Names the group has, dead ones included.
+        pending: Delivered and not acknowledged.
+        lag: Not delivered yet; None if the server does not know.
+        entries_read: Delivered so far; None if the server does not know.
+        oldest_age_s: Age of the oldest entry that is not done; None if all are.
+    """
+
+    name: str
+    consumers: int
+    pending: int
+    lag: int | None
+    entries_read: int | None
+    oldest_age_s: float | None
+    raw_name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGlance:
+    """One stream at one moment.
+
+    Attributes:
+        added: Entries ever added; None before Redis 7.
+        paused: ``*`` if the whole stream is paused, else events.
+        group_count: Groups there are; at most 20 of them are in ``groups``.
+    """
+
+    key: str
+    length: int
+    added: int | None
+    last_id: str
+    delayed: int
+    dead: int
+    paused: tuple[str, ...]
+    group_count: int
+    groups: tuple[GroupGlance, ...]
+    raw_key: bytes
+    at_ms: int
+
+    @property
+    def lag(self) -> int | None:
+        """Entries not delivered, of the group that has most; None if no group knows."""
+        return max((one.lag for one in self.groups if one.lag is not None), default=None)
+
+    @property
+    def pending(self) -> int:
+        """Entries in flight, of all groups."""
+        return sum(one.pending for one in self.groups)
+
+    @property
+    def oldest_age_s(self) -> float | None:
+        """Age of the oldest entry that is not done in some group."""
+        return max((one.oldest_age_s for one in self.groups if one.oldest_age_s is not None), default=None)
+
+    @property
+    def done(self) -> int | None:
+        """Entries acknowledged so far, of all groups; None if the server does not know."""
+        read = [one.entries_read for one in self.groups]
+        known = [one for one in read if one is not None]
+        return None if len(known) < len(read) else sum(known) - self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Entries per second between two readings; None if the server does not count them."""
+
+    per_s_in: float | None
+    per_s_out: float | None
+
+
+def flow(before: StreamGlance, after: StreamGlance) -> Flow:
+    """Return the rates between two readings of one stream. Pure."""
+    seconds = (after.at_ms - before.at_ms) / 1000
+    if seconds <= 0:
+        return Flow(None, None)
+    return Flow(_rate(before.added, after.added, seconds), _rate(before.done, after.done, seconds))
+
+
+def _rate(before: int | None, after: int | None, seconds: float) -> float | None:
+    # A stream or a group that was created again counts from 0.
+    return None if before is None or after is None else max(0.0, (after - before) / seconds)
+
+
+def read_fleet(server: RedisAdmin, keys: Sequence[bytes]) -> list[StreamGlance]:
+    """Return the streams of these keys. Those that are gone are left out."""
+    found: list[StreamGlance] = []
+    for start in range(0, len(keys), PER_CALL):
+        chunk = keys[start : start + PER_CALL]
+        names: list[Word] = []
+        for key in chunk:
+            names += (key, companion(key, b"delayed"), companion(key, b"dead"), companion(key, b"paused"))
+        time, rows = server.call("EVAL", _FLEET, len(names), *names, _MOST_GROUPS)
+        now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+        found += [_glance(key, row, now_ms) for key, row in zip(chunk, rows, strict=True) if row]
+    return found
+
+
+def _glance(key: bytes, row: list[Any], now_ms: int) -> StreamGlance:
+    length, added, last_id, delayed, dead, paused, group_count, groups = row
+    return StreamGlance(
+        key=display_name(key),
+        length=length,
+        added=added,
+        last_id=text(last_id),
+        delayed=delayed,
+        dead=dead,
+        paused=tuple(sorted(map(display_name, paused))),
+        group_count=group_count,
+        groups=tuple(_group(one, now_ms) for one in groups),
+        raw_key=key,
+        at_ms=now_ms,
+    )
+
+
+def _group(row: list[Any], now_ms: int) -> GroupGlance:
+    name, consumers, pending, lag, entries_read, oldest_pending, first_waiting, last = row
+    ids = [text(one) for one in (oldest_pending, first_waiting) if one]
+    oldest_ms = min((milliseconds_of(one) for one in ids), default=None)
+    return GroupGlance(
+        name=display_name(name),
+        consumers=consumers,
+        pending=pending,
+        lag=lag if first_waiting else 0,
+        # The server does not count for a group before its first read; nothing was read by then.
+        entries_read=0 if entries_read is None and last == b"0-0" else entries_read,
+        oldest_age_s=None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
+        raw_name=name,
+    )
+
+
+class StreamDirectory:
+    """The keys of the streams of one server, found a few steps at a time.
+
+    Each ``advance`` scans a part of the keyspace. A stream stays known until a whole pass did not see it.
+    """
+
+    def __init__(self, *, most: int = MOST_STREAMS) -> None:
+        self._most = most
+        self._cursor = "0"
+        self._known: set[bytes] = set()
+        self._seen: set[bytes] = set()
+        self.complete = False
+        """A whole pass was made, and there are no more streams than the directory holds."""
+
+    def advance(self, server: RedisAdmin, *, steps: int = 20) -> None:
+        """Scan the next part of the keyspace: ``steps`` thousand keys."""
+        for _ in range(steps):
+            reply = server.call("SCAN", self._cursor, "COUNT", _SCAN_COUNT, "TYPE", "stream")
+            self._cursor = text(reply[0])
+            self._add(reply[1])
+            if self._cursor == "0":
+                self.complete = len(self._seen) <= self._most
+                self._known, self._seen = set(sorted(self._seen)[: self._most]), set()
+                return
+
+    def _add(self, page: Iterable[bytes]) -> None:
+        found = {key for key in page if is_shown(key)}
+        self._seen |= found
+        if len(self._known) < self._most:
+            self._known |= found
+
+    def keys(self) -> list[bytes]:
+        """Return the known streams by name."""
+        return sorted(self._known)
+
+
+def is_shown(key: bytes) -> bool:
+    """Return whether a stream is a user's: not kept by the processor beside another, nor by the dashboard."""
+    beside = b"}" in key and key.endswith((b":dead", b":wake"))
+    return not beside and not key.startswith(_OWN_PREFIX)

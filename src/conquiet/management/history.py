@@ -1,0 +1,186 @@
+"""What workers did, minute by minute: throughput, failures, latency, and when a new version started.
+
+Workers write the counters when they renew their liveness key (``redis_transport.worker_reports``): each minute of the
+last 8 hours, each quarter of an hour of the last 14 days.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from conquiet.management.redis_admin import RedisAdmin, display_name
+from conquiet.redis_transport.replies import as_mapping, text
+from conquiet.redis_transport.worker_reports import (
+    BUCKETS_S,
+    QUARTERS_PER_DAY,
+    deploys_key,
+    history_base,
+    minutes_key,
+    quarters_key,
+)
+
+if TYPE_CHECKING:
+    from conquiet.redis_transport.commands import Word
+
+_MINUTE_S: Final = 60
+_QUARTER_S: Final = 900
+_LONGEST_S: Final = 20.0
+"""Stands for the upper bound of the last bucket, which has none."""
+
+
+class Span(Enum):
+    """How far back a history goes."""
+
+    HOUR = "hour"
+    DAY = "day"
+    WEEKS = "weeks"
+
+
+_POINTS: Final = {Span.HOUR: 60, Span.DAY: 96, Span.WEEKS: 14 * 96}
+_STEP_S: Final = {Span.HOUR: _MINUTE_S, Span.DAY: _QUARTER_S, Span.WEEKS: _QUARTER_S}
+_MERGED: Final = {Span.HOUR: 1, Span.DAY: 1, Span.WEEKS: 12}
+"""Quarters of an hour in one point: two weeks are shown in steps of three hours."""
+
+
+@dataclass(slots=True)
+class Point:
+    """One step of a history.
+
+    Attributes:
+        at_s: Its beginning, in seconds since the epoch.
+        ok: Attempts that succeeded; failed: those that did not.
+        handling: How many handlers ended in each bucket of ``BUCKETS_S``; wait: from enqueue to start.
+    """
+
+    at_s: int
+    ok: int = 0
+    failed: int = 0
+    handling: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    wait: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """A version whose workers first started at a time, in seconds since the epoch."""
+
+    version: str
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The history of a stream: points of ``step_s`` seconds, oldest first, and deploys within them."""
+
+    span: Span
+    step_s: int
+    points: tuple[Point, ...]
+    deploys: tuple[Deploy, ...]
+
+
+def quantile(counts: Sequence[int], share: float) -> float | None:
+    """Return the time below which ``share`` of the values lie, linear within its bucket; None without values. Pure."""
+    total = sum(counts)
+    if not total:
+        return None
+    wanted, seen = total * share, 0
+    for at, number in enumerate(counts):
+        if number and seen + number >= wanted:
+            low = BUCKETS_S[at - 1] if at else 0.0
+            high = BUCKETS_S[at] if at < len(BUCKETS_S) else _LONGEST_S
+            return low + (high - low) * (wanted - seen) / number
+        seen += number
+    return _LONGEST_S
+
+
+def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], span: Span) -> History:
+    """Return what the groups of a stream did, summed, up to now. At most 15 hashes for each group are read."""
+    now_s = server.now_ms() // 1000
+    step_s, count = _STEP_S[span], _POINTS[span]
+    last = now_s // step_s
+    numbers = range(last - count + 1, last + 1)
+    names = [name for group in groups if (name := _text(group)) is not None]
+    key = _text(stream)
+    points = {number: Point(number * step_s) for number in numbers}
+    if key is None:
+        return History(span, step_s, tuple(points.values()), ())
+    per_hash = _MINUTE_S if span is Span.HOUR else QUARTERS_PER_DAY
+    hashes = range(numbers[0] // per_hash, last // per_hash + 1)
+    name_of = minutes_key if span is Span.HOUR else quarters_key
+    commands: list[tuple[Word, ...]] = [
+        ("HGETALL", name_of(history_base(key, group), one)) for group in names for one in hashes
+    ]
+    commands.append(("ZRANGE", deploys_key(key), 0, -1, "WITHSCORES"))
+    *replies, marks = server.pipeline(commands, stream=display_name(stream))
+    for at, reply in enumerate(replies):
+        _add(points, hashes[at % len(hashes)] * per_hash, reply)
+    deploys = tuple(
+        Deploy(display_name(version), int(float(text(score))))
+        for version, score in zip(marks[::2], marks[1::2], strict=True)
+        if int(float(text(score))) >= numbers[0] * step_s
+    )
+    merged = _MERGED[span]
+    return History(span, step_s * merged, _merge(list(points.values()), merged), deploys)
+
+
+def read_sparklines(
+    server: RedisAdmin, streams: Sequence[tuple[bytes, Sequence[bytes]]], *, minutes: int = 60
+) -> dict[bytes, list[int]]:
+    """Return attempts per minute of each stream with its groups, oldest first. Two small reads for each group."""
+    last = server.now_ms() // 60_000
+    numbers = range(last - minutes + 1, last + 1)
+    asked: list[tuple[bytes, list[int]]] = []
+    commands: list[tuple[Word, ...]] = []
+    for stream, groups in streams:
+        key = _text(stream)
+        for name in () if key is None else [one for group in groups if (one := _text(group)) is not None]:
+            base = history_base(key or "", name)
+            for hour in range(numbers[0] // 60, last // 60 + 1):
+                mine = [number for number in numbers if number // 60 == hour]
+                fields = [f"{number % 60}:{what}" for number in mine for what in ("ok", "failed")]
+                asked.append((stream, mine))
+                commands.append(("HMGET", minutes_key(base, hour), *fields))
+    found: dict[bytes, dict[int, int]] = {stream: dict.fromkeys(numbers, 0) for stream, _ in streams}
+    for (stream, mine), reply in zip(asked, server.pipeline(commands) if commands else [], strict=True):
+        for at, number in enumerate(mine):
+            found[stream][number] += int(reply[2 * at] or 0) + int(reply[2 * at + 1] or 0)
+    return {stream: list(points.values()) for stream, points in found.items()}
+
+
+def _add(points: dict[int, Point], first: int, reply: Any) -> None:
+    for raw_field, raw_number in as_mapping(reply).items() if isinstance(reply, list) else reply.items():
+        at, _, counter = text(raw_field).partition(":")
+        point = points.get(first + int(at)) if at.isdecimal() else None
+        if point is not None:
+            _count(point, counter, int(raw_number))
+
+
+def _count(point: Point, counter: str, number: int) -> None:
+    if counter == "ok":
+        point.ok += number
+    elif counter == "failed":
+        point.failed += number
+    elif counter[1:].isdecimal() and int(counter[1:]) <= len(BUCKETS_S):
+        (point.handling if counter[0] == "h" else point.wait)[int(counter[1:])] += number
+
+
+def _merge(points: list[Point], size: int) -> tuple[Point, ...]:
+    if size == 1:
+        return tuple(points)
+    merged = []
+    for start in range(0, len(points), size):
+        whole = points[start]
+        for one in points[start + 1 : start + size]:
+            whole.ok += one.ok
+            whole.failed += one.failed
+            whole.handling = [a + b for a, b in zip(whole.handling, one.handling, strict=True)]
+            whole.wait = [a + b for a, b in zip(whole.wait, one.wait, strict=True)]
+        merged.append(whole)
+    return tuple(merged)
+
+
+def _text(name: bytes) -> str | None:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:  # no worker of conquiet's has such a name, so there is no history
+        return None

@@ -1,0 +1,313 @@
+"""Changes all jobs that match a filter, in steps, at a rate, with progress kept on the server.
+
+The run has a name and a hash beside the stream: what it is to do, how far it is, what it did. Each step changes some
+jobs and then writes the progress. A process that dies between the two repeats its last step when the run is resumed,
+and finds the jobs of it changed already: each change is a step on the server that happens once.
+
+Jobs that are emitted after the run began are left alone.
+
+See docs/decisions/0047.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.errors import ConfigurationError
+from conquiet.management.jobs.control import ChangeReport, JobChange, JobControl
+from conquiet.management.jobs.decoding import JobDecoder
+from conquiet.management.jobs.models import JobFilter, JobPhase, JobReport
+from conquiet.management.jobs.reader import JobReader
+from conquiet.management.models import Report
+
+_STEP = 100
+_KEPT_MS = 7 * 86_400_000
+_WAITS = frozenset({JobPhase.DELAYED, JobPhase.RETRYING})
+
+
+class BulkAction(StrEnum):
+    """What is done to each job."""
+
+    CANCEL = "cancel"
+    RUN_NOW = "run-now"
+    RESCHEDULE = "reschedule"
+    RETRY = "retry"
+
+
+_PHASES = {
+    BulkAction.CANCEL: frozenset({*_WAITS, JobPhase.WAITING, JobPhase.RUNNING, JobPhase.PARKED}),
+    BulkAction.RUN_NOW: _WAITS,
+    BulkAction.RESCHEDULE: _WAITS,
+    BulkAction.RETRY: frozenset({JobPhase.DEAD}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkReport(Report):
+    """How far a run is.
+
+    Attributes:
+        name: Its name: give it again to resume the run.
+        action: What is done to each job.
+        phase: Where the jobs are.
+        dry_run: True if nothing is changed.
+        done: True once every job was seen.
+        scanned: Jobs that were looked at.
+        matched: Jobs that were meant.
+        changed: Jobs that were cancelled, moved or retried.
+        requested: Running jobs whose worker is to decide.
+        gone: Jobs that had moved on meanwhile.
+        refused: Jobs that could not be changed, or had their effect.
+        cursor: Where the run goes on.
+    """
+
+    name: str
+    action: BulkAction
+    phase: JobPhase
+    dry_run: bool = False
+    done: bool = False
+    scanned: int = 0
+    matched: int = 0
+    changed: int = 0
+    requested: int = 0
+    gone: int = 0
+    refused: int = 0
+    cursor: str = ""
+
+
+class _Saved(msgspec.Struct, kw_only=True):
+    """A run as it is stored."""
+
+    action: str
+    phase: str
+    where: dict[str, Any]
+    delay_s: float | None
+    limit: int | None
+    began_ms: int
+    report: dict[str, Any]
+
+
+class BulkRunner:
+    """Runs bulk changes of one stream.
+
+    Args:
+        reader: Reads the stream.
+        control: Changes single jobs.
+    """
+
+    def __init__(self, reader: JobReader, control: JobControl) -> None:
+        self._reader = reader
+        self._control = control
+
+    async def run(  # noqa: PLR0913 - the arguments of ``JobAdmin.bulk``
+        self,
+        action: BulkAction,
+        phase: JobPhase,
+        where: JobFilter,
+        *,
+        name: str,
+        dry_run: bool = False,
+        delay_s: float | None = None,
+        rate_per_s: float | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[BulkReport], None] | None = None,
+    ) -> BulkReport:
+        """Change all jobs of a phase that match; see ``JobAdmin.bulk``."""
+        _check(action, phase, delay_s, rate_per_s, limit)
+        saved = await self._begin(action, phase, where, name=name, delay_s=delay_s, limit=limit, dry_run=dry_run)
+        report = BulkReport(**saved.report)
+        due = "" if action is not BulkAction.RESCHEDULE else await self._control.due_in(delay_s or 0.0)
+        pace = _Pace(None if dry_run else rate_per_s)
+        async for jobs, scanned, cursor in self._steps(phase, where, report.cursor):
+            meant = [job for job in jobs if not job.emitted_ms or job.emitted_ms <= saved.began_ms]
+            if limit is not None:
+                meant = meant[: max(0, limit - report.matched)]
+            changes: list[ChangeReport] = []
+            for job in meant if not dry_run else ():
+                await pace.wait()
+                changes.append(await self._change(action, job, due))
+            report = _counted(report, len(meant), scanned, changes, cursor)
+            if limit is not None and report.matched >= limit:
+                report = replace(report, done=True)
+            if not dry_run:
+                await self._save(saved, report)
+            if on_progress is not None:
+                on_progress(report)
+            if report.done:
+                break
+        return report
+
+    async def progress(self, name: str) -> BulkReport | None:
+        """Return how far a run is; None if there is none of that name."""
+        saved = await self._load(name)
+        return None if saved is None else _report_of(saved)
+
+    async def _change(self, action: BulkAction, job: JobReport, due: str) -> ChangeReport:
+        match action:
+            case BulkAction.CANCEL:
+                return await self._control.cancel_found(job)
+            case BulkAction.RUN_NOW | BulkAction.RESCHEDULE:
+                return await self._control.move_found(job, due)
+            case BulkAction.RETRY:
+                return await self._control.edit(job.place)
+
+    # ------------------------------------------------------------ steps
+
+    async def _steps(
+        self, phase: JobPhase, where: JobFilter, cursor: str
+    ) -> AsyncIterator[tuple[Sequence[JobReport], int, str]]:
+        """Yield the jobs of each step, how many were looked at, and where to go on; empty at the end.
+
+        The delayed set is scanned and not paged: a scan shows each member that stays, whatever else is removed.
+        """
+        if phase not in _WAITS:
+            position: str | None = cursor or None
+            while True:
+                page = await self._reader.list(phase, where, cursor=position, limit=_STEP)
+                following = page.cursor
+                if phase is JobPhase.PARKED and following is not None:
+                    following = None if not page.jobs else f"{following.partition('~')[0]}~0"
+                yield page.jobs, page.scanned, following or ""
+                if following is None:
+                    return
+                position = following
+        group = await self._reader.group()
+        decoder = JobDecoder(self._reader.keys.stream, "" if group is None else group.name, with_data=False)
+        at = int(cursor or 0)
+        while True:
+            following_at, pairs = await self._reader.call("job_scan", (self._reader.keys.delayed,), (at, _STEP))
+            now_ms = await self._reader.now_ms()
+            found = [decoder.delayed(raw, due, now_ms) for raw, due in zip(pairs[::2], pairs[1::2], strict=True)]
+            at = int(following_at)
+            yield (
+                [job for job in found if job is not None and job.phase is phase and where.accepts(job)],
+                len(found),
+                str(at) if at else "",
+            )
+            if not at:
+                return
+
+    # ------------------------------------------------------------ progress
+
+    async def _begin(
+        self,
+        action: BulkAction,
+        phase: JobPhase,
+        where: JobFilter,
+        *,
+        name: str,
+        delay_s: float | None,
+        limit: int | None,
+        dry_run: bool,
+    ) -> _Saved:
+        require_text("name", name)
+        new = _Saved(
+            action=action.value,
+            phase=phase.value,
+            where=msgspec.to_builtins(where),
+            delay_s=delay_s,
+            limit=limit,
+            began_ms=await self._reader.now_ms(),
+            report=BulkReport(name=name, action=action, phase=phase, dry_run=dry_run).as_dict(),
+        )
+        if dry_run:
+            return _typed(new)
+        known = await self._load(name)
+        if known is None:
+            await self._reader.call("job_bulk", (self._key(name),), (msgspec.json.encode(new), _KEPT_MS))
+            return _typed(new)
+        if (known.action, known.phase, known.where, known.delay_s, known.limit) != (
+            new.action,
+            new.phase,
+            new.where,
+            new.delay_s,
+            new.limit,
+        ):
+            raise ConfigurationError(
+                f"a run named {printable(name)!r} of stream {printable(self._reader.keys.stream)!r} has another action "
+                "or filter: give another name, or the same options to resume it"
+            )
+        return _typed(known)
+
+    async def _save(self, saved: _Saved, report: BulkReport) -> None:
+        saved.report = report.as_dict()
+        encoded = msgspec.json.encode(_plain(saved))
+        await self._reader.call("job_bulk", (self._key(report.name),), (encoded, _KEPT_MS))
+
+    async def _load(self, name: str) -> _Saved | None:
+        raw = await self._reader.call("job_bulk", (self._key(require_text("name", name)),), ())
+        return msgspec.json.decode(raw, type=_Saved) if raw else None
+
+    def _key(self, name: str) -> str:
+        return f"{self._reader.keys.base}:bulk:{name}"
+
+
+class _Pace:
+    """Spreads changes evenly over time."""
+
+    def __init__(self, rate_per_s: float | None) -> None:
+        self._interval_s = 0.0 if rate_per_s is None else 1 / rate_per_s
+        self._next = time.monotonic()
+
+    async def wait(self) -> None:
+        """Wait for the next turn."""
+        if self._interval_s:
+            now = time.monotonic()
+            self._next = max(self._next, now - 1.0) + self._interval_s
+            await asyncio.sleep(max(0.0, self._next - now))
+
+
+def _counted(
+    report: BulkReport, matched: int, scanned: int, changes: Sequence[ChangeReport], cursor: str
+) -> BulkReport:
+    kinds = [one.change for one in changes]
+    changed = sum(kind in {JobChange.CANCELLED, JobChange.MOVED} for kind in kinds)
+    requested, gone = kinds.count(JobChange.REQUESTED), kinds.count(JobChange.GONE)
+    return replace(
+        report,
+        done=not cursor,
+        scanned=report.scanned + scanned,
+        matched=report.matched + matched,
+        changed=report.changed + changed,
+        requested=report.requested + requested,
+        gone=report.gone + gone,
+        refused=report.refused + len(kinds) - changed - requested - gone,
+        cursor=cursor,
+    )
+
+
+def _check(
+    action: BulkAction, phase: JobPhase, delay_s: float | None, rate_per_s: float | None, limit: int | None
+) -> None:
+    if phase not in _PHASES[action]:
+        raise ConfigurationError(f"{action} is for jobs that are {', '.join(sorted(_PHASES[action]))}; got {phase}")
+    if (delay_s is not None) != (action is BulkAction.RESCHEDULE):
+        raise ConfigurationError("delay_s is for reschedule, and needed there")
+    if delay_s is not None:
+        require_seconds("delay_s", delay_s, zero_allowed=True)
+    if rate_per_s is not None:
+        require_seconds("rate_per_s", rate_per_s)
+    if limit is not None:
+        require_positive("limit", limit)
+
+
+def _report_of(saved: _Saved) -> BulkReport:
+    return BulkReport(**_typed(saved).report)
+
+
+def _typed(saved: _Saved) -> _Saved:
+    """Return a run whose report has enums in it, as they were before they were stored."""
+    facts = dict(saved.report)
+    facts["action"], facts["phase"] = BulkAction(facts["action"]), JobPhase(facts["phase"])
+    return msgspec.structs.replace(saved, report=facts)
+
+
+def _plain(saved: _Saved) -> _Saved:
+    return msgspec.structs.replace(saved, report=msgspec.to_builtins(saved.report))

@@ -1,0 +1,137 @@
+"""Stored messages into reports. Pure: bytes in, a ``JobReport`` out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from conquiet.core.json_codec import CodecError, decode_payload
+from conquiet.management.jobs.models import JobPhase, JobReport
+from conquiet.processor.dead_letters import DeadMessage
+from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
+from conquiet.redis_transport.ids import milliseconds_of
+
+_LARGEST = 2**30
+_NO_MESSAGE = "not_an_envelope"
+
+
+class JobDecoder:
+    """Decodes the messages of one stream.
+
+    Args:
+        stream: The stream.
+        group: The group that is looked at; empty for none.
+        with_data: Put each message's data into its report.
+    """
+
+    def __init__(self, stream: str, group: str, *, with_data: bool) -> None:
+        self._stream = stream
+        self._group = group
+        self._with_data = with_data
+
+    def entry(self, entry_id: bytes, fields: Sequence[bytes], now_ms: int) -> JobReport | None:
+        """Return a waiting job; None if the entry is a retry for another group."""
+        place = entry_id.decode()
+        raw = fields[1] if len(fields) == 2 else b""  # noqa: PLR2004 - one name, one value
+        return self._report(raw, JobPhase.WAITING, now_ms, place=place)
+
+    def running(self, row: Sequence[Any], now_ms: int) -> JobReport | None:
+        """Return a job that was delivered, from a row of ``job_running.lua``; None if its entry was deleted."""
+        entry_id, consumer, idle_ms, deliveries, fields = row
+        if not fields:
+            return None
+        raw = fields[1] if len(fields) == 2 else b""  # noqa: PLR2004 - the same
+        return self._report(
+            raw,
+            JobPhase.RUNNING,
+            now_ms,
+            place=entry_id.decode(),
+            consumer=consumer.decode(errors="backslashreplace"),
+            idle_ms=idle_ms,
+            deliveries=deliveries,
+        )
+
+    def delayed(self, raw: bytes, due: bytes, now_ms: int) -> JobReport | None:
+        """Return a job of the delayed set: RETRYING if an attempt has failed, else DELAYED."""
+        return self._report(raw, JobPhase.DELAYED, now_ms, due_ms=int(float(due)))
+
+    def parked(self, raw: bytes, now_ms: int) -> JobReport | None:
+        """Return a job that waits for the end of a pause."""
+        return self._report(raw, JobPhase.PARKED, now_ms)
+
+    def behind(self, raw: bytes, now_ms: int) -> JobReport | None:
+        """Return a job that waits behind others of its key; its place is the key as the scripts name it."""
+        envelope = read_envelope(raw, "")
+        report = self._report(raw, JobPhase.BEHIND, now_ms)
+        return None if envelope is None or report is None else replace(report, place=envelope.key_text)
+
+    def dead(self, dead: DeadMessage, now_ms: int) -> JobReport | None:
+        """Return a dead job; None if it died in another group."""
+        record = dead.record
+        if self._group and record.group and record.group != self._group:
+            return None
+        since_ms = record.emitted_ms or dead.died_ms
+        return JobReport(
+            id=record.id,
+            event=record.event,
+            phase=JobPhase.DEAD,
+            stream=self._stream,
+            group=record.group,
+            place=dead.id,
+            attempt=max(1, record.attempts),
+            emitted_ms=record.emitted_ms,
+            age_s=max(0, now_ms - since_ms) / 1000,
+            consumer=record.consumer,
+            deliveries=record.deliveries,
+            error_type=record.error_type,
+            reason=record.reason,
+            data=_data_of(record.payload) if self._with_data else None,
+        )
+
+    def _report(self, raw: bytes, phase: JobPhase, now_ms: int, *, place: str = "", **facts: Any) -> JobReport | None:
+        envelope = read_envelope(raw, place)
+        if envelope is None:
+            age_s = max(0, now_ms - milliseconds_of(place)) / 1000 if place else 0.0
+            return JobReport(
+                id=place,
+                event="",
+                phase=phase,
+                stream=self._stream,
+                group=self._group,
+                place=place,
+                reason=_NO_MESSAGE,
+                age_s=age_s,
+                raw_payload=raw,
+                **facts,
+            )
+        if self._group and envelope.group not in {None, self._group}:
+            return None
+        if phase is JobPhase.DELAYED and envelope.attempt > 1:
+            phase = JobPhase.RETRYING
+        since_ms = envelope.emitted_ms or (milliseconds_of(place) if place else now_ms)
+        return JobReport(
+            id=envelope.id,
+            event=envelope.event,
+            phase=phase,
+            stream=self._stream,
+            group=envelope.group or (self._group if phase is JobPhase.RUNNING else ""),
+            place=place,
+            attempt=envelope.attempt,
+            emitted_ms=envelope.emitted_ms,
+            age_s=max(0, now_ms - since_ms) / 1000,
+            data=envelope.data if self._with_data else None,
+            raw_payload=raw,
+            **facts,
+        )
+
+
+def read_envelope(raw: bytes, place: str) -> Envelope | None:
+    """Return the envelope that these bytes are; None if they are none."""
+    try:
+        return from_payload(decode_payload(raw, max_bytes=_LARGEST), entry_id=place or "0-0")
+    except (CodecError, EnvelopeError):
+        return None
+
+
+def _data_of(payload: dict[str, Any] | None) -> dict[str, Any] | None:
+    data = None if payload is None else payload.get("data")
+    return data if isinstance(data, dict) else payload

@@ -1,0 +1,2 @@
+-- Answers 1 if a key exists. KEYS: key.
+return redis.call('EXISTS', KEYS[1])

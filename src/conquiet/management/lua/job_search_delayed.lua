@@ -1,0 +1,11 @@
+-- Look for a text in a part of a sorted set. KEYS: sorted set; ARGV: cursor, about how many, text.
+-- Answers {next cursor, members seen, {member, score, …}}.
+local reply = redis.call('ZSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
+local found = {}
+for i = 1, #reply[2], 2 do
+  if string.find(reply[2][i], ARGV[3], 1, true) then
+    found[#found + 1] = reply[2][i]
+    found[#found + 1] = reply[2][i + 1]
+  end
+end
+return {reply[1], #reply[2] / 2, found}

@@ -1,0 +1,139 @@
+"""Remove consumers and trim streams without losing entries. Each step is one script: docs/decisions/0011."""
+
+from typing import TYPE_CHECKING
+
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_seconds, require_text
+from conquiet.errors import NoSuchStreamError, OperatorError
+from conquiet.management.liveness import ALIVE_MS, counts_attempts
+from conquiet.management.models import RemovalReport, TrimReport
+from conquiet.management.overview import describe_stream, require_group
+from conquiet.management.redis_admin import RedisAdmin
+from conquiet.redis_transport.liveness import liveness_key, registry_key
+from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.retention_scripts import REMOVE_CONSUMER, TRIM
+
+if TYPE_CHECKING:
+    from conquiet.redis_transport.commands import Word
+
+_STEP = 1_000
+_TRIM_STEP = 10_000
+
+
+def remove_consumer(
+    server: RedisAdmin,
+    stream: str,
+    group: str,
+    consumer: str,
+    *,
+    new_owner: str = "",
+    min_idle_ms: int = ALIVE_MS,
+    force: bool = False,
+) -> RemovalReport:
+    """Delete a consumer that is proved dead, after its pending entries were transferred to ``new_owner``, if given.
+
+    A consumer whose liveness key exists is alive. A registered one without its key is dead. Of the others (a
+    ``QueueConsumer``, a program of another library) an idle time of at least ``min_idle_ms`` and a minute proves the
+    death on Redis 7.2 or newer and on Valkey. Before Redis 7.2 nothing does: the caller has to make sure that it is
+    stopped, and give ``force``. ``force`` overrules neither the key nor ``min_idle_ms``.
+
+    Entries, their idle times and their delivery counts are kept. Several steps of at most 1,000 entries;
+    if this is interrupted, what was transferred stays with the new owner and the consumer still exists.
+
+    Raises:
+        OperatorError: It is alive, is not proved dead, or has pending entries and no new owner was given.
+        NoSuchStreamError: There is no such stream, group or consumer.
+    """
+    require_text("consumer", consumer)
+    require_group(describe_stream(server, stream), group)
+    if new_owner == consumer:
+        raise OperatorError("a consumer cannot be its own new owner", stream=stream)
+    counts = counts_attempts(server)
+    proof = "1" if force or (counts and min_idle_ms >= ALIVE_MS) else ""
+    keys = (stream, liveness_key(stream, group, consumer), registry_key(stream, group))
+    words: tuple[Word, ...] = (group, consumer, new_owner, min_idle_ms, _STEP, proof)
+    moved = 0
+    while True:
+        state, number = server.call("EVAL", REMOVE_CONSUMER, len(keys), *keys, *words, stream=stream, group=group)
+        match text(state):
+            case "more":
+                moved += number
+            case "removed":
+                return RemovalReport(consumer, new_owner or None, moved + number)
+            case "missing":
+                raise NoSuchStreamError(
+                    f"group {printable(group)!r} of {printable(stream)!r} has no consumer {printable(consumer)!r}",
+                    stream=stream,
+                )
+            case refused:
+                why = _explain_refusal(refused, number, counts_attempts=counts)
+                raise OperatorError(f"consumer {printable(consumer)!r} {why}", stream=stream)
+
+
+def _explain_refusal(refused: str, number: int, *, counts_attempts: bool) -> str:
+    """Return why a consumer is not removed, and what to do."""
+    if refused == "key":
+        return (
+            f"is alive: its worker keeps a liveness key, which expires {number / 1000:.0f} s after the worker's death; "
+            "stop the worker first, or try again then"
+        )
+    if refused == "alive":
+        return (
+            f"read {number / 1000:.1f} s ago, so it may be alive; "
+            "stop it first, or give the idle time after which it counts as dead (--min-idle)"
+        )
+    if refused == "pending":
+        return f"has {number} entries pending, which would be lost with it; give a new owner for them (--new-owner)"
+    if counts_attempts:
+        return (
+            f"is not proved dead by less than {ALIVE_MS // 1000} s without a read; "
+            "wait that long, or make sure that it is stopped and give --force"
+        )
+    return (
+        "is not proved dead: before Redis 7.2 the server does not count a read that returned nothing, so a live "
+        "consumer of a quiet stream cannot be distinguished from a dead one; make sure that it is stopped, then give "
+        "--force"
+    )
+
+
+def trim(server: RedisAdmin, stream: str, *, older_than_s: float | None = None, dry_run: bool = False) -> TrimReport:
+    """Remove entries that no group needs any more; never one that is pending or not yet delivered.
+
+    One script finds out what is needed and removes, at most 10,000 entries at a time, so that the server is never
+    blocked for long.
+
+    Args:
+        server: The Redis.
+        stream: The stream.
+        older_than_s: Keep what is younger than this, needed or not.
+        dry_run: Only report from which id on entries are needed.
+
+    Raises:
+        ConfigurationError: ``older_than_s`` is no number of seconds.
+        OperatorError: The stream has no group, so it is not known what is needed.
+    """
+    keep_s = 0.0 if older_than_s is None else require_seconds("older_than_s", older_than_s, zero_allowed=True)
+    server.require_stream(stream)
+    keep_ms = round(keep_s * 1000)
+    below, _, length, _ = _step(server, stream, keep_ms, "report", "")
+    removed, gaps_from = 0, "0-0"
+    while not dry_run:
+        # Everything below what is needed; then, behind the first entry that is pending, what lies between such.
+        _, step, length, next_gap = _step(server, stream, keep_ms, "trim", gaps_from)
+        removed += step
+        if next_gap == "end" or not (step or next_gap):
+            break
+        gaps_from = next_gap or gaps_from
+    return TrimReport(below, None if dry_run else removed, length)
+
+
+def _step(server: RedisAdmin, stream: str, keep_ms: int, mode: str, gaps_from: str) -> tuple[str, int, int, str]:
+    reply = server.call("EVAL", TRIM, 1, stream, mode, _TRIM_STEP, keep_ms, 0, gaps_from, stream=stream)
+    state, below, removed, length, _, _, gaps_from = reply
+    if text(state) == "no groups":
+        raise OperatorError(
+            f"stream {printable(stream)!r} has no consumer group, so it is not known what is still needed; "
+            "nothing was removed",
+            stream=stream,
+        )
+    return text(below), int(removed), int(length), text(gaps_from)

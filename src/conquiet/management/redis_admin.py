@@ -1,0 +1,127 @@
+"""Send plain commands to one Redis, on a connection of its own, each command once."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from conquiet.core.redaction import printable
+from conquiet.errors import NoSuchStreamError, WrongKeyTypeError
+from conquiet.redis_transport.client import AnyRedis, SyncClient, clone_to
+from conquiet.redis_transport.cluster_connection import ClusterConnection, open_connection
+from conquiet.redis_transport.commands import Word, encoded, pack
+from conquiet.redis_transport.errors import ResponseError, translate
+from conquiet.redis_transport.redis_url import client_from_url
+from conquiet.redis_transport.replies import as_mapping, server_ms, text
+from conquiet.redis_transport.routing import Address
+
+
+class RedisAdmin:
+    """Sends commands and returns raw replies. Failures raise a ``QueueError`` that names the command.
+
+    Args:
+        redis: The client to clone the connection from; it stays the caller's.
+        timeout_s: How long a reply may take.
+    """
+
+    def __init__(self, redis: AnyRedis, *, timeout_s: float = 10.0) -> None:
+        self._connection = open_connection(redis, socket_timeout_s=timeout_s)
+        self._client = self._connection.client
+
+    @classmethod
+    def from_url(cls, url: str, *, timeout_s: float = 10.0) -> Self:
+        """Open by URL. Nothing is sent before the first command."""
+        with client_from_url(SyncClient.from_url, url, socket_connect_timeout=min(timeout_s, 5.0)) as client:
+            return cls(client, timeout_s=timeout_s)
+
+    def connect_to(self, host: str, port: int, *, timeout_s: float = 2.0) -> "RedisAdmin | None":
+        """Return another server that takes the same credentials, such as a replica. Nothing is sent before a command.
+
+        None if ours has no TCP address of its own that could be exchanged: a Unix socket, or one found by Sentinel.
+        """
+        if "host" not in self._client.connection_pool.connection_kwargs:
+            return None
+        with clone_to(self._client, (host, port), timeout_s=timeout_s) as other:
+            return type(self)(other, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def call(self, *words: Word, stream: str = "", group: str = "") -> Any:
+        """Send one command and return its reply."""
+        return self._connection.call(str(words[0]), pack(*words), stream=stream, group=group)
+
+    def pipeline(self, commands: list[tuple[Word, ...]], *, stream: str = "", group: str = "") -> list[Any]:
+        """Send several commands at once and return their replies; a refusal is raised."""
+        if len(commands) < 2:  # noqa: PLR2004 - one reply is not a list of replies
+            return [self.call(*words, stream=stream, group=group) for words in commands]
+        packed = b"".join(pack(*words) for words in commands)
+        replies = self._connection.pipeline(str(commands[0][0]), packed, len(commands), stream=stream, group=group)
+        for words, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                raise translate(reply, stream=stream, group=group, command=str(words[0])) from reply
+        return replies
+
+    def send(self, packed: bytes, replies: int, *, command: str, stream: str) -> list[Any]:
+        """Send commands that are packed already, e.g. one transaction; refusals are among the replies."""
+        return self._connection.pipeline(command, packed, replies, stream=stream)
+
+    @property
+    def is_cluster(self) -> bool:
+        """True if commands go to the nodes of a Redis Cluster."""
+        return isinstance(self._connection, ClusterConnection)
+
+    def masters(self) -> list[Address | None]:
+        """Return the masters of a Redis Cluster; for a single server one None. For ``call_each``."""
+        return [*self._connection.masters()] if isinstance(self._connection, ClusterConnection) else [None]
+
+    def call_each(self, address: Address | None, *words: Word) -> Any:
+        """Send one command to this master of a Redis Cluster; None: to the only server."""
+        if address is None or not isinstance(self._connection, ClusterConnection):
+            return self.call(*words)
+        return self._connection.call_node(address, str(words[0]), pack(*words))
+
+    def info(self, *sections: str) -> dict[str, str]:
+        """Return INFO as a dict of text."""
+        raw = text(self.call("INFO", *sections))
+        return dict(line.split(":", 1) for line in raw.splitlines() if ":" in line and not line.startswith("#"))
+
+    def now_ms(self) -> int:
+        """Return the server's clock. Ours may be off, and entry ids are made from the server's."""
+        return server_ms(self.call("TIME"))
+
+    def mapping(self, *words: Word, stream: str = "", group: str = "") -> dict[str, Any]:
+        """Return a reply of names and values as a dict with text keys."""
+        return {text(key): value for key, value in as_mapping(self.call(*words, stream=stream, group=group)).items()}
+
+    def require_stream(self, key: str | bytes) -> None:
+        """Raise unless there is a stream at ``key``; the error names what is there instead."""
+        if not self.is_stream(key):
+            raise NoSuchStreamError(
+                f"there is no stream at key {printable(display_name(key))!r}", stream=display_name(key)
+            )
+
+    def is_stream(self, key: str | bytes) -> bool:
+        """Return whether there is a stream at ``key``; raise if there is something else."""
+        name = display_name(key)
+        kind = text(self.call("TYPE", key, stream=name))
+        if kind not in {"none", "stream"}:
+            raise WrongKeyTypeError(f"the key {printable(name)!r} holds a {kind}, not a stream", stream=name)
+        return kind == "stream"
+
+
+def display_name(name: str | bytes) -> str:
+    """Return a name of Redis as text for people. What is not UTF-8 is escaped, so this is no key for a command."""
+    return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
+
+
+def as_bytes(name: str | bytes) -> bytes:
+    """Return a name as Redis has it."""
+    return name if isinstance(name, bytes) else encoded(name)

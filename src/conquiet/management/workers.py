@@ -1,0 +1,164 @@
+"""The workers of streams: which process, where, of which version, how it is, and whether it is alive.
+
+A worker leaves these facts when it renews its liveness key (``redis_transport.worker_reports``). The facts of a killed
+worker stay, so that its host and process id can be shown when its liveness ends.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts
+from conquiet.management.models import ConsumerState
+from conquiet.management.redis_admin import RedisAdmin, display_name
+from conquiet.redis_transport.liveness import liveness_key, registry_key
+from conquiet.redis_transport.worker_reports import workers_key
+
+if TYPE_CHECKING:
+    from conquiet.redis_transport.commands import Word
+
+_PER_CALL: Final = 50
+_MOST_CONSUMERS: Final = 500
+_FORGOTTEN_MS: Final = 3_600_000
+
+_WORKERS: Final = """
+local function field(row, name)
+  for i = 1, #row, 2 do if row[i] == name then return row[i + 1] end end
+  return 0
+end
+local found = {}
+for i = 1, #KEYS, 4 do
+  local rows = redis.pcall('XINFO', 'CONSUMERS', KEYS[i], ARGV[(i + 3) / 4 + 1])
+  local one, known, most = {}, {}, tonumber(ARGV[1])
+  local function add(name, pending, idle)
+    one[#one + 1] = {
+      name, pending, idle, redis.pcall('PTTL', KEYS[i + 3] .. name), redis.pcall('SISMEMBER', KEYS[i + 1], name),
+      redis.pcall('HGET', KEYS[i + 2], name)
+    }
+  end
+  if not rows.err then
+    for at = 1, math.min(#rows, most) do
+      local name = field(rows[at], 'name')
+      known[name] = true
+      add(name, field(rows[at], 'pending'), field(rows[at], 'idle'))
+    end
+    local reported = redis.pcall('HKEYS', KEYS[i + 2])
+    for at = 1, reported.err and 0 or #reported do
+      if not known[reported[at]] and #one < most then add(reported[at], 0, -1) end
+    end
+  end
+  found[#found + 1] = one
+end
+return found
+"""
+"""List consumers with liveness and facts. KEYS: for each group its stream, registered names, workers, and what its
+liveness keys begin with; ARGV: most consumers of each, then the groups.
+
+Before Redis 7.2 a worker that has had no entry yet is no consumer of the group: it is known by its report only, and its
+idle time is returned as -1."""
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """What a worker said about itself when it renewed its liveness key."""
+
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    conquiet: str = ""
+    started_ms: int = 0
+    slots: int = 0
+    active: int = 0
+    in_flight: int = 0
+    ready: bool = True
+    reason: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWorker:
+    """One consumer of one group.
+
+    Attributes:
+        pending: Entries delivered to it and not acknowledged: what it holds a lease on.
+        idle_ms: Since it last read, as the server counts it; -1 for a worker that has had no entry yet.
+        lease_ms: How long its liveness key still lives; None without one.
+        facts: None for a consumer that leaves none: a ``QueueConsumer``, or another library.
+    """
+
+    stream: str
+    group: str
+    name: str
+    state: ConsumerState
+    pending: int
+    idle_ms: int
+    lease_ms: int | None
+    facts: WorkerFacts | None
+
+
+def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> list[StreamWorker]:
+    """Return the consumers of these groups, given as pairs of stream and group."""
+    wanted = [(stream, group) for stream, group in groups if _is_text(stream) and _is_text(group)]
+    attempts = counts_attempts(server) if wanted else False
+    found: list[StreamWorker] = []
+    for start in range(0, len(wanted), _PER_CALL):
+        chunk = wanted[start : start + _PER_CALL]
+        keys: list[Word] = []
+        for raw_stream, raw_group in chunk:
+            stream, group = raw_stream.decode(), raw_group.decode()
+            beside = registry_key(stream, group), workers_key(stream, group), liveness_key(stream, group, "")
+            keys += (raw_stream, *beside)
+        names = [group for _, group in chunk]
+        reply = server.call("EVAL", _WORKERS, len(keys), *keys, _MOST_CONSUMERS, *names)
+        for (stream_key, group_key), rows in zip(chunk, reply, strict=True):
+            read = (_worker(stream_key, group_key, row, counts=attempts) for row in rows)
+            found += [one for one in read if not _is_forgotten(one)]
+    return found
+
+
+def _is_forgotten(worker: StreamWorker) -> bool:
+    """Return whether a worker that never had an entry died long ago: nothing else would remove it from the list."""
+    if worker.idle_ms >= 0 or worker.state is not ConsumerState.DEAD:
+        return False
+    return worker.facts is None or time.time() * 1000 - worker.facts.at_ms > _FORGOTTEN_MS
+
+
+def _worker(stream: bytes, group: bytes, row: Sequence[Any], *, counts: bool) -> StreamWorker:
+    name, pending, idle_ms, left_ms, registered, facts = row
+    known = isinstance(left_ms, int)
+    return StreamWorker(
+        stream=display_name(stream),
+        group=display_name(group),
+        name=display_name(name),
+        state=consumer_state(
+            idle_ms,
+            has_key=left_ms > 0 if known else None,
+            counts_attempts=counts,
+            alive_ms=ALIVE_MS,
+            registered=registered == 1,
+        ),
+        pending=pending,
+        idle_ms=idle_ms,
+        lease_ms=left_ms if known and left_ms > 0 else None,
+        facts=_facts(facts),
+    )
+
+
+def _facts(raw: Any) -> WorkerFacts | None:
+    if not isinstance(raw, bytes):
+        return None
+    try:
+        return msgspec.json.decode(raw, type=WorkerFacts)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # of another release, or not ours
+        return None
+
+
+def _is_text(name: bytes) -> bool:
+    """Return whether a name is UTF-8: no worker of conquiet's has another."""
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

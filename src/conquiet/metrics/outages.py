@@ -1,0 +1,130 @@
+"""Report that a server is unavailable: one line when it begins, a counter while it lasts, one line when it ends.
+
+Several parts of a process use one server: the fetcher, the acknowledger, the heartbeat, housekeeping. Each has an
+``OutageWatch`` and reports its own failures and successes to it. Together they are one outage: it begins with the first
+part that fails and ends when every part that failed has succeeded, or has been closed.
+
+    first failure ──▶ one line ──▶ further failures: counted ──▶ last part succeeds ──▶ one line, with the length
+
+See docs/decisions/0058.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+from conquiet.core.log import FactLogger
+from conquiet.metrics.registry import SERVER_FAILED_ATTEMPTS_TOTAL, SERVER_OUTAGES_TOTAL
+from conquiet.metrics.safety import count
+
+logger = FactLogger("conquiet.outages")
+
+_REPORTED = "__conquiet_outage__"
+
+
+def is_reported(error: BaseException) -> bool:
+    """Return whether the error is part of an outage that was logged: it needs no line of its own."""
+    return hasattr(error, _REPORTED)
+
+
+@dataclass(slots=True)
+class _Outage:
+    address: str
+    began_at: float
+    attempts: int = 0
+    parts: set[int] = field(default_factory=set)
+
+
+class _Outages:
+    """The outages of this process, by server and address. Used from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: dict[tuple[str, str], _Outage] = {}
+
+    def add(self, watch: "OutageWatch", error: BaseException | None, address: str) -> None:
+        count(SERVER_FAILED_ATTEMPTS_TOTAL, watch.server)
+        with self._lock:
+            outage = self._find(watch.server, address)
+            is_new = outage is None
+            if outage is None:
+                outage = self._current[watch.server, address] = _Outage(address, time.monotonic())
+            outage.attempts += 1
+            outage.parts.add(id(watch))
+        if is_new:
+            count(SERVER_OUTAGES_TOTAL, watch.server)
+            where = " at %(address)s" if address else ""
+            logger.failure(
+                logging.WARNING,
+                f"%(server)s{where} is unavailable; %(stops)s until it is back",
+                error,
+                server=watch.server,
+                address=address,
+                stops=watch.stops,
+            )
+
+    def remove(self, watch: "OutageWatch", *, is_back: bool) -> None:
+        ended: list[_Outage] = []
+        with self._lock:
+            for key, outage in list(self._current.items()):
+                outage.parts.discard(id(watch))
+                if not outage.parts:
+                    del self._current[key]
+                    ended.append(outage)
+        for outage in ended:
+            where = " at %(address)s" if outage.address else ""
+            state = "is available again after" if is_back else "was still unavailable when the worker ended, for"
+            text = f"%(server)s{where} {state} %(outage_s)s s and %(attempts)s failed attempts"
+            logger.warning(
+                text,
+                server=watch.server,
+                address=outage.address,
+                outage_s=round(time.monotonic() - outage.began_at, 1),
+                attempts=outage.attempts,
+            )
+
+    def _find(self, server: str, address: str) -> _Outage | None:
+        """Return the outage of that address; of any address of that server if this part does not know its own."""
+        if address or (server, "") in self._current:
+            return self._current.get((server, address)) or self._current.get((server, ""))
+        return next((one for (kind, _), one in self._current.items() if kind == server), None)
+
+
+_OUTAGES = _Outages()
+
+
+class OutageWatch:
+    """What one part of a worker knows about a server.
+
+    Args:
+        server: Kind of server, as the log names it: ``Redis``, ``RabbitMQ``, ``the database``.
+        stops: What does not happen while it is unavailable: "nothing is read from orders".
+
+    Attributes:
+        is_failing: True from a failure until the next success.
+    """
+
+    def __init__(self, server: str, stops: str) -> None:
+        self.server = server
+        self.stops = stops
+        self.is_failing = False
+
+    def failed(self, error: BaseException | None, *, address: str = "") -> None:
+        """Report a failed attempt. The first one of all parts is logged."""
+        self.is_failing = True
+        if error is not None:
+            setattr(error, _REPORTED, True)
+        _OUTAGES.add(self, error, address)
+
+    def succeeded(self) -> None:
+        """Report a success. Costs nothing unless an attempt has failed before."""
+        if self.is_failing:
+            self.is_failing = False
+            _OUTAGES.remove(self, is_back=True)
+
+    def close(self) -> None:
+        """Leave: the part ends."""
+        if self.is_failing:
+            self.is_failing = False
+            _OUTAGES.remove(self, is_back=False)

@@ -1,0 +1,257 @@
+"""Make spans and metrics for ``core.tracing``. No payload, no exception text.
+
+    request ─▶ outbox row ─▶ relay: send ─▶ stream ─▶ process ─▶ send ─▶ queue ─▶ process      one trace
+                (headers)      producer     (headers)  consumer   producer (headers)  consumer
+
+A single message is a child of the span that sent it; with ``context="link"`` it begins a trace of its own and links to
+that span. A batch links to each of its messages. A retry links to the first attempt.
+
+See docs/decisions/0059.
+"""
+
+import time
+from collections.abc import Mapping
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, Self
+
+from opentelemetry import context as otel_context
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+from conquiet._version import __version__
+from conquiet.core import tracing
+from conquiet.errors import ConfigurationError
+from conquiet.otel import conventions as names
+
+_SCOPE: Final = "conquiet"
+_FIRST_ATTEMPT: Final = "traceparent"
+
+
+class ContextMode(Enum):
+    """How the span of a handler relates to the span that sent its message."""
+
+    CHILD = "child"
+    LINK = "link"
+
+
+def instrument(
+    *,
+    tracer_provider: Any = None,
+    meter_provider: Any = None,
+    context: str = "child",
+) -> None:
+    """Trace messages from now on, in this process. Call it before workers are built; a second call replaces the first.
+
+    Args:
+        tracer_provider: The global one if left out.
+        meter_provider: The global one if left out.
+        context: ``child``, or ``link``: a trace of its own for each handler, linked to the sender.
+
+    Raises:
+        ConfigurationError: ``context`` is something else.
+    """
+    try:
+        mode = ContextMode(context)
+    except ValueError:
+        raise ConfigurationError("context must be 'child' or 'link'") from None
+    tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider)
+    meter = metrics.get_meter(_SCOPE, __version__, meter_provider)
+    tracing.install(_Instrumentation(tracer, _Instruments(meter), mode))
+
+
+def uninstrument() -> None:
+    """Trace nothing any more."""
+    tracing.install(None)
+
+
+class _Instruments:
+    """The metrics of the conventions."""
+
+    def __init__(self, meter: metrics.Meter) -> None:
+        self.sent = meter.create_counter(names.SENT_MESSAGES, "{message}", "Messages sent")
+        self.consumed = meter.create_counter(names.CONSUMED_MESSAGES, "{message}", "Messages delivered to handlers")
+        self.operation = meter.create_histogram(names.OPERATION_DURATION, "s", "Duration of a call of the broker")
+        self.process = meter.create_histogram(names.PROCESS_DURATION, "s", "Duration of a handler")
+
+
+class _Instrumentation:
+    """Implements ``core.tracing.Tracing``."""
+
+    def __init__(self, tracer: trace.Tracer, instruments: _Instruments, mode: ContextMode) -> None:
+        self._tracer = tracer
+        self._instruments = instruments
+        self._mode = mode
+
+    def send(
+        self,
+        system: str,
+        destination: str,
+        *,
+        event: str | None = None,
+        message_id: str | None = None,
+        headers: tracing.Headers | None = None,
+        parent: tracing.Headers | None = None,
+        count: int | None = None,
+    ) -> "_Span":
+        attributes = _attributes(system, destination, names.SEND, message_id=message_id, event=event, count=count)
+        parent_context = None if parent is None else propagate.extract(parent)
+        instruments = self._instruments
+
+        def ended(duration_s: float, labels: dict[str, Any]) -> None:
+            instruments.sent.add(count or 1, labels)
+            instruments.operation.record(duration_s, labels)
+
+        return _Span(
+            self._tracer, f"send {destination}", SpanKind.PRODUCER, attributes, ended, parent_context, carried=headers
+        )
+
+    def process(  # noqa: PLR0913 - facts of a message
+        self,
+        system: str,
+        destination: str,
+        *,
+        message_id: str | None = None,
+        event: str | None = None,
+        group: str | None = None,
+        attempt: int | None = None,
+        headers: tracing.Headers | None = None,
+        first_attempt: str | None = None,
+        batch: list[tracing.Headers | None] | None = None,
+    ) -> "_Span":
+        attributes = _attributes(
+            system,
+            destination,
+            names.PROCESS,
+            message_id=message_id,
+            event=event,
+            group=group,
+            attempt=attempt,
+            count=None if batch is None else len(batch),
+        )
+        sent_by = [] if headers is None else _links(headers)
+        links = [link for one in batch or () if one is not None for link in _links(one)]
+        parent: Any = otel_context.Context()  # of no span that may be current in the worker
+        if batch is None and self._mode is ContextMode.CHILD and headers is not None:
+            parent = propagate.extract(headers, parent)
+        else:
+            links += sent_by
+        if first_attempt is not None:
+            links += _links({_FIRST_ATTEMPT: first_attempt})
+        instruments = self._instruments
+
+        def ended(duration_s: float, labels: dict[str, Any]) -> None:
+            instruments.consumed.add(1 if batch is None else len(batch), labels)
+            instruments.process.record(duration_s, labels)
+
+        return _Span(self._tracer, f"process {destination}", SpanKind.CONSUMER, attributes, ended, parent, links=links)
+
+    def settle(self, system: str, destination: str, *, operation: str, message_id: str | None = None) -> "_Span":
+        attributes = _attributes(system, destination, names.SETTLE, operation=operation, message_id=message_id)
+        record = self._instruments.operation.record
+        return _Span(self._tracer, f"{operation} {destination}", SpanKind.CLIENT, attributes, record)
+
+    def inject(self, headers: tracing.Headers | None) -> dict[str, str] | None:
+        carried = {} if headers is None else dict(headers)
+        propagate.inject(carried)
+        return carried or None
+
+    def note(self, name: str, value: object) -> None:
+        trace.get_current_span().set_attribute(f"conquiet.{name}", _plain(value))
+
+
+class _Span:
+    """Implements ``core.tracing.Span``."""
+
+    __slots__ = ("_attributes", "_began", "_carried", "_ended", "_failed", "_span", "_token")
+
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        name: str,
+        kind: SpanKind,
+        attributes: dict[str, Any],
+        ended: Any,
+        parent: Any = None,
+        *,
+        carried: tracing.Headers | None = None,
+        links: list[Link] | None = None,
+    ) -> None:
+        self._attributes = attributes
+        self._carried = carried
+        self._ended = ended
+        self._failed: str | None = None
+        self._token: Any = None
+        self._began = time.monotonic()
+        # Exceptions are recorded by fail(), without their text.
+        self._span = tracer.start_span(name, parent, kind, attributes, links, record_exception=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        carried = {} if self._carried is None else dict(self._carried)
+        propagate.inject(carried, trace.set_span_in_context(self._span))
+        return carried
+
+    def set(self, name: str, value: object) -> None:
+        self._span.set_attribute(name, _plain(value))
+
+    def fail(self, error: BaseException) -> None:
+        self._failed = type(error).__name__
+        self._span.set_attribute(names.ERROR_TYPE, type(error).__qualname__)
+        self._span.set_status(Status(StatusCode.ERROR))
+
+    def __enter__(self) -> Self:
+        self._token = otel_context.attach(trace.set_span_in_context(self._span))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace_back: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            otel_context.detach(self._token)
+        if error is not None and self._failed is None:
+            self.fail(error)
+        self._span.end()
+        kept = (names.SYSTEM, names.DESTINATION, names.OPERATION_NAME, names.GROUP)
+        labels = {name: value for name, value in self._attributes.items() if name in kept}
+        if self._failed is not None:
+            labels[names.ERROR_TYPE] = self._failed
+        self._ended(time.monotonic() - self._began, labels)
+
+
+def _attributes(  # noqa: PLR0913 - the same
+    system: str,
+    destination: str,
+    operation_type: str,
+    *,
+    operation: str | None = None,
+    message_id: str | None = None,
+    event: str | None = None,
+    group: str | None = None,
+    attempt: int | None = None,
+    count: int | None = None,
+) -> dict[str, Any]:
+    optional = {
+        names.MESSAGE_ID: message_id,
+        names.EVENT: event,
+        names.GROUP: group,
+        names.ATTEMPT: attempt,
+        names.BATCH_SIZE: count,
+    }
+    return {
+        names.SYSTEM: system,
+        names.DESTINATION: destination,
+        names.OPERATION_TYPE: operation_type,
+        names.OPERATION_NAME: operation or operation_type,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _links(headers: Mapping[str, str]) -> list[Link]:
+    """Return a link to the span that wrote these headers, if they name one."""
+    found = trace.get_current_span(propagate.extract(headers, otel_context.Context())).get_span_context()
+    return [Link(found)] if found.is_valid else []
+
+
+def _plain(value: object) -> str | int | float | bool:
+    return value if isinstance(value, str | int | float | bool) else str(value)

@@ -1,0 +1,130 @@
+"""What becomes of the messages of one batch: decided for each, run together. See ``execution`` for a single message.
+
+    each: read the envelope ─▶ for this group? ─▶ due? ─▶ paused?
+    the others: limiter? ─▶ run together ─▶ decide about each
+
+Attempts are charged to messages that have failed alone; see ``core.batch_run``.
+
+See docs/decisions/0044.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from conquiet.core.batch_run import BatchRun, Outcome
+from conquiet.core.batching import BatchSettings
+from conquiet.core.settlement import ACKNOWLEDGE, Defer, KeepPending, Settlement
+from conquiet.errors import LeaseLostError
+from conquiet.processor.batch_handler_runner import BatchHandlerRunner
+from conquiet.processor.context import JobContext
+from conquiet.processor.envelope import Envelope
+from conquiet.processor.jobs import JobState
+from conquiet.runtime.batch_executor import lost_lease
+from conquiet.runtime.context import LeaseManager, MessageContext
+from conquiet.runtime.message import RuntimeMessage
+
+if TYPE_CHECKING:
+    from conquiet.processor.execution import Execution
+
+
+class BatchExecution:
+    """Executes batches for one host.
+
+    Args:
+        execution: Decides about single messages, and about those that have failed.
+        runners: Batch handlers by event.
+    """
+
+    def __init__(self, execution: "Execution", runners: Mapping[str, BatchHandlerRunner]) -> None:
+        self._execution = execution
+        self._runners = runners
+        self._found = {event: (event, runner.batch) for event, runner in runners.items()}
+        self.largest = max(runner.batch.size for runner in runners.values())
+
+    def find(self, message: RuntimeMessage) -> tuple[str, BatchSettings] | None:
+        """See ``Batching``. The envelope is checked later: what is none has no event with a batch handler."""
+        event = message.data.get("event")
+        return self._found.get(event) if type(event) is str else None
+
+    async def execute_batch(
+        self, key: str, messages: Sequence[RuntimeMessage], leases: LeaseManager
+    ) -> Sequence[Settlement]:
+        """See ``Batching``."""
+        runner = self._runners[key]
+        settlements: dict[str, Settlement] = {}
+        members: list[JobContext] = []
+        for message in messages:
+            admitted = await self._admit(message, leases)
+            if isinstance(admitted, Envelope):
+                members.append(runner.context(admitted, MessageContext(message, leases), self._execution.emitter))
+            else:
+                settlements[_name(message)] = admitted
+        if members:
+            settlements |= await self._run_limited(runner, members, leases)
+        return [settlements[_name(message)] for message in messages]
+
+    async def _admit(self, message: RuntimeMessage, leases: LeaseManager) -> Envelope | Settlement:
+        """Return the envelope of a message that is to be run, or what becomes of it."""
+        admitted = await self._execution.admit(message)
+        if not isinstance(admitted, Envelope):
+            return admitted
+        settled = await self._execution.cancelled(message, leases)
+        if settled is None:
+            settled = await self._execution.parked(message, admitted, leases)
+        return admitted if settled is None else settled
+
+    async def _run_limited(
+        self, runner: BatchHandlerRunner, members: list[JobContext], leases: LeaseManager
+    ) -> dict[str, Settlement]:
+        if runner.limiter is None:
+            return await self._run(runner, members, leases)
+        if not await runner.limiter.acquire():
+            # We stop, and they have not started: to the end of the stream, for any other host.
+            return {_name(member.delivery.message): Defer() for member in members}
+        try:
+            return await self._run(runner, members, leases)
+        finally:
+            runner.limiter.release()
+
+    async def _run(
+        self, runner: BatchHandlerRunner, members: list[JobContext], leases: LeaseManager
+    ) -> dict[str, Settlement]:
+        for member in members:
+            await self._execution.record(member.delivery.message, member.envelope, JobState.RUNNING)
+        call = partial(runner.invoke_batch, stream=members[0].delivery.stream)
+        messages = [member.delivery.message for member in members]
+        self._execution.begin(messages)
+        try:
+            outcomes = await BatchRun(members, call, lost=_lost).run()
+        except BaseException:
+            self._execution.abandon(messages)
+            raise
+        return {
+            _name(member.delivery.message): await self._decide(runner, member, outcome, leases)
+            for member, outcome in zip(members, outcomes, strict=True)
+        }
+
+    async def _decide(
+        self, runner: BatchHandlerRunner, member: JobContext, outcome: Outcome, leases: LeaseManager
+    ) -> Settlement:
+        message = member.delivery.message
+        cancelled = await self._execution.end(message, outcome, leases)
+        if cancelled is not None:
+            return cancelled
+        if isinstance(outcome, LeaseLostError):
+            return KeepPending(outcome)  # of its new owner now; not a failed attempt
+        if outcome is not None:
+            return await self._execution.failed(message, member.envelope, runner, outcome)
+        await self._execution.record(message, member.envelope, JobState.SUCCEEDED)
+        runner.count(message.stream, "done")
+        message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
+        return ACKNOWLEDGE
+
+
+def _name(message: RuntimeMessage) -> str:
+    return f"{message.stream}\0{message.id}"
+
+
+def _lost(member: JobContext) -> Outcome:
+    return lost_lease(member.delivery)

@@ -1,0 +1,113 @@
+"""How a batch handler is called: with a list of contexts, awaited or in a thread, within its time."""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from conquiet.core.functions import call_in_thread_for_result, reject_unawaited
+from conquiet.core.worker_pool import Continuation, start_in_context
+from conquiet.errors import ConfigurationError
+from conquiet.processor.context import JobContext, SyncJobContext
+from conquiet.processor.emitter import Emitter
+from conquiet.processor.envelope import Envelope
+from conquiet.processor.handler_runner import HandlerRunner
+from conquiet.processor.middleware import Middleware
+from conquiet.processor.policy import LONGEST_MS
+from conquiet.processor.settings import HandlerSettings
+from conquiet.runtime.context import MessageContext
+
+
+class BatchHandlerRunner(HandlerRunner):
+    """One event's batch handler, ready to be called. A single message is a batch of one.
+
+    Args:
+        settings: The handler as it was registered, with ``batch``.
+        executor: Where plain functions run.
+        is_stopping: True once no run is to be begun any more.
+        max_attempts_limit: Most attempts that a message may ask for.
+
+    Attributes:
+        batch: How its batches are gathered.
+    """
+
+    def __init__(
+        self,
+        settings: HandlerSettings,
+        executor: Callable[[], Executor],
+        is_stopping: Callable[[], bool] = lambda: False,
+        max_attempts_limit: int = LONGEST_MS,
+    ) -> None:
+        super().__init__(settings, (), executor, is_stopping, max_attempts_limit)
+        assert settings.batch is not None  # noqa: S101 - that is what it is for
+        self.batch = settings.batch
+
+    def context(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter) -> JobContext:
+        """Return the context of one message."""
+        return JobContext(envelope, delivery, emitter, self.attempts_of(envelope))
+
+    def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
+        """Return what to await for a message that must not be in a batch with others. Raises what is its outcome."""
+        return self._invoke_one(self.context(envelope, delivery, emitter), stream)
+
+    async def invoke_batch(self, contexts: list[JobContext], *, stream: str) -> Any:
+        """Call the handler within its time; return what it returns, raise what it raises."""
+        timeout_s = self._timeout_s
+        if timeout_s is None:
+            return await self._call_with(contexts)
+        for context in contexts:
+            context.deadline = time.monotonic() + timeout_s
+        first = contexts[0].delivery.id
+        if self.is_async:
+            return await self._cancelled_in_time(lambda: self._call_with(contexts), timeout_s, stream)
+        return await self._watched(self._call_with(contexts), timeout_s, stream, first)
+
+    async def _invoke_one(self, context: JobContext, stream: str) -> None:
+        outcomes = await self.invoke_batch([context], stream=stream)
+        if isinstance(outcomes, list) and len(outcomes) == 1 and isinstance(outcomes[0], Exception):
+            raise outcomes[0]
+
+    async def _call_with(self, contexts: list[JobContext]) -> Any:
+        function = self._settings.function
+        if self.is_async:
+            # Each call has context variables of its own, as the call of a handler for a single message has.
+            result = start_in_context(function(contexts))
+            if type(result) is Continuation:
+                result = await result
+            reject_unawaited(result)
+            return result
+        loop = asyncio.get_running_loop()
+        own = [SyncJobContext(context, loop) for context in contexts]
+        run = contextvars.copy_context().run
+        return await loop.run_in_executor(
+            self._executor(), run, call_in_thread_for_result, "the handler", function, own
+        )
+
+
+Runners = dict[str, HandlerRunner]
+"""What calls handlers, by event."""
+
+
+def runner_of(
+    settings: HandlerSettings,
+    middlewares: Sequence[Middleware],
+    executor: Callable[[], Executor],
+    is_stopping: Callable[[], bool],
+    max_attempts_limit: int,
+) -> HandlerRunner:
+    """Return what calls a handler, for single messages or for batches.
+
+    Raises:
+        ConfigurationError: There are middlewares, which would not run around a batch handler.
+    """
+    if settings.batch is None:
+        return HandlerRunner(settings, middlewares, executor, is_stopping, max_attempts_limit)
+    if middlewares:
+        raise ConfigurationError(
+            f"the handler of {settings.event!r} is a batch handler, and this Processor has {len(middlewares)} "
+            "middlewares: a middleware runs around one message, and would be skipped. Give the batch handler a "
+            "Processor of its own, on a stream of its own"
+        )
+    return BatchHandlerRunner(settings, executor, is_stopping, max_attempts_limit)

@@ -1,0 +1,129 @@
+"""A dead letter as it is stored: the message, and its story. Pure.
+
+The text of an exception often quotes what was being worked on (``invalid address: jane@…``), so it is
+kept only if it comes from conquiet itself, whose errors quote nothing, from ``Reject``, whose reason is
+written to be read, or if the settings ask for it. Type and traceback are always kept: they hold names
+and source lines, no values. Credentials are taken out of both texts: a URL's user and password, ``password=…`` and
+their like. The message itself is in the dead letter by necessity.
+
+See docs/decisions/0018.
+"""
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from conquiet.core.redaction import printable, scrub_credentials
+from conquiet.errors import ConquietError
+from conquiet.processor.policy import Reason, Reject, Retry
+
+RECORD_VERSION = 1
+_FRAMES = 25
+_CAUSES = 5
+_TEXT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is stored of an exception."""
+
+    type: str
+    text: str
+    traceback: str
+
+
+def describe(error: BaseException | None, *, store_text: bool) -> Failure | None:
+    """Return what may be kept of an exception."""
+    if error is None:
+        return None
+    shown = store_text or isinstance(error, ConquietError | Reject | Retry)
+    return Failure(_type_name(error), _text(error) if shown else "", _frames(error))
+
+
+class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The JSON object in the dead letter's field ``data``.
+
+    Attributes:
+        v: Version of this format.
+        reason: A value of ``Reason``.
+        event: The message's event, empty if it was no envelope.
+        id: The message's id through all its attempts, else its entry id.
+        entry_id: Entry in the stream that was acknowledged when this was written.
+        group: Consumer group it died in, and the one a replay is for.
+        attempts: Attempts made.
+        deliveries: How often the server delivered the last entry, kills included.
+        error_type: Qualified name of the exception's class.
+        error: Its text, if it may be kept.
+        traceback: Its frames, innermost last.
+        emitted_ms: When it was emitted; first_failed_ms, failed_ms: first and last failure.
+        host: Where it failed last; consumer: the engine's name there.
+        payload: The message as it was in the stream; None if it was not readable as JSON.
+        raw: Fields of an unreadable entry, as text with escapes.
+    """
+
+    reason: str
+    id: str
+    entry_id: str
+    group: str
+    v: int = RECORD_VERSION
+    event: str = ""
+    attempts: int = 0
+    deliveries: int = 0
+    error_type: str = ""
+    error: str = ""
+    traceback: str = ""
+    emitted_ms: int = 0
+    first_failed_ms: int = 0
+    failed_ms: int = 0
+    host: str = ""
+    consumer: str = ""
+    payload: dict[str, Any] | None = None
+    raw: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"DeadRecord(reason={self.reason!r}, event={self.event!r}, id={self.id!r}, error_type={self.error_type!r})"
+        )
+
+    @property
+    def replayable(self) -> bool:
+        """False for what was no envelope: it would only die again."""
+        return self.payload is not None and self.reason not in {Reason.NOT_AN_ENVELOPE.value, Reason.MALFORMED.value}
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return printable(scrub_credentials(str(error)), limit=_TEXT)
+    except Exception:  # noqa: BLE001 - a foreign __str__; without its text the message is settled all the same
+        return "<unprintable exception>"
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _frames(error: BaseException) -> str:
+    """The frames of an exception and of what caused it, without any exception's text."""
+    parts: list[str] = []
+    current: BaseException | None = error
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen and len(seen) < _CAUSES:
+        seen.add(id(current))
+        lines = "".join(traceback.extract_tb(current.__traceback__, limit=-_FRAMES).format())
+        parts.append(f"{scrub_credentials(lines)}{_type_name(current)}\n")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "caused by:\n".join(parts)
+
+
+def encode_record(record: DeadRecord, payload: bytes | None = None) -> bytes:
+    """Return what is stored; ``payload`` is the message's own bytes, which go in unread and unchanged."""
+    if payload is not None:
+        record.payload = msgspec.Raw(payload)  # type: ignore[assignment]  # it reads as a dict
+    return _encode(record)
+
+
+_encode = msgspec.json.Encoder().encode
+decode_record = msgspec.json.Decoder(DeadRecord).decode

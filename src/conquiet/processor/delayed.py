@@ -1,0 +1,262 @@
+"""Moves messages to their stream when they are due, on every host, each message once.
+
+    emit(delay_s=…) ─┐                                 ┌─▶ stream
+    retry ───────────┴─▶ delayed set ──poll, on time ──┘
+
+A promoter sleeps until the first due time it knows of. An emitter that adds an earlier message writes a wake-up into
+a small stream that every promoter waits on. That stream is read by position, so a wake-up between two reads is not
+missed. At least once per ``refresh_s`` a promoter polls anyway: that takes over from a host that died, and is the whole
+cost of an idle one.
+
+See docs/decisions/0017.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.errors import QueueError
+from conquiet.metrics.outages import OutageWatch
+from conquiet.metrics.registry import (
+    PROCESSOR_DEAD_LETTER_AGE_SECONDS,
+    PROCESSOR_DEAD_LETTERS,
+    PROCESSOR_DELAYED,
+    PROCESSOR_MOVED_TOTAL,
+    PROCESSOR_MOVER_ERRORS_TOTAL,
+)
+from conquiet.metrics.safety import count, set_gauge
+from conquiet.processor.keys import Keys
+from conquiet.processor.policy import LONGEST_MS
+from conquiet.processor.scripts import script
+from conquiet.redis_transport.client import AsyncClient, is_cluster
+from conquiet.redis_transport.connect_errors import address_of
+from conquiet.redis_transport.errors import RedisError
+from conquiet.redis_transport.routing import group_by_slot
+
+logger = FactLogger(__name__)
+
+_BLOCK_MS = 5_000
+_ERROR_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What one poll of a stream's delayed set, pauses and dead letters has found.
+
+    Attributes:
+        moved: Due messages moved to the stream by it.
+        next_due_ms: When the next one is due; None if none waits.
+        now_ms: The server's clock.
+        ahead_ms: How far it is ahead of ours; 0 if the answer's way explains the difference.
+        wake_id: Position of the last wake-up.
+        paused: What is paused, with the time since when.
+        parked: Events that have messages parked.
+        waiting: Messages in the delayed set.
+        dead: Dead letters.
+        oldest_dead_ms: When the oldest dead letter was written; None if there is none.
+        moving: Messages that belong to another partition by now.
+        order_group: The group whose settlements end the turns of keys; None if no message has had a key.
+        cancel_requests: Cancellations that a worker has to decide.
+    """
+
+    moved: int
+    next_due_ms: int | None
+    now_ms: int
+    ahead_ms: int
+    wake_id: str
+    paused: Mapping[str, int]
+    parked: frozenset[str]
+    waiting: int
+    dead: int
+    oldest_dead_ms: int | None
+    order_group: str | None = None
+    moving: int = 0
+    cancel_requests: int = 0
+
+
+async def promote_due(client: AsyncClient, keys: Keys, *, limit: int) -> Poll:
+    """Move at most ``limit`` due messages and read pauses and counts, in one atomic step.
+
+    Raises:
+        QueueError: The server refused or did not answer.
+    """
+    names = (keys.stream, keys.delayed, keys.wake, keys.paused, keys.parked, keys.dead, keys.order, keys.cancel)
+    asked_ms = time.time() * 1000
+    reply = await script("tick").call(client, names, (limit,), stream=keys.stream)
+    answered_ms = time.time() * 1000
+    moved, due, now, wake_id, paused, parked, waiting, dead, oldest, owner, moving, cancel_requests = reply
+    return Poll(
+        moved=moved,
+        next_due_ms=int(min(float(due), LONGEST_MS)) if due else None,
+        now_ms=int(now),
+        ahead_ms=clock_difference(int(now), asked_ms, answered_ms),
+        wake_id=wake_id.decode(),
+        paused=read_pauses(paused),
+        parked=frozenset(event.decode(errors="backslashreplace") for event in parked),
+        waiting=waiting,
+        dead=dead,
+        oldest_dead_ms=int(oldest.split(b"-")[0]) if oldest else None,
+        order_group=owner.decode(errors="backslashreplace") or None,
+        moving=moving,
+        cancel_requests=cancel_requests,
+    )
+
+
+def read_pauses(reply: Sequence[bytes]) -> dict[str, int]:
+    """Return what is paused and since when. A pause that was set by hand, with any value, counts."""
+    return {
+        what.decode(errors="backslashreplace"): int(since) if since.isdigit() else 0
+        for what, since in zip(reply[::2], reply[1::2], strict=True)
+    }
+
+
+def clock_difference(server_ms: int, asked_ms: float, answered_ms: float) -> int:
+    """Return how far the server's clock is ahead of ours, which was read before and after the server's was."""
+    if asked_ms - 1 <= server_ms <= answered_ms:
+        return 0  # it rounds down
+    return round(server_ms - (asked_ms + answered_ms) / 2)
+
+
+PollListener = Callable[[Keys, Poll], Awaitable[None] | None]
+"""Called with what a poll has found."""
+
+
+class DelayedPromoter:
+    """Moves due messages for one host.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        keys: The streams.
+        limit: Most messages moved in one step: the server does nothing else meanwhile.
+        refresh_s: Longest sleep.
+        listeners: Called in order with what each poll has found, before the next one.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        keys: Sequence[Keys],
+        *,
+        limit: int,
+        refresh_s: float,
+        listeners: Sequence[PollListener],
+    ) -> None:
+        self._client = client
+        self._address = address_of(getattr(client, "connection_pool", None))
+        self._keys = {one.wake: one for one in keys}
+        self._limit = limit
+        self._refresh_s = refresh_s
+        self._listeners = listeners
+        self._woken = {one.stream: asyncio.Event() for one in keys}
+        self._positions = dict.fromkeys(self._keys, "$")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+
+    async def start(self) -> None:
+        """Poll every stream once, so that pauses are known, and go on in the background.
+
+        Raises:
+            QueueError: The first poll failed.
+        """
+        for keys in self._keys.values():
+            await self._poll(keys)
+        self._tasks = [
+            asyncio.create_task(self._serve(keys), name=f"conquiet-due-{keys.stream}") for keys in self._keys.values()
+        ]
+        for wakes in group_by_slot(list(self._keys), in_cluster=is_cluster(self._client)):
+            self._tasks.append(asyncio.create_task(self._listen(wakes), name="conquiet-due-wake"))
+
+    async def close(self) -> None:
+        """End the background work. A step under way may still happen; it is atomic."""
+        self._closing = True
+        waiting = set(self._tasks)
+        while waiting:
+            for task in waiting:
+                task.cancel()
+            # Asked again now and then: a client library that turns a cancellation into a timeout swallows it.
+            _, waiting = await asyncio.wait(waiting, timeout=0.2)
+
+    async def _serve(self, keys: Keys) -> None:
+        woken = self._woken[keys.stream]
+        outage = OutageWatch("Redis", f"delayed messages of {printable(keys.stream)} are not moved to it")
+        try:
+            await self._serve_with(keys, woken, outage)
+        finally:
+            outage.close()
+
+    async def _serve_with(self, keys: Keys, woken: asyncio.Event, outage: OutageWatch) -> None:
+        sleep_s = 0.0
+        while not self._closing:
+            try:
+                async with asyncio.timeout(sleep_s):
+                    await woken.wait()
+            except TimeoutError:
+                pass
+            woken.clear()
+            try:
+                sleep_s = await self._poll(keys)
+            except Exception as error:  # noqa: BLE001 - without it messages would be late, unnoticed
+                count(PROCESSOR_MOVER_ERRORS_TOTAL, keys.stream)
+                if isinstance(error, QueueError):
+                    outage.failed(error, address=self._address)
+                else:
+                    logger.failure(logging.WARNING, "polling for due messages failed", error, stream=keys.stream)
+                sleep_s = _ERROR_PAUSE_S
+            else:
+                outage.succeeded()
+
+    async def _poll(self, keys: Keys) -> float:
+        """Move all that is due; return how long to sleep."""
+        while True:
+            asked_at = time.monotonic()
+            found = await promote_due(self._client, keys, limit=self._limit)
+            if self._positions[keys.wake] == "$":
+                self._positions[keys.wake] = found.wake_id
+            _observe(keys.stream, found)
+            for listener in self._listeners:
+                if (waiting := listener(keys, found)) is not None:
+                    await waiting
+            if found.moved < self._limit:
+                break
+        if found.next_due_ms is None:
+            return self._refresh_s
+        # Counted from before the call: the answer's way back is part of the wait. One millisecond more,
+        # because the server rounds its clock down.
+        due_s = (found.next_due_ms - found.now_ms + 1) / 1000 - (time.monotonic() - asked_at)
+        return min(max(due_s, 0.0), self._refresh_s)
+
+    async def _listen(self, wakes: Sequence[str]) -> None:
+        """Wait for wake-ups of streams with one command. It changes nothing, so it may be cancelled."""
+        while not self._closing:
+            try:
+                reply: Any = await self._client.execute_command(  # type: ignore[no-untyped-call]
+                    "XREAD", "BLOCK", _BLOCK_MS, "STREAMS", *wakes, *(self._positions[wake] for wake in wakes)
+                )
+            except (RedisError, OSError):
+                # The promoters poll every refresh_s anyway; they also count and log errors.
+                await asyncio.sleep(_ERROR_PAUSE_S)
+                continue
+            for name, entries in _pairs(reply):
+                wake = name.decode()
+                self._positions[wake] = entries[-1][0].decode()
+                self._woken[self._keys[wake].stream].set()
+
+
+def _pairs(reply: Any) -> list[tuple[bytes, Any]]:
+    """The streams of an XREAD reply: redis-py 6 and 7 give a list, 8 may give a mapping."""
+    if not reply:
+        return []
+    return list(reply.items()) if isinstance(reply, dict) else [(name, entries) for name, entries in reply]
+
+
+def _observe(stream: str, found: Poll) -> None:
+    count(PROCESSOR_MOVED_TOTAL, stream, n=found.moved)
+    set_gauge(PROCESSOR_DELAYED, stream, value=found.waiting)
+    set_gauge(PROCESSOR_DEAD_LETTERS, stream, value=found.dead)
+    age_ms = 0 if found.oldest_dead_ms is None else max(0, found.now_ms - found.oldest_dead_ms)
+    set_gauge(PROCESSOR_DEAD_LETTER_AGE_SECONDS, stream, value=age_ms / 1000)

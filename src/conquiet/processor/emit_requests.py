@@ -1,0 +1,271 @@
+"""What is to be emitted: checked, encoded and cut into atomic steps. Rules and data, for both emitters; no I/O."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conquiet.core.json_codec import TOO_LARGE, CodecError, encode_payload
+from conquiet.core.redaction import printable
+from conquiet.core.tracing import require_headers
+from conquiet.core.validation import require_seconds, require_text
+from conquiet.errors import ConfigurationError, PayloadError
+from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL
+from conquiet.metrics.safety import count
+from conquiet.processor.envelope import check_new, new_id
+from conquiet.processor.jobs import JobState, NewState, log_dropped
+from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.policy import milliseconds
+from conquiet.processor.scripts import ADD_MANY, ADD_ONE, Arg, Script, script
+from conquiet.processor.settings import ProcessorSettings
+
+_DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
+"""How long after its due time a debounced message that was not moved can still be replaced."""
+
+_MOST_KEYS = 1_000
+
+_text = msgspec.json.Encoder().encode
+
+Delay = float | timedelta
+Moment = float | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """One message for ``emit_many``; the fields are the arguments of ``emit``.
+
+    Attributes:
+        keep_result_s: Keep what the handler returns for so long after the end; see ``Processor.emit_and_wait``.
+    """
+
+    event: str
+    data: Mapping[str, Any] | None = None
+    id: str | None = None
+    delay_s: Delay | None = None
+    at: Moment | None = None
+    max_attempts: int | None = None
+    keep_result_s: float | None = None
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+
+
+class Emitted(NamedTuple):
+    """What became of an emitted message.
+
+    Attributes:
+        id: The message's id, through all its attempts.
+        stream: Where it went.
+        entry_id: Its entry in the stream; None if it waits or was a duplicate.
+        due_ms: When it is due, if it waits.
+        duplicate: True if its id had been emitted before, so that nothing was done.
+        ahead: Messages of its key that come before it.
+    """
+
+    id: str
+    stream: str
+    entry_id: str | None = None
+    due_ms: int | None = None
+    duplicate: bool = False
+    ahead: int = 0
+
+
+class EmitRequest(NamedTuple):
+    """One message, ready to be sent."""
+
+    id: str
+    event: str
+    payload: bytes
+    when: str
+    once: bool
+    is_plain: bool
+
+
+class ScriptCall(NamedTuple):
+    """One atomic step: a script, its arguments, and the messages that it emits."""
+
+    script: Script
+    names: Sequence[str]
+    args: Sequence[Arg]
+    keys: Keys
+    messages: Sequence[EmitRequest]
+
+
+class EmitPlanner:
+    """Plans for one emitter.
+
+    Args:
+        stream: Where messages go that name no stream.
+        settings: Window of ids, chunk size, payload limit.
+    """
+
+    def __init__(self, stream: str, settings: ProcessorSettings) -> None:
+        self._stream = stream
+        self._settings = settings
+        self._keys = {stream: keys_of(stream)}
+        self._window_ms = max(1, milliseconds(settings.dedupe_window_s))
+
+    def name(self, stream: str | None) -> str:
+        """Return the stream that a message goes to."""
+        return self._stream if stream is None else stream
+
+    def steps(
+        self, messages: Iterable[NewMessage], stream: str | None = None, *, debounce: str | None = None
+    ) -> Iterator[ScriptCall]:
+        """Return the steps that emit these messages. All of them are checked before the first step is returned.
+
+        With ``debounce`` each message waits in place of the one that waits under this name.
+        """
+        keys = self._keys_of(stream)
+        now_ms = int(time.time() * 1000)
+        if debounce is not None:
+            require_text("debounce", debounce)
+            messages = [_debounceable(message) for message in messages]
+        planned = [self._plan(message, keys, now_ms) for message in messages]
+        if debounce is not None:
+            return (self._debounce_step(plan, keys, debounce) for plan in planned)
+        size = self._settings.chunk_size
+        return (self._step(planned[start : start + size], keys) for start in range(0, len(planned), size))
+
+    def _debounce_step(self, plan: EmitRequest, keys: Keys, name: str) -> ScriptCall:
+        names = (keys.delayed, keys.wake, keys.debounce(plan.event, name), keys.jobs(JobState.DELAYED.value))
+        noted_id = "" if self._settings.job_ttl_s is None else plan.id
+        args = (plan.payload, plan.when[1:] or 0, _DEBOUNCE_KEPT_MS, keys.job(""), noted_id, plan.event)
+        return ScriptCall(script("debounce"), names, args, keys, (plan,))
+
+    def _step(self, chunk: Sequence[EmitRequest], keys: Keys) -> ScriptCall:
+        if all(plan.is_plain for plan in chunk):
+            step = ADD_ONE if len(chunk) == 1 else ADD_MANY
+            return ScriptCall(step, (keys.stream,), [plan.payload for plan in chunk], keys, chunk)
+        remembered: list[str] = []
+        args: list[Arg] = []
+        for plan in chunk:
+            if plan.once:
+                remembered.append(keys.emitted(plan.id))
+            args += (plan.payload, plan.when, len(remembered) if plan.once else 0, self._window_ms)
+        return ScriptCall(
+            script("emit"), (keys.stream, keys.delayed, keys.wake, keys.order, *remembered), args, keys, chunk
+        )
+
+    def _keys_of(self, stream: str | None) -> Keys:
+        name = self._stream if stream is None else stream
+        keys = self._keys.get(name)
+        if keys is None:
+            if len(self._keys) >= _MOST_KEYS:  # stream names are made from data
+                self._keys.clear()
+            keys = self._keys[name] = keys_of(name)
+        return keys
+
+    def _plan(self, message: NewMessage, keys: Keys, now_ms: int) -> EmitRequest:
+        if not isinstance(message, NewMessage):
+            raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
+        once = message.id is not None
+        message_id = message.id if message.id is not None else new_id()
+        check_new(message.event, message_id, message.max_attempts, self._settings.max_attempts_limit, message.key)
+        data = {} if message.data is None else message.data
+        headers = require_headers(message.headers)
+        try:
+            # The bytes of ``to_payload``, without building and checking an object around the caller's.
+            payload = b'{"v":1,%b"event":%b,"id":%b,"attempt":1,"emitted_ms":%d,"data":%b%b%b}' % (
+                b"" if message.key is None else b'"key":%b,' % _text(message.key),
+                _text(message.event),
+                _text(message_id),
+                now_ms,
+                encode_payload(data, max_bytes=self._settings.max_payload_bytes),
+                (b"" if message.max_attempts is None else b',"max_attempts":%d' % message.max_attempts)
+                + _keep_result(message.keep_result_s),
+                b"" if not headers else b',"headers":%b' % _text(headers),
+            )
+            if len(payload) > self._settings.max_payload_bytes:
+                raise CodecError(TOO_LARGE)
+        except CodecError as error:
+            refused = error
+        else:
+            when = _when(message.delay_s, message.at)
+            is_plain = not when and not once and message.key is None
+            return EmitRequest(message_id, message.event, payload, when, once, is_plain=is_plain)
+        raise PayloadError(
+            f"emit to stream {printable(keys.stream)!r}: data was refused: {refused.explanation}",
+            stream=keys.stream,
+            command="emit",
+            reason=refused.reason,
+            path=refused.path,
+        )
+
+
+def with_headers(messages: Iterable[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:
+    """Return the messages with these headers beside their own."""
+    return [replace(message, headers={**(message.headers or {}), **headers}) for message in messages]
+
+
+def parse_reply(step: ScriptCall, reply: Any) -> list[Emitted]:
+    """Read the answer of a step, and count what it did."""
+    stream = step.keys.stream
+    if step.script.name == "debounce":
+        due, replaced, state_failed = reply
+        count(PROCESSOR_EMITTED_TOTAL, stream, "replacing" if replaced else "emitted")
+        if state_failed:
+            log_dropped(step.keys, 1, "ResponseError")
+        return [Emitted(step.messages[0].id, stream, None, int(due))]
+    if step.script.name == "emit_now":
+        count(PROCESSOR_EMITTED_TOTAL, stream, "emitted", n=len(reply))
+        return [
+            Emitted(plan.id, stream, entry_id.decode()) for plan, entry_id in zip(step.messages, reply, strict=True)
+        ]
+    emitted = [_emitted(plan.id, stream, answer) for plan, answer in zip(step.messages, reply, strict=True)]
+    duplicates = sum(one.duplicate for one in emitted)
+    count(PROCESSOR_EMITTED_TOTAL, stream, "emitted", n=len(emitted) - duplicates)
+    count(PROCESSOR_EMITTED_TOTAL, stream, "duplicate", n=duplicates)
+    return emitted
+
+
+def new_states(step: ScriptCall, emitted: Sequence[Emitted]) -> list[NewState]:
+    """Return the states of the jobs that a step began and has not noted itself."""
+    if step.script.name == "debounce":
+        return []
+    return [
+        (one.id, plan.event, 1, JobState.WAITING if one.due_ms is None else JobState.DELAYED)
+        for plan, one in zip(step.messages, emitted, strict=True)
+        if not one.duplicate
+    ]
+
+
+def _keep_result(keep_result_s: float | None) -> bytes:
+    if keep_result_s is None:
+        return b""
+    return b',"keep_result_ms":%d' % max(1, milliseconds(require_seconds("keep_result_s", keep_result_s)))
+
+
+def _debounceable(message: NewMessage) -> NewMessage:
+    if message.delay_s is None or message.at is not None or message.id is not None:
+        raise ConfigurationError("debounce needs delay_s, and goes neither with at nor with id")
+    return message
+
+
+def _when(delay_s: Delay | None, at: Moment | None) -> str:
+    """Return the due time as the scripts read it."""
+    if delay_s is None and at is None:
+        return ""
+    if delay_s is not None and at is not None:
+        raise ConfigurationError("give delay_s or at, not both")
+    if at is not None:
+        if isinstance(at, datetime):
+            if at.tzinfo is None:
+                raise ConfigurationError("at must be a datetime with a time zone, e.g. datetime.now(UTC)")
+            at = at.timestamp()
+        return f"={milliseconds(require_seconds('at', at, zero_allowed=True))}"
+    seconds = delay_s.total_seconds() if isinstance(delay_s, timedelta) else delay_s
+    wait_ms = milliseconds(require_seconds("delay_s", seconds, zero_allowed=True))
+    return f"+{wait_ms}" if wait_ms else ""
+
+
+def _emitted(message_id: str, stream: str, answer: bytes) -> Emitted:
+    if not answer:
+        return Emitted(message_id, stream, duplicate=True)
+    if answer[:1] == b"@":
+        return Emitted(message_id, stream, None, int(answer[1:]))
+    if answer[:1] == b"#":
+        return Emitted(message_id, stream, ahead=int(answer[1:]))
+    return Emitted(message_id, stream, answer.decode())

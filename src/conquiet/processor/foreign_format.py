@@ -1,0 +1,34 @@
+"""Read entries of other programs as messages of a processor. Pure.
+
+    one field data, a JSON object with the key v    a message of a processor: read as always
+    anything else                                   decode(fields) ──▶ {"event": …, "data": {…}} or with "id", too
+
+A processor writes retries, delayed messages and replays into the same stream as envelopes, so both kinds stand there
+side by side. A message without an id gets the id of its entry and a digest of its fields: the inbox recognises it
+whatever ``decode`` returns the second time.
+
+See docs/decisions/0040.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from conquiet.core.entry_format import EntryFormat, identity_of
+from conquiet.core.json_codec import CodecError, encode_payload
+from conquiet.processor.envelope import VERSION
+from conquiet.queue.codec import decode_fields
+
+
+class EnvelopeFormat(EntryFormat):
+    """Reads envelopes, and what a function makes of other entries."""
+
+    def read(self, entry_id: str, fields: Sequence[bytes], *, max_bytes: int) -> tuple[dict[str, Any], bytes]:
+        """Return the envelope and its bytes; see ``EntryFormat.read``."""
+        try:
+            own = decode_fields(fields, max_bytes=max_bytes)
+        except CodecError:
+            own = {}
+        if "v" in own:
+            return own, fields[1]
+        payload = {"v": VERSION, "id": identity_of(entry_id, fields), **self.payload_of(fields, max_bytes=max_bytes)}
+        return payload, encode_payload(payload, max_bytes=max_bytes)

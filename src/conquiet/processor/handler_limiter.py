@@ -1,0 +1,57 @@
+"""Limits how many runs of one handler are active, first come, first served. No I/O.
+
+A semaphore would start waiting runs one after the other while the engine stops; this one refuses them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class HandlerLimiter:
+    """Limits concurrent runs.
+
+    Args:
+        count: Most runs at once.
+        is_stopping: True once nothing is to be started. It is called when a run ends; ``cancel_waiters`` is for runs
+            that would wait longer.
+    """
+
+    def __init__(self, count: int, is_stopping: Callable[[], bool]) -> None:
+        self._free = count
+        self._is_stopping = is_stopping
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+
+    async def acquire(self) -> bool:
+        """Wait for a place. True if there is one, which must be released; False if the engine stops."""
+        if self._is_stopping():
+            return False
+        if self._free:
+            self._free -= 1
+            return True
+        granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append(granted)
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled() and granted.result():
+                self.release()  # granted in the same iteration
+            raise
+
+    def release(self) -> None:
+        """Return a place; the run that has waited longest gets it."""
+        if self._is_stopping():
+            self.cancel_waiters()
+        while self._waiting:
+            granted = self._waiting.popleft()
+            if not granted.done():  # else cancelled
+                granted.set_result(True)
+                return
+        self._free += 1
+
+    def cancel_waiters(self) -> None:
+        """Refuse all waiting runs."""
+        while self._waiting:
+            granted = self._waiting.popleft()
+            if not granted.done():
+                granted.set_result(False)

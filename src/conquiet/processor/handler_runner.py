@@ -1,0 +1,163 @@
+"""How a handler is called: its limits, its middlewares, awaited or in a thread. Put together once, at the start."""
+
+import asyncio
+import contextvars
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from conquiet.core.functions import call_in_thread, cancellation_of
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.errors import HandlerTimeoutError, InfrastructureError, MessageInProgressError
+from conquiet.metrics.registry import PROCESSOR_OUTCOMES_TOTAL, PROCESSOR_TIMEOUTS_TOTAL
+from conquiet.metrics.safety import count
+from conquiet.processor.context import JobContext, SyncJobContext
+from conquiet.processor.emitter import Emitter
+from conquiet.processor.envelope import Envelope
+from conquiet.processor.handler_limiter import HandlerLimiter
+from conquiet.processor.middleware import Middleware, wrapped
+from conquiet.processor.policy import LONGEST_MS, Reject, Retry, allowed_attempts
+from conquiet.processor.settings import HandlerSettings
+from conquiet.runtime.context import MessageContext
+from conquiet.runtime.executor import is_async
+
+logger = FactLogger(__name__)
+
+
+class HandlerRunner:
+    """One event's handler, ready to be called.
+
+    Args:
+        settings: The handler as it was registered.
+        middlewares: What runs around it, outermost first.
+        executor: Where plain functions run.
+        is_stopping: True once no run is to be begun any more.
+        max_attempts_limit: Most attempts that a message may ask for.
+
+    Attributes:
+        is_async: True if the handler is awaited, and not run in a thread.
+        limiter: To be acquired before ``invoke`` if the handler has a concurrency of its own, else None.
+    """
+
+    def __init__(
+        self,
+        settings: HandlerSettings,
+        middlewares: Sequence[Middleware],
+        executor: Callable[[], Executor],
+        is_stopping: Callable[[], bool] = lambda: False,
+        max_attempts_limit: int = LONGEST_MS,
+    ) -> None:
+        self.event = settings.event
+        self.retry = settings.retry
+        self.rate = settings.rate
+        self._settings = settings
+        self._timeout_s = settings.timeout_s
+        self._is_stopping = is_stopping
+        self.limiter = None if settings.concurrency is None else HandlerLimiter(settings.concurrency, is_stopping)
+        self.is_async = is_async(settings.function)
+        self._mark_cancelled = cancellation_of(settings.function)
+        self._executor = executor
+        self._call = wrapped(settings.function if self.is_async else self._in_thread, middlewares)
+        self._max_attempts_limit = max_attempts_limit
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
+        """Return what to await: the handler within its time. Raises what it raises, or ``HandlerTimeoutError``."""
+        ctx = JobContext(envelope, delivery, emitter, self.attempts_of(envelope))
+        # Most handlers have no limit: one layer of awaiting less is a tenth of what a no-op costs.
+        return self._call(ctx) if self._timeout_s is None else self._within_time(ctx, self._timeout_s, stream)
+
+    async def mark_cancelled(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter) -> bool:
+        """Write where the handler writes its effect that the job is cancelled. False if the effect is there already.
+
+        A handler without a database has nothing to write: what it did not return from has had no effect.
+        """
+        if self._mark_cancelled is None:
+            return True
+        ctx = JobContext(envelope, delivery, emitter, self.attempts_of(envelope))
+        if self.is_async:
+            return bool(await self._mark_cancelled(ctx))
+        loop = asyncio.get_running_loop()
+        return bool(await loop.run_in_executor(self._executor(), self._mark_cancelled, SyncJobContext(ctx, loop)))
+
+    def attempts_of(self, envelope: Envelope) -> int:
+        """Return how many attempts a message has in total."""
+        return allowed_attempts(envelope.max_attempts, self.retry, self._max_attempts_limit)
+
+    def count(self, stream: str, outcome: str) -> None:
+        """Count what became of one attempt; ``flush_counts`` hands it on."""
+        self._counts[stream, outcome] += 1
+
+    def flush_counts(self) -> None:
+        """Give the counts to the metrics. Once a second is enough, and a tenth of the cost of once per message."""
+        counts, self._counts = self._counts, defaultdict(int)
+        for (stream, outcome), number in counts.items():
+            count(PROCESSOR_OUTCOMES_TOTAL, stream, self.event, outcome, n=number)
+
+    def cancel_waiters_if_stopping(self) -> None:
+        """Refuse runs that wait for the limiter once the processor stops."""
+        if self.limiter is not None and self._is_stopping():
+            self.limiter.cancel_waiters()
+
+    async def _within_time(self, ctx: JobContext, timeout_s: float, stream: str) -> object:
+        ctx.deadline = time.monotonic() + timeout_s
+        if self.is_async:
+            return await self._cancelled_in_time(lambda: self._call(ctx), timeout_s, stream)
+        return await self._watched(self._call(ctx), timeout_s, stream, ctx.delivery.id)
+
+    async def _cancelled_in_time(self, call: Callable[[], Awaitable[Any]], timeout_s: float, stream: str) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await call()
+        except TimeoutError as error:
+            if not limit.expired():  # the handler's own
+                raise
+            count(PROCESSOR_TIMEOUTS_TOTAL, stream, self.event, "cancelled")
+            raise self._timed_out("was cancelled") from error
+
+    async def _watched(self, called: Awaitable[Any], timeout_s: float, stream: str, message_id: str) -> Any:
+        """Run a plain function and say when it is late. It is waited for all the same.
+
+        A thread cannot be killed. Trying the message again beside it would be the very thing this library
+        exists to prevent, so the message stays with its thread, leased, until that ends. If it
+        succeeds late, it has succeeded; if it fails late, it has timed out. What it decides itself holds, late or not.
+        """
+        call = asyncio.ensure_future(called)
+        try:
+            done, _ = await asyncio.wait({call}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if done:
+            return await call
+        count(PROCESSOR_TIMEOUTS_TOTAL, stream, self.event, "running_on")
+        logger.warning(
+            "handler is over its time and runs on: a thread cannot be stopped",
+            event_name=printable(self.event),
+            timeout_s=timeout_s,
+            message_id=message_id,
+        )
+        try:
+            return await call
+        except (Reject, Retry, InfrastructureError, MessageInProgressError):
+            raise
+        except Exception as error:
+            raise self._timed_out("failed after it, in its thread") from error
+
+    def _timed_out(self, what: str) -> HandlerTimeoutError:
+        return HandlerTimeoutError(
+            f"the handler of {printable(self.event)!r} took longer than {self._timeout_s:g} s and {what}",
+            event=self.event,
+            timeout_s=self._timeout_s,
+        )
+
+    def _in_thread(self, ctx: JobContext) -> Awaitable[object]:
+        loop = asyncio.get_running_loop()
+        run = contextvars.copy_context().run
+        context = SyncJobContext(ctx, loop)
+        return loop.run_in_executor(
+            self._executor(), run, call_in_thread, "the handler", self._settings.function, context
+        )

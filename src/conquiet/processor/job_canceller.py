@@ -1,0 +1,93 @@
+"""Cancels the job of a message that is to be cancelled and does not run.
+
+See docs/decisions/0046.
+"""
+
+from collections.abc import Mapping
+
+from conquiet.core.log import FactLogger
+from conquiet.core.settlement import MOVED, KeepPending, Release, Settlement
+from conquiet.errors import InfrastructureError, MessageInProgressError
+from conquiet.processor.cancellation import CANCELLED, FINISHED, CancelWatch
+from conquiet.processor.emitter import Emitter
+from conquiet.processor.envelope import Envelope
+from conquiet.processor.handler_runner import HandlerRunner
+from conquiet.processor.jobs import JobRecorder, JobState
+from conquiet.processor.keys import Keys
+from conquiet.processor.results import ResultWriter
+from conquiet.runtime.context import LeaseManager, MessageContext
+from conquiet.runtime.message import RuntimeMessage
+
+logger = FactLogger(__name__)
+
+
+class JobCanceller:
+    """Decides between the effect of a job and its cancellation, and records which it was.
+
+    Args:
+        keys: Keys by stream.
+        runners: Handlers by event.
+        emitter: For the context that a handler's transaction is opened with.
+        cancels: Settles the message on the server.
+        jobs: Where states are kept, if they are.
+        results: Keeps how jobs ended, where it is asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: Mapping[str, Keys],
+        runners: Mapping[str, HandlerRunner],
+        emitter: Emitter,
+        cancels: CancelWatch,
+        jobs: JobRecorder | None,
+        results: ResultWriter,
+    ) -> None:
+        self._keys = keys
+        self._runners = runners
+        self._emitter = emitter
+        self._cancels = cancels
+        self._jobs = jobs
+        self._results = results
+
+    async def cancel(self, message: RuntimeMessage, leases: LeaseManager) -> Settlement:
+        """Cancel the job. What it has committed is not undone.
+
+        The database decides first, where there is one: a worker that was thought dead may commit the effect until then.
+        """
+        envelope: Envelope = message.decoded
+        keys = self._keys[message.stream]
+        runner = self._runners.get(envelope.event)
+        outcome = CANCELLED
+        if runner is not None:
+            try:
+                if not await runner.mark_cancelled(envelope, MessageContext(message, leases), self._emitter):
+                    outcome = FINISHED
+            except InfrastructureError as error:
+                return Release(error)
+            except MessageInProgressError as error:
+                return KeepPending(error)
+        if await self._cancels.settle(keys, message, outcome=outcome):
+            await self._record(message, envelope, runner, outcome)
+        return MOVED
+
+    async def _record(
+        self, message: RuntimeMessage, envelope: Envelope, runner: HandlerRunner | None, outcome: str
+    ) -> None:
+        keys = self._keys[message.stream]
+        if self._jobs is not None:
+            state = JobState.CANCELLED if outcome == CANCELLED else JobState.SUCCEEDED
+            await self._jobs.record(keys, envelope, state)
+        if outcome == CANCELLED:
+            await self._results.ended(keys, envelope, CANCELLED)
+        if runner is not None:
+            runner.count(message.stream, outcome)
+        logger.info(
+            "job %(job_id)s of event %(event_name)s %(outcome)s: it was to be cancelled, attempt %(attempt)s",
+            job_id=envelope.id,
+            event_name=envelope.event,
+            outcome=outcome,
+            attempt=envelope.attempt,
+            stream=message.stream,
+            message_id=message.id,
+        )

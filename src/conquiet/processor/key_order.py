@@ -1,0 +1,102 @@
+"""Where the order by key of a stream stands, and the repair of keys whose holder was removed by hand.
+
+See docs/decisions/0050.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from conquiet.core.validation import require_positive
+from conquiet.errors import ConfigurationError
+from conquiet.processor.keys import keys_of
+from conquiet.processor.scripts import script
+from conquiet.redis_transport.client import AsyncClient
+
+_MOST_READ = 100_000
+"""Messages that one search for stuck keys may read: the server does nothing else meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLine:
+    """A key with messages that wait for it.
+
+    Attributes:
+        key: The key.
+        waiting: Messages behind its holder.
+    """
+
+    key: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderReport:
+    """Where the order by key of one stream stands.
+
+    Attributes:
+        holders: Keys that have a message in the stream, pending, delayed or parked.
+        waiting: Messages that wait behind them.
+        group: The consumer group whose settlements end turns; None if no message with a key was settled yet.
+        longest: The keys with the most messages waiting, longest first.
+    """
+
+    holders: int
+    waiting: int
+    group: str | None
+    longest: tuple[KeyLine, ...]
+
+
+class KeyOrder:
+    """Inspects the order by key of one stream.
+
+    Args:
+        client: A client without retries, such as ``clone_async`` makes. It stays the caller's.
+        stream: The stream.
+    """
+
+    def __init__(self, client: AsyncClient, stream: str) -> None:
+        self._client = client
+        self._keys = keys_of(stream)
+
+    async def report(self, *, limit: int = 20) -> OrderReport:
+        """Return the numbers, and the ``limit`` longest lines."""
+        require_positive("limit", limit)
+        keys = self._keys
+        holders, group, waiting, lines = await script("order_facts").call(
+            self._client, (keys.order, keys.waiting_keys), (limit,), stream=keys.stream
+        )
+        longest = tuple(KeyLine(_decoded(key), number) for key, number in zip(lines[::2], lines[1::2], strict=True))
+        return OrderReport(holders, waiting, group.decode(errors="backslashreplace") or None, longest)
+
+    async def stuck(self) -> list[str]:
+        """Return the keys whose holder is gone: its entry was removed by XDEL, XTRIM, XACK or ZREM of another program.
+
+        Raises:
+            ConfigurationError: There are too many messages to search in one step.
+        """
+        return await self._search("0")
+
+    async def release_stuck(self) -> list[str]:
+        """Let those keys go on with their next message. Returns them. Raises as ``stuck``."""
+        return await self._search("1")
+
+    async def _search(self, release: str) -> list[str]:
+        keys = self._keys
+        found = await script("stuck_keys").call(
+            self._client,
+            (keys.stream, keys.delayed, keys.order, keys.parked),
+            (release, _MOST_READ, keys.parked_event("")),
+            stream=keys.stream,
+        )
+        if isinstance(found, int):
+            raise ConfigurationError(
+                f"stream {keys.stream!r} has {found} messages, and a search reads at most {_MOST_READ} in one "
+                "step. Nothing was done. Search when it has fewer, or trim what is acknowledged first: conquiet trim"
+            )
+        return [_decoded(key) for key in found]
+
+
+def _decoded(key: bytes) -> str:
+    """Return a key as its producer wrote it; the scripts keep it as it stands in the JSON text."""
+    return msgspec.json.decode(b'"' + key + b'"', type=str)

@@ -1,0 +1,9 @@
+-- Read messages whose keys have moved to another partition, as the one host that moves them. They stay until they are there.
+-- KEYS: order; ARGV: token of the host, its lease in ms, most messages. Answers {number of partitions or '', {payloads}}.
+local lease = KEYS[1] .. ':mover'
+if redis.call('SET', lease, ARGV[1], 'NX', 'PX', ARGV[2]) == false then
+  if redis.call('GET', lease) ~= ARGV[1] then return {'', {}} end
+  redis.call('PEXPIRE', lease, ARGV[2])
+end
+local count = string.match(redis.call('HGET', KEYS[1], '\2') or '', '^(%d+)') or ''
+return {count, redis.call('LRANGE', KEYS[1] .. ':moving', 0, tonumber(ARGV[3]) - 1)}

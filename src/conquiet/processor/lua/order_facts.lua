@@ -1,0 +1,16 @@
+-- Where the order by key stands. KEYS: order, waiting keys; ARGV: most keys to name
+-- Answers {keys that have a holder, the group that owns the order or '', messages that wait, {key, number, …} longest first}.
+-- The sum is over the 10,000 longest lines.
+local owner = redis.call('HGET', KEYS[1], '\1')
+local holders = redis.call('HLEN', KEYS[1]) - redis.call('HEXISTS', KEYS[1], '') - redis.call('HEXISTS', KEYS[1], '\1')
+  - redis.call('HEXISTS', KEYS[1], '\2')
+local lines = redis.call('ZREVRANGE', KEYS[2], 0, 9999, 'WITHSCORES')
+local waiting, named = 0, {}
+for i = 2, #lines, 2 do
+  waiting = waiting + tonumber(lines[i])
+  if i <= 2 * tonumber(ARGV[1]) then
+    named[#named + 1] = lines[i - 1]
+    named[#named + 1] = tonumber(lines[i])
+  end
+end
+return {holders, owner or '', waiting, named}

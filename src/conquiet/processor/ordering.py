@@ -1,0 +1,81 @@
+"""Order by key: what a settlement must show, and the script that acknowledges a message and ends its key's turn.
+
+    emit(key=k) ──▶ k has no holder ──▶ stream, with a ticket ──▶ run ──▶ finish: acknowledged, and
+                └─▶ k has one ──────▶ k's list ◀───────────────────────── the next of k enters the stream
+
+At most one message of a key is in the stream, pending, delayed or parked. There is no lock that could be left behind:
+a dead worker's entry is claimed like any other, and the key goes on with it.
+
+See docs/decisions/0050.
+"""
+
+import logging
+from typing import Final
+
+from conquiet.core.redaction import printable
+from conquiet.processor.delayed import Poll
+from conquiet.processor.envelope import Envelope
+from conquiet.processor.keys import Keys
+from conquiet.processor.scripts import script
+from conquiet.runtime.message import AckScript, RuntimeMessage
+
+logger = logging.getLogger(__name__)
+
+NO_TURN: Final = ("", "")
+"""The key and ticket of a message that has none, or keeps its turn."""
+
+
+def turn_of(envelope: Envelope) -> tuple[str, str]:
+    """Return key and ticket as the scripts compare them."""
+    return NO_TURN if envelope.ticket is None or envelope.key is None else (envelope.key_text, str(envelope.ticket))
+
+
+class OrderOwnerCheck:
+    """Warns once per stream if another group owns its order by key.
+
+    Args:
+        group: Our group.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._reported: set[str] = set()
+
+    def __call__(self, keys: Keys, found: Poll) -> None:
+        """Check what a poll has found."""
+        owner = found.order_group
+        if owner is None or owner == self._group or keys.stream in self._reported:
+            return
+        self._reported.add(keys.stream)
+        logger.warning(
+            "group %s reads stream %s, whose order by key belongs to group %s: here messages of one key may run at "
+            "once. Emit to a stream for each group that needs the order",
+            printable(self._group),
+            printable(keys.stream),
+            printable(owner),
+            extra={"stream": printable(keys.stream), "group": printable(self._group), "owner": printable(owner)},
+        )
+
+
+class KeyedAcks:
+    """Lets messages with a key be acknowledged by a script that ends their key's turn in the same step.
+
+    Args:
+        group: The consumer group.
+        consumer_id: The engine's name in it: the script checks that the entry is still its own.
+    """
+
+    def __init__(self, group: str, consumer_id: str) -> None:
+        self._who = (group, consumer_id)
+        self._scripts: dict[str, AckScript] = {}
+
+    def prepare(self, message: RuntimeMessage, envelope: Envelope, keys: Keys) -> None:
+        """Choose how the message is acknowledged. Sends nothing."""
+        turn = turn_of(envelope)
+        if turn is NO_TURN:
+            return
+        known = self._scripts.get(keys.stream)
+        if known is None:
+            source = script("finish").source
+            known = self._scripts[keys.stream] = AckScript(source, (keys.stream, keys.order), self._who)
+        message.ack_script, message.ack_args = known, turn

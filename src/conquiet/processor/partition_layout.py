@@ -1,0 +1,98 @@
+"""The number of a stream's partitions, kept on the server, and its growth while workers run.
+
+    grow(32) ─▶ announced ─▶ every partition knows ─▶ 32 in use ─▶ no key at work where it was before ─▶ over
+
+Each step is one script on one slot and may be repeated: a growth that was cut off is ended by the next call.
+
+See docs/decisions/0051.
+"""
+
+from typing import Any
+
+from conquiet.errors import ConfigurationError
+from conquiet.processor.keys import keys_of
+from conquiet.processor.partitions import Layout, partition_name, require_partitions, require_stream_name
+from conquiet.processor.pauses import WHOLE_STREAM, Pauses
+from conquiet.processor.scripts import script
+from conquiet.redis_transport.client import AsyncClient
+
+_MOST_KEYS = 100_000
+"""Keys that one check of a partition may read: the server does nothing else meanwhile."""
+
+
+class PartitionLayout:
+    """Reads and changes the number of partitions of one stream.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        stream: The stream's name.
+    """
+
+    def __init__(self, client: AsyncClient, stream: str) -> None:
+        self._client = client
+        self._stream = require_stream_name(stream)
+        self._name = f"{keys_of(stream).base}:partitions"
+
+    async def read(self) -> Layout:
+        """Return the number of partitions; one if the stream was never partitioned."""
+        count, previous, following = await self._call("partition_count")
+        return Layout(int(count), int(previous) if previous else None, int(following) if following else None)
+
+    async def grow(self, partitions: int) -> Layout:
+        """Grow to this number, unless there are as many. Workers notice it within seconds.
+
+        Messages without a key go to the new partitions at once. A key moves to its new partition when it has no message
+        at work and none waiting in the old one, so that its order holds.
+
+        Raises:
+            ConfigurationError: The growth before is not over: keys are still at work where they were before it.
+        """
+        require_partitions(partitions)
+        while True:
+            before, after = await self._call("partition_begin", partitions)
+            if after == 0:
+                return await self.read()
+            if after < 0:
+                if await self.finish_growth():
+                    continue
+                raise ConfigurationError(
+                    f"stream {self._stream!r} is still growing to {before} partitions: some keys have messages at work "
+                    "or waiting where they were before. Nothing was changed. Try again when those are done"
+                )
+            await self._copy_pauses(before, after)
+            # The new ones first: what a partition sends away must find one that knows where it is.
+            for index in [*range(before, after), *range(before)]:
+                keys = keys_of(partition_name(self._stream, index))
+                await script("partition_mark").call(self._client, (keys.order,), (after, index), stream=keys.stream)
+            await self._run("partition_end", before, after)
+            await self.finish_growth()
+
+    async def finish_growth(self) -> bool:
+        """Declare a growth over if no key is at work where it was before it. True if none is under way any more."""
+        layout = await self.read()
+        if layout.following is not None:
+            await self.grow(layout.following)
+            layout = await self.read()
+        if layout.previous is None:
+            return True
+        for index in range(layout.previous):
+            keys = keys_of(partition_name(self._stream, index))
+            left = await script("partition_left").call(self._client, (keys.order,), (_MOST_KEYS,), stream=keys.stream)
+            if left != 0:
+                return False
+        await self._run("partition_over", layout.previous, layout.count)
+        return True
+
+    async def _copy_pauses(self, before: int, after: int) -> None:
+        pauses = Pauses(self._client)
+        paused = await pauses.paused(self._stream)
+        for index in range(before, after):
+            for what in paused:
+                await pauses.pause(partition_name(self._stream, index), None if what == WHOLE_STREAM else what)
+
+    async def _call(self, name: str, *args: int) -> list[Any]:
+        reply: list[Any] = await self._run(name, *args)
+        return reply
+
+    async def _run(self, name: str, *args: int) -> Any:
+        return await script(name).call(self._client, (self._name,), args, stream=self._stream)

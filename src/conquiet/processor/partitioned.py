@@ -1,0 +1,267 @@
+"""A processor of one stream that is spread over partitions, and grows with it while it runs.
+
+Each set of partitions that is found has a ``Processor`` of its own: one at the start, one more after each growth. They
+share the handlers and one limit of concurrency.
+
+See docs/decisions/0051.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self, TypeVar
+
+from conquiet.core.background import wait_ready
+from conquiet.core.identity import stable_consumer_id
+from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.redaction import printable
+from conquiet.core.signatures import takes_keywords_of
+from conquiet.core.validation import require_positive, require_text
+from conquiet.errors import QueueError
+from conquiet.processor.context import JobContext
+from conquiet.processor.emit_requests import Emitted, NewMessage
+from conquiet.processor.emitter import Emitter
+from conquiet.processor.jobs import JobRecorder
+from conquiet.processor.middleware import Middleware, Next
+from conquiet.processor.partition_layout import PartitionLayout
+from conquiet.processor.partition_mover import PartitionMover
+from conquiet.processor.partitioned_emitter import PartitionedEmitter
+from conquiet.processor.partitioned_stream import PartitionedStream
+from conquiet.processor.partitions import partition_name, require_partitions, require_stream_name
+from conquiet.processor.processor import Processor
+from conquiet.processor.settings import ProcessorSettings
+from conquiet.redis_transport.client import AnyRedis, clone_async
+from conquiet.redis_transport.errors import RedisError
+from conquiet.runtime.events import Callback
+from conquiet.runtime.health import NOT_STARTED, Health
+from conquiet.runtime.settings import RuntimeSettings
+
+logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class PartitionedProcessor:
+    """Runs a handler per event for one stream over many partitions; see ``Processor`` for what it promises.
+
+    Order by key holds, also while the number of partitions grows.
+
+    Args:
+        redis: A ``redis.asyncio.Redis`` or ``redis.Redis``. It stays as it is; connections of our own are opened.
+        stream: Name of the stream.
+        partitions: Partitions at least. A stream that has fewer grows at the start; more than these are used as well.
+        concurrency: Most handlers at once on this host, over all partitions. With batch handlers it holds for each set
+            of partitions: between a growth and the next restart there are two.
+        group: The consumer group.
+        consumer_id: Our name in it; made from host and process id if left out.
+        settings: The processor's settings.
+        runtime: The engine's settings.
+    """
+
+    def __init__(
+        self,
+        redis: AnyRedis,
+        stream: str,
+        *,
+        partitions: int = 16,
+        concurrency: int = 1,
+        group: str = "processor",
+        consumer_id: str | None = None,
+        settings: ProcessorSettings | None = None,
+        runtime: RuntimeSettings | None = None,
+    ) -> None:
+        self._redis = redis
+        self._stream = require_stream_name(stream)
+        self._partitions = require_partitions(partitions)
+        self._concurrency = require_positive("concurrency", concurrency)
+        self._settings = ProcessorSettings() if settings is None else settings
+        self._options: dict[str, Any] = {
+            "concurrency": concurrency,
+            "group": require_text("group", group),
+            "consumer_id": stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id),
+            "settings": self._settings,
+            "runtime": runtime,
+        }
+        self._client = clone_async(redis)
+        ttl_s = self._settings.job_ttl_s
+        recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
+        self._emitter = PartitionedEmitter(self._client, stream, self._settings, jobs=recorder)
+        self._layout = PartitionLayout(self._client, stream)
+        self._setup: list[Callable[[Processor], object]] = []
+        self._slots = asyncio.Semaphore(self._concurrency)
+        self._running: dict[asyncio.Task[Any], Processor] = {}
+        self._covered = 0
+        self._has_batches = False
+        self._lifecycle = Lifecycle("this PartitionedProcessor")
+        self._stopping = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._background: asyncio.Task[None] | None = None
+
+    @takes_keywords_of(Processor.handler)
+    def handler(self, event: str, **options: Any) -> Callable[[F], F]:
+        """Register the decorated function for an event; options as ``Processor.handler``."""
+        self._lifecycle.require_new("handlers")
+        self._has_batches = self._has_batches or options.get("batch") is not None
+
+        def register(function: F) -> F:
+            self._setup.append(lambda processor: processor.handler(event, **options)(function))
+            return function
+
+        return register
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """See ``Processor.add_middleware``."""
+        self._lifecycle.require_new("middlewares")
+        self._setup.append(lambda processor: processor.add_middleware(middleware))
+
+    def on(self, event: str, callback: Callback) -> None:
+        """Subscribe to the engines' events before the start; see ``runtime.Consumer.on``."""
+        self._lifecycle.require_new("callbacks")
+        self._setup.append(lambda processor: processor.on(event, callback))
+
+    # ------------------------------------------------------------ the life
+
+    async def run(self) -> None:
+        """Process until ``stop()``. New partitions are read within ``refresh_s`` after a growth.
+
+        Raises:
+            ConfigurationError: No handler is registered.
+            QueueError: The server could not be reached, at the start or for too long.
+        """
+        self._lifecycle.start()
+        try:
+            layout = await self._layout.read()
+            if layout.to_read < self._partitions:
+                layout = await self._layout.grow(self._partitions)
+            self._cover(layout.to_read)
+            self._ready.set()
+            await self._supervise()
+        finally:
+            self.stop()
+            results = await asyncio.gather(*self._running, return_exceptions=True)
+            for processor in self._running.values():
+                await processor.close()
+            self._lifecycle.finish()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _supervise(self) -> None:
+        """Wait for the end, and look for growth meanwhile."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while not self._stopping.is_set():
+                done, _ = await asyncio.wait(
+                    {stopping, *self._running},
+                    timeout=self._settings.refresh_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if done:
+                    return
+                await self._follow_growth()
+        finally:
+            stopping.cancel()
+
+    async def _follow_growth(self) -> None:
+        try:
+            layout = await self._layout.read()
+            if layout.previous is not None or layout.following is not None:
+                await self._layout.finish_growth()
+        except (QueueError, RedisError, OSError) as error:
+            logger.warning(
+                "partitions of stream %s could not be read (%s); read again in %s s",
+                printable(self._stream),
+                type(error).__name__,
+                self._settings.refresh_s,
+                extra={"stream": printable(self._stream), "error": type(error).__name__},
+            )
+            return
+        if layout.to_read > self._covered:
+            logger.info(
+                "stream %s has grown from %s to %s partitions",
+                printable(self._stream),
+                self._covered,
+                layout.to_read,
+                extra={"stream": printable(self._stream), "before": self._covered, "partitions": layout.to_read},
+            )
+            self._cover(layout.to_read)
+
+    def _cover(self, count: int) -> None:
+        """Start a processor for the partitions that have none."""
+        streams = [partition_name(self._stream, index) for index in range(self._covered, count)]
+        processor = Processor(self._redis, streams, **self._options)
+        if not self._has_batches:  # a middleware runs around one message: batch handlers refuse it
+            processor.add_middleware(self._limit)
+        for register in self._setup:
+            register(processor)
+        processor._poll_listeners.append(PartitionMover(self._client, self._stream, self._layout))  # noqa: SLF001 - of one package
+        self._covered = count
+        self._running[asyncio.create_task(processor.run(), name=f"conquiet-partitions-{count}")] = processor
+
+    async def _limit(self, ctx: JobContext, call_next: Next) -> object:
+        async with self._slots:
+            return await call_next(ctx)
+
+    def stop(self) -> None:
+        """Ask for the end; a second call forces. Safe in a signal handler."""
+        self._lifecycle.stop()
+        self._stopping.set()
+        for processor in self._running.values():
+            processor.stop()
+
+    async def close(self) -> None:
+        """Close our connections."""
+        with contextlib.suppress(RedisError, OSError):
+            await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Start in the background; return once the partitions are known and being opened."""
+        self._background = asyncio.create_task(self.run())
+        await wait_ready(self._background, self._ready)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop in order and close. An error that ended the processor is raised here."""
+        self.stop()
+        try:
+            if self._background is not None:
+                await self._background
+        finally:
+            await self.close()
+
+    @property
+    def status(self) -> Status:
+        """Where its life stands."""
+        return self._lifecycle.status
+
+    @property
+    def name(self) -> str:
+        """Name of the worker: its consumer id."""
+        return str(self._options["consumer_id"])
+
+    @property
+    def partitions(self) -> int:
+        """Partitions that are read here."""
+        return self._covered
+
+    def health(self) -> Health:
+        """Report the state of the engine that is worst off, without a call to the server. Never raises."""
+        states = [processor.health() for processor in self._running.values()]
+        return next((state for state in states if not state.ready), states[0]) if states else NOT_STARTED
+
+    # ------------------------------------------------------------ messages and operators
+
+    @takes_keywords_of(Emitter.emit)
+    async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
+        """Emit one message: by its key, or to the partitions in turn; see ``PartitionedEmitter``."""
+        return await self._emitter.emit(event, data, **options)
+
+    async def emit_many(self, messages: Iterable[NewMessage]) -> list[Emitted]:
+        """Emit many messages; see ``PartitionedEmitter``."""
+        return await self._emitter.emit_many(messages)
+
+    @property
+    def as_stream(self) -> PartitionedStream:
+        """The partitions as one stream, for operators: pause, resume, dead letters, backlog, growth."""
+        return PartitionedStream(self._client, self._stream)

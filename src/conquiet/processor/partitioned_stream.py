@@ -1,0 +1,151 @@
+"""The partitions of a stream as one: pause, resume, dead letters, backlog, growth.
+
+See docs/decisions/0051.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from conquiet.core.replay_report import ReplayReport
+from conquiet.processor.dead_letters import DeadFilter, DeadGroup, DeadLetters, DeadMessage
+from conquiet.processor.key_order import KeyOrder
+from conquiet.processor.partition_layout import PartitionLayout
+from conquiet.processor.partitions import Layout, partition_name, require_stream_name
+from conquiet.processor.pauses import Pauses
+from conquiet.processor.scripts import script
+from conquiet.redis_transport.client import AsyncClient
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedBacklog:
+    """What the partitions of a stream hold together.
+
+    Attributes:
+        partitions: Their number.
+        entries: Entries in the streams, acknowledged ones that were not removed yet included.
+        waiting_by_key: Messages behind others of their key.
+        delayed: Delayed messages and retries.
+        dead: Dead letters.
+        by_partition: Entries of each.
+    """
+
+    partitions: int
+    entries: int
+    waiting_by_key: int
+    delayed: int
+    dead: int
+    by_partition: tuple[int, ...]
+
+
+class PartitionedStream:
+    """Inspects and changes all partitions of a stream at once.
+
+    Args:
+        client: A client without retries, such as ``clone_async`` makes. It stays the caller's.
+        stream: The stream's name.
+    """
+
+    def __init__(self, client: AsyncClient, stream: str) -> None:
+        self._client = client
+        self._stream = require_stream_name(stream)
+        self._layout = PartitionLayout(client, stream)
+
+    async def layout(self) -> Layout:
+        """Return how many partitions there are."""
+        return await self._layout.read()
+
+    async def grow(self, partitions: int) -> Layout:
+        """Grow to this number; see ``PartitionLayout.grow``."""
+        return await self._layout.grow(partitions)
+
+    async def names(self) -> list[str]:
+        """Return the keys of the partitions: ordinary streams."""
+        layout = await self._layout.read()
+        return [partition_name(self._stream, index) for index in range(layout.to_read)]
+
+    async def pause(self, event: str | None = None) -> bool:
+        """Pause all partitions, or one event of them, on all hosts. False if all were paused already."""
+        pauses = Pauses(self._client)
+        return any([await pauses.pause(name, event) for name in await self.names()])
+
+    async def resume(self, event: str | None = None) -> bool:
+        """End a pause. False if there was none."""
+        pauses = Pauses(self._client)
+        return any([await pauses.resume(name, event) for name in await self.names()])
+
+    async def paused(self) -> dict[str, int]:
+        """Return what is paused in any partition, and since when (ms)."""
+        pauses = Pauses(self._client)
+        found: dict[str, int] = {}
+        for name in await self.names():
+            found |= {what: min(since, found.get(what, since)) for what, since in (await pauses.paused(name)).items()}
+        return found
+
+    async def backlog(self) -> PartitionedBacklog:
+        """Return what the partitions hold together."""
+        lengths, waiting, delayed, dead = [], 0, 0, 0
+        names = await self.names()
+        for name in names:
+            length, in_set, dead_here = await script("partition_facts").call(
+                self._client, _facts_of(name), (), stream=name
+            )
+            lengths.append(length)
+            delayed += in_set
+            dead += dead_here
+            waiting += (await KeyOrder(self._client, name).report(limit=1)).waiting
+        return PartitionedBacklog(len(names), sum(lengths), waiting, delayed, dead, tuple(lengths))
+
+    async def dead_letters(self, where: DeadFilter | None = None, *, limit: int = 100) -> list[DeadMessage]:
+        """Return the oldest ``limit`` dead letters of all partitions, oldest first."""
+        found: list[DeadMessage] = []
+        for one in await self._dead_letters():
+            cursor: str | None = None
+            here: list[DeadMessage] = []
+            while len(here) < limit:
+                page = await one.list(cursor=cursor, limit=limit, where=where or DeadFilter())
+                here += page.items
+                cursor = page.cursor
+                if cursor is None:
+                    break
+            found += here[:limit]
+        return sorted(found, key=lambda dead: dead.died_ms)[:limit]
+
+    async def dead_groups(self) -> list[DeadGroup]:
+        """Return what the dead letters died of, most frequent first."""
+        found: dict[tuple[str, str], DeadGroup] = {}
+        for one in await self._dead_letters():
+            for group in await one.groups():
+                known = found.get((group.event, group.error_type))
+                if known is None:
+                    found[group.event, group.error_type] = group
+                    continue
+                older = min(known, group, key=lambda one: one.first_ms)
+                found[group.event, group.error_type] = replace(
+                    older, count=known.count + group.count, last_ms=max(known.last_ms, group.last_ms)
+                )
+        return sorted(found.values(), key=lambda group: -group.count)
+
+    async def replay(self, where: DeadFilter, *, dry_run: bool = False) -> ReplayReport:
+        """Return dead letters to the end of their partitions; a message with a key joins the line of its key."""
+        reports = [await one.replay(where, dry_run=dry_run) for one in await self._dead_letters()]
+        sums: dict[str, int] = defaultdict(int)
+        for report in reports:
+            sums["matched"] += report.matched
+            sums["replayed"] += report.replayed
+            sums["gone"] += report.gone
+            sums["unreplayable"] += report.unreplayable
+        return ReplayReport(sums["matched"], sums["replayed"], sums["gone"], sums["unreplayable"], dry_run)
+
+    async def discard(self, where: DeadFilter, *, dry_run: bool = False) -> int:
+        """Delete dead letters for good. Returns how many (in a dry run: would be)."""
+        return sum([await one.discard(where, dry_run=dry_run) for one in await self._dead_letters()])
+
+    async def _dead_letters(self) -> list[DeadLetters]:
+        return [DeadLetters(self._client, name) for name in await self.names()]
+
+
+def _facts_of(name: str) -> tuple[str, str, str]:
+    from conquiet.processor.keys import keys_of
+
+    keys = keys_of(name)
+    return keys.stream, keys.delayed, keys.dead

@@ -1,0 +1,203 @@
+"""How a job ended, for those that wait for it, and what its handler reports on the way.
+
+A result is a stream of one entry with a time to live. It is written by the worker after the handler returned (or the
+job died or was cancelled) and before the message is acknowledged, only for jobs emitted with ``keep_result_s``.
+Any number of processes may wait for it, before or after it is written: a stream is read by position.
+
+A result that cannot be written is lost, and logged. The job is not: its effect counts. If a worker is killed after its
+commit and before the result, the next delivery finds the effect and writes a result without a value.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from conquiet.core.json_codec import CodecError, encode_json
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_seconds
+from conquiet.errors import ConfigurationError, JobCancelledError, JobFailedError, JobTimeoutError, QueueError
+from conquiet.processor.envelope import Envelope
+from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.scripts import script
+from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.errors import translate_errors
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_KEPT_MS = 86_400_000
+_TEXT = 500
+_SLICE_MS = 1_000
+SUCCEEDED, DEAD, CANCELLED = "succeeded", "dead", "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a handler has reported last.
+
+    Attributes:
+        fraction: How much is done, from 0 to 1.
+        text: What it is doing, in the handler's words.
+        at_ms: When it was reported, by the server's clock.
+    """
+
+    fraction: float
+    text: str
+    at_ms: int
+
+
+class ResultWriter:
+    """Writes the results of one processor's jobs.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        max_bytes: Largest value, encoded.
+    """
+
+    def __init__(self, client: AsyncClient, *, max_bytes: int) -> None:
+        self._client = client
+        self._max_bytes = max_bytes
+
+    async def succeeded(self, keys: Keys, envelope: Envelope, value: object) -> None:
+        """Write what a handler has returned. A value that is no JSON is left out, and logged."""
+        encoded = b"null"
+        try:
+            encoded = encode_json(value, max_bytes=self._max_bytes)
+        except CodecError as error:
+            logger.warning(
+                "result of job %s of event %s is not kept: %s",
+                printable(envelope.id),
+                printable(envelope.event),
+                error.explanation,
+                extra={"stream": printable(keys.stream), "event": printable(envelope.event), "reason": error.reason},
+            )
+        await self._write(keys, envelope, SUCCEEDED, encoded)
+
+    async def ended(self, keys: Keys, envelope: Envelope, state: str, reason: str = "") -> None:
+        """Write that a job is dead or cancelled."""
+        await self._write(keys, envelope, state, encode_json(printable(reason, limit=_TEXT)))
+
+    async def _write(self, keys: Keys, envelope: Envelope, state: str, value: bytes) -> None:
+        if envelope.keep_result_ms is None:
+            return
+        try:
+            await script("result").call(
+                self._client,
+                (keys.result(envelope.id),),
+                (state, value, envelope.keep_result_ms),
+                stream=keys.stream,
+            )
+        except QueueError as error:
+            logger.warning(
+                "result of job %s of event %s is not written: %s",
+                printable(envelope.id),
+                printable(envelope.event),
+                type(error).__name__,
+                extra={"stream": printable(keys.stream), "event": printable(envelope.event)},
+            )
+
+
+async def report_progress(client: AsyncClient, stream: str, job_id: str, fraction: object, text: object) -> None:
+    """Write how far a job is; see ``JobContext.progress``."""
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        raise ConfigurationError("the progress must be a number from 0 to 1")
+    if not isinstance(text, str):
+        raise ConfigurationError("the text of a progress must be a string")
+    args = (repr(float(fraction)), printable(text, limit=_TEXT), PROGRESS_KEPT_MS)
+    await script("progress").call(client, (keys_of(stream).progress(job_id),), args, stream=stream)
+
+
+class JobHandle:
+    """One job that was emitted, to wait for its result. Any process may make one from the id.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        stream: Its stream.
+        job_id: The job's id.
+
+    Attributes:
+        id: The job's id.
+    """
+
+    def __init__(self, client: AsyncClient, stream: str, job_id: str) -> None:
+        self._client = client
+        self._keys = keys_of(stream)
+        self.id = job_id
+        self.stream = stream
+
+    def __repr__(self) -> str:
+        return f"JobHandle(id={self.id!r}, stream={self.stream!r})"
+
+    async def result(self, *, timeout_s: float = 30.0) -> Any:
+        """Wait until the job has ended, and return what its handler returned.
+
+        Its result is kept for ``keep_result_s`` after its end; a job that was emitted without that has none.
+
+        Raises:
+            JobFailedError: The job is dead.
+            JobCancelledError: It was cancelled.
+            JobTimeoutError: It did not end in time. It goes on; wait again if you like.
+            QueueError: The server refused or did not answer.
+        """
+        ends_at = time.monotonic() + require_seconds("timeout_s", timeout_s, zero_allowed=True)
+        while True:
+            left_ms = round((ends_at - time.monotonic()) * 1000)
+            found = await self._read(max(1, min(left_ms, _SLICE_MS)))
+            if found is not None:
+                return self._value(*found)
+            if await self._is_cancelled():
+                raise self._cancelled()
+            if time.monotonic() >= ends_at:
+                raise JobTimeoutError(
+                    f"job {printable(self.id)} of stream {printable(self.stream)!r} has not ended within "
+                    f"{timeout_s:g} s, or its result is not kept: emit it with keep_result_s",
+                    job_id=self.id,
+                    timeout_s=timeout_s,
+                )
+
+    async def progress(self) -> Progress | None:
+        """Return what the job's handler has reported last; None if it has reported nothing."""
+        reply = await script("hash").call(self._client, (self._keys.progress(self.id),), (), stream=self.stream)
+        facts = {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
+        if not facts:
+            return None
+        return Progress(float(facts["fraction"]), facts["text"], int(facts["at_ms"]))
+
+    async def _read(self, block_ms: int) -> tuple[str, bytes] | None:
+        with translate_errors("waiting for a result", stream=self.stream):
+            reply: Any = await self._client.execute_command(  # type: ignore[no-untyped-call]
+                "XREAD", "BLOCK", block_ms, "STREAMS", self._keys.result(self.id), "0-0"
+            )
+        if not reply:
+            return None
+        pairs = list(reply.values()) if isinstance(reply, dict) else [entries for _, entries in reply]
+        entries = pairs[0]
+        if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], list | tuple):
+            entries = entries[0]  # redis-py 8 with RESP3 nests once more
+        fields = entries[0][1]
+        facts = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+        return facts[b"state"].decode(), facts[b"value"]
+
+    async def _is_cancelled(self) -> bool:
+        names = (self._keys.cancelled(self.id),)
+        reply = await script("hash").call(self._client, names, (), stream=self.stream)
+        return dict(zip(reply[::2], reply[1::2], strict=True)).get(b"state") == b"cancelled"
+
+    def _value(self, state: str, value: bytes) -> Any:
+        decoded = msgspec.json.decode(value)
+        if state == SUCCEEDED:
+            return decoded
+        if state == CANCELLED:
+            raise self._cancelled()
+        raise JobFailedError(
+            f"job {printable(self.id)} of stream {printable(self.stream)!r} is dead: {printable(decoded)}",
+            job_id=self.id,
+            reason=str(decoded),
+        )
+
+    def _cancelled(self) -> JobCancelledError:
+        return JobCancelledError(
+            f"job {printable(self.id)} of stream {printable(self.stream)!r} was cancelled", job_id=self.id
+        )

@@ -1,0 +1,382 @@
+"""Carries out what the processor has decided: retries, deferrals and dead letters, many in one round trip.
+
+    decided ──▶ due ──▶ one script per stream ──▶ scheduled or dead-lettered, and acknowledged
+                 ▲            │
+                 └────────────┴── reply lost: sent again, which is harmless
+
+A script acts only on an entry that is still pending for this consumer, and takes it off the pending list in the same
+step. So a second sending finds nothing to do, and a host that was too slow (its message was claimed) changes nothing.
+What is stored is made from the bytes that were read: ``ctx.data`` is the handler's, which may change it.
+
+See docs/decisions/0016 and 0050.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, assert_never
+
+from conquiet.core.identity import hostname
+from conquiet.core.micro_batcher import MicroBatcher
+from conquiet.core.settlement import DeadLetter, Defer, Retry
+from conquiet.metrics.registry import (
+    PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL,
+    PROCESSOR_NOT_OURS_TOTAL,
+    PROCESSOR_SETTLE_REPEATS_TOTAL,
+)
+from conquiet.metrics.safety import count
+from conquiet.processor.dead_letter_record import DeadRecord, describe, encode_record
+from conquiet.processor.envelope import (
+    Envelope,
+    encode_raw,
+    next_attempt,
+    same_attempt,
+    split_raw,
+    with_key_first,
+)
+from conquiet.processor.jobs import JobRecorder, JobState
+from conquiet.processor.keys import Keys
+from conquiet.processor.ordering import NO_TURN, KeyedAcks, turn_of
+from conquiet.processor.policy import RateLimit, milliseconds
+from conquiet.processor.raw_entries import fields_of
+from conquiet.processor.scripts import Arg, Script, script
+from conquiet.processor.server_clock import ServerClock
+from conquiet.processor.settings import ProcessorSettings
+from conquiet.processor.settlement_log import report_dead, report_retry
+from conquiet.redis_transport.client import AsyncClient, is_cluster
+from conquiet.redis_transport.errors import RedisError, ResponseError, translate
+from conquiet.redis_transport.routing import group_by_slot
+from conquiet.redis_transport.scripts import run_many
+from conquiet.runtime.message import RuntimeMessage
+
+_NOT_PAUSED = 2
+_TO_CANCEL = 3
+
+
+class Step(Enum):
+    """What a step that may move a message has done: moved it, left it, or left it because it is to be cancelled."""
+
+    MOVED = "moved"
+    LEFT = "left"
+    TO_CANCEL = "to cancel"
+
+
+_STEPS = {0: Step.LEFT, 1: Step.MOVED, _TO_CANCEL: Step.TO_CANCEL}
+
+
+@dataclass(slots=True)
+class _Item:
+    keys: Keys
+    args: tuple[Arg, ...]
+    script: str
+    done: "asyncio.Future[int]"
+
+
+class ProcessorSettler:
+    """Settles messages of one consumer of one group.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        group: The consumer group.
+        consumer_id: The engine's name in it.
+        keys: Keys by stream.
+        settings: Repeats, retention, and whether error texts are stored.
+        clock: The server's.
+        jobs: Where states are kept, if they are.
+        log_tracebacks: Log whole tracebacks of handlers.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        group: str,
+        consumer_id: str,
+        keys: Mapping[str, Keys],
+        settings: ProcessorSettings,
+        clock: ServerClock,
+        jobs: JobRecorder | None,
+        log_tracebacks: bool = False,
+    ) -> None:
+        self._log_tracebacks = log_tracebacks
+        self._client = client
+        self._group = group
+        self._consumer_id = consumer_id
+        self._keys = keys
+        self._settings = settings
+        self._clock = clock
+        self._jobs = jobs
+        self._host = hostname()
+        self._keyed_acks = KeyedAcks(group, consumer_id)
+        self._due: MicroBatcher[_Item] = MicroBatcher(self._flush, limit=settings.chunk_size, name="conquiet-settler")
+
+    async def settle(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> bool:
+        """Store the message elsewhere and acknowledge its entry, in one step.
+
+        Returns:
+            False if its job is to be cancelled; then nothing was done.
+
+        Raises:
+            QueueError: The server cannot be reached or refuses. The entry may still be pending.
+        """
+        match settlement:
+            case Retry():
+                return await self._retry(message, settlement)
+            case Defer():
+                return await self._defer(message, settlement)
+            case DeadLetter():
+                return await self._dead_letter(message, settlement)
+            case _:
+                assert_never(settlement)
+
+    async def park(self, message: RuntimeMessage, envelope: Envelope) -> Step:
+        """Park a message of a paused event; it is left if the event is not paused after all."""
+        keys = self._keys[message.stream]
+        with message.settling():
+            reply = await script("park").call(
+                self._client,
+                (keys.stream, keys.paused, keys.parked, keys.parked_event(envelope.event), keys.cancel),
+                (self._group, self._consumer_id, envelope.event, message.id, self._same_attempt(message, envelope)),
+                stream=keys.stream,
+                group=self._group,
+            )
+            if reply in {_NOT_PAUSED, _TO_CANCEL}:
+                return Step.LEFT if reply == _NOT_PAUSED else Step.TO_CANCEL
+            message.mark_acknowledged()
+        return Step.MOVED
+
+    async def reserve_rate(self, message: RuntimeMessage, envelope: Envelope, rate: RateLimit) -> Step:
+        """Reserve a start under the event's rate limit; the message is moved if it has to wait for it."""
+        keys = self._keys[message.stream]
+        with message.settling():
+            wait_ms = await script("turn").call(
+                self._client,
+                (keys.stream, keys.delayed, keys.wake, keys.rate(envelope.event), keys.cancel),
+                (
+                    self._group,
+                    self._consumer_id,
+                    message.id,
+                    self._same_attempt(message, envelope, reserved=True),
+                    rate.interval_us,
+                    rate.burst,
+                ),
+                stream=keys.stream,
+                group=self._group,
+            )
+            if wait_ms in {0, -_TO_CANCEL}:
+                return Step.LEFT if wait_ms == 0 else Step.TO_CANCEL
+            message.mark_acknowledged()
+        if self._jobs is not None and wait_ms > 0:
+            await self._jobs.record(keys, envelope, JobState.DELAYED)
+        return Step.MOVED
+
+    def acknowledge_with_turn(self, message: RuntimeMessage, envelope: Envelope) -> None:
+        """Let the acknowledgement of the message, when it comes, end the turn of its key. Sends nothing."""
+        self._keyed_acks.prepare(message, envelope, self._keys[message.stream])
+
+    async def join_key(self, message: RuntimeMessage, envelope: Envelope) -> None:
+        """Let a message with a key that did not come through ``emit`` join the line of its key."""
+        keys = self._keys[message.stream]
+        payload = with_key_first(split_raw(message.raw), envelope, group=self._group, entry_id=message.id)
+        args = (self._group, self._consumer_id, message.id, encode_raw(payload))
+        with message.settling():
+            names = (keys.stream, keys.order)
+            await script("join").call(self._client, names, args, stream=keys.stream, group=self._group)
+            message.mark_acknowledged()
+
+    async def reschedule(
+        self, keys: Keys, entry_id: str, when: str, payload: bytes, turn: tuple[str, str] = NO_TURN
+    ) -> Step:
+        """Acknowledge an entry and let ``payload`` wait (``when`` as in ``emit.lua``), in one step.
+
+        ``turn`` (key and ticket) ends with it: the next message of the key goes first.
+
+        Returns:
+            LEFT if the entry was not ours any more, TO_CANCEL if its job is to be cancelled; then nothing was done.
+
+        Raises:
+            QueueError: The server cannot be reached or refuses. The entry may still be pending.
+        """
+        return await self._send_soon(keys, (entry_id, when, payload, *turn), "reschedule")
+
+    async def dead_letter(self, keys: Keys, entry_id: str, record: bytes, turn: tuple[str, str] = NO_TURN) -> Step:
+        """Acknowledge an entry and write its dead letter, in one step. Returns and raises as ``reschedule``."""
+        return await self._send_soon(keys, (entry_id, record, *turn), "dead_letter")
+
+    # ------------------------------------------------------------ the settlements
+
+    async def _retry(self, message: RuntimeMessage, settlement: Retry) -> bool:
+        envelope: Envelope = message.decoded
+        keys = self._keys[message.stream]
+        now_ms = self._clock.now_ms()
+        payload = next_attempt(
+            split_raw(message.raw), envelope, group=self._group, entry_id=message.id, failed_ms=now_ms
+        )
+        turn = turn_of(envelope) if settlement.steps_aside else NO_TURN
+        if turn is not NO_TURN:
+            del payload["ticket"]
+        step = await self.reschedule(keys, message.id, f"+{settlement.delay_ms}", encode_raw(payload), turn)
+        if step is Step.TO_CANCEL:
+            return False
+        if step is Step.MOVED:
+            report_retry(message, envelope, settlement, tracebacks=self._log_tracebacks)
+        if self._jobs is not None:
+            await self._jobs.record(keys, envelope, JobState.FAILED, settlement.failure)
+        return True
+
+    async def _defer(self, message: RuntimeMessage, settlement: Defer) -> bool:
+        envelope: Envelope = message.decoded
+        keys = self._keys[message.stream]
+        until_ms, since_ms = settlement.until_ms, settlement.unknown_since_ms
+        when = f"+{settlement.delay_ms}" if until_ms is None else f"={until_ms}"
+        payload = self._same_attempt(message, envelope, unknown_since_ms=since_ms)
+        if await self.reschedule(keys, message.id, when, payload) is Step.TO_CANCEL:
+            return False
+        if self._jobs is not None:
+            at_once = until_ms is None and not settlement.delay_ms
+            await self._jobs.record(keys, envelope, JobState.WAITING if at_once else JobState.DELAYED)
+        return True
+
+    async def _dead_letter(self, message: RuntimeMessage, settlement: DeadLetter) -> bool:
+        envelope: Envelope | None = message.decoded
+        keys = self._keys[message.stream]
+        record = self._record(message, envelope, settlement)
+        if message.malformed:
+            raw = await fields_of(self._client, message.stream, message.id, message.malformed)
+            if raw is None:
+                return True  # deleted meanwhile
+            record.raw = raw
+            encoded = encode_record(record)
+        else:
+            encoded = encode_record(record, message.raw)
+        turn = NO_TURN if envelope is None else turn_of(envelope)
+        step = await self.dead_letter(keys, message.id, encoded, turn)
+        if step is Step.TO_CANCEL and envelope is not None:
+            return False
+        if step is not Step.LEFT:  # else its new owner decides, and reports
+            report_dead(message, envelope, settlement, tracebacks=self._log_tracebacks)
+        if self._jobs is not None and envelope is not None:
+            await self._jobs.record(keys, envelope, JobState.DEAD, settlement.failure)
+        return True
+
+    def _same_attempt(
+        self,
+        message: RuntimeMessage,
+        envelope: Envelope,
+        *,
+        reserved: bool = False,
+        unknown_since_ms: int | None = None,
+    ) -> bytes:
+        payload = same_attempt(
+            split_raw(message.raw), envelope, group=self._group, entry_id=message.id, reserved=reserved
+        )
+        if unknown_since_ms is not None:
+            payload["unknown_since_ms"] = unknown_since_ms
+        return encode_raw(payload)
+
+    def _record(self, message: RuntimeMessage, envelope: Envelope | None, settlement: DeadLetter) -> DeadRecord:
+        described = describe(settlement.failure, store_text=self._settings.store_error_text)
+        now_ms = self._clock.now_ms()
+        record = DeadRecord(
+            reason=settlement.reason,
+            id=message.id,
+            entry_id=message.id,
+            group=self._group,
+            host=self._host,
+            consumer=self._consumer_id,
+            deliveries=message.delivery_count,
+            failed_ms=now_ms,
+            first_failed_ms=now_ms,
+        )
+        if described is not None:
+            record.error_type, record.error, record.traceback = described.type, described.text, described.traceback
+        record.error = record.error or settlement.note
+        if envelope is not None:
+            record.id, record.event, record.attempts = envelope.id, envelope.event, envelope.attempt
+            record.emitted_ms = envelope.emitted_ms
+            record.first_failed_ms = envelope.first_failed_ms or now_ms
+        return record
+
+    # ------------------------------------------------------------ the batches
+
+    async def _send_soon(self, keys: Keys, args: tuple[Arg, ...], name: str) -> Step:
+        item = _Item(keys, args, name, asyncio.get_running_loop().create_future())
+        self._due.add(item)
+        answer = await item.done
+        count(PROCESSOR_NOT_OURS_TOTAL, keys.stream, n=int(answer == 0))
+        return _STEPS[answer]
+
+    async def _flush(self, batch: list[_Item]) -> None:
+        groups: dict[tuple[Keys, str], list[_Item]] = {}
+        for item in batch:
+            groups.setdefault((item.keys, item.script), []).append(item)
+        calls = [self._call(keys, name, items) for (keys, name), items in groups.items()]
+        try:
+            # By slot in a cluster: a node that is away holds up the settlements of its own streams only.
+            slots = group_by_slot([call.stream for call in calls], in_cluster=is_cluster(self._client))
+            await asyncio.gather(*(self._send([call for call in calls if call.stream in those]) for those in slots))
+        finally:
+            for item in batch:  # a cancelled flush must not leave a caller waiting
+                if not item.done.done():
+                    item.done.cancel()
+
+    def _call(self, keys: Keys, name: str, items: list[_Item]) -> "_Call":
+        args: list[Arg] = [self._group, self._consumer_id]
+        if name == "dead_letter":
+            age_s = self._settings.dead_letters_max_age_s
+            args += [self._settings.dead_letters_max or 0, 0 if age_s is None else max(1, milliseconds(age_s))]
+            names: tuple[str, ...] = (keys.stream, keys.dead, keys.order, keys.cancel)
+        else:
+            names = (keys.stream, keys.delayed, keys.wake, keys.order, keys.cancel)
+        for item in items:
+            args += item.args
+        return _Call(script(name), names, args, keys.stream, items)
+
+    async def _send(self, calls: Sequence["_Call"]) -> None:
+        """Send until replied, a bounded number of times."""
+        for failures in range(1, self._settings.settle_attempts + 1):
+            try:
+                replies = await self._exchange(calls)
+            except (RedisError, OSError) as error:
+                if failures == self._settings.settle_attempts:
+                    for call in calls:
+                        call.fail(error, self._group)
+                    return
+                for call in calls:
+                    count(PROCESSOR_SETTLE_REPEATS_TOTAL, call.stream)
+                await asyncio.sleep(self._settings.settle_backoff.delay_s(failures))
+            else:
+                for call, reply in zip(calls, replies, strict=True):
+                    call.resolve(reply, self._group)
+                return
+
+    async def _exchange(self, calls: Sequence["_Call"]) -> list[Any]:
+        return await run_many(self._client, [(call.script, call.names, call.args) for call in calls])
+
+
+@dataclass(slots=True)
+class _Call:
+    script: Script
+    names: tuple[str, ...]
+    args: list[Arg]
+    stream: str
+    items: list[_Item]
+
+    def resolve(self, reply: Any, group: str) -> None:
+        if isinstance(reply, ResponseError):
+            self.fail(reply, group)
+            return
+        if self.items[0].script == "dead_letter":
+            count(PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, self.stream, n=reply[0])
+            reply = reply[1:]
+        for item, answer in zip(self.items, reply, strict=True):
+            if not item.done.done():
+                item.done.set_result(answer)
+
+    def fail(self, cause: RedisError | OSError, group: str) -> None:
+        for item in self.items:
+            if not item.done.done():
+                error = translate(cause, stream=self.stream, group=group, command=self.script.action)
+                error.__cause__ = cause
+                item.done.set_exception(error)

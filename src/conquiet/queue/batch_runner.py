@@ -1,0 +1,159 @@
+"""Run a batch handler over the messages of one consumer: one transaction, one acknowledgement for all.
+
+    read up to ``batch`` ─▶ session ─▶ inbox ─▶ handler(new ones) ─▶ extend all leases ─▶ COMMIT ─▶ one XACK
+
+If the call fails, the batch is halved until the message that fails is alone (``core.batch_run``). The others have their
+effect and are acknowledged; then the error of the first one that failed is raised, and that message stays pending.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from conquiet.core.batch_run import BatchRun, Outcome
+from conquiet.core.batching import BatchSettings
+from conquiet.core.functions import reject_awaitable, require_arguments, require_plain_function
+from conquiet.errors import ConfigurationError, LeaseLostError, MalformedMessageError
+from conquiet.queue.models import QueueMessage
+from conquiet.queue.runner import OnMalformed, sessions_of
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from sqlalchemy import Engine
+
+    from conquiet.queue.consumer import QueueConsumer
+
+T = TypeVar("T")
+
+BatchHandler = Callable[[list[QueueMessage], Any], object]
+"""A plain function, called with messages and a ``DbSession``. Its return value is ignored."""
+
+
+class BatchInboxProtocol(Protocol):
+    """Decides which messages of a batch are handled; ``conquiet.transactional.Inbox`` is the implementation."""
+
+    def once_many(self, session: Any, msgs: Sequence[QueueMessage]) -> "AbstractContextManager[list[bool]]":
+        """Yield True for each message that is to be handled, False if its effect is committed already."""
+        ...
+
+
+class BatchMessageRunner:
+    """Runs one batch handler over the messages of one consumer.
+
+    Raises:
+        ConfigurationError: The handler, the engine or the inbox cannot work. Nothing was read.
+    """
+
+    def __init__(
+        self,
+        consumer: "QueueConsumer",
+        handler: BatchHandler,
+        engine: "Engine",
+        settings: BatchSettings,
+        *,
+        on_malformed: OnMalformed | None = None,
+        inbox: BatchInboxProtocol | None = None,
+    ) -> None:
+        require_plain_function("handler", handler)
+        require_arguments("handler", handler, "msgs", "session")
+        if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, "once_many", None))):
+            raise ConfigurationError("inbox must be an Inbox(), or another object with once_many(session, msgs)")
+        self._consumer = consumer
+        self._handler = handler
+        self._open_session = sessions_of(engine)
+        self._settings = settings
+        self._on_malformed = on_malformed
+        self._inbox = inbox
+        self._malformed: MalformedMessageError | None = None
+
+    def run(self) -> None:
+        """Handle new messages until stopped. See ``QueueConsumer.run_batches``."""
+        while not self._consumer.is_stopping:
+            msgs = self._gather()
+            if msgs:
+                self._handle(msgs)
+            if self._malformed is not None:  # after the good ones: reading has made all of them ours
+                raise self._malformed
+
+    def _gather(self) -> list[QueueMessage]:
+        """Read up to ``size`` messages: what there is, and what comes within ``within_s`` of the first."""
+        consumer, size = self._consumer, self._settings.size
+        msgs: list[QueueMessage] = []
+        first = self._read(consumer.config.block_ms, size)
+        msgs += first
+        deadline = time.monotonic() + self._settings.within_s
+        while msgs and len(msgs) < size and self._malformed is None and not consumer.is_stopping:
+            left_ms = int((deadline - time.monotonic()) * 1000)
+            if left_ms < 1:
+                break
+            msgs += self._read(left_ms, size - len(msgs))
+        return msgs
+
+    def _read(self, block_ms: int, count: int) -> list[QueueMessage]:
+        try:
+            found = self._consumer.next_batch(count, block_ms=block_ms)
+        except MalformedMessageError as error:
+            self._report(error)
+            return []
+        for one in found.malformed:
+            self._report(one)
+        return list(found)
+
+    def _report(self, error: MalformedMessageError) -> None:
+        if self._on_malformed is None:
+            self._malformed = self._malformed or error
+        else:
+            self._on_malformed(error)
+
+    def _handle(self, msgs: list[QueueMessage]) -> None:
+        lost: dict[str, Outcome] = {}
+
+        async def call(some: list[QueueMessage]) -> None:  # never suspends
+            self._transact(some, lost)
+
+        outcomes = _complete(BatchRun(msgs, call, lost=lambda msg: lost.get(msg.id)).run())
+        # Commit first, ack second: see ``MessageRunner``. What failed stays pending.
+        done = [msg for msg, outcome in zip(msgs, outcomes, strict=True) if outcome is None]
+        if done:
+            self._consumer.queue.ack_many(done)
+        failed = next((outcome for outcome in outcomes if outcome is not None), None)
+        if failed is not None and not isinstance(failed, LeaseLostError):
+            raise failed
+
+    def _transact(self, msgs: list[QueueMessage], lost: dict[str, Outcome]) -> None:
+        with self._open_session() as session:
+            session.before_commit(functools.partial(self._extend, msgs, lost))
+            if self._inbox is None:
+                reject_awaitable("the handler", self._handler(msgs, session))
+                return
+            with self._inbox.once_many(session, msgs) as first_time:
+                new = [msg for msg, is_first in zip(msgs, first_time, strict=True) if is_first]
+                if new:
+                    reject_awaitable("the handler", self._handler(new, session))
+
+    def _extend(self, msgs: list[QueueMessage], lost: dict[str, Outcome], _session: Any) -> None:
+        """Raise if another consumer has one of the messages: it is taken out, and the others run again."""
+        kept = self._consumer.queue.extend_many(msgs)
+        for msg in msgs:
+            if msg.id not in kept:
+                lost[msg.id] = LeaseLostError(
+                    "the message was claimed by another consumer or acknowledged while its batch was handled; it was "
+                    "taken out before COMMIT. Raise claim_idle_ms, or handle smaller batches",
+                    stream=msg.stream,
+                    group=msg.group,
+                    message_id=msg.id,
+                )
+        if len(kept) < len(msgs):
+            raise LeaseLostError("messages of the batch were lost before COMMIT", stream=msgs[0].stream)
+
+
+def _complete(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a batch without an event loop was suspended")

@@ -1,0 +1,375 @@
+"""Housekeeping of streams: a thread that removes what every group is done with, and the names of dead consumers.
+
+    every interval_s, for each stream      take or renew the lease ──▶ trim, step by step
+    every 10 s, for each stream            take or renew the lease ──▶ sample the backlog, see ``backlog_sampler``
+    every 10 s, for each stream's group    take or renew the lease ──▶ remove the names of dead consumers
+
+A lease in Redis lets one host at a time do the work. It saves work and protects nothing: each step is one script that
+is right whichever host runs it. A host that resumes after its lease expired does no harm, and a killed one is replaced
+when its lease expires.
+
+Without a retention nothing is removed. The thread then looks once a minute whether the stream only grows, and logs a
+warning, once.
+
+Why a thread and a synchronous connection: the same object serves ``QueueConsumer`` and the asyncio engines, and a
+handler that blocks the event loop does not stop it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_text
+from conquiet.errors import ConfigurationError, LifecycleError, QueueError
+from conquiet.metrics.outages import OutageWatch
+from conquiet.metrics.registry import (
+    QUEUE_CONSUMERS_RETIRED_TOTAL,
+    QUEUE_ENTRIES_TRIMMED_TOTAL,
+    QUEUE_HOUSEKEEPING_ERRORS_TOTAL,
+)
+from conquiet.metrics.safety import count
+from conquiet.queue.backlog_sampler import INTERVAL_S, BacklogSampler, sampling_key
+from conquiet.queue.retention import GrowthWatch, HeldBackWatch, Retention, require_retention, warn_of_growth
+from conquiet.redis_transport.client import AnyRedis
+from conquiet.redis_transport.cluster import topology_of
+from conquiet.redis_transport.connect_errors import address_of
+from conquiet.redis_transport.errors import RedisError, ResponseError
+from conquiet.redis_transport.liveness import (
+    RELEASE_NAME,
+    RESERVE_NAME,
+    housekeeping_key,
+    liveness_key,
+    registry_key,
+)
+from conquiet.redis_transport.replies import consumer_infos, text
+from conquiet.redis_transport.retention_scripts import REMOVE_DEAD_NAMES, TRIM
+from conquiet.redis_transport.scripts import Script
+from conquiet.redis_transport.worker_reports import workers_key
+
+logger = FactLogger(__name__)
+
+STEP_ENTRIES: Final = 10_000
+"""Most entries removed by one script call. Measured: about a millisecond, during which the server does nothing else."""
+
+_STEPS_PER_PASS = 20
+_WATCH_S = 60.0
+SAMPLING_S = INTERVAL_S
+_NAMES_S = 10.0
+_NAMES_PER_CALL = 200
+_UNREGISTERED_IDLE_MS = 3_600_000
+"""A name that never had a liveness key is removed after so long without a read, where the server counts reads."""
+_GAP_SPARE = 100
+_GAP_PAUSE_S = 30.0
+_TIMEOUT_S = 5.0
+_FIRST_ERROR_S = 1.0
+_LONGEST_ERROR_S = 60.0
+_POLL_S = 0.01
+
+_TRIM = Script.from_source("trim", TRIM, action="trimming")
+_REMOVE_NAMES = Script.from_source("remove_dead_names", REMOVE_DEAD_NAMES, action="removing dead consumers")
+_RESERVE = Script.from_source("reserve", RESERVE_NAME, action="taking the lease of the housekeeping")
+_RELEASE = Script.from_source("release", RELEASE_NAME, action="releasing the lease of the housekeeping")
+
+
+@dataclass(slots=True)
+class _StreamState:
+    """Progress on one stream.
+
+    Attributes:
+        next_at: Time of the next pass, on the monotonic clock.
+        names_at: Time of the next removal of names.
+        sampler: Sets the gauges of the stream.
+        gaps_from: Id from which the gaps between pending entries are searched on.
+        gaps_at: Time of the next search in them.
+        found_in_gaps: Entries that the current search has removed.
+        leased: We have held its lease.
+        failures: Errors in a row.
+        outage: Logs that the server is unavailable.
+    """
+
+    next_at: float
+    names_at: float
+    sampler: BacklogSampler
+    gaps_from: str = "0-0"
+    gaps_at: float = 0.0
+    found_in_gaps: int = 0
+    leased: bool = False
+    failures: int = 0
+    outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are not trimmed"))
+    growth: GrowthWatch = field(default_factory=GrowthWatch)
+    held_back: HeldBackWatch = field(default_factory=HeldBackWatch)
+
+    def searched_gaps(self, cursor: str, removed: int, now: float) -> None:
+        """Note a step in the gaps. A search reads entries, so one that found nothing is not repeated at once."""
+        self.found_in_gaps += removed
+        if cursor not in {"", "end"}:
+            self.gaps_from = cursor
+            return
+        self.gaps_from = "0-0"
+        if cursor == "end":
+            self.gaps_at = now if self.found_in_gaps else now + _GAP_PAUSE_S
+            self.found_in_gaps = 0
+
+
+class StreamHousekeeper:
+    """Keeps streams short and their consumer names few, beside whatever reads them.
+
+    ``Processor`` starts one for its streams by itself. For streams of a ``runtime.Consumer`` or a ``QueueConsumer``:
+
+    >>> with StreamHousekeeper(redis, ["orders"], group="billing"):  # doctest: +SKIP
+    ...     consumer.run(handler=handle, engine=engine)
+
+    Args:
+        redis: The client to clone connections from; it stays the caller's.
+        streams: Keys of the streams.
+        group: Consumer group whose dead names are removed; without one, names are left alone.
+        retention: What is kept. None removes nothing and only watches for a stream that grows.
+    """
+
+    def __init__(
+        self,
+        redis: AnyRedis,
+        streams: Sequence[str],
+        *,
+        group: str | None = None,
+        retention: Retention | None = Retention(),  # noqa: B008 - frozen
+    ) -> None:
+        if isinstance(streams, str) or not streams:
+            raise ConfigurationError("streams must be a list of at least one stream name")
+        require_retention(retention)
+        self._streams = tuple(require_text("streams", stream) for stream in streams)
+        self._group = None if group is None else require_text("group", group)
+        self._retention = retention
+        self._topology = topology_of(redis, timeout_s=_TIMEOUT_S)
+        self._token = uuid.uuid4().hex
+        self._counts_attempts: bool | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._states: dict[str, _StreamState] = {}
+
+    def start(self) -> None:
+        """Begin, in a thread of its own. Nothing is sent before its first pass.
+
+        Raises:
+            LifecycleError: It was started or closed before.
+        """
+        if self._thread is not None or self._stopping.is_set():
+            raise LifecycleError("this StreamHousekeeper was started before. Create a new one.")
+        now = time.monotonic()
+        for stream in self._streams:
+            # Spread: hosts that start together should not ask together.
+            spread = random.random()  # noqa: S311
+            first_s = _WATCH_S * (1 + spread) if self._retention is None else self._retention.interval_s * spread
+            sampler = BacklogSampler(stream, self._token, interval_s=SAMPLING_S)
+            self._states[stream] = _StreamState(now + first_s, now + _NAMES_S * spread, sampler)
+        # A daemon: a process that ends without stopping it must not hang on it.
+        self._thread = threading.Thread(target=self._run, name="conquiet-housekeeper", daemon=True)
+        self._thread.start()
+
+    def close(self, *, timeout_s: float = 2.0) -> None:
+        """End the thread, release the leases and close the connections. A second call does nothing."""
+        deadline = self._begin_close(timeout_s)
+        while self._is_running(deadline):
+            time.sleep(_POLL_S)
+        asyncio.run(self._topology.close())
+
+    async def aclose(self, *, timeout_s: float = 2.0) -> None:
+        """Do what ``close`` does, without blocking the event loop."""
+        deadline = self._begin_close(timeout_s)
+        while self._is_running(deadline):  # noqa: ASYNC110 - a thread ends
+            await asyncio.sleep(_POLL_S)
+        await self._topology.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin_close(self, timeout_s: float) -> float:
+        self._stopping.set()
+        return time.monotonic() + timeout_s
+
+    def _is_running(self, deadline: float) -> bool:
+        """Return whether to wait on for the thread; past the deadline its call is aborted."""
+        if self._thread is None or not self._thread.is_alive():
+            return False
+        if time.monotonic() < deadline:
+            return True
+        self._topology.abort()
+        if time.monotonic() < deadline + _FIRST_ERROR_S:
+            return True
+        logger.warning("housekeeping has not ended yet")  # connecting; ends with the time allowed for that
+        return False
+
+    # ------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._pause_s(time.monotonic())):
+            for stream, state in self._states.items():
+                if self._stopping.is_set():
+                    break
+                self._visit(stream, state)
+        for state in self._states.values():
+            state.outage.close()
+            state.sampler.forget()
+        self._release()
+
+    def _pause_s(self, now: float) -> float:
+        due = [min(state.next_at, state.sampler.next_at) for state in self._states.values()]
+        if self._group is not None and self._retention is not None:
+            due += [state.names_at for state in self._states.values()]
+        return max(0.0, min(due) - now)
+
+    def _visit(self, stream: str, state: _StreamState) -> None:
+        now = time.monotonic()
+        try:
+            state.sampler.sample(self._topology.client(stream))
+            if self._retention is None:
+                if now >= state.next_at:
+                    state.next_at = now + _WATCH_S
+                    self._watch(stream, state)
+                return
+            if now >= state.next_at:
+                self._trim(stream, state, self._retention)
+            if self._group is not None and now >= state.names_at:
+                state.names_at = now + _NAMES_S * (0.5 + random.random())  # noqa: S311
+                self._remove_names(stream, self._group)
+            state.failures = 0
+            state.outage.succeeded()
+        except Exception as error:  # noqa: BLE001 - a thread that died would be missed only when memory runs out
+            self._failed(stream, state, error)
+
+    def _trim(self, stream: str, state: _StreamState, retention: Retention) -> None:
+        """Remove, step by step, what every group is done with, if the lease is ours."""
+        gaps_from = ""
+        for _ in range(_STEPS_PER_PASS):
+            now = time.monotonic()
+            reply = self._step(stream, retention, gaps_from)
+            outcome = text(reply[0])
+            if outcome == "held":
+                # Until it expires, and a little more, not the same for all: then the first one takes it.
+                state.next_at = now + int(reply[2]) / 1000 + retention.interval_s * random.random()  # noqa: S311
+                return
+            state.leased = True
+            state.next_at = now + retention.interval_s
+            if outcome != "ok":
+                return
+            _, needed, removed, length, undone, slowest, cursor = reply
+            count(QUEUE_ENTRIES_TRIMMED_TOTAL, stream, n=removed)
+            if state.held_back.observe(text(needed), length, now):
+                logger.warning(
+                    "stream is kept long by a group that does not advance: start its consumers, or destroy the group",
+                    stream=printable(stream),
+                    group=printable(slowest.decode(errors="replace")),
+                )
+            if gaps_from:
+                state.searched_gaps(text(cursor), removed, now)
+            may_have_gaps = length - undone - retention.keep_min >= _GAP_SPARE and now >= state.gaps_at
+            if self._stopping.is_set() or not (removed or (may_have_gaps and text(cursor) != "end")):
+                return
+            gaps_from = state.gaps_from if may_have_gaps and (gaps_from or not removed) else ""
+
+    def _step(self, stream: str, retention: Retention, gaps_from: str) -> Any:
+        keep = (round(retention.keep_s * 1000), retention.keep_min)
+        lease_ms = max(3_000, round(retention.interval_s * 6_000))
+        args = ("trim", STEP_ENTRIES, *keep, gaps_from, self._token, lease_ms)
+        return self._call(_TRIM, stream, (stream, housekeeping_key(stream)), args)
+
+    def _watch(self, stream: str, state: _StreamState) -> None:
+        reply = self._call(_TRIM, stream, (stream,), ("report", 0, 0, 0, ""))
+        done = int(reply[3]) - int(reply[4])
+        if text(reply[0]) == "ok" and state.growth.observe(done):
+            warn_of_growth(stream, done)
+
+    def _remove_names(self, stream: str, group: str) -> None:
+        """Remove the names of dead consumers, if the lease is ours."""
+        lease_ms = round(_NAMES_S * 2_000)
+        if not self._call(_RESERVE, stream, (housekeeping_key(stream, group),), (self._token, lease_ms)):
+            return
+        client: Any = self._topology.client(stream)
+        try:
+            known = consumer_infos(client.execute_command("XINFO", "CONSUMERS", stream, group))
+        except RedisError as error:
+            if "NOGROUP" in str(error) or "no such key" in str(error):
+                return
+            raise
+        idle = [name for one in known if one.pending == 0 and (name := _name(one.name)) is not None]
+        random.shuffle(idle)
+        proof_ms = _UNREGISTERED_IDLE_MS if self._server_counts_attempts(client) else ""
+        for at in range(0, min(len(idle), _NAMES_PER_CALL * _STEPS_PER_PASS), _NAMES_PER_CALL):
+            names = idle[at : at + _NAMES_PER_CALL]
+            keys = (stream, registry_key(stream, group), *(liveness_key(stream, group, name) for name in names))
+            removed = self._call(_REMOVE_NAMES, stream, keys, (group, proof_ms, *names))
+            if removed:
+                client.hdel(workers_key(stream, group), *removed)
+                count(QUEUE_CONSUMERS_RETIRED_TOTAL, stream, n=len(removed))
+                logger.info(
+                    "names of dead consumers removed",
+                    stream=printable(stream),
+                    group=printable(group),
+                    count=len(removed),
+                )
+            if self._stopping.is_set():
+                return
+
+    def _server_counts_attempts(self, client: Any) -> bool:
+        if self._counts_attempts is None:
+            self._counts_attempts = counts_attempts(str(client.info("server").get("redis_version", "0")))
+        return self._counts_attempts
+
+    def _call(self, script: Script, stream: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        return script.call_sync(self._topology.client(stream), keys, args, stream=stream)
+
+    def _failed(self, stream: str, state: _StreamState, error: Exception) -> None:
+        if self._stopping.is_set():
+            return
+        count(QUEUE_HOUSEKEEPING_ERRORS_TOTAL, stream)
+        state.failures += 1
+        state.next_at = time.monotonic() + min(_FIRST_ERROR_S * 2 ** min(state.failures, 10), _LONGEST_ERROR_S)
+        state.names_at = max(state.names_at, state.next_at)
+        state.sampler.next_at = max(state.sampler.next_at, state.next_at)
+        if isinstance(error, QueueError | RedisError | OSError) and not isinstance(error.__cause__, ResponseError):
+            pool = getattr(self._topology.client(stream), "connection_pool", None)
+            state.outage.failed(error, address=address_of(pool))
+        elif state.failures == 1:  # one record; the metric counts on
+            logger.failure(logging.WARNING, "housekeeping failed, trying again later", error, stream=stream)
+        if isinstance(error, QueueError | RedisError | OSError):
+            self._topology.refresh()
+
+    def _release(self) -> None:
+        """Release our leases, so that another host need not wait for them to expire."""
+        for stream, state in self._states.items():
+            keys = [sampling_key(stream)] if state.sampler.is_owner else []
+            if state.leased:
+                keys += [housekeeping_key(stream)]
+                keys += [] if self._group is None else [housekeeping_key(stream, self._group)]
+            with contextlib.suppress(QueueError, RedisError, OSError):
+                for key in keys:
+                    self._call(_RELEASE, stream, (key,), (self._token,))
+
+
+def counts_attempts(version: str) -> bool:
+    """Return whether ``idle`` of XINFO CONSUMERS counts from the last attempted read. Valkey reports 7.2 or more."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= (7, 2)
+
+
+def _name(raw: bytes) -> str | None:
+    """Return a consumer's name; None if it is not UTF-8, which no worker of conquiet's has."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,97 @@
+"""How much of a stream is kept, and when a stream that grows deserves a warning."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_seconds
+from conquiet.errors import ConfigurationError
+
+logger = FactLogger(__name__)
+
+WARN_FROM: Final = 10_000
+"""Fewer entries that nothing removes are no reason for a warning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long entries stay in a stream after every group has acknowledged them.
+
+    An entry that is pending or undelivered in any group is kept, whatever is set here. So is the last entry that was
+    delivered.
+
+    Attributes:
+        keep_s: Entries younger than this stay, by the time in their ids and the server's clock. For a group that is
+            created later and reads history, or for people who look at it. 0 keeps none for their age.
+        keep_min: So many entries stay at least, the newest ones; up to a node of the stream (100 entries) more may.
+        interval_s: Time between two passes. A pass of a stream is one script call, two if there is something to remove.
+    """
+
+    keep_s: float = 0.0
+    keep_min: int = 0
+    interval_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_seconds("keep_s", self.keep_s, zero_allowed=True)
+        if type(self.keep_min) is not int or self.keep_min < 0:
+            raise ConfigurationError(f"keep_min must be a whole number, 0 or more, got {self.keep_min!r}")
+        require_seconds("interval_s", self.interval_s)
+
+
+def require_retention(value: object) -> None:
+    """Raise ``ConfigurationError`` for anything but a ``Retention``, which has checked itself, or None."""
+    if value is not None and not isinstance(value, Retention):
+        raise ConfigurationError("retention must be a Retention(...) or None")
+
+
+class GrowthWatch:
+    """Finds a stream whose entries that are done only become more: no retention, and nothing else that trims it."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._shrank = False
+        self._warned = False
+
+    def observe(self, done: int) -> bool:
+        """Note how many entries every group is done with. Returns True once: when a warning is due."""
+        grew = self._last is not None and done > self._last
+        self._shrank = self._shrank or (self._last is not None and done < self._last)
+        self._last = done
+        if self._warned or self._shrank or not grew or done < WARN_FROM:
+            return False
+        self._warned = True
+        return True
+
+
+def warn_of_growth(stream: str, done: int) -> None:
+    """Log that a stream only grows."""
+    logger.warning(
+        "stream only grows: acknowledging removes nothing, and no retention is set. Run a StreamHousekeeper (see "
+        "docs/housekeeping.md) or 'conquiet trim'",
+        stream=printable(stream),
+        entries_done=done,
+    )
+
+
+class HeldBackWatch:
+    """Finds a stream that cannot be trimmed because one group does not advance.
+
+    Args:
+        patience_s: So long may a group stand still.
+    """
+
+    def __init__(self, patience_s: float = 600.0) -> None:
+        self._patience_s = patience_s
+        self._needed = ""
+        self._since = 0.0
+        self._warned = False
+
+    def observe(self, needed: str, length: int, now: float) -> bool:
+        """Note the id that is needed and the length. Returns True when a warning is due: once for each such id."""
+        if needed != self._needed:
+            self._needed, self._since, self._warned = needed, now, False
+        if self._warned or length < WARN_FROM or now - self._since < self._patience_s:
+            return False
+        self._warned = True
+        return True

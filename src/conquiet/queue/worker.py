@@ -1,0 +1,93 @@
+"""A consumer together with its handler: one object that ``conquiet worker`` or an application can run.
+
+``QueueWorker`` satisfies ``core.lifecycle.Worker``.
+"""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from conquiet.core.lifecycle import Lifecycle
+from conquiet.errors import ConfigurationError
+from conquiet.queue.consumer import QueueConsumer
+from conquiet.queue.health import QueueHealth
+from conquiet.queue.runner import Handler, InboxProtocol, MessageRunner, OnMalformed, outage_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+class QueueWorker:
+    """Runs ``consumer.run`` with a handler, an engine and an inbox.
+
+    ``run()`` blocks its thread. ``stop()`` and ``health()`` may be called from other threads, and ``stop()`` from a
+    signal handler.
+
+    Args:
+        consumer: Reads the messages. ``close()`` closes it. Its name must be unique among live processes: with
+            ``recover`` two of one name would handle each other's messages.
+        handler: Does the work of one message with the session it gets.
+        engine: Source of sessions; never closed here.
+        inbox: Makes the effect of a message happen once.
+        on_malformed: Called with each entry that breaks the format, instead of raising its error.
+        recover: Begin with the messages that are pending under the consumer's name, and wait while a server that the
+            handler needs is unavailable; see ``QueueConsumer.run``. On by default here: a worker that is restarted
+            after a failure has to find the message that failed.
+
+    Raises:
+        ConfigurationError: One of the arguments cannot work. Nothing was read.
+    """
+
+    def __init__(
+        self,
+        consumer: QueueConsumer,
+        *,
+        handler: Handler,
+        engine: "Engine",
+        inbox: InboxProtocol | None = None,
+        on_malformed: OnMalformed | None = None,
+        recover: bool = True,
+    ) -> None:
+        if not isinstance(consumer, QueueConsumer):
+            raise ConfigurationError("consumer must be a QueueConsumer(redis, config)")
+        self.consumer = consumer
+        self._runner = MessageRunner(consumer, handler, engine, on_malformed=on_malformed, inbox=inbox)
+        self._outage = outage_of(consumer.config) if recover else None
+        self._lifecycle = Lifecycle("this QueueWorker")
+
+    @property
+    def name(self) -> str:
+        """Name of the consumer."""
+        return self.consumer.name
+
+    def run(self) -> None:
+        """Handle messages until ``stop()``. Raises what ``QueueConsumer.run`` raises. Runs once."""
+        self._lifecycle.start()
+        try:
+            self.consumer.run_with(self._runner, self._outage)
+        finally:
+            self._lifecycle.finish()
+
+    def stop(self) -> None:
+        """Ask for the end; see ``QueueConsumer.stop``."""
+        self.consumer.stop()
+
+    def health(self) -> QueueHealth:
+        """Report whether the worker handles messages now."""
+        return self.consumer.health()
+
+    def close(self) -> None:
+        """Close the consumer's connections. Call it after ``run()`` has returned; a second call does nothing."""
+        self.consumer.close()
+
+    @property
+    def abandoned(self) -> int:
+        """Always 0: ``run()`` returns only after its handler has ended."""
+        return self.consumer.abandoned
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,20 @@
+"""Connect to any node of a RabbitMQ cluster: each of the addresses once, in turn."""
+
+from conquiet.errors import RabbitConnectionError
+from conquiet.rabbit.address import Address
+from conquiet.rabbit.connection import Link
+
+
+async def open_on_any_node(address: Address, *, first: int = 0) -> Link:
+    """Connect to the first node that answers, beginning with number ``first``.
+
+    Raises:
+        RabbitConnectionError: None of them does; the error of the last one.
+    """
+    last = first + len(address.urls) - 1
+    for attempt in range(first, last):
+        try:
+            return await Link.open(address, attempt=attempt)
+        except RabbitConnectionError:
+            continue  # this node is away: the next one may be there
+    return await Link.open(address, attempt=last)

@@ -1,0 +1,214 @@
+"""Run a batch syncer: ``syncer(messages)`` with a list, and a verdict for each delivery.
+
+    deliveries ──▶ gathered by size and time ──▶ prepare each ──▶ syncer(those that are ready) ──▶ a verdict for each
+                                                     └─ not readable: its own verdict
+
+False, or an error, is the failure of a whole call: the batch is halved until the message that fails is alone, and its
+verdict is what that call has returned or raised. A redelivered message may have killed a process. Where the queue
+counts deliveries, it is gathered into batches of half the size for each; where it does not, it is run by itself.
+
+See docs/decisions/0021 for what becomes of a message by its verdict.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, Final
+
+from conquiet.core.batch_run import BatchRun, Outcome
+from conquiet.core.batching import BatchAssembler, BatchSettings
+from conquiet.core.functions import is_coroutine_function
+from conquiet.core.worker_pool import WorkerPool
+from conquiet.errors import ConflictError, LifecycleError, MessageInProgressError
+from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.pipeline import Pipeline, Ready
+from conquiet.rabbit.syncer import DONE, POSTPONED, REFUSED, ContractBroken, interpret_error, interpret_result
+from conquiet.rabbit.workers import Finish, Report
+
+Member = tuple[Delivery, Any]
+"""A delivery and its message."""
+
+_CURRENT: Final[ContextVar[list[Delivery]]] = ContextVar("conquiet_rabbit_deliveries")
+
+
+class _RefusedError(Exception):
+    """The syncer returned False."""
+
+
+class _BrokenError(Exception):
+    """The syncer returned something that is not a boolean."""
+
+    def __init__(self, verdict: ContractBroken) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
+
+def current_deliveries() -> list[Delivery]:
+    """Return the deliveries whose messages the calling batch syncer is handling, in their order.
+
+    Raises:
+        LifecycleError: No batch is being handled here.
+    """
+    try:
+        return _CURRENT.get()
+    except LookupError:
+        raise LifecycleError("no batch is being handled here: call this from inside a batch syncer") from None
+
+
+class BatchWorkers:
+    """Runs a batch syncer, ``async def`` or plain; see ``Workers``.
+
+    Args:
+        syncer: Called with a list of messages.
+        pipeline: Prepares each of them.
+        concurrency: Most batches at once.
+        finish: Called with each delivery and its report, in the loop's thread.
+        settings: How batches are gathered.
+    """
+
+    def __init__(
+        self,
+        syncer: Callable[[list[Any]], Any],
+        pipeline: Pipeline,
+        concurrency: int,
+        finish: Finish,
+        settings: BatchSettings,
+    ) -> None:
+        self._syncer = syncer
+        self._is_async = is_coroutine_function(syncer)
+        self._pipeline = pipeline
+        self._concurrency = concurrency
+        self._finish = finish
+        self._settings = settings
+        self._pool: WorkerPool[list[Delivery]] = WorkerPool(concurrency, self._run, on_free=self._freed)
+        self._assembler: BatchAssembler[Delivery] = BatchAssembler(
+            lambda _key, deliveries: self._pool.put([deliveries]), lambda: self._pool.in_flight < concurrency
+        )
+        self._threads: ThreadPoolExecutor | None = None
+        self._unstarted: list[Delivery] = []
+        self._halted = False
+        self._closing = False
+
+    def start(self) -> None:
+        """See ``Workers``."""
+        self._pool.start()
+
+    def submit(self, deliveries: list[Delivery]) -> None:
+        """See ``Workers``."""
+        for delivery in deliveries:
+            size = self._size_for(delivery)
+            key: Hashable = size
+            self._assembler.add(key, delivery, size=size, within_s=self._settings.within_s)
+
+    def halt(self) -> None:
+        """See ``Workers``."""
+        self._halted = True
+
+    def take_unstarted(self) -> list[Delivery]:
+        """See ``Workers``."""
+        unstarted, self._unstarted = self._unstarted, []
+        queued = [delivery for batch in self._pool.drain_queue() for delivery in batch]
+        return unstarted + queued + self._assembler.take()
+
+    @property
+    def running(self) -> int:
+        """See ``Workers``."""
+        return sum(len(batch) for batch in self._pool.running)
+
+    def owns_current_task(self) -> bool:
+        """See ``Workers``."""
+        return self._pool.owns_current_task()
+
+    async def drained(self) -> None:
+        """See ``Workers``."""
+        await self._pool.wait_idle()
+
+    def abandon(self) -> int:
+        """See ``Workers``."""
+        if self._closing:
+            return 0
+        self._closing = True
+        running = self.running
+        self._pool.abort()
+        return running
+
+    async def close(self) -> int:
+        """See ``Workers``."""
+        abandoned = self.abandon()
+        await self._pool.close(timeout_s=1.0)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        return abandoned
+
+    # ------------------------------------------------------------ inside
+    def _size_for(self, delivery: Delivery) -> int:
+        if not delivery.redelivered:
+            return self._settings.size
+        count = delivery.facts.delivery_count
+        return 1 if count is None else self._settings.size_at(count + 1)
+
+    def _freed(self) -> None:
+        if not self._halted:
+            self._assembler.deliver_due()
+
+    async def _run(self, deliveries: list[Delivery]) -> None:
+        if self._halted:
+            self._unstarted += deliveries
+            return
+        members: list[Member] = []
+        for delivery in deliveries:
+            if not delivery.session.is_open:
+                delivery.session.skip(delivery)
+                continue
+            report = self._prepare(delivery)
+            if isinstance(report, Ready):
+                members.append((delivery, report.message))
+            else:
+                self._finish(delivery, report)
+        if members:
+            outcomes = await BatchRun(members, self._call).run()
+            for (delivery, _), outcome in zip(members, outcomes, strict=True):
+                self._finish(delivery, _report(outcome))
+            members[0][0].session.flush()
+
+    def _prepare(self, delivery: Delivery) -> Any:
+        try:
+            headers = delivery.headers if self._pipeline.reads_headers else None
+            return self._pipeline.prepare(headers, delivery.body)
+        except Exception as error:  # noqa: BLE001 - a model or a key store may raise anything
+            return interpret_error(error, who="preparing the message")
+
+    async def _call(self, members: list[Member]) -> None:
+        messages = [message for _, message in members]
+        context = contextvars.copy_context()
+        context.run(_CURRENT.set, [delivery for delivery, _ in members])
+        if self._is_async:
+            result = await asyncio.get_running_loop().create_task(self._syncer(messages), context=context)
+        else:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="conquiet-rabbit")
+            loop = asyncio.get_running_loop()
+            result = await loop.run_in_executor(self._threads, context.run, self._syncer, messages)
+        verdict = interpret_result(result)
+        if verdict is REFUSED:
+            raise _RefusedError
+        if isinstance(verdict, ContractBroken):
+            raise _BrokenError(verdict)
+
+
+def _report(outcome: Outcome) -> Report:
+    """Return what the run of one message has ended with. Pure."""
+    match outcome:
+        case None:
+            return DONE
+        case MessageInProgressError():
+            # Another run of the message holds its inbox row: counted, it could be dead-lettered while that commits.
+            return POSTPONED
+        case _RefusedError() | ConflictError():
+            return REFUSED
+        case _BrokenError():
+            return outcome.verdict
+        case _:
+            return interpret_error(outcome)

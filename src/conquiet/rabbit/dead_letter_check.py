@@ -1,0 +1,165 @@
+"""Ask the management API whether a queue has a dead-letter exchange that leads to a queue.
+
+Without one the broker discards what is rejected, and reports nothing. The consumer asks at its start if the user gave
+the address of the management API; see ``queue_arguments`` for what AMQP alone can report.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import redact_url
+from conquiet.errors import RabbitError
+from conquiet.rabbit.dead_letter_headers import dead_queue
+from conquiet.rabbit.queue_description import dead_letter_queue, has_dead_letter_exchange, queue_setting
+from conquiet.rabbitmq_api import RabbitApi, RabbitApiError
+
+if TYPE_CHECKING:
+    from conquiet.rabbit.config import RabbitConfig
+
+logger = FactLogger(__name__)
+
+T = TypeVar("T")
+
+_MAX_HOPS: Final = 10
+
+
+async def find_dead_letters(config: "RabbitConfig", vhost: str, queue: str) -> bool | None:
+    """Return whether the queue has a dead-letter exchange, as the settings or the management API say; None: unknown.
+
+    Warns of dead letters that return to the queue.
+
+    Raises:
+        RabbitError: ``require_dead_letter`` is set and there is no exchange, or the API does not say.
+    """
+    known, url = config.dead_letter, config.management_url
+    if url is not None:
+        try:
+            description = await _in_thread(describe_queue, url, vhost, queue)
+            if known is None:
+                known = await _in_thread(_leads_to_a_queue, url, vhost, queue, description)
+            if config.exhausted == "dead_letter" and await _in_thread(_comes_back, url, vhost, queue, description):
+                logger.warning(
+                    'the dead letters of the queue return to it: with exhausted="dead_letter" a message past '
+                    'max_retries circulates without end; use exhausted="drop" in a retry circuit',
+                    queue=queue,
+                )
+        except RabbitError:
+            if config.require_dead_letter and known is None:
+                raise
+            logger.warning("cannot find out about a dead-letter exchange", queue=queue)
+    if known is False and config.require_dead_letter:
+        raise RabbitError(
+            f"queue {queue} has no dead-letter exchange that leads to a queue, and require_dead_letter is set; "
+            "set one with a policy or with the argument x-dead-letter-exchange, and bind a queue to it",
+            queue=queue,
+        )
+    return known
+
+
+def report_missing_dead_letters(queue: str, *, moves: bool, known: bool) -> None:
+    """Log at the start what becomes of failed messages, where no dead-letter exchange is known."""
+    if moves:
+        logger.info(
+            "no dead-letter exchange is known for the queue: a message that fails twice is moved to another queue",
+            queue=queue,
+            to=dead_queue(queue),
+        )
+    elif known:
+        logger.warning(
+            "the queue has no dead-letter exchange: a message that fails twice will be discarded",
+            queue=queue,
+        )
+    else:
+        logger.warning(
+            "the queue was not declared with a dead-letter exchange: unless a policy gives it one, a message that "
+            "fails twice will be discarded; say dead_letter=True if a policy does",
+            queue=queue,
+        )
+
+
+def describe_queue(management_url: str, vhost: str, queue: str) -> Any:
+    """Return the management API's description of a queue. Blocks: call it off the event loop.
+
+    Raises:
+        RabbitError: No answer, or a refusal. The text has no credentials.
+    """
+    try:
+        return RabbitApi(management_url).queue(vhost, queue)
+    except RabbitApiError as error:
+        raise _not_described(management_url, queue, error) from error
+
+
+async def _in_thread(ask: Callable[..., T], *args: Any) -> T:
+    """Call a blocking function in a daemon thread: it delays neither the event loop nor the end of the process."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def report(result: T | None, error: BaseException | None) -> None:
+        if answer.cancelled():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast("T", result))
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = ask(*args)
+        except BaseException as raised:  # noqa: BLE001 - raised in the task that asked
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(report, result, error)
+
+    threading.Thread(target=work, name="conquiet-rabbit-api", daemon=True).start()
+    return await answer
+
+
+def _comes_back(url: str, vhost: str, queue: str, description: Any) -> bool:
+    """Follow the dead letters from queue to queue, as far as they go by the default exchange."""
+    for _ in range(_MAX_HOPS):
+        following = dead_letter_queue(description)
+        if following is None or following == queue:
+            return following == queue
+        try:
+            description = describe_queue(url, vhost, following)
+        except RabbitError:  # the queue does not exist, or this user may not see it
+            return False
+    return False
+
+
+def _leads_to_a_queue(url: str, vhost: str, queue: str, description: Any) -> bool:
+    """Return whether the queue has a dead-letter exchange that leads anywhere. Blocks.
+
+    An exchange that does not exist or has no binding discards what is dead-lettered, as the default exchange does with
+    a routing key that names no queue. Which bindings a routing key matches is not checked.
+    """
+    if not has_dead_letter_exchange(description):
+        return False
+    exchange, target = str(queue_setting(description, "dead-letter-exchange")), dead_letter_queue(description)
+    api = RabbitApi(url)
+    try:
+        if exchange:
+            found = api.bindings_of(vhost, exchange)
+        elif target is not None:
+            found = api.queue(vhost, target, missing_ok=True)
+        else:
+            return True  # to the queue of the message's own routing key, which is usually this one
+    except RabbitApiError as error:
+        raise _not_described(url, queue, error) from error
+    if not found:
+        facts = {"queue": queue, "exchange": exchange, "routing_key": target}
+        logger.warning("the dead-letter exchange of the queue leads to no queue", **facts)
+    return bool(found)
+
+
+def _not_described(management_url: str, queue: str, error: RabbitApiError) -> RabbitError:
+    return RabbitError(
+        f"the management API at {redact_url(management_url)} does not describe queue {queue}: {error.reason}",
+        queue=queue,
+        reason=error.reason,
+    )

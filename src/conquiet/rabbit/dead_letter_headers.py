@@ -1,0 +1,91 @@
+"""The headers of a message in ``<queue>.dead``: written by the consumer that moves it, read by a replay. Pure.
+
+``x-conquiet-queue`` is believed only in the queue that belongs to it. Any publisher can write headers, and a replay
+must not be led to a queue that a publisher chose.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from conquiet.rabbit.decode import Unreadable
+from conquiet.rabbit.proca.decrypt import KeyFault
+from conquiet.rabbit.properties import Properties, renewed_properties
+from conquiet.rabbit.settle import Exhausted, Verdict
+from conquiet.rabbit.syncer import ContractBroken, Rejected
+
+SUFFIX: Final = ".dead"
+QUEUE: Final = "x-conquiet-queue"
+REASON: Final = "x-conquiet-reason"
+ERROR: Final = "x-conquiet-error"
+TIME: Final = "x-conquiet-dead-at"
+DEATHS: Final = "x-conquiet-deaths"
+HEADERS: Final = (QUEUE, REASON, ERROR, TIME)
+"""Removed by a replay. :data:`DEATHS` stays: it counts over replays."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """What a moved message says about its end.
+
+    Attributes:
+        queue: The queue whose consumer gave it up.
+        reason: Why: ``refused``, ``retry limit``, or what could not be read or broke.
+        error: Type of the exception, empty when there was none.
+        time: When, in ISO 8601; empty when it does not say.
+        deaths: How often it was moved, over all replays.
+    """
+
+    queue: str
+    reason: str
+    error: str
+    time: str
+    deaths: int
+
+
+def dead_queue(queue: str) -> str:
+    """Return the name of the queue that holds what the consumer of ``queue`` gave up."""
+    return queue + SUFFIX
+
+
+def read_move_record(headers: object, dead_letter_queue: str) -> MoveRecord | None:
+    """Return what the headers of a message in ``dead_letter_queue`` say; None if no consumer moved it there."""
+    if not isinstance(headers, Mapping):
+        return None
+    queue = headers.get(QUEUE)
+    if not isinstance(queue, str) or dead_queue(queue) != dead_letter_queue:
+        return None
+    return MoveRecord(
+        queue, _text(headers.get(REASON)), _text(headers.get(ERROR)), _text(headers.get(TIME)), _deaths(headers)
+    )
+
+
+def with_move_record(raw: bytes, queue: str, verdict: Verdict, now: datetime, without: tuple[str, ...]) -> bytes:
+    """Return the properties with which a message is moved: its own, and the facts of its end as headers."""
+    properties = Properties(raw)
+    error = verdict.error if isinstance(verdict, ContractBroken) else None
+    facts: dict[str, Any] = {
+        QUEUE: queue,
+        REASON: reason_of(verdict),
+        ERROR: "" if error is None else type(error).__name__,
+        TIME: now.isoformat(timespec="milliseconds"),
+        DEATHS: min(_deaths(properties.headers) + 1, 2**31 - 1),
+    }
+    return renewed_properties(properties, (*without, *facts), facts)
+
+
+def reason_of(verdict: Verdict) -> str:
+    """Return why a message was not processed: a constant of this package, or the text of ``DeadLetterNow``."""
+    if isinstance(verdict, Unreadable | Rejected | ContractBroken | KeyFault):
+        return verdict.reason
+    return "retry limit" if isinstance(verdict, Exhausted) else "refused"
+
+
+def _deaths(headers: object) -> int:
+    count = headers.get(DEATHS) if isinstance(headers, Mapping) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,171 @@
+"""Moves given-up messages to ``<queue>.dead``: published, confirmed, and only then acknowledged.
+
+A crash between the confirm and the acknowledgement leaves the message in both queues: twice is the preferred loss.
+While the broker does not confirm, the delivery stays unsettled and the mover tries again with backoff. A queue that
+cannot be created ends the consumer with the message unsettled, because the alternative is to lose it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from conquiet.core.backoff import Backoff
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.errors import (
+    ConfigurationError,
+    QueueMissingError,
+    RabbitConnectionError,
+    RabbitError,
+    ReturnedMessageError,
+)
+from conquiet.rabbit.address import Address, require_name
+from conquiet.rabbit.confirms import Encoded
+from conquiet.rabbit.connection import Link
+from conquiet.rabbit.dead_letter_headers import dead_queue, reason_of, with_move_record
+from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, X_DELIVERY_COUNT
+from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.publisher import Publisher
+from conquiet.rabbit.settle import Verdict
+
+logger = FactLogger(__name__)
+
+_REFUSED: Final = 403
+_DROPPED: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
+"""Headers that are not kept: the first two would send copies to other queues, the others belong to the old queue."""
+_HOW_TO_KEEP: Final = (
+    "give the queue a dead-letter exchange (a policy, or the argument x-dead-letter-exchange) and say "
+    'dead_letter=True, create the queue {target} yourself, or accept the loss with without_dead_letters="discard"'
+)
+
+
+class DeadLetterMover:
+    """Takes deliveries out of one queue for good.
+
+    Args:
+        address: The broker.
+        queue: The consumed queue.
+        publisher: Publishes to ``<queue>.dead``; closed with the mover.
+        fail: Called once with the reason when messages cannot be moved.
+        backoff: How long to wait before a move is tried again.
+    """
+
+    def __init__(
+        self, address: Address, queue: str, publisher: Publisher, fail: Callable[[RabbitError], None], backoff: Backoff
+    ) -> None:
+        self._address = address
+        self._queue = queue
+        self._publisher = publisher
+        self._fail = fail
+        self._backoff = backoff
+        self._target = dead_queue(queue)
+        self._exists = False
+        self._creating = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def move(self, delivery: Delivery, verdict: Verdict) -> None:
+        """Begin to move a delivery. It is acknowledged when the broker has confirmed the copy."""
+        task = asyncio.get_running_loop().create_task(self._move(delivery, verdict))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drained(self) -> None:
+        """Wait until every move is over."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def close(self) -> None:
+        """Abort what is not moved yet (it stays in its queue) and close the connection."""
+        for task in self._tasks:
+            task.cancel()
+        await self.drained()
+        await self._publisher.close()
+
+    async def _move(self, delivery: Delivery, verdict: Verdict) -> None:
+        properties = with_move_record(delivery.raw_properties, self._queue, verdict, datetime.now(UTC), _DROPPED)
+        message = Encoded("", self._target, delivery.body, properties)
+        failures = 0
+        while delivery.session.is_open:
+            try:
+                await self._ensure_queue()
+                await self._publisher.send_encoded(message)
+            except _ImpossibleError as error:
+                self._fail(RabbitError(str(error), queue=self._queue))
+                return
+            except ConfigurationError as error:
+                self._fail(RabbitError(self._impossible(str(error)), queue=self._queue))
+                return
+            except RabbitError as error:
+                self._exists = self._exists and not isinstance(error, ReturnedMessageError)
+                failures += 1
+                if failures == 1:
+                    facts = {"queue": self._queue, "to": self._target, "error": type(error).__name__}
+                    logger.warning("a message could not be moved yet; it stays unsettled", **facts)
+                await asyncio.sleep(self._backoff.delay_s(failures))
+                continue
+            self._report(delivery, message, verdict)
+            delivery.session.moved(delivery)
+            return
+        delivery.session.skip(delivery)
+
+    def _report(self, delivery: Delivery, message: Encoded, verdict: Verdict) -> None:
+        facts = {
+            "queue": self._queue,
+            "to": self._target,
+            "delivery_tag": delivery.tag,
+            "message_id": printable(message.message_id),
+            "reason": reason_of(verdict),
+        }
+        logger.warning("message moved", **facts)
+
+    async def _ensure_queue(self) -> None:
+        """Use the queue that is there, whatever its type; else declare a durable one."""
+        async with self._creating:
+            if self._exists:
+                return
+            try:
+                require_name("its name", self._target)
+                await self._find_or_declare()
+            except ConfigurationError as error:
+                raise _ImpossibleError(self._impossible(str(error))) from error
+            self._exists = True
+
+    async def _find_or_declare(self) -> None:
+        link = await _Declarer.open(self._address)
+        try:
+            await link.depth(self._target)
+        except QueueMissingError:  # which has closed the channel
+            await link.close_soon()
+            link = await _Declarer.open(self._address)
+            assert isinstance(link, _Declarer)  # noqa: S101 - made by its own class
+            await self._declare(link)
+            logger.warning("queue declared for failed messages", queue=self._queue, to=self._target)
+        finally:
+            await link.close_soon()
+
+    async def _declare(self, link: "_Declarer") -> None:
+        try:
+            await link.declare_durable(self._target)
+        except RabbitConnectionError as error:
+            if link.refusal != _REFUSED:
+                raise
+            raise _ImpossibleError(self._impossible("this user may not create it")) from error
+
+    def _impossible(self, why: str) -> str:
+        how = _HOW_TO_KEEP.format(target=self._target)
+        return f"queue {self._queue} has no known dead-letter exchange and {self._target} cannot be used: {why}; {how}"
+
+
+class _ImpossibleError(Exception):
+    """Trying again would not help. Its text says what the operator can do."""
+
+
+class _Declarer(Link):
+    @property
+    def refusal(self) -> int | None:
+        """The number the broker closed the channel with."""
+        return self.lost.result().code if self.lost.done() else None
+
+    async def declare_durable(self, queue: str) -> None:
+        await self._ask(lambda done: self._channel.queue_declare(queue, durable=True, callback=done))

@@ -1,0 +1,232 @@
+"""Give deliveries to the workers, and carry out the disposition of each. Knows no connections.
+
+deliveries ──▶ outage ──▶ workers ──verdict──▶ decide ──▶ acknowledge, requeue, dead-letter: the session
+▲          │                    ├─────▶ move to <queue>.dead: the mover
+└──────────┘                    └─────▶ STOP: nothing new starts, the message stays unsettled
+no result: run again
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from conquiet.core.functions import is_coroutine_function
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.errors import FatalSyncerError, RabbitError
+from conquiet.rabbit.address import Address
+from conquiet.rabbit.batch_workers import BatchWorkers
+from conquiet.rabbit.config import RabbitConfig
+from conquiet.rabbit.counters import DeliveryStats, Outcome
+from conquiet.rabbit.dead_letter_headers import dead_queue
+from conquiet.rabbit.dead_letter_mover import DeadLetterMover
+from conquiet.rabbit.decode import Unreadable
+from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.outage import OutagePause
+from conquiet.rabbit.pipeline import Pipeline
+from conquiet.rabbit.proca.decrypt import KeyFault
+from conquiet.rabbit.publisher import Publisher
+from conquiet.rabbit.settle import Disposition, Verdict, decide
+from conquiet.rabbit.syncer import DONE, ContractBroken, Postponed, Rejected, Syncer, Unavailable
+from conquiet.rabbit.workers import Report, TaskWorkers, ThreadWorkers, Workers
+
+logger = FactLogger(__name__)
+
+_MOVING: Final = {Disposition.DEAD_LETTER: Disposition.MOVE}
+_STOPPING: Final = frozenset({Disposition.STOP, Disposition.DEAD_LETTER_AND_STOP})
+
+
+class Dispatcher:
+    """The deliveries of one consumer, over all its links. Made inside the event loop.
+
+    Args:
+        syncer: Handles the messages.
+        pipeline: Prepares them.
+        config: The consumer's settings.
+        address: The broker, for messages that are moved.
+        stats: Where deliveries are counted; it knows the queue's name.
+        fail: Ends the consumer with an error. Called in the loop's thread.
+
+    Attributes:
+        policy: Decides about deliveries; set again at each connection.
+        moves: Whether failed messages are moved by the consumer; set again at each connection.
+        on_finished: Called after each run of the syncer; set again at each connection.
+    """
+
+    def __init__(
+        self,
+        syncer: Syncer,
+        pipeline: Pipeline,
+        config: RabbitConfig,
+        address: Address,
+        stats: DeliveryStats,
+        fail: Callable[[RabbitError], None],
+    ) -> None:
+        self.policy = config.policy
+        self.moves = False
+        self.on_finished: Callable[[Delivery], None] = lambda _delivery: None
+        self._config = config
+        self._stats = stats
+        self._queue = stats.queue
+        self._fail = fail
+        self._halted = False
+        self._grace: asyncio.Timeout | None = None
+        self._grace_s = config.grace_s
+        self._unstarted: list[Delivery] = []
+        self._workers: Workers
+        if config.batches is None:
+            kind: Any = TaskWorkers if is_coroutine_function(syncer) else ThreadWorkers
+            self._workers = kind(syncer, pipeline, config.concurrency, self._on_finished)
+        else:
+            self._workers = BatchWorkers(syncer, pipeline, config.concurrency, self._on_finished, config.batches)
+        self._outage = OutagePause(self._queue, self._workers.submit, self._workers.take_unstarted, config.outage)
+        publisher = Publisher(address.urls, timeout_s=config.connect_timeout_s, ssl_context=config.ssl_context)
+        self._mover = DeadLetterMover(address, self._queue, publisher, fail, config.reconnect)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether consumption is paused because a server that the syncer needs is unavailable."""
+        return self._outage.is_paused
+
+    def start(self) -> None:
+        """Start the workers."""
+        self._workers.start()
+
+    def submit(self, deliveries: list[Delivery]) -> None:
+        """Accept deliveries from the broker."""
+        if self._halted:
+            # Kept until the consumer is cancelled: returned earlier, they would be delivered here again.
+            self._unstarted += deliveries
+        else:
+            self._outage.submit(deliveries)
+
+    def link_lost(self) -> None:
+        """Record that the link of all deliveries so far is lost."""
+        self._outage.link_lost()
+
+    def halt(self) -> None:
+        """Start nothing from now on. Only assigns: for any thread, and for a signal handler."""
+        self._halted = True
+        self._workers.halt()
+
+    def withdraw(self) -> None:
+        """Take back from the workers what has not started, to be returned to the queue later."""
+        self._unstarted += self._outage.take_unstarted()
+
+    def return_unstarted(self) -> None:
+        """Return to the queue what has not started."""
+        self.withdraw()
+        unstarted, self._unstarted = self._unstarted, []
+        for delivery in unstarted:
+            delivery.session.release(delivery)
+
+    def owns_current_task(self) -> bool:
+        """Return whether the caller is the syncer itself: it cannot wait for its own end."""
+        return self._workers.owns_current_task()
+
+    def abandon(self) -> None:
+        """End all workers without waiting, and count what they leave behind."""
+        self._stats.add(Outcome.ABANDONED, self._workers.abandon())
+
+    def end_grace_period(self) -> None:
+        """Let :meth:`drain` wait no longer."""
+        self._grace_s = 0.0
+        if self._grace is not None:
+            self._grace.reschedule(0.0)
+
+    async def drain(self) -> None:
+        """Wait for running handlers and moves up to the grace period, then end them."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_s) as self._grace:
+                await self._workers.drained()
+                await self._mover.drained()
+        self._grace = None
+        abandoned = await self._workers.close()
+        await self._mover.close()
+        if abandoned:
+            self._stats.add(Outcome.ABANDONED, abandoned)
+            logger.warning(
+                "handlers abandoned after the grace period; their messages return to the queue",
+                queue=self._queue,
+                abandoned=abandoned,
+                grace_s=self._config.grace_s,
+            )
+
+    # -------------------------------------------------------------- dispositions
+    def _on_finished(self, delivery: Delivery, report: Report) -> None:
+        try:
+            if isinstance(report, Unavailable | Postponed):
+                self._stats.add(Outcome.POSTPONED)
+                if self._halted:
+                    self._unstarted.append(delivery)
+                else:
+                    self._outage.interrupted(delivery, report)
+            else:
+                self._settle(delivery, report)
+                self._outage.finished(delivery)
+            self.on_finished(delivery)
+        except Exception as error:  # noqa: BLE001
+            # A bug of this library. The delivery stays unsettled: twice is the preferred loss.
+            logger.failure(logging.ERROR, "a delivery could not be settled", error, queue=self._queue)
+            failure = RabbitError("conquiet could not settle a delivery; please report this", queue=self._queue)
+            failure.__cause__ = error
+            self._fail(failure)
+
+    def _settle(self, delivery: Delivery, verdict: Verdict) -> None:
+        # Shortcut: decide() gives the same, but would need the headers decoded.
+        if verdict is DONE:
+            delivery.session.settle(delivery, Disposition.ACK)
+            return
+        disposition = decide(verdict, delivery.facts, self.policy)
+        if self.moves:
+            disposition = _MOVING.get(disposition, disposition)
+        self._log_unprocessed(delivery, verdict, disposition)
+        parks = disposition is Disposition.DEAD_LETTER_AND_STOP and delivery.session.is_open
+        place = "is back in the queue"
+        if parks and self.moves:
+            self._mover.move(delivery, verdict)
+            self._stats.add(Outcome.FATAL)
+            place = f"goes to {dead_queue(self._queue)}"
+        elif disposition is Disposition.MOVE:
+            self._mover.move(delivery, verdict)
+        else:
+            delivery.session.settle(delivery, disposition)
+            place = "was dead-lettered" if parks else place
+        if disposition in _STOPPING:
+            self._break_off(verdict, place)
+
+    def _log_unprocessed(self, delivery: Delivery, verdict: Verdict, disposition: Disposition) -> None:
+        """Log what becomes of a message that was not processed, and why: everything but its contents."""
+        facts: dict[str, Any] = {
+            "queue": self._queue,
+            "delivery_tag": delivery.tag,
+            "message_id": None if delivery.message_id is None else printable(delivery.message_id),
+            "redelivered": delivery.redelivered,
+            "verdict": type(verdict).__name__,
+            "disposition": disposition.value,
+        }
+        if isinstance(verdict, Unreadable | Rejected | ContractBroken | KeyFault):
+            facts["reason"] = verdict.reason
+        if disposition in _STOPPING:
+            # The exception itself stays out of the log: its text may quote the message.
+            logger.error("fatal error, the consumer stops", **facts)
+        else:
+            logger.warning("message not processed", **facts)
+
+    def _break_off(self, verdict: Verdict, place: str) -> None:
+        """End the consumer with the verdict: nothing starts from here on."""
+        # If two break, an outage is likelier than two poison messages: a process dead-letters one at most.
+        self.policy = replace(self.policy, poison_guard=False)
+        reason = getattr(verdict, "reason", type(verdict).__name__)
+        if isinstance(verdict, KeyFault):
+            reason = f"{reason} (public key {verdict.public})"
+        failure = FatalSyncerError(
+            f"{reason}; the consumer of queue {self._queue} has stopped and the message {place}",
+            queue=self._queue,
+            reason=reason,
+        )
+        failure.__cause__ = verdict.error if isinstance(verdict, ContractBroken) else None
+        self._fail(failure)

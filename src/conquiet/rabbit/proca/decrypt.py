@@ -1,0 +1,127 @@
+"""Opening ``personalInfo``: NaCl crypto_box, the nonce beside the payload, everything in unpadded base64url.
+
+Two ways to fail that must not be mixed up. A payload that does not authenticate is a broken *message*. A key that we do
+not have is a broken *deployment*: every further message would fail too, so it is fatal and nothing is acknowledged.
+
+PyNaCl is imported when a box is first opened: without a key store it is not needed.
+
+See docs/decisions/0022.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from conquiet.core.extras import require_extra
+from conquiet.core.redaction import printable
+from conquiet.rabbit.decode import Unreadable
+from conquiet.rabbit.proca.keystore import KEY_BYTES, KeyStore, from_base64url
+
+if TYPE_CHECKING:
+    from nacl.public import Box
+
+# Boxes are kept because the shared secret is the costly part; senders are few.
+_BOXES: Final = 256
+
+_MALFORMED: Final = Unreadable("personalInfo is malformed")
+_NOT_AUTHENTIC: Final = Unreadable("personalInfo does not authenticate")
+_NOT_AN_OBJECT: Final = Unreadable("personalInfo does not hold a JSON object")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The personal data. Not shown by ``repr``."""
+
+    fields: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFault:
+    """The key store cannot serve this message: a fault of the configuration, and fatal.
+
+    Attributes:
+        public: The public key that was asked for (public by nature, cut and escaped).
+        reason: What is wrong with it.
+    """
+
+    public: str
+    reason: str
+
+
+class Decryptor:
+    """Opens personal data with the keys of one store."""
+
+    __slots__ = ("_box", "_store")
+
+    def __init__(self, store: KeyStore) -> None:
+        require_extra("rabbit", "nacl")
+        self._store = store
+        self._box = lru_cache(maxsize=_BOXES)(self._make_box)
+
+    def open(self, info: Mapping[str, Any]) -> Opened | Unreadable | KeyFault:
+        """Return the decrypted fields, or why there are none."""
+        parts = _parts(info)
+        if parts is None:
+            return _MALFORMED
+        encrypt_public, sign_key, nonce, payload = parts
+        box = self._box(encrypt_public, sign_key)
+        if isinstance(box, KeyFault | Unreadable):
+            return box
+        plain = _decrypt(box, payload, nonce)
+        if plain is None:
+            return _NOT_AUTHENTIC
+        try:
+            fields = msgspec.json.decode(plain)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            fields = None
+        return Opened(fields) if isinstance(fields, dict) else _NOT_AN_OBJECT
+
+    def _make_box(self, encrypt_public: str, sign_key: bytes) -> "Box | KeyFault | Unreadable":
+        from nacl.exceptions import RuntimeError as NaClRuntimeError
+        from nacl.public import Box, PrivateKey, PublicKey
+
+        shown = printable(encrypt_public, limit=64)
+        secret = self._store.private_key(encrypt_public)
+        if secret is None:
+            return KeyFault(shown, "the key store does not have this key")
+        if len(secret) != KEY_BYTES:
+            return KeyFault(shown, "the key store's private key is not 32 bytes")
+        private = PrivateKey(secret)
+        if bytes(private.public_key) != from_base64url(encrypt_public):
+            # Otherwise each message would look tampered with and be dead-lettered, one by one.
+            return KeyFault(shown, "the key store's private key belongs to another public key")
+        try:
+            return Box(private, PublicKey(sign_key))
+        except NaClRuntimeError:  # a sender's key of low order: no shared secret can come of it
+            return _MALFORMED
+
+    def __repr__(self) -> str:
+        return f"Decryptor({self._store!r})"
+
+
+def _parts(info: Mapping[str, Any]) -> tuple[str, bytes, bytes, bytes] | None:
+    """Take the four pieces out of ``personalInfo``; None when one is missing or misshapen."""
+    from nacl.bindings import crypto_box_NONCEBYTES as nonce_bytes
+
+    encrypt, sign = info.get("encryptKey"), info.get("signKey")
+    encrypt_public = encrypt.get("public") if isinstance(encrypt, dict) else None
+    sign_key = from_base64url(sign.get("public")) if isinstance(sign, dict) else None
+    nonce, payload = from_base64url(info.get("nonce")), from_base64url(info.get("payload"))
+    if not isinstance(encrypt_public, str) or sign_key is None or nonce is None or payload is None:
+        return None
+    if len(sign_key) != KEY_BYTES or len(nonce) != nonce_bytes:
+        return None
+    return encrypt_public, sign_key, nonce, payload
+
+
+def _decrypt(box: "Box", payload: bytes, nonce: bytes) -> bytes | None:
+    from nacl.exceptions import CryptoError
+    from nacl.exceptions import ValueError as NaClValueError
+
+    try:
+        return box.decrypt(payload, nonce)
+    except (CryptoError, NaClValueError):
+        return None

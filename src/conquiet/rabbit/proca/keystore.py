@@ -1,0 +1,195 @@
+"""Key stores: private keys from a file or from a mapping.
+
+A key file that other users can read, that another user owns, or that is a symbolic link, is refused: another user could
+read or replace it.
+"""
+
+import base64
+import binascii
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
+
+import msgspec
+
+from conquiet.errors import ConfigurationError
+
+KEY_BYTES: Final = 32
+_BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*={0,2}")
+_MAX_FILE_BYTES: Final = 4 * 1_048_576
+
+
+class KeyStore(Protocol):
+    """Finds the private key that belongs to a public one.
+
+    Implementations promise: no I/O that can block for long (it is asked on the way of every encrypted message), and no
+    private key in their ``repr``.
+    """
+
+    def private_key(self, public: str) -> bytes | None:
+        """Return the 32 bytes of the private key for the public key's base64url text, or None."""
+        ...
+
+
+class MemoryKeyStore:
+    """Keys that are held in memory.
+
+    :meth:`from_text` takes the same as JSON, :meth:`from_env` the JSON of an environment variable.
+
+    Args:
+        keys: ``{"<public>": "<private>"}``, or ``{"<public>": {"private": "<private>"}}``.
+
+    Raises:
+        ConfigurationError: It is not such a mapping. The text names the source, never a key.
+    """
+
+    __slots__ = ("_keys", "_source")
+
+    def __init__(self, keys: Mapping[str, object]) -> None:
+        self._source = "a mapping of keys"
+        self._keys = _keys_of(keys, self._source, flat=True)
+
+    @classmethod
+    def from_text(cls, text: str, *, source: str = "a text with keys") -> Self:
+        """Read keys from a text of JSON."""
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{source} must be a text of JSON")
+        store = cls({})
+        store._source, store._keys = source, _parse(text.encode(errors="replace"), source)
+        return store
+
+    @classmethod
+    def from_env(cls, name: str) -> Self:
+        """Read keys from an environment variable, which child processes and ``/proc`` show to the same user."""
+        text = os.environ.get(name)
+        if text is None:
+            raise ConfigurationError(f"there is no environment variable {name}, which should hold keys")
+        return cls.from_text(text, source=f"environment variable {name}")
+
+    def private_key(self, public: str) -> bytes | None:
+        """See :class:`KeyStore`."""
+        return self._keys.get(public)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"MemoryKeyStore({self._source}, {len(self._keys)} keys)"
+
+
+class FileKeyStore:
+    """Keys from a JSON file ``{"<public>": {"private": "<private>"}}``, base64url without padding.
+
+    Read once, when built. The file must be a regular file of our own user with mode 0600 (or stricter).
+
+    Args:
+        path: The file.
+        secret_volume: The file is in a Secret volume of Kubernetes: a symbolic link into ``..data`` beside it, owned by
+            root or by our own user, perhaps readable by the group. Others may not read it and the group may not write.
+
+    Raises:
+        ConfigurationError: The file is missing, unsafe or not a key file. The text names the path, never a key.
+    """
+
+    __slots__ = ("_keys", "_path")
+
+    def __init__(self, path: str | os.PathLike[str], *, secret_volume: bool = False) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigurationError("the path of a key file must be a text or a Path")
+        self._path = Path(path)
+        content = _read_from_volume(self._path) if secret_volume else _read_safely(self._path)
+        self._keys = _parse(content, f"key file {self._path}")
+
+    def private_key(self, public: str) -> bytes | None:
+        """See :class:`KeyStore`."""
+        return self._keys.get(public)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"FileKeyStore({str(self._path)!r}, {len(self._keys)} keys)"
+
+
+def from_base64url(text: object) -> bytes | None:
+    """Decode base64url, padded or not. None for anything that is not exactly that."""
+    if not isinstance(text, str) or _BASE64URL.fullmatch(text) is None:
+        return None  # b64decode would also take the other alphabet, with + and /
+    bare = text.rstrip("=")
+    try:
+        return base64.b64decode(bare + "=" * (-len(bare) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _read_from_volume(path: Path) -> bytes:
+    """Read ``path`` as the kubelet lays it out: ``keys.json -> ..data/keys.json``, ``..data -> ..2026_11_16…``."""
+    try:
+        real = path.resolve(strict=True)
+        folder = path.parent.resolve(strict=True)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"key file {str(path)!a} cannot be opened; it must exist and be readable") from error
+    if folder not in real.parents:
+        raise ConfigurationError(f"key file {path} leads out of its folder: that is no Secret volume")
+    return _read_safely(real, owners=(0, os.geteuid()), forbidden=0o137)
+
+
+def _read_safely(path: Path, *, owners: tuple[int, ...] | None = None, forbidden: int = 0o177) -> bytes:
+    try:
+        # NOFOLLOW refuses a link as the last part of the path; NONBLOCK keeps a named pipe from hanging us.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        hint = "; in a Secret volume of Kubernetes say secret_volume=True" if _is_volume(path) else ""
+        raise ConfigurationError(
+            f"key file {str(path)!a} cannot be opened; it must exist, be readable and not be a symbolic link{hint}"
+        ) from error
+    try:
+        facts = os.fstat(handle)  # of what we hold open, not of whatever the path names by now
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigurationError(f"key file {path} is not a regular file")
+        if facts.st_uid not in (owners or (os.geteuid(),)):
+            raise ConfigurationError(f"key file {path} belongs to another user; it must belong to the one we run as")
+        if stat.S_IMODE(facts.st_mode) & forbidden:
+            raise ConfigurationError(f"key file {path} is open to others; run: chmod 600 {path}")
+        if facts.st_size > _MAX_FILE_BYTES:
+            raise ConfigurationError(f"key file {path} is too large to be one")
+        return _read_all(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_volume(path: Path) -> bool:
+    try:
+        return (path.parent / "..data").is_symlink()
+    except (OSError, ValueError):
+        return False
+
+
+def _read_all(handle: int) -> bytes:
+    content = b""
+    while len(content) <= _MAX_FILE_BYTES and (piece := os.read(handle, 65_536)):
+        content += piece
+    return content
+
+
+def _parse(content: bytes, source: str) -> dict[str, bytes]:
+    try:
+        entries: Any = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        entries = None  # the parser's error would quote the file: it is not chained
+    return _keys_of(entries, source)
+
+
+def _keys_of(entries: Any, source: str, *, flat: bool = False) -> dict[str, bytes]:
+    if not isinstance(entries, Mapping):
+        raise ConfigurationError(f'{source} must be a JSON object like {{"<public>": {{"private": "<private>"}}}}')
+    keys: dict[str, bytes] = {}
+    for number, (public, entry) in enumerate(entries.items(), start=1):
+        private = from_base64url(entry.get("private") if isinstance(entry, Mapping) else entry if flat else None)
+        if not isinstance(public, str) or private is None or len(private) != KEY_BYTES:
+            raise ConfigurationError(f"{source}: entry {number} has no private key of {KEY_BYTES} bytes")
+        keys[public] = private
+    return keys

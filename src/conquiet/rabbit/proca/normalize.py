@@ -1,0 +1,33 @@
+"""Ids copied to where they are convenient, personal data merged into the contact. Pure: the input is never changed.
+
+SPEC(004 §3). A nested object that is missing stays missing; an id that is missing is not invented.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from conquiet.rabbit.proca.messages import ACTION_IDS, EVENT_IDS
+
+
+def normalize_action(message: dict[str, Any]) -> dict[str, Any]:
+    """Return an action with ``campaign.id``, ``action.id``, ``org.id`` and ``actionPage.id`` filled in."""
+    return _with_ids(message, ACTION_IDS)
+
+
+def normalize_event(message: dict[str, Any]) -> dict[str, Any]:
+    """Return an event with ``campaign.id``, ``action.id`` and ``actionPage.id`` filled in."""
+    return _with_ids(message, EVENT_IDS)
+
+
+def merge_contact(message: dict[str, Any], personal: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with ``personal`` laid over its contact: decrypted values win."""
+    return message | {"contact": (message.get("contact") or {}) | dict(personal)}
+
+
+def _with_ids(message: dict[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
+    copied = dict(message)
+    for name, source in ids.items():
+        nested = message.get(name)
+        if nested is not None and source in message:
+            copied[name] = nested | {"id": message[source]}
+    return copied

@@ -1,0 +1,86 @@
+"""Learn by AMQP alone whether a queue was declared with a dead-letter exchange.
+
+No answer of AMQP names the arguments of a queue, but a refusal does. A declaration of an existing queue whose arguments
+differ is refused, and the refusal names the first argument that differs and its current value (RabbitMQ 3.10 and 4.3).
+The declaration sent here has a number where the name of the exchange belongs. The broker refuses that for a queue that
+exists and for one that does not, so nothing is ever created or changed.
+
+A policy may give a queue a dead-letter exchange too. AMQP reports neither policies nor the bindings of an exchange; the
+management API does. An exchange with a name is therefore trusted if it exists. The alternative, to move messages
+although the queue has such an exchange, would take every message out of a retry circuit after its first round.
+"""
+
+import re
+from typing import Any, Final
+
+from conquiet.core.log import FactLogger
+from conquiet.rabbit.connection import Link
+
+logger = FactLogger(__name__)
+
+_EXCHANGE: Final = "x-dead-letter-exchange"
+_KEY: Final = "x-dead-letter-routing-key"
+_DIFFERS: Final = re.compile(r"inequivalent arg '([^']+)' for .* but current is (.*)$", re.DOTALL)
+_NUMBER: Final = re.compile(r"the value '(\d+)' of type '[a-z]+'")
+_NEVER_A_NAME: Final = 1
+_FLAGS: Final = ("durable", "auto_delete", "exclusive")
+_MAX_QUESTIONS: Final = 7  # the flags, then the arguments the broker compares first, then the routing key
+
+
+async def was_declared_with_dead_letters(link: Link, queue: str) -> bool | None:
+    """Return whether the queue has an argument ``x-dead-letter-exchange`` that leads to something that exists.
+
+    That is another exchange that exists, or the default exchange with a routing key that names a queue. A message that
+    is dead-lettered to nothing is discarded by the broker.
+
+    None where the broker does not say: the user may not configure the queue, or the refusal is none we know.
+    """
+    flags = {"durable": True, "auto_delete": False, "exclusive": False}
+    arguments: dict[str, Any] = {_EXCHANGE: _NEVER_A_NAME}
+    for _ in range(_MAX_QUESTIONS):
+        found = _DIFFERS.search(await _refusal(link, queue, flags, arguments))
+        if found is None:
+            return None
+        name, current = found.groups()
+        if name == _EXCHANGE:
+            if current == "none":
+                return False
+            if current != "''":
+                return await _exchange_exists(link, current[1:-1])
+            arguments |= {_EXCHANGE: "", _KEY: _NEVER_A_NAME}
+        elif name == _KEY:
+            # Without a key of its own a message keeps the one it was published with. That is usually this queue's name.
+            return current == "none" or await _queue_exists(link, current[1:-1])
+        elif name in _FLAGS:
+            flags[name] = current == "'true'"
+        elif (number := _NUMBER.fullmatch(current)) is not None:
+            arguments[name] = int(number[1])
+        else:
+            return None
+    return None
+
+
+async def _refusal(link: Link, queue: str, flags: dict[str, bool], arguments: dict[str, Any]) -> str:
+    return await link.channel_close_reason(
+        lambda channel, done: channel.queue_declare(queue, **flags, arguments=arguments, callback=done)
+    )
+
+
+async def _exchange_exists(link: Link, exchange: str) -> bool:
+    # Any refusal leaves the question open. A message that is moved instead is not lost.
+    exists = not await link.channel_close_reason(
+        lambda channel, done: channel.exchange_declare(exchange, passive=True, callback=done)
+    )
+    if exists:
+        logger.info(
+            "the bindings of the dead-letter exchange were not checked: without a binding the broker discards what is "
+            "dead-lettered; give management_url to have them checked, or say dead_letter=True",
+            exchange=exchange,
+        )
+    return exists
+
+
+async def _queue_exists(link: Link, queue: str) -> bool:
+    return not await link.channel_close_reason(
+        lambda channel, done: channel.queue_declare(queue, passive=True, callback=done)
+    )

@@ -1,0 +1,104 @@
+"""Ways into one queue alone, under any routing key: exchanges of our own that last for one replay.
+
+A queue that dead-letters without a routing key of its own does it under the key the message came with. Over the default
+exchange that key is the queue's name, and an exchange that routes by the original one would discard what fails again.
+So each target gets a fanout exchange which nothing but the target is bound to: it takes every key and asks for none.
+"""
+
+from typing import Final
+from uuid import uuid4
+
+from conquiet.core.log import FactLogger
+from conquiet.errors import RabbitConnectionError
+from conquiet.rabbit.address import Address
+from conquiet.rabbit.connection import NOT_FOUND, Link
+
+logger = FactLogger(__name__)
+
+_REFUSED: Final = 403
+PREFIX: Final = "conquiet.replay."
+
+
+class TemporaryExchanges:
+    """The exchanges of one replay, made when they are needed. :meth:`close` deletes them."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._link: _Maker | None = None
+        self._made: list[str] = []
+        self._ways: dict[str, str | None] = {}
+        self._may_make = True
+
+    async def to(self, queue: str) -> str | None:
+        """Return the exchange that leads to the queue; None where there cannot be one: no right, or no such queue."""
+        if queue not in self._ways:
+            self._ways[queue] = await self._make(queue) if self._may_make else None
+        return self._ways[queue]
+
+    async def close(self) -> None:
+        """Delete the exchanges. What cannot be deleted is logged: it takes no messages and ends with the broker."""
+        try:
+            if self._made:
+                link = await self._open()
+                while self._made:
+                    await link.delete(self._made[-1])
+                    self._made.pop()
+        except RabbitConnectionError as error:
+            logger.warning(
+                "exchanges of a replay were left behind; delete them",
+                exchanges=self._made,
+                reason=error.reason,
+            )
+        finally:
+            if self._link is not None:
+                await self._link.close()
+
+    async def _make(self, queue: str) -> str | None:
+        link, name = await self._open(), PREFIX + uuid4().hex
+        self._made.append(name)  # before the declaration: it may exist although no answer came
+        try:
+            await link.declare(name)
+        except RabbitConnectionError:
+            if link.refusal != _REFUSED:
+                raise
+            self._made.pop()
+            self._may_make = False
+            return None
+        try:
+            await link.bind(queue, name)
+        except RabbitConnectionError:
+            if link.refusal not in (_REFUSED, NOT_FOUND):
+                raise
+            return None
+        return name
+
+    async def _open(self) -> "_Maker":
+        if self._link is not None and not self._link.is_open:
+            over, self._link = self._link, None
+            await over.close_soon()
+        if self._link is None:
+            link = await _Maker.open(self._address)
+            assert isinstance(link, _Maker)  # noqa: S101 - made by its own class
+            self._link = link
+        return self._link
+
+
+class _Maker(Link):
+    @property
+    def refusal(self) -> int | None:
+        """The number the broker closed the channel with."""
+        return self.lost.result().code if self.lost.done() else None
+
+    async def declare(self, exchange: str) -> None:
+        # Not durable, and gone with its last binding: a process that is killed leaves as little as can be.
+        await self._ask(
+            lambda done: self._channel.exchange_declare(
+                exchange, "fanout", durable=False, auto_delete=True, callback=done
+            )
+        )
+
+    async def bind(self, queue: str, exchange: str) -> None:
+        await self._ask(lambda done: self._channel.queue_bind(queue, exchange, callback=done))
+
+    async def delete(self, exchange: str) -> None:
+        await self._ask(lambda done: self._channel.exchange_delete(exchange, callback=done))

@@ -1,0 +1,142 @@
+"""The HTTP client of RabbitMQ's management API, which knows what AMQP cannot report about a queue.
+
+Not part of ``rabbit``, which needs ``pika``: the doctor and the test servers use it without any client library.
+"""
+
+import base64
+import json
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Final
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
+
+from conquiet.errors import ConfigurationError
+
+_PORTS: Final = {"http": 15672, "https": 15671}
+_TIMEOUT_S: Final = 10.0
+_UNAUTHORIZED: Final = 401
+_NOT_FOUND: Final = 404
+_FIRST_FAILURE: Final = 400
+
+
+class RabbitApiError(OSError):
+    """The management API refused a request or cannot be reached. The text has no credentials.
+
+    Attributes:
+        status: The HTTP status; 0 if there was no response.
+    """
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def reason(self) -> str:
+        """Why, in a word or two."""
+        return f"HTTP {self.status}" if self.status else type(self.__cause__).__name__
+
+    @property
+    def login_refused(self) -> bool:
+        """True if the user name or the password is wrong."""
+        return self.status == _UNAUTHORIZED
+
+
+class RabbitApi:
+    """One broker's management API. Every call blocks.
+
+    Args:
+        url: ``http://user:password@host:port``; by default the login is guest and the port 15672 (https: 15671).
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._parts, self._port = _parse(url)
+        self._user = unquote(self._parts.username or "guest")
+        login = f"{self._user}:{unquote(self._parts.password or 'guest')}"
+        self._authorization = "Basic " + base64.b64encode(login.encode()).decode()
+
+    def get(self, path: str) -> Any:
+        """Return the decoded answer, for example of ``/api/overview``; see :meth:`request`."""
+        return self.request("GET", path)
+
+    def queue(self, vhost: str, name: str, *, missing_ok: bool = False) -> Any:
+        """Return the description of a queue; with ``missing_ok`` None if there is no such queue."""
+        return self.request("GET", f"/api/queues/{_quoted(vhost)}/{_quoted(name)}", missing_ok=missing_ok)
+
+    def bindings_of(self, vhost: str, exchange: str) -> Any:
+        """Return the bindings whose source is the exchange; an empty list if there is no such exchange."""
+        path = f"/api/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source"
+        return self.request("GET", path, missing_ok=True) or []
+
+    def version(self) -> str:
+        """Return the version of the broker."""
+        return str(self.get("/api/overview").get("rabbitmq_version", "0"))
+
+    def request(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
+        """Send one request and return the decoded answer; None if it is empty.
+
+        Raises:
+            RabbitApiError: The broker refused, or is not there.
+        """
+        # http.client and not urllib: the proxy settings of the machine must not apply to a broker next to us.
+        kind = HTTPSConnection if self._parts.scheme == "https" else HTTPConnection
+        headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
+        content = None if body is None else json.dumps(body)
+        try:
+            with closing(kind(self._parts.hostname or "", self._port, timeout=_TIMEOUT_S)) as connection:
+                connection.request(method, self._parts.path.rstrip("/") + path, content, headers)
+                response = connection.getresponse()
+                answer = response.read()
+            if response.status < _FIRST_FAILURE:
+                return json.loads(answer) if answer else None
+        except (OSError, HTTPException, ValueError) as error:
+            raise RabbitApiError(f"{method} {path}: no answer ({type(error).__name__})") from error
+        if missing_ok and response.status == _NOT_FOUND:
+            return None
+        text = answer.decode(errors="replace")[:300]
+        raise RabbitApiError(f"{method} {path}: {response.status} {text}", status=response.status)
+
+    def create_vhost(self, name: str) -> None:
+        """Create a vhost in which our user has all permissions."""
+        vhost = _quoted(name)
+        self.request("PUT", f"/api/vhosts/{vhost}", {})
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        self.request("PUT", f"/api/permissions/{vhost}/{_quoted(self._user)}", everything)
+
+    def delete_vhost(self, name: str) -> None:
+        """Delete a vhost and its queues; the broker closes the connections to it. A missing one is no error."""
+        self.request("DELETE", f"/api/vhosts/{_quoted(name)}", missing_ok=True)
+
+
+def default_api_url(amqp_url: str) -> str:
+    """Return the usual address of a broker's management API: the same host and login, port 15672 or 15671."""
+    parts = urlsplit(amqp_url)
+    scheme = "https" if parts.scheme == "amqps" else "http"
+    login = f"{parts.username}:{parts.password or ''}@" if parts.username else ""
+    host = parts.hostname or "localhost"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{scheme}://{login}{host}:{_PORTS[scheme]}"
+
+
+def with_vhost(amqp_url: str, name: str) -> str:
+    """Return ``amqp_url`` with another vhost."""
+    return urlunsplit(urlsplit(amqp_url)._replace(path="/" + _quoted(name)))
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _parse(api_url: str) -> tuple[SplitResult, int]:
+    """Return the parts and the port. Without http:// the host would be read as a scheme, and another host be asked."""
+    with suppress(KeyError, ValueError):
+        parts = urlsplit(api_url)
+        port = parts.port or _PORTS[parts.scheme]
+        if parts.scheme in _PORTS and parts.hostname:
+            return parts, port
+    raise ConfigurationError(
+        "the URL of RabbitMQ's management API cannot be read; write it as http://user:password@host:15672"
+    )

@@ -1,0 +1,217 @@
+"""An asyncio client of a Redis Cluster that looks like a client of one server. Each command is sent once.
+
+redis-py's own cluster client repeats commands whose reply was lost, so it is only asked for its addresses. This client
+sends each command to the node that holds its key, by a client of that node without retries, and follows redirects
+(``routing``): a node that redirects has done nothing. A command that was not sent at all, because its node cannot be
+reached, goes to the slot's new owner if there is one. A command whose reply was lost is in doubt, and is not repeated.
+
+``sync_cluster_client`` is the same without asyncio.
+
+See docs/decisions/0055.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
+
+import redis.asyncio
+from redis.asyncio.client import Pipeline
+from redis.exceptions import ClusterDownError, RedisError, ResponseError
+
+from conquiet.redis_transport.client import ClusterRouted, ClusterSeeds, clone_async
+from conquiet.redis_transport.connect_errors import no_connection
+from conquiet.redis_transport.routing import Address, Detour, key_of
+from conquiet.redis_transport.slot_table import SlotTable
+
+Command = tuple[Sequence[Any], dict[str, Any]]
+Target = tuple[Address, bool]
+"""A node, and whether the command needs ASKING there."""
+
+Failure = RedisError | OSError
+
+_ASKING: Command = (("ASKING",), {})
+
+
+class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[misc]  # redis-py's own bases disagree
+    """Sends each command to the node of its key.
+
+    Args:
+        seeds: How to reach the nodes.
+        socket_timeout_s: How long a reply may take; so long redirects may take together, too.
+    """
+
+    def __init__(self, seeds: ClusterSeeds, *, socket_timeout_s: float) -> None:
+        template = clone_async(seeds.template, socket_timeout_s=socket_timeout_s)
+        super().__init__(connection_pool=template.connection_pool)
+        self.seeds = seeds
+        self.table = SlotTable(seeds)
+        self._timeout_s = socket_timeout_s
+        self._nodes: dict[Address, redis.asyncio.Redis] = {}
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Send one command and return its reply. Errors are those of redis-py."""
+        key = key_of(args)
+        target = (await self._owner(key), False)
+        try:
+            return await self._send(target, args, options)
+        except (RedisError, OSError) as error:
+            failure: Failure = error
+        return await self._follow((args, options), key, target, failure)
+
+    def pipeline(self, transaction: bool = False, shard_hint: str | None = None) -> Any:  # noqa: FBT001, FBT002, ARG002 - redis-py's signature
+        """Return a pipeline over all nodes. There is no transaction: one cannot follow a slot that moves."""
+        if transaction:
+            raise NotImplementedError("a transaction on a Redis Cluster: use a script")
+        return AsyncClusterPipeline(self)
+
+    def node_of(self, key: str) -> redis.asyncio.Redis:
+        """Return the client of the last known owner of a key, or this one if none is known."""
+        try:
+            return self._node(self.table.owner(key))
+        except RedisError:
+            return self
+
+    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands, those of one node at once, and return their replies; errors are among them."""
+        keys = [key_of(args) for args, _ in commands]
+        by_node: dict[Address, list[int]] = {}
+        for place, key in enumerate(keys):
+            by_node.setdefault(await self._owner(key), []).append(place)
+        replies: list[Any] = [None] * len(commands)
+
+        async def send(address: Address, places: list[int]) -> None:
+            answers = await self._send_many(address, [commands[place] for place in places])
+            for place, answer in zip(places, answers, strict=True):
+                replies[place] = answer
+                if isinstance(answer, RedisError | OSError):
+                    replies[place] = await self._followed(commands[place], keys[place], (address, False), answer)
+
+        await asyncio.gather(*(send(address, places) for address, places in by_node.items()))
+        return replies
+
+    async def send_together(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands to one node, on one connection, and return their replies.
+
+        If the first is redirected, all of them go on: it has done nothing, and the others have to follow it. Refusals
+        of the others are among the replies.
+        """
+        key = key_of(commands[0][0])
+        target = (await self._owner(key), False)
+        detour = Detour(self._timeout_s)
+        while True:
+            address, asking = target
+            sent = [one for command in commands for one in (_ASKING, command)] if asking else commands
+            replies = await self._send_many(address, sent)
+            replies = replies[1::2] if asking else replies
+            if not isinstance(replies[0], RedisError | OSError):
+                return replies
+            target = await self._next(replies[0], key, target, detour)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
+        """Close the connections to all nodes."""
+        self.table.close()
+        nodes, self._nodes = list(self._nodes.values()), {}
+        for node in nodes:
+            await node.aclose()
+        await super().aclose(close_connection_pool)
+
+    # ------------------------------------------------------------ inside
+
+    async def _owner(self, key: bytes | None) -> Address:
+        if not self.table.is_known:
+            try:
+                await self.table.ask_soon()
+            except (RedisError, OSError):
+                if not self.table.masters:
+                    raise
+        return self.table.owner(key)
+
+    def _node(self, address: Address) -> redis.asyncio.Redis:
+        node = self._nodes.get(address)
+        if node is None:
+            node = clone_async(self.seeds.template, socket_timeout_s=self._timeout_s)
+            node.connection_pool.connection_kwargs |= {"host": address[0], "port": address[1]}
+            self._nodes[address] = node
+        return node
+
+    async def _send(self, target: Target, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        address, asking = target
+        if not asking:
+            return await self._node(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        _, reply = await self._send_many(address, [_ASKING, (args, options)])
+        if isinstance(reply, RedisError | OSError):
+            raise reply
+        return reply
+
+    async def _send_many(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+        async with self._node(address).pipeline(transaction=False) as pipe:
+            for args, options in commands:
+                pipe.execute_command(*args, **options)
+            try:
+                replies: list[Any] = await pipe.execute(raise_on_error=False)
+            except (RedisError, OSError) as error:
+                return [error] * len(commands)
+        return replies
+
+    async def _followed(self, command: Command, key: bytes | None, target: Target, failure: Failure) -> Any:
+        try:
+            return await self._follow(command, key, target, failure)
+        except (RedisError, OSError) as error:
+            return error
+
+    async def _follow(self, command: Command, key: bytes | None, target: Target, failure: Failure) -> Any:
+        """Send a command on to where it belongs, until it is answered or no node is left to try."""
+        detour = Detour(self._timeout_s)
+        while True:
+            target = await self._next(failure, key, target, detour)
+            try:
+                return await self._send(target, *command)
+            except (RedisError, OSError) as error:
+                failure = error
+
+    async def _next(self, failure: Failure, key: bytes | None, target: Target, detour: Detour) -> Target:
+        redirect = detour.after(failure)
+        if redirect is None or key is None:
+            if isinstance(failure, ResponseError):
+                raise failure
+            return await self._new_owner(failure, key, target)
+        await asyncio.sleep(redirect.pause_s)
+        if redirect.address is None:
+            if isinstance(failure, ClusterDownError):
+                self.table.doubt()
+            return await self._owner(key), False
+        address = self.table.address_in(redirect.address, target[0])
+        if not redirect.asking:
+            self.table.correct(redirect.slot, address)
+        return address, redirect.asking
+
+    async def _new_owner(self, failure: Failure, key: bytes | None, target: Target) -> Target:
+        """Return the slot's new owner for a command that was not sent; else raise."""
+        self.table.doubt()
+        if no_connection(failure) is not None:
+            owner = await self._owner(key)
+            if owner != target[0]:
+                return owner, False
+        raise failure
+
+
+class AsyncClusterPipeline(Pipeline):
+    """Collects commands and sends them with ``AsyncClusterClient.execute_many``."""
+
+    def __init__(self, cluster: AsyncClusterClient) -> None:
+        super().__init__(cluster.connection_pool, cluster.response_callbacks, False, None)  # noqa: FBT003
+        self._cluster = cluster
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
+        """Send what was collected. Each reply is in the place of its command."""
+        commands: list[Command] = [(args, dict(options)) for args, options in self.command_stack]
+        await self.reset()  # type: ignore[no-untyped-call]
+        replies = await self._cluster.execute_many(commands)
+        if raise_on_error:
+            for reply in replies:
+                if isinstance(reply, RedisError | OSError):
+                    raise reply
+        return replies

@@ -1,0 +1,120 @@
+"""Parse RESP2 replies of stream commands, over all supported server versions. Pure.
+
+    XREADGROUP   nil                                    nothing
+                 [[key, [[id, [name, value, …]], …]]]
+    XCLAIM       [[id, fields], nil, …]                 nil: deleted (Redis 6.2; later versions leave it out)
+    XAUTOCLAIM   [cursor, entries]                      Redis 6.2
+                 [cursor, entries, deleted ids]         Redis 7.0 and later
+
+Ids become text; names and values stay bytes. Fields are None for an entry that was deleted from the stream while it was
+pending.
+"""
+
+from typing import Any, NamedTuple
+
+Fields = list[bytes]
+
+
+class Entry(NamedTuple):
+    """One entry of a reply. ``fields`` is None if the entry was deleted."""
+
+    id: str
+    fields: Fields | None
+
+
+class Pending(NamedTuple):
+    """One row of XPENDING."""
+
+    id: str
+    consumer: bytes
+    idle_ms: int
+    deliveries: int
+
+
+class ConsumerInfo(NamedTuple):
+    """One row of XINFO CONSUMERS.
+
+    ``idle_ms`` is the time since the consumer last sent a command for the group. Redis 7.2 added ``inactive``, the time
+    since it last got an entry; it is not used.
+    """
+
+    name: bytes
+    pending: int
+    idle_ms: int
+
+
+def text(value: bytes | str) -> str:
+    """Return an id or a name as text."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def entries(raw: Any) -> list[Entry]:
+    """Return the entries of a list such as XCLAIM's; nil elements are left out."""
+    return [entry(item) for item in raw or () if item is not None]
+
+
+def entry(item: Any) -> Entry:
+    """Return one ``[id, fields]``."""
+    entry_id, fields = item
+    return Entry(text(entry_id), fields or None)
+
+
+def read_entries(raw: Any) -> list[Entry]:
+    """Return the entries of an XREADGROUP reply for one stream."""
+    return entries(raw[0][1]) if raw else []
+
+
+def autoclaimed(raw: Any) -> tuple[str, list[Entry], list[str]]:
+    """Return cursor, entries and deleted ids of an XAUTOCLAIM reply."""
+    deleted = raw[2] if len(raw) > 2 else ()  # noqa: PLR2004 - Redis 6.2 has no third element
+    return text(raw[0]), entries(raw[1]), [text(item) for item in deleted]
+
+
+def pending_rows(raw: Any) -> list[Pending]:
+    """Return the rows of an XPENDING range."""
+    return [Pending(text(row[0]), row[1], row[2], row[3]) for row in raw or ()]
+
+
+def pending_of(raw: Any, consumer: str) -> int:
+    """Return the number of a consumer's entries from the summary of XPENDING."""
+    return sum(int(count) for name, count in raw[3] or () if text(name) == consumer)
+
+
+def consumer_infos(raw: Any) -> list[ConsumerInfo]:
+    """Return the rows of XINFO CONSUMERS."""
+    rows = map(as_mapping, raw or ())
+    return [ConsumerInfo(row[b"name"], row[b"pending"], row[b"idle"]) for row in rows]
+
+
+def group_row(raw: Any, group: str) -> dict[bytes, Any] | None:
+    """Return the row of one group from XINFO GROUPS; None if there is no such group."""
+    name = group.encode()
+    return next((row for row in map(as_mapping, raw or ()) if row[b"name"] == name), None)
+
+
+def group_lag(row: dict[bytes, Any], *, length: int | None = None, waiting: bool = True) -> int | None:
+    """Return the server's lag of a group, corrected where it is provably wrong; None if the server does not know.
+
+    The server loses count when entries in the middle are deleted, and goes on counting undelivered entries that were
+    trimmed. But without an entry after the last delivered one the lag is 0, and it is never above the length.
+
+    Args:
+        row: Of XINFO GROUPS.
+        length: Number of entries in the stream, if known.
+        waiting: False if it is known that no entry follows the last delivered one.
+    """
+    if not waiting:
+        return 0
+    lag: int | None = row.get(b"lag")
+    return lag if lag is None or length is None else min(lag, length)
+
+
+def as_mapping(raw: Any) -> dict[bytes, Any]:
+    """Return a flat list of names and values as a dict."""
+    return dict(zip(raw[::2], raw[1::2], strict=True))
+
+
+def server_ms(raw: Any) -> int:
+    """Return the server's clock in milliseconds from a reply to TIME."""
+    seconds, microseconds = raw
+    return int(seconds) * 1000 + int(microseconds) // 1000

@@ -1,0 +1,104 @@
+"""Where the streams are, and how to connect to them: a single server here, a Redis Cluster in ``cluster``.
+
+A worker needs three things: which streams one command can read together, a connection to the server that holds a stream
+now, and, in its heartbeat's thread, a synchronous client of that server.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import redis
+from redis.exceptions import RedisError
+
+from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis, clone_async, clone_sync
+from conquiet.redis_transport.routing import Address
+
+
+class Topology(Protocol):
+    """Finds the server of a stream."""
+
+    may_move: bool
+    """True if a stream can move to another server between two commands."""
+
+    def group_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
+        """Group the streams so that one command can read each group."""
+        ...
+
+    async def connection(self, stream: str, address: Address | None = None) -> Any:
+        """Return a new connection of redis-py's, not yet open, to the server that holds the stream now.
+
+        ``address``: to this node instead, which a redirect has named.
+
+        Raises:
+            RedisError: That server cannot be found.
+            OSError: That server cannot be found.
+        """
+        ...
+
+    def client(self, stream: str) -> redis.Redis:
+        """Return the synchronous client of the stream's last known server; one client per server.
+
+        For one thread. Sends nothing, unless no server is known yet.
+        """
+        ...
+
+    def refresh(self) -> None:
+        """Find out again which server holds what, after a refusal or a lost server. Same thread; may take seconds."""
+        ...
+
+    def abort(self) -> None:
+        """Make pending calls of clients from here fail. Call it until their users have ended. Any thread."""
+        ...
+
+    async def close(self) -> None:
+        """Close what was opened here. No connection may be in use any more."""
+        ...
+
+
+class SingleServer:
+    """Every stream is on the server of this client: a plain one, or the master that Sentinel names.
+
+    Args:
+        client: The caller's.
+        timeout_s: How long the synchronous client waits for a reply.
+    """
+
+    may_move = False
+
+    def __init__(self, client: AnyRedis, *, timeout_s: float = SOCKET_TIMEOUT_S) -> None:
+        self._asynchronous = clone_async(client)
+        self._synchronous = clone_sync(client, socket_timeout_s=timeout_s)
+
+    def group_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
+        """See ``Topology``."""
+        return [tuple(streams)]
+
+    async def connection(self, _stream: str, _address: Address | None = None) -> Any:
+        """See ``Topology``."""
+        pool: Any = self._asynchronous.connection_pool
+        return pool.make_connection()
+
+    def client(self, _stream: str) -> redis.Redis:
+        """See ``Topology``."""
+        return self._synchronous
+
+    def refresh(self) -> None:
+        """See ``Topology``. There is only one server."""
+
+    def abort(self) -> None:
+        """See ``Topology``."""
+        abort_client(self._synchronous)
+
+    async def close(self) -> None:
+        """See ``Topology``."""
+        with contextlib.suppress(RedisError, OSError):
+            await self._asynchronous.aclose()
+        with contextlib.suppress(RedisError, OSError):
+            self._synchronous.close()
+
+
+def abort_client(client: redis.Redis) -> None:
+    """Close the connections of a client that another thread is using: its pending call fails at once."""
+    with contextlib.suppress(RedisError, OSError):
+        client.connection_pool.disconnect(inuse_connections=True)

@@ -1,0 +1,176 @@
+"""Puts the parts of an engine together. Each part knows only those before it. Nothing is sent.
+
+Acknowledger ◀── Leases ◀── Settler ◀── Runner ◀── WorkerPool ◀── Fetcher ◀── Shard
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from conquiet.core.worker_pool import WorkerPool
+from conquiet.errors import QueueError
+from conquiet.metrics.outages import OutageWatch
+from conquiet.redis_transport.async_connection import AsyncRedisConnection
+from conquiet.redis_transport.errors import RedisError
+from conquiet.redis_transport.topology import Topology
+from conquiet.runtime.acknowledger import Acknowledger
+from conquiet.runtime.batch import BatchPool, MessagePool
+from conquiet.runtime.batch_runner import BatchRunner
+from conquiet.runtime.capacity import CapacitySignal
+from conquiet.runtime.events import EventDispatcher
+from conquiet.runtime.executor import Executor
+from conquiet.runtime.fetch_budget import FetchBudget
+from conquiet.runtime.lease import Heartbeat, LeaseTable
+from conquiet.runtime.leases import Leases
+from conquiet.runtime.message import RuntimeMessage
+from conquiet.runtime.metrics import StreamStats
+from conquiet.runtime.naming import NameReservation
+from conquiet.runtime.outage import OutagePause
+from conquiet.runtime.parts import EngineParts
+from conquiet.runtime.reconnect import Reconnect
+from conquiet.runtime.reporting import WorkerReporter
+from conquiet.runtime.runner import Pace, Runner
+from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.settler import Settler
+from conquiet.runtime.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What the parts report to the engine. Names that end in ``_in_thread`` are called in the heartbeat's thread."""
+
+    error: Callable[..., None]
+    lost_in_thread: Callable[[RuntimeMessage], None]
+    heartbeat_failed_in_thread: Callable[[RedisError | OSError], None]
+    heartbeat_succeeded_in_thread: Callable[[], None]
+    name_taken_in_thread: Callable[[QueueError], None]
+    stop: Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The parts that the engine itself uses."""
+
+    table: LeaseTable
+    stats: dict[str, StreamStats]
+    pace: Pace
+    outage: OutagePause
+    leases: Leases
+    runner: Runner
+    pool: MessagePool
+    shards: Sequence[Shard]
+    heartbeat: Heartbeat
+    reporter: WorkerReporter | None
+
+
+def assemble(  # noqa: PLR0913 - the one place that knows all parts
+    *,
+    streams: tuple[str, ...],
+    group: str,
+    consumer_id: str,
+    concurrency: int,
+    settings: RuntimeSettings,
+    topology: Topology,
+    executor: Executor,
+    dispatcher: EventDispatcher,
+    reports: Reports,
+) -> Assembled:
+    """Return the parts of one engine."""
+    table = LeaseTable(streams)
+    stats = {stream: StreamStats(stream) for stream in streams}
+    by_node = topology.group_by_node(streams)
+    acknowledgers = [_acknowledger(topology, those[0], group, settings, table, reports) for those in by_node]
+    leases = Leases(
+        {stream: one for those, one in zip(by_node, acknowledgers, strict=True) for stream in those},
+        group=group,
+        consumer_id=consumer_id,
+        claim_idle_s=settings.claim_idle_s,
+        table=table,
+        on_error=reports.error,
+    )
+    capacity = CapacitySignal()
+    outage = OutagePause(group, settings.outage, on_change=capacity.notify)
+    pace = Pace()
+    settler = Settler(
+        executor,
+        acknowledge=acknowledgers[0].add if len(acknowledgers) == 1 else leases.acknowledge_soon,
+        release=lambda message: leases.release([message]),
+        table=table,
+        outage=outage,
+        stop=reports.stop,
+    )
+    runner = Runner(
+        executor,
+        settler=settler,
+        leases=leases,
+        charge=leases.charge,
+        flush=leases.flush,
+        table=table,
+        dispatcher=dispatcher,
+        stats=stats,
+        settings=settings,
+        outage=outage,
+        pace=pace,
+    )
+    pool: MessagePool
+    slots, prefetch = concurrency, settings.prefetch
+    if executor.batching is None:
+        pool = WorkerPool(concurrency, runner, on_free=capacity.notify)
+    else:
+        batch_runner = BatchRunner(
+            executor.batching,
+            runner=runner,
+            settler=settler,
+            leases=leases,
+            table=table,
+            dispatcher=dispatcher,
+            claim_idle_s=settings.claim_idle_s,
+            outage=outage,
+        )
+        cap, on_free = settings.max_deliveries, capacity.notify
+        pool = BatchPool(concurrency, batch_runner, batching=executor.batching, cap=cap, on_free=on_free)
+        # A worker is worth a batch, and the next one is gathered while it works.
+        largest = executor.batching.largest
+        slots, prefetch = concurrency * largest, max(prefetch, largest) if prefetch else 0
+    reporter = WorkerReporter(stats, concurrency=concurrency) if settings.report_activity else None
+    name = NameReservation(group, consumer_id, reporter)
+    parts = EngineParts(
+        group=group,
+        consumer_id=consumer_id,
+        settings=settings,
+        table=table,
+        stats=stats,
+        pool=pool,
+        budget=FetchBudget(slots, prefetch, len(by_node)),
+        capacity=capacity,
+        outage=outage,
+        pace=pace,
+        name=name,
+        on_error=reports.error,
+        handles_malformed=executor.handles_malformed,
+    )
+    shards = [
+        Shard(those, topology=topology, acknowledger=one, parts=parts)
+        for those, one in zip(by_node, acknowledgers, strict=True)
+    ]
+    heartbeat = Heartbeat(
+        topology,
+        table,
+        group=group,
+        consumer_id=consumer_id,
+        settings=settings,
+        on_lost=reports.lost_in_thread,
+        on_error=reports.heartbeat_failed_in_thread,
+        on_success=reports.heartbeat_succeeded_in_thread,
+        name=name,
+        on_name_taken=reports.name_taken_in_thread,
+    )
+    return Assembled(table, stats, pace, outage, leases, runner, pool, shards, heartbeat, reporter)
+
+
+def _acknowledger(
+    topology: Topology, stream: str, group: str, settings: RuntimeSettings, table: LeaseTable, reports: Reports
+) -> Acknowledger:
+    connection = AsyncRedisConnection(topology, stream, "ack")
+    outage = OutageWatch("Redis", "nothing is acknowledged")
+    reconnect = Reconnect(settings.reconnect, settings.max_reconnects, connection.name, outage)
+    return Acknowledger(connection, group=group, table=table, reconnect=reconnect, on_error=reports.error)

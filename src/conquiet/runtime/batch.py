@@ -1,0 +1,221 @@
+"""Batches in the engine: a batch is one item of the worker pool, with a settlement for each of its messages.
+
+    Fetcher ──messages──▶ BatchPool ──┬─ malformed, suspect, no batch handler ──▶ WorkerPool ─▶ Runner
+                                      └─ by key and size ─▶ BatchAssembler ────▶ WorkerPool ─▶ BatchRunner
+
+An engine without batch handlers has none of this: its pool is the ``WorkerPool`` itself.
+
+A message that was delivered before is gathered into batches of half the size for each delivery. So a message that kills
+its process has half as many others beside it each time, and none after eight deliveries of a batch of 200. What was
+delivered more often than half of ``max_deliveries`` runs alone, as without batches (see ``claiming``).
+
+See docs/decisions/0044.
+"""
+
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from conquiet.core.batching import BatchAssembler, BatchSettings
+from conquiet.core.settlement import Settlement
+from conquiet.core.worker_pool import WorkerPool
+from conquiet.runtime.context import LeaseManager
+from conquiet.runtime.message import Charge, RuntimeMessage
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages that are executed together."""
+
+    key: str
+    messages: list[RuntimeMessage]
+
+
+Item = RuntimeMessage | Batch
+
+
+class Batching(Protocol):
+    """The part of an executor that executes batches."""
+
+    @property
+    def largest(self) -> int:
+        """Most messages of a batch."""
+        ...
+
+    def find(self, message: RuntimeMessage) -> tuple[str, BatchSettings] | None:
+        """Return which messages it is executed with, and how they are gathered; None if it is executed by itself."""
+        ...
+
+    async def execute_batch(
+        self, key: str, messages: Sequence[RuntimeMessage], leases: LeaseManager
+    ) -> Sequence[Settlement]:
+        """Execute messages together; return what becomes of each. Raises nothing but an end of the worker."""
+        ...
+
+
+class MessagePool(Protocol):
+    """What fetchers and the shutdown need of a pool. Numbers are messages; ``WorkerPool`` of messages is one."""
+
+    @property
+    def active(self) -> int:
+        """Messages being handled."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for a worker."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that are being handled, wait, or are gathered."""
+        ...
+
+    @property
+    def running(self) -> list[RuntimeMessage]:
+        """Messages being handled."""
+        ...
+
+    def start(self) -> None:
+        """Create the workers."""
+        ...
+
+    def put(self, items: list[RuntimeMessage]) -> None:
+        """Add messages."""
+        ...
+
+    def put_alone(self, items: list[RuntimeMessage]) -> None:
+        """Add messages that run one at a time, with nothing beside them."""
+        ...
+
+    def notify_below(self, waiting: int) -> None:
+        """Call ``on_free`` when the queue shrinks to this length."""
+        ...
+
+    def pause(self) -> None:
+        """Start nothing more."""
+        ...
+
+    def drain_queue(self) -> list[RuntimeMessage]:
+        """Remove and return the messages that no handler has started."""
+        ...
+
+    async def wait_idle(self) -> None:
+        """Return when no handler runs and none will start."""
+        ...
+
+    def cancel_running(self) -> list[RuntimeMessage]:
+        """Cancel the running handlers and return their messages."""
+        ...
+
+    async def close(self, *, timeout_s: float = 5.0) -> int:
+        """Cancel the workers. Return how many did not end in time."""
+        ...
+
+
+class BatchPool:
+    """A worker pool whose items are messages and batches; it counts messages.
+
+    Args:
+        limit: Most items at once.
+        work: Handles an item.
+        batching: Says which messages are gathered.
+        cap: Deliveries after which a message is not executed; None for no limit.
+        on_free: Called when a worker is free.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        work: Callable[[Item], Awaitable[None]],
+        *,
+        batching: Batching,
+        cap: int | None,
+        on_free: Callable[[], None],
+    ) -> None:
+        self._limit = limit
+        self._batching = batching
+        self._cap = cap
+        self._on_free = on_free
+        self._is_paused = False
+        self._pool: WorkerPool[Item] = WorkerPool(limit, work, on_free=self._freed)
+        self._assembler: BatchAssembler[RuntimeMessage] = BatchAssembler(self._deliver, self._has_free_worker)
+        self.start = self._pool.start
+        self.wait_idle = self._pool.wait_idle
+        self.close = self._pool.close
+
+    @property
+    def active(self) -> int:
+        """See ``MessagePool``."""
+        return _count(self._pool.running)
+
+    @property
+    def waiting(self) -> int:
+        """See ``MessagePool``."""
+        return _count(self._pool.queued)
+
+    @property
+    def in_flight(self) -> int:
+        """See ``MessagePool``."""
+        return self.active + self.waiting + len(self._assembler)
+
+    @property
+    def running(self) -> list[RuntimeMessage]:
+        """See ``MessagePool``."""
+        return _messages(self._pool.running)
+
+    def put(self, items: list[RuntimeMessage]) -> None:
+        """See ``MessagePool``. What has a batch handler is gathered."""
+        alone: list[Item] = []
+        for message in items:
+            found = None if self._runs_by_itself(message) else self._batching.find(message)
+            size = 1 if found is None else found[1].size_at(message.delivery_count)
+            if found is None or size == 1:
+                alone.append(message)
+            else:
+                self._assembler.add((found[0], size), message, size=size, within_s=found[1].within_s)
+        self._pool.put(alone)
+
+    def put_alone(self, items: list[RuntimeMessage]) -> None:
+        """See ``MessagePool``."""
+        self._pool.put_alone(list(items))
+
+    def notify_below(self, waiting: int) -> None:  # noqa: ARG002 - in messages; an item may be many of them
+        """See ``MessagePool``."""
+        self._pool.notify_below(0)
+
+    def pause(self) -> None:
+        """See ``MessagePool``."""
+        self._is_paused = True
+        self._pool.pause()
+
+    def drain_queue(self) -> list[RuntimeMessage]:
+        """See ``MessagePool``."""
+        return self._assembler.take() + _messages(self._pool.drain_queue())
+
+    def cancel_running(self) -> list[RuntimeMessage]:
+        """See ``MessagePool``."""
+        return _messages(self._pool.cancel_running())
+
+    def _runs_by_itself(self, message: RuntimeMessage) -> bool:
+        is_over = self._cap is not None and message.delivery_count > self._cap
+        return bool(message.malformed) or is_over or message.charge is not Charge.COUNTED
+
+    def _deliver(self, key: Hashable, messages: list[RuntimeMessage]) -> None:
+        assert isinstance(key, tuple)  # noqa: S101 - see ``put``
+        self._pool.put([Batch(key[0], messages)])
+
+    def _has_free_worker(self) -> bool:
+        return not self._is_paused and self._pool.in_flight < self._limit
+
+    def _freed(self) -> None:
+        self._assembler.deliver_due()
+        self._on_free()
+
+
+def _messages(items: Sequence[Item]) -> list[RuntimeMessage]:
+    return [message for item in items for message in (item.messages if isinstance(item, Batch) else [item])]
+
+
+def _count(items: Sequence[Item]) -> int:
+    return sum(len(item.messages) if isinstance(item, Batch) else 1 for item in items)

@@ -1,0 +1,112 @@
+"""One batch, from its worker to the settlement of each message. Single messages go to ``Runner``.
+
+each: lease still ours? ─▶ execute all together ─▶ acknowledge the successes at once, settle the others one by one
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from conquiet.core.settlement import ACKNOWLEDGE, KeepPending, Release, Settlement
+from conquiet.runtime.batch import Batching, Item
+from conquiet.runtime.context import LeaseManager
+from conquiet.runtime.events import EventDispatcher, Started
+from conquiet.runtime.executor import ENDS
+from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.message import Ownership, Progress, RuntimeMessage
+from conquiet.runtime.outage import OutagePause
+from conquiet.runtime.runner import Runner
+from conquiet.runtime.settler import Settler
+
+
+class BatchRunner:
+    """What a worker does with an item of a ``BatchPool``.
+
+    Args:
+        batching: Executes batches.
+        runner: Runs single messages; admits and reports those of a batch.
+        settler: Acknowledges.
+        leases: For contexts.
+        table: Messages whose lease is kept.
+        dispatcher: Notified of results.
+        claim_idle_s: How old a lease may be without a check.
+        outage: What is not started while it is paused is released.
+    """
+
+    def __init__(
+        self,
+        batching: Batching,
+        *,
+        runner: Runner,
+        settler: Settler,
+        leases: LeaseManager,
+        table: LeaseTable,
+        dispatcher: EventDispatcher,
+        claim_idle_s: float,
+        outage: OutagePause,
+    ) -> None:
+        self._batching = batching
+        self._runner = runner
+        self._settler = settler
+        self._leases = leases
+        self._table = table
+        self._dispatcher = dispatcher
+        self._claim_idle_s = claim_idle_s
+        self._outage = outage
+
+    async def __call__(self, item: Item) -> None:
+        """Handle an item. Raises nothing but a cancellation or an end of the process."""
+        if isinstance(item, RuntimeMessage):
+            await self._runner(item)
+        elif messages := await self._admitted(item.messages):
+            await self._run(item.key, messages)
+
+    async def _run(self, key: str, messages: list[RuntimeMessage]) -> None:
+        began = time.monotonic()
+        for message in messages:
+            message.started_at = began
+            message.progress = Progress.RUNNING
+            if Started in self._dispatcher.subscribed:
+                self._dispatcher.emit(Started(message))
+        try:
+            settlements = await self._batching.execute_batch(key, messages, self._leases)
+        except ENDS as error:
+            # Cancelled by a forced stop, or the process is to end. What is committed is found by the next owner.
+            for message in messages:
+                self._runner.fail(message, error, began)
+                self._table.release(message)
+            raise
+        except BaseException as error:  # noqa: BLE001 - a defect of an executor: the worker lives on
+            settlements = [KeepPending(error)] * len(messages)
+        await self._settle(messages, settlements, began)
+        if self._outage.is_on and not any(isinstance(settlement, Release) for settlement in settlements):
+            self._outage.record_result(started_at=began)
+        if self._dispatcher.is_full:
+            await self._dispatcher.wait_below_limit()
+
+    async def _admitted(self, messages: Sequence[RuntimeMessage]) -> list[RuntimeMessage]:
+        """Return the messages that are to be run; the others are settled by then."""
+        admitted = []
+        for message in messages:
+            now = time.monotonic()
+            needs_check = (
+                now - message.leased_at > self._claim_idle_s
+                or message.ownership is not Ownership.HELD
+                or self._outage.is_on
+            )
+            if not needs_check or await self._runner.admit(message, now):
+                admitted.append(message)
+        return admitted
+
+    async def _settle(
+        self, messages: Sequence[RuntimeMessage], settlements: Sequence[Settlement], began: float
+    ) -> None:
+        rest = []
+        for message, settlement in zip(messages, settlements, strict=True):
+            if settlement is ACKNOWLEDGE and message.ownership is Ownership.HELD:
+                self._settler.acknowledge(message)
+                self._runner.succeed(message, began)
+            else:
+                rest.append(self._runner.settle(message, settlement, began))
+        if rest:
+            await asyncio.gather(*rest)

@@ -1,0 +1,386 @@
+"""The engine: fetch, execute, settle, report what happened. SPEC(002).
+
+Policy is not here. What becomes of a message is the decision of an ``Executor``: a user's handler (``Consumer``) or the
+processor.
+
+A message is in exactly one of these places at any moment:
+
+    in the stream ──read──▶ waiting for a worker ──▶ executing ──settlement──▶ acknowledged, moved or released
+                                 │                      │
+                                 │ stop: released       └─ failed, cancelled or process died:
+                                 ▼                         stays pending until it is stale and claimed
+                      pending, uncharged, free for every consumer
+
+This file is the engine's life: starting, asking for the end, reporting. Its parts are put together in ``assembly``, the
+end itself is ``shutdown``; what fetches is a ``Shard``, one for a server and one per slot for a Redis Cluster.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, Self
+
+from conquiet.core.background import wait_ready
+from conquiet.core.identity import stable_consumer_id
+from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.log import FactLogger
+from conquiet.core.validation import require_positive, require_text
+from conquiet.errors import ConfigurationError, QueueError
+from conquiet.metrics.outages import OutageWatch, is_reported
+from conquiet.redis_transport.async_connection import ConnectionLostError
+from conquiet.redis_transport.client import AnyRedis
+from conquiet.redis_transport.cluster import topology_of
+from conquiet.redis_transport.connect_errors import address_of
+from conquiet.redis_transport.errors import ReadOnlyError, RedisError, translate
+from conquiet.runtime.assembly import Reports, assemble
+from conquiet.runtime.events import Callback, EngineError, EventDispatcher
+from conquiet.runtime.executor import Executor
+from conquiet.runtime.health import Health, StopReport
+from conquiet.runtime.message import RuntimeMessage
+from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.shard import Shard
+from conquiet.runtime.shutdown import Shutdown, wait_shielded
+
+logger = FactLogger(__name__)
+
+
+class Engine:
+    """Reads streams as a member of a group and executes their messages, at most ``concurrency`` at once.
+
+    Args:
+        streams: Keys of the streams. They are served fairly.
+        redis: A client, plain or of a Redis Cluster. The engine opens connections of its own to the same server.
+        executor: Decides what becomes of each message.
+        concurrency: Most messages executed at once.
+        group: The consumer group.
+        consumer_id: Name of the engine in the group; made from host and process id if left out.
+        settings: Times and limits.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: tuple[str, ...],
+        redis: AnyRedis,
+        executor: Executor,
+        concurrency: int,
+        group: str,
+        consumer_id: str | None,
+        settings: RuntimeSettings,
+    ) -> None:
+        self._streams = streams
+        self._executor = executor
+        self._concurrency = require_positive("concurrency", concurrency)
+        self._group = self.group = require_text("group", group)
+        if consumer_id is not None:
+            require_text("consumer_id", consumer_id)
+        self._consumer_id = consumer_id or stable_consumer_id()
+        self._settings = settings
+        self._topology = topology_of(redis, timeout_s=settings.heartbeat_timeout_s)
+        self._lifecycle = Lifecycle("this Consumer")
+        self._dispatcher = EventDispatcher()
+        self._lease_outage = OutageWatch("Redis", "leases are not renewed and other workers may claim running messages")
+        self._stop_asked = False
+        self._forced = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._background: asyncio.Task[StopReport] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self.report: StopReport | None = None
+        self._assemble()
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change the most handlers at once, before the start: what ``conquiet worker --concurrency`` does."""
+        self._lifecycle.require_new("concurrency")
+        self._concurrency = require_positive("concurrency", concurrency)
+        self._assemble()
+
+    def _assemble(self) -> None:
+        parts = assemble(
+            streams=self._streams,
+            group=self._group,
+            consumer_id=self._consumer_id,
+            concurrency=self._concurrency,
+            settings=self._settings,
+            topology=self._topology,
+            executor=self._executor,
+            dispatcher=self._dispatcher,
+            reports=Reports(
+                error=self._report,
+                lost_in_thread=lambda message: self._on_loop(self._leases.report_lost, message),
+                heartbeat_failed_in_thread=self._heartbeat_failed_in_thread,
+                heartbeat_succeeded_in_thread=self._lease_outage.succeeded,
+                name_taken_in_thread=lambda error: self._on_loop(self._stop_with, error),
+                stop=self._stop_with,
+            ),
+        )
+        self._table, self._stats, self._pace, self._outage = parts.table, parts.stats, parts.pace, parts.outage
+        self._leases, self._runner, self._pool = parts.leases, parts.runner, parts.pool
+        self._shards, self._heartbeat = parts.shards, parts.heartbeat
+        if parts.reporter is not None:
+            parts.reporter.health = self.health
+        self._shutdown = Shutdown(
+            self._shards,
+            pool=self._pool,
+            leases=self._leases,
+            heartbeat=self._heartbeat,
+            topology=self._topology,
+            stats=self._stats,
+            grace_s=self._settings.grace_s,
+            forced=self._forced,
+        )
+
+    # ------------------------------------------------------------ the face
+
+    @property
+    def consumer_id(self) -> str:
+        """Name of the engine in the group."""
+        return self._consumer_id
+
+    @property
+    def name(self) -> str:
+        """Name of the worker: its consumer id."""
+        return self._consumer_id
+
+    @property
+    def status(self) -> Status:
+        """Where the engine's life stands."""
+        return self._lifecycle.status
+
+    @property
+    def active_tasks(self) -> int:
+        """Handlers running now."""
+        return self._pool.active
+
+    @property
+    def abandoned(self) -> int:
+        """Handlers that did not end within the grace period."""
+        return 0 if self.report is None else len(self.report.abandoned)
+
+    def on(self, event: str, callback: Callback) -> None:
+        """Call ``callback(event)`` for each ``started``, ``succeeded``, ``failed`` or ``error`` event.
+
+        Plain callbacks are called at once and should be quick; async ones in order, from a task of their own.
+        """
+        self._dispatcher.on(event, callback)
+
+    def off(self, event: str, callback: Callback) -> None:
+        """End a subscription of ``on``: no call is begun after this. Raises ``ConfigurationError`` if there is none."""
+        self._dispatcher.off(event, callback)
+
+    async def run(self) -> StopReport:
+        """Consume until ``stop()`` is called; the same as ``start()``."""
+        return await self.start()
+
+    async def start(self, stop_event: asyncio.Event | None = None) -> StopReport:
+        """Consume until ``stop()`` is called or ``stop_event`` is set; then stop in order and return the report.
+
+        Cancelling the caller's task counts as a stop: the engine ends in order, then the cancellation goes on.
+        A second cancellation forces.
+
+        Raises:
+            GroupMissingError: A group went away while running, and ``recreate_group`` is not set.
+            QueueError: The server could not be reached, at the start or for too long.
+            LifecycleError: It was started or stopped before. An engine is started once.
+        """
+        if stop_event is not None and not inspect.iscoroutinefunction(getattr(stop_event, "wait", None)):
+            raise ConfigurationError("stop_event must be an asyncio.Event: waiting for another kind blocks the loop")
+        self._lifecycle.start()
+        self._before_start()
+        self._loop = asyncio.get_running_loop()
+        engine = asyncio.create_task(self._live(), name=f"conquiet-engine-{self._consumer_id}")
+        watcher = None if stop_event is None else asyncio.create_task(self._watch(stop_event))
+        try:
+            return await wait_shielded(engine, stop=self._request_stop, force=self._forced.set)
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+                await asyncio.gather(watcher, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Ask for the end: nothing new is read or started, running handlers get the grace period.
+
+        A second call forces: running handlers are cancelled. Safe in a signal handler and from any thread: it
+        assigns and wakes the loop, and takes no lock.
+        """
+        if self._stop_asked:
+            self._on_loop(self._forced.set)
+        self._stop_asked = True
+        self._request_stop()
+
+    def pause_streams(self, streams: Collection[str]) -> None:
+        """Read nothing from these of our streams until called again without them. Call it on the event loop.
+
+        What was read already goes on.
+        """
+        if isinstance(streams, str):
+            raise ConfigurationError("pause_streams takes a list of stream names, not a single one")
+        for shard in self._shards:
+            shard.pause_streams(streams)
+
+    async def wait_for_active_tasks(self) -> None:
+        """Return when no handler is running any more and everything that they finished is acknowledged."""
+        await self._pool.wait_idle()
+        await self._leases.flush()
+
+    def health(self) -> Health:
+        """Report the state of the engine, without a call to the server. Never raises."""
+        ended = self._pace.last_end
+        return Health(
+            status=self._lifecycle.status,
+            connected=all(shard.connection.is_open for shard in self._shards),
+            progress_age_s=time.monotonic() - min(shard.fetcher.progress(ended) for shard in self._shards),
+            active=self._pool.active,
+            in_flight=len(self._table),
+            unacknowledged=sum(shard.acknowledger.unconfirmed for shard in self._shards),
+            lease_alive=self._heartbeat.is_alive,
+            lag={stream: lag for shard in self._shards for stream, lag in shard.fetcher.lag.items()},
+            streams={stream: stats.counts for stream, stats in self._stats.items()},
+            reconnects=sum(shard.reconnects for shard in self._shards),
+            slots=self._concurrency,
+            patience_s=3.0 + self._settings.slice_ms / 1000,
+            paused=self._outage.is_on,
+        )
+
+    async def close(self) -> None:
+        """Release what was opened. An engine that has ended has done so already."""
+        if self._lifecycle.status in {Status.NEW, Status.STOPPED}:
+            self._lifecycle.stop()
+            await self._topology.close()
+
+    async def __aenter__(self) -> Self:
+        """Start in the background; return once it consumes."""
+        self._background = asyncio.create_task(self.start())
+        await wait_ready(self._background, self._ready)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop in order. An engine that has failed meanwhile raises its error here."""
+        self._request_stop()
+        if self._background is not None:
+            await self._background
+
+    def _before_start(self) -> None:
+        """Check what can only be checked at the start."""
+
+    async def _after_end(self) -> None:
+        """Release what a subclass has opened."""
+
+    # ------------------------------------------------------------ the life
+
+    async def _live(self) -> StopReport:
+        failure: BaseException | None = None
+        about = {"streams": ", ".join(self._streams), "group": self._group, "consumer_id": self._consumer_id}
+        logger.info("worker starts: consumer %(consumer_id)s of %(streams)s", **about, concurrency=self._concurrency)
+        self._dispatcher.start()
+        aborting = asyncio.create_task(self._shutdown.abort_when_forced(), name="conquiet-aborting")
+        try:
+            self._opening = asyncio.create_task(self._open(), name="conquiet-opening")
+            await self._opening
+            self._pool.start()
+            self._heartbeat.start()
+            if self._lifecycle.is_stopping:
+                self._begin_stop()
+            self._ready.set()
+            logger.info("worker ready: consumer %(consumer_id)s of %(streams)s", **about)
+            await self._fetch()
+        except asyncio.CancelledError:
+            if not self._lifecycle.is_stopping:
+                raise
+            # Stopped before anything was read: the opening was cancelled, and this is the end.
+        except ConnectionLostError as lost:
+            command = {"stream": self._streams[0], "group": self._group, "command": "XGROUP CREATE"}
+            failure = translate(lost.reason, **command, sent=isinstance(lost.reason, ReadOnlyError))
+            failure.__cause__ = lost.reason
+        except QueueError as error:
+            failure = error
+        finally:
+            self._lifecycle.stop()
+            facts = {"running": self._pool.active, "grace_s": self._settings.grace_s}
+            logger.info("worker draining: %(running)s handlers have %(grace_s)s s to end", **facts, **about)
+            self.report = report = await self._shutdown.run()
+            self._outage.close()
+            self._lease_outage.close()
+            await self._after_end()
+            self._lifecycle.finish()
+            if failure is not None:
+                logger.failure(logging.ERROR, "worker ends because of an error", failure, **about)
+                self._dispatcher.emit(EngineError(failure, None))
+            await self._dispatcher.close(timeout_s=self._shutdown.patience_s)
+            aborting.cancel()
+            await asyncio.gather(aborting, return_exceptions=True)
+        if failure is not None:
+            raise failure
+        return report
+
+    async def _open(self) -> None:
+        for shard in self._shards:
+            await shard.open()
+
+    async def _fetch(self) -> None:
+        """Fetch for all shards until stopped. One that fails ends the others, in order."""
+        for shard in self._shards:
+            # Nothing can be acknowledged any more: an engine that went on would do everything again elsewhere.
+            shard.acknowledger.start().add_done_callback(_stop_if_failed(shard))
+        tasks = [asyncio.create_task(shard.fetcher.run(), name="conquiet-fetcher") for shard in self._shards]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._begin_stop()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _watch(self, stop_event: asyncio.Event) -> None:
+        await stop_event.wait()
+        self._request_stop()
+
+    def _request_stop(self) -> None:
+        self._lifecycle.stop()
+        self._on_loop(self._begin_stop)
+
+    def _stop_with(self, error: BaseException) -> None:
+        """End with this error."""
+        for shard in self._shards:
+            shard.fail(error)
+        self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        self._pool.pause()
+        for shard in self._shards:
+            shard.stop()
+
+    # ------------------------------------------------------------ reports from other parts and threads
+
+    def _report(self, error: BaseException, message: RuntimeMessage | None = None) -> None:
+        if not is_reported(error):
+            named = None if message is None else message.id
+            facts = {"group": self._group, "stream": getattr(error, "stream", None), "message_id": named}
+            logger.failure(logging.WARNING, "engine error", error, **facts)
+        self._dispatcher.emit(EngineError(error, message))
+
+    def _on_loop(self, call: Callable[..., None], *args: Any) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call, *args)
+
+    def _heartbeat_failed_in_thread(self, error: RedisError | OSError) -> None:
+        translated = translate(error, stream=", ".join(self._streams), group=self._group, command="XCLAIM")
+        translated.__cause__ = error
+        pool = getattr(self._topology.client(self._streams[0]), "connection_pool", None)
+        self._lease_outage.failed(translated, address=address_of(pool))
+        self._on_loop(self._report, translated)
+
+
+def _stop_if_failed(shard: Shard) -> Callable[["asyncio.Future[QueueError]"], None]:
+    def check(failed: "asyncio.Future[QueueError]") -> None:
+        if not failed.cancelled():
+            shard.fail(failed.result())
+
+    return check

@@ -1,0 +1,121 @@
+"""Turns raw stream entries into messages. Reports, once each, those that cannot be one."""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from conquiet.core.decode_function import Decode
+from conquiet.core.entry_format import format_of
+from conquiet.core.json_codec import TOO_LARGE, CodecError, decode_payload
+from conquiet.core.redaction import printable
+from conquiet.core.seen_ids import SeenIds
+from conquiet.errors import MalformedMessageError, QueueError
+from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, QUEUE_MESSAGES_MALFORMED_TOTAL
+from conquiet.metrics.safety import count
+from conquiet.queue.codec import FIELD, NOT_ONE_FIELD, WRONG_FIELD
+from conquiet.runtime.message import RuntimeMessage
+
+_KNOWN = 1_000
+
+
+class EntryDecoder:
+    """Decodes the entries of one group.
+
+    Args:
+        group: The consumer group, for errors.
+        max_payload_bytes: Larger entries are malformed.
+        on_error: Notified of entries that cannot be delivered.
+        handles_malformed: Deliver malformed entries, too, with the reason in place of data.
+        decode: Reads entries of another format; None is the strict one.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        max_payload_bytes: int,
+        on_error: Callable[[BaseException], None],
+        handles_malformed: bool,
+        decode: Decode | None = None,
+    ) -> None:
+        self._group = group
+        self._max_payload_bytes = max_payload_bytes
+        self._on_error = on_error
+        self._handles_malformed = handles_malformed
+        self._format = format_of(decode)
+        self._malformed: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)
+        """Entries known to be malformed, by stream, the last thousand of each: they are not transferred again."""
+        # Malformed and deleted entries come back with every claim. One report each is enough.
+        self._reported = SeenIds()
+
+    def known_malformed(self, stream: str) -> list[str]:
+        """Return the ids of entries that were found malformed."""
+        return list(self._malformed[stream])
+
+    def decode(self, stream: str, raw: Any, *, leased_at: float) -> list[RuntimeMessage]:
+        """Return the messages; what cannot be one is reported."""
+        limit = self._max_payload_bytes
+        messages: list[RuntimeMessage] = []
+        deleted = []
+        for raw_id, fields in raw:
+            if not fields:
+                deleted.append(raw_id.decode())
+                continue
+            try:
+                if self._format is not None:
+                    data, raw_payload = self._format.read(raw_id.decode(), fields, max_bytes=limit)
+                    messages.append(RuntimeMessage(stream, raw_id.decode(), data, raw_payload, leased_at))
+                    continue
+                if len(fields) != 2:  # noqa: PLR2004 - one name, one value
+                    raise CodecError(NOT_ONE_FIELD)
+                if fields[0] != FIELD:
+                    raise CodecError(WRONG_FIELD)
+                data = decode_payload(fields[1], max_bytes=limit)
+            except CodecError as error:
+                messages += self.malformed(stream, raw_id.decode(), error.reason, leased_at=leased_at)
+            else:
+                messages.append(RuntimeMessage(stream, raw_id.decode(), data, fields[1], leased_at))
+        if deleted:
+            self.report_deleted(stream, deleted)
+        return messages
+
+    def malformed(self, stream: str, message_id: str, reason: str, *, leased_at: float) -> list[RuntimeMessage]:
+        """Report an entry that is no message, once. Return it, without its content, if malformed ones are delivered."""
+        known = self._malformed[stream]
+        reason = reason or known.get(message_id, "")  # the script names a known one without its reason
+        if self._format is not None and reason in {NOT_ONE_FIELD, WRONG_FIELD}:
+            reason = TOO_LARGE  # the only entries that the script keeps; to it, several fields are a reason, too
+        known[message_id] = reason
+        if len(known) > _KNOWN:
+            known.popitem(last=False)
+        if self._reported.add(stream, message_id):
+            count(QUEUE_MESSAGES_MALFORMED_TOTAL, stream)
+            self._on_error(
+                MalformedMessageError(
+                    f"entry {message_id} of stream {printable(stream)!r} cannot be delivered: {reason}. "
+                    "It stays pending until it is acknowledged or moved",
+                    stream=stream,
+                    group=self._group,
+                    message_id=message_id,
+                    reason=reason,
+                )
+            )
+        if not self._handles_malformed:
+            return []
+        return [RuntimeMessage(stream, message_id, {}, b"", leased_at, malformed=reason)]
+
+    def report_deleted(self, stream: str, deleted: list[str]) -> None:
+        """Report pending entries that are not in their stream any more."""
+        ids = [message_id for message_id in deleted if self._reported.add(stream, message_id)]
+        if not ids:
+            return
+        count(QUEUE_MESSAGES_DELETED_TOTAL, stream, n=len(ids))
+        shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")  # noqa: PLR2004 - enough to start a search
+        self._on_error(
+            QueueError(
+                f"{len(ids)} pending entries of stream {printable(stream)!r} were deleted before they were handled "
+                f"({shown}): the stream is trimmed below what the group still needs",
+                stream=stream,
+                group=self._group,
+            )
+        )

@@ -1,0 +1,245 @@
+"""Runs one message and returns what becomes of it. The engine calls an executor; it knows no handler.
+
+``HandlerExecutor`` runs the functions that a user passes to ``Consumer``. Their shape is the seed's: they return None
+or raise. The processor is an executor of its own.
+"""
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+from conquiet.core import tracing
+from conquiet.core.batching import BatchSettings
+from conquiet.core.functions import (
+    call_in_thread,
+    reject_generator_function,
+    reject_unawaited,
+    require_arguments,
+    require_made_for,
+)
+from conquiet.core.redaction import printable
+from conquiet.core.settlement import (
+    ACKNOWLEDGE,
+    KEEP_PENDING,
+    DeadLetter,
+    Defer,
+    KeepPending,
+    Release,
+    Retry,
+    Settlement,
+    settlement_name,
+)
+from conquiet.core.worker_pool import Continuation, start_in_context
+from conquiet.errors import ConfigurationError, DeliveriesExhaustedError, InfrastructureError
+from conquiet.runtime.context import LeaseManager, MessageContext, SyncMessageContext
+from conquiet.runtime.message import RuntimeMessage
+
+if TYPE_CHECKING:
+    from conquiet.runtime.batch import Batching
+
+Handler = Callable[[RuntimeMessage, Any], Any]
+"""``async def handler(message, ctx)`` or a plain function of the same shape, which runs in a thread."""
+
+BatchHandler = Callable[[list[RuntimeMessage], list[Any]], Any]
+"""``async def handler(messages, contexts)`` or a plain function: see ``batch_executor``."""
+
+Outcome = Settlement | Awaitable[Settlement]
+"""A settlement at once, or after a wait: a handler that never suspends costs no task switch."""
+
+Execute = Callable[[RuntimeMessage, LeaseManager], Outcome]
+
+ENDS = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
+"""Errors that are raised further after a message is settled: they may be meant for the worker or the process."""
+
+
+class Executor(Protocol):
+    """Decides what becomes of messages. Raises nothing but a cancellation or an end of the process."""
+
+    handles_malformed: bool
+    """True if entries that are no messages are to be passed to ``malformed``."""
+
+    batching: "Batching | None"
+    """Executes batches; None if every message is executed by itself."""
+
+    def execute(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+        """Run one message."""
+        ...
+
+    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+        """Decide about a message that was delivered more often than ``max_deliveries``. It is not run."""
+        ...
+
+    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+        """Decide about an entry that is no message."""
+        ...
+
+    async def store(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> None:
+        """Carry out a settlement that stores the message elsewhere and acknowledges its entry, in one step.
+
+        Raises:
+            QueueError: The server cannot be reached or refuses. The entry may still be pending.
+        """
+        ...
+
+
+def settlement_of(error: BaseException) -> Settlement:
+    """Return what becomes of a message whose handler has raised. Pure."""
+    if isinstance(error, InfrastructureError):
+        # Not the message's fault: counted, every message would pass the cap in an outage that is long enough.
+        return Release(error)
+    return KeepPending(error)
+
+
+def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
+    """True for ``async def`` in any of its forms (a method, a partial, an object with an async ``__call__``)."""
+    if not callable(function):
+        raise ConfigurationError(f"{name} must be callable: async def {name}(message, ctx)")
+    reject_generator_function(name, function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+    )
+
+
+class HandlerExecutor:
+    """Runs a user's handler, and the user's functions for messages that are not run.
+
+    Args:
+        handler: Called with every message.
+        on_exhausted: Called instead of it past ``max_deliveries``.
+        on_malformed: Called instead of it with an entry that is no message.
+        threads: Returns where plain functions run.
+        group: The consumer group; a handler that was made for another one is rejected.
+        batch: How batches are gathered, if the handler is called with many messages.
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        on_exhausted: Handler | None,
+        on_malformed: Handler | None,
+        *,
+        threads: Callable[[], ThreadPoolExecutor],
+        group: str,
+        batch: BatchSettings | None = None,
+    ) -> None:
+        self.batching: Batching | None = None
+        hooks = ((on_exhausted, "on_exhausted"), (on_malformed, "on_malformed"))
+        if batch is None:
+            run: Execute = _UserFunction(handler, "handler", threads, group, success=ACKNOWLEDGE).run
+            self.execute: Execute = run if tracing.active is None else _traced(run, group)
+        else:
+            from conquiet.runtime.batch_executor import HandlerBatching
+
+            self.batching = batching = HandlerBatching(handler, batch, threads=threads, group=group)
+            self.execute = batching.execute_one
+        self._on_exhausted, self._on_malformed = (
+            None if hook is None else _UserFunction(hook, name, threads, group, success=KEEP_PENDING).run
+            for hook, name in hooks
+        )
+        self.handles_malformed = on_malformed is not None
+
+    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+        """See ``Executor``. The message stays pending unless ``on_exhausted`` acknowledges it."""
+        if self._on_exhausted is None:
+            return KeepPending(_exhausted(message))
+        return self._on_exhausted(message, leases)
+
+    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+        """See ``Executor``. The entry stays pending unless ``on_malformed`` acknowledges it."""
+        return KEEP_PENDING if self._on_malformed is None else self._on_malformed(message, leases)
+
+    async def store(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> None:
+        """See ``Executor``. A user's handler returns no settlement that stores anything."""
+        raise NotImplementedError
+
+
+class _UserFunction:
+    """Calls a user's function as its kind demands: awaited, or in a thread. Returns ``success`` or a failure."""
+
+    def __init__(
+        self,
+        function: Handler,
+        name: str,
+        threads: Callable[[], ThreadPoolExecutor],
+        group: str,
+        *,
+        success: Settlement,
+    ) -> None:
+        self._success = success
+        self._function = function
+        self._threads = threads
+        self._is_async = is_async(function, name)
+        require_arguments(name, function, "message", "ctx")
+        require_made_for(function, "group", group)
+
+    def run(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+        """Start at once. Context variables that the function sets end with it."""
+        if not self._is_async:
+            return self._finish(self._in_thread(message, leases))
+        try:
+            begun = start_in_context(self._function(message, MessageContext(message, leases)), self._settlement)
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and its worker must live on
+            return self._settlement(None, error)
+        if begun is None:
+            return self._success
+        return begun if type(begun) is Continuation else self._settlement(begun, None)
+
+    def _settlement(self, result: object, error: BaseException | None) -> Settlement:
+        """Return what becomes of the message; raise an error that may be meant for the worker or the process."""
+        if error is None:
+            if result is None:
+                return self._success
+            try:
+                reject_unawaited(result)
+            except ConfigurationError as mistake:
+                return KeepPending(mistake)
+            return self._success
+        if isinstance(error, ENDS):
+            raise error
+        return settlement_of(error)
+
+    async def _finish(self, begun: Awaitable[Any]) -> Settlement:
+        try:
+            await begun
+        except BaseException as error:  # noqa: BLE001 - the same
+            return self._settlement(None, error)
+        return self._success
+
+    def _in_thread(self, message: RuntimeMessage, leases: LeaseManager) -> "asyncio.Future[None]":
+        loop = asyncio.get_running_loop()
+        ctx = SyncMessageContext(message, leases, loop)
+        run = contextvars.copy_context().run
+        return loop.run_in_executor(self._threads(), run, call_in_thread, "the handler", self._function, message, ctx)
+
+
+def _traced(run: Execute, group: str) -> Execute:
+    """Return the executor with a span around each run."""
+
+    async def execute(message: RuntimeMessage, leases: LeaseManager) -> Settlement:
+        assert tracing.active is not None  # noqa: S101 - asked when it was built
+        # SPEC(001): an entry is one JSON object, the caller's: there is no place in it for a context.
+        with tracing.active.process("redis", message.stream, message_id=message.id, group=group) as span:
+            settlement = run(message, leases)
+            if not isinstance(settlement, Settlement):
+                settlement = await settlement
+            if settlement.failure is not None:
+                span.fail(settlement.failure)
+            span.set("conquiet.settlement", settlement_name(settlement))
+            if message.lease_lost:
+                span.set("conquiet.lease.lost", value=True)
+            return settlement
+
+    return execute
+
+
+def _exhausted(message: RuntimeMessage) -> DeliveriesExhaustedError:
+    return DeliveriesExhaustedError(
+        f"message {message.id} of stream {printable(message.stream)!r} was delivered {message.delivery_count} times "
+        "and is not run again. It stays pending: acknowledge or move it, or pass on_exhausted",
+        stream=message.stream,
+        message_id=message.id,
+        delivery_count=message.delivery_count,
+    )

@@ -1,0 +1,393 @@
+"""The loop that fetches: capacity first, then stale work, then new work.
+
+Capacity comes first because an entry that was read is ours: its idle time runs, and no other consumer can take it. So
+nothing is read that no worker will start soon; that is the back-pressure.
+
+See docs/decisions/0013.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Collection, Sequence
+from enum import Enum
+
+from conquiet.errors import GroupMissingError, QueueError
+from conquiet.metrics.registry import RUNTIME_CLAIMED_TOTAL, RUNTIME_GROUPS_RECREATED_TOTAL
+from conquiet.metrics.safety import count
+from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
+from conquiet.redis_transport.errors import translate
+from conquiet.runtime.acknowledger import Acknowledger
+from conquiet.runtime.claim_schedule import START, ClaimSchedule
+from conquiet.runtime.message import Charge, RuntimeMessage
+from conquiet.runtime.parts import EngineParts
+from conquiet.runtime.reconnect import Reconnect
+from conquiet.runtime.stream_reader import StreamReader
+from conquiet.runtime.stream_scheduler import ReadRequest, StreamScheduler, prefetch_now
+
+_PARTIAL_WAIT_MS = 100
+_OWN_PAGE = 100
+_FLUSH_S = 0.1
+
+
+class Phase(Enum):
+    """Where the loop is. While it is BUSY the next read takes due acknowledgements along."""
+
+    BUSY = "busy"  # between two reads, or in one that does not wait
+    WAITING = "waiting for capacity"
+    BLOCKED = "blocked"  # in a read that waits on the server
+    DISCONNECTED = "disconnected"  # no connection, or not started, or ended
+
+
+class Fetcher:
+    """Fetches for one pool until stopped.
+
+    Args:
+        streams: Streams to read.
+        reader: Reads them.
+        connection: The reader's connection.
+        acknowledger: Its due acknowledgements go with the next read.
+        reconnect: When to connect again.
+        parts: What all fetchers of the engine share.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[str],
+        *,
+        reader: StreamReader,
+        connection: AsyncRedisConnection,
+        acknowledger: Acknowledger,
+        reconnect: Reconnect,
+        parts: EngineParts,
+    ) -> None:
+        self._all_streams = tuple(streams)
+        self._streams = self._all_streams
+        self._paused: frozenset[str] = frozenset()
+        self._applied = self._paused
+        self._reader = reader
+        self._connection = connection
+        self._acknowledger = acknowledger
+        self._reconnect = reconnect
+        self._settings = settings = parts.settings
+        self._pool = parts.pool
+        self._budget = parts.budget
+        self._capacity = parts.capacity
+        self._outage = parts.outage
+        self._pace = parts.pace
+        self._table = parts.table
+        self._stats = parts.stats
+        self._on_error = parts.on_error
+        self._scheduler = StreamScheduler(streams, settings.priorities)
+        self._claims = ClaimSchedule(streams, min(settings.claim_idle_s / 4, 5.0))
+        self._phase = Phase.DISCONNECTED
+        self._stopping = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        self._found_last = False
+        self._undelivered: list[str] = []
+        """Streams whose entries may have been in a reply that was lost."""
+        self._lost_reply = False
+        self._failure: BaseException | None = None
+        self._flushed_at = 0.0
+        # Of the last call that made entries ours, whether its reply has arrived or not.
+        self._sent_at, self._claiming = time.monotonic(), False
+        self.reads_begun = 0
+        self.last_progress = time.monotonic()
+        self.lag: dict[str, int | None] = dict.fromkeys(streams)
+        self._capacity.subscribe(self.wake)
+
+    @property
+    def is_blocked(self) -> bool:
+        """True while a read waits on the server."""
+        return self._phase is Phase.BLOCKED
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True if a reply was lost, and the entries in it were not searched for yet."""
+        return self._lost_reply and bool(self._undelivered)
+
+    def progress(self, last_end: float) -> float:
+        """Return when progress was last made. While waiting for capacity, that is when a handler ended."""
+        waits_for_server = self._phase in {Phase.BUSY, Phase.BLOCKED}
+        return self.last_progress if waits_for_server else max(self.last_progress, last_end)
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once nothing more is to be read."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Read nothing more. A read in flight is not cancelled: its entries would be undelivered."""
+        self._stopping.set()
+        self.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop, and let ``run()`` raise this."""
+        self._failure = error
+        self.stop()
+
+    def pause_streams(self, streams: Collection[str]) -> None:
+        """Read and claim nothing from these streams, until called again without them. What was read goes on."""
+        self._paused = frozenset(streams) & frozenset(self._all_streams)
+        self.wake()
+
+    def wake(self) -> None:
+        """Check again whether there is capacity."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+            if self._phase is Phase.WAITING:
+                self._acknowledger.expect_reader()  # unless there is no capacity after all
+
+    async def run(self) -> None:
+        """Fetch until stopped.
+
+        Raises:
+            GroupMissingError: A group is gone and was not to be created again.
+            QueueError: The connection could not be established again.
+        """
+        try:
+            await self._fetch_until_stopped()
+        finally:
+            self._enter(Phase.DISCONNECTED)
+            self._budget.leave(self)
+        if self._failure is not None:
+            raise self._failure
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is Phase.BUSY:
+            self._acknowledger.expect_reader()
+        else:
+            self._acknowledger.expect_no_reader()
+
+    async def _fetch_until_stopped(self) -> None:
+        own = [(stream, START) for stream in self._all_streams]
+        while not self._stopping.is_set():
+            self._return_budget()
+            capacity = await self._wait_for_capacity()
+            if capacity == 0:
+                return
+            self._apply_paused_streams()
+            if not self._streams:
+                await self._wait_while_all_paused()
+                continue
+            self._enter(Phase.BUSY)
+            try:
+                own.sort(key=lambda left: left[0] in self._paused)
+                if self._undelivered:
+                    await self._recover_undelivered(capacity)
+                elif own and own[0][0] in self._streams:
+                    own = await self._recover_own(own, capacity)
+                elif not await self._claim(capacity) and self._applied == self._paused:  # else apply that first
+                    await self._read(capacity)
+                # What was fetched starts before anything else happens: what ends at once is acknowledged in the same
+                # write as the next read.
+                await asyncio.sleep(0)
+                self._flush_stats()
+            except ConnectionLostError as lost:
+                await self._connect_again(self._no_reply(lost))
+            except GroupMissingError as error:
+                await self._group_lost(error)
+            except QueueError as error:
+                # The server answers but refuses: loading, read-only after a failover, out of memory.
+                await self._connect_again(error)
+
+    def _return_budget(self) -> None:
+        """Return what was reserved for a read that has ended."""
+        self._budget.release(self)
+        self._capacity.notify()
+
+    def _capacity_now(self) -> int:
+        prefetch = prefetch_now(self._pace.average_s, self._budget.slots, self._budget.prefetch)
+        if self._pool.waiting > prefetch // 2:  # one full read later is cheaper than a small one now
+            self._pool.notify_below(prefetch // 2)
+            return 0
+        return self._outage.limit(self._budget.available(self, self._pool.in_flight, prefetch))
+
+    def _apply_paused_streams(self) -> None:
+        # Between two reads, so that no result is recorded for a stream that the scheduler does not know any more.
+        if self._applied != self._paused:
+            self._applied = self._paused
+            self._streams = tuple(stream for stream in self._all_streams if stream not in self._paused)
+            self._scheduler = StreamScheduler(self._streams, self._settings.priorities)
+
+    async def _wait_while_all_paused(self) -> None:
+        """Wait while every stream is paused."""
+        self._return_budget()
+        self._enter(Phase.DISCONNECTED)  # no read is coming that would take acknowledgements along
+        self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.wait({self._waiter}, timeout=self._settings.slice_ms / 1000)
+        self.last_progress = time.monotonic()
+
+    async def _wait_for_capacity(self) -> int:
+        """Return how many entries may be fetched; 0 once stopping."""
+        while not self._stopping.is_set():
+            capacity = self._capacity_now()
+            if capacity > 0:
+                self._budget.reserve(self, capacity, waiting=False)
+                return capacity
+            self._enter(Phase.WAITING)
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            flushing = loop.call_later(_FLUSH_S, self._flush_now)  # handlers may take hours to end
+            try:
+                await self._waiter
+            finally:
+                flushing.cancel()
+        return 0
+
+    async def _read(self, capacity: int) -> None:
+        requests, wait_ms = self._plan(capacity)
+        self.reads_begun += 1
+        acks = self._acknowledger.take_batch()
+        if wait_ms:
+            most = sum(len(request.streams) * request.each for request in requests)
+            self._budget.reserve(self, most, waiting=True)
+            self._enter(Phase.BLOCKED)
+        self._sent_at, self._claiming = time.monotonic(), False
+        messages, found = await self._reader.read(requests, wait_ms=wait_ms, acks=acks)
+        self._enter(Phase.BUSY)
+        self._reconnect.succeeded()  # not at any reply: a server that refuses writes still replies to queries
+        for stream, number in found.items():
+            self._stats[stream].read += number
+        self._scheduler.record(requests, found)
+        self._budget.record(len(messages))
+        self._found_last = bool(messages)
+        self._deliver(messages)
+        self._return_budget()
+
+    def _plan(self, capacity: int) -> tuple[list[ReadRequest], int]:
+        """Return the reads and how long to wait in them."""
+        requests = self._scheduler.plan(capacity)
+        everywhere = len(requests) == 1 and len(requests[0].streams) == len(self._streams)
+        if self._scheduler.any_full or not (everywhere or self._scheduler.all_were_empty) or not self._budget.may_block:
+            return requests, 0
+        wait_ms = self._settings.slice_ms
+        most = self._outage.limit(self._budget.available_for_wait(self, self._pool.in_flight))
+        if not everywhere or most < capacity:
+            # More streams than capacity. The prefetch takes the difference; the other streams are read in turn.
+            requests = [self._scheduler.plan_wait(most)]
+        if len(requests[0].streams) < len(self._streams) or self._budget.is_oversubscribed:
+            wait_ms = min(wait_ms, _PARTIAL_WAIT_MS)
+        return requests, min(wait_ms, int(self._claims.next_due_s(time.monotonic()) * 1000))
+
+    async def _claim(self, capacity: int) -> bool:
+        """Claim stale entries where that is due. True if any was claimed."""
+        now = time.monotonic()
+        due = self._claims.due(now, capacity, idle=not self._found_last)
+        claimed = False
+        for stream, most in due.items():
+            # As of the beginning of this round: a stream that has just been resumed has its own pending entries read
+            # first, and an entry claimed before that would be among them.
+            if stream not in self._streams:
+                self._claims.postpone(stream, now)
+                continue
+            self._sent_at, self._claiming = time.monotonic(), True
+            messages, cursor = await self._reader.pending.claim(stream, self._claims.cursor(stream), most)
+            # Its reply has arrived: what is lost from now on is lost from the next call.
+            self._sent_at, self._claiming = time.monotonic(), False
+            self._reconnect.succeeded()
+            self._claims.record(stream, cursor, time.monotonic())
+            if messages:
+                claimed = True
+                self._record_claimed(stream, len(messages))
+                self._deliver_again(messages)
+        if due:
+            self.lag |= await self._reader.lag(list(due))
+        return claimed
+
+    async def _recover_own(self, own: list[tuple[str, str]], capacity: int) -> list[tuple[str, str]]:
+        """Deliver a page of what an earlier process of this consumer id left pending. Return what is left to do."""
+        (stream, cursor), *rest = own
+        messages, next_cursor = await self._reader.pending.read_own(stream, cursor, min(capacity, _OWN_PAGE))
+        self._reconnect.succeeded()
+        self._stats[stream].read += len(messages)
+        self._deliver_again(messages)
+        return rest if next_cursor is None else [(stream, next_cursor), *rest]
+
+    async def _recover_undelivered(self, capacity: int) -> None:
+        """Deliver the entries of a lost reply, as far as there is capacity."""
+        stream = self._undelivered[0]
+        sent_at, by_claim = self._sent_at, self._claiming
+        messages, more = await self._reader.pending.recover_undelivered(
+            stream, capacity, sent_at=sent_at, by_claim=by_claim
+        )
+        if by_claim:
+            self._record_claimed(stream, len(messages))
+        else:
+            self._stats[stream].read += len(messages)
+        self._deliver(messages)
+        if not more:
+            self._undelivered.pop(0)
+
+    def _record_claimed(self, stream: str, number: int) -> None:
+        self._stats[stream].claimed += number
+        count(RUNTIME_CLAIMED_TOTAL, stream, n=number)
+
+    def _deliver(self, messages: list[RuntimeMessage]) -> None:
+        self.last_progress = time.monotonic()
+        if messages:
+            self._outage.record_fetch()
+        self._pool.put(messages)
+
+    def _deliver_again(self, messages: list[RuntimeMessage]) -> None:
+        """Deliver entries that were delivered before. A suspect runs alone."""
+        if alone := [message for message in messages if message.charge is Charge.AT_START_ALONE]:
+            self._outage.record_fetch()
+            self._pool.put_alone(alone)
+        self._deliver([message for message in messages if message.charge is not Charge.AT_START_ALONE])
+
+    def _flush_stats(self) -> None:
+        """Pass counts to the metrics now and then: for a stream that costs as much as some messages."""
+        if self.last_progress >= self._flushed_at + _FLUSH_S:
+            self._flushed_at = self.last_progress
+            self._flush_now()
+
+    def _flush_now(self) -> None:
+        for stream in self._all_streams:
+            self._stats[stream].flush(len(self._table.of(stream)))
+
+    async def _connect_again(self, error: QueueError) -> None:
+        """Wait and connect again. The entries of a lost reply are fetched then, before anything else.
+
+        Raises:
+            QueueError: It failed too often in a row.
+        """
+        self._enter(Phase.DISCONNECTED)
+        self._return_budget()
+        self._lost_reply = error.in_doubt or self.is_unanswered
+        self._undelivered = list(self._all_streams)
+        self._reader.pending.begin_recovery()
+        while not self._stopping.is_set():
+            delay_s = self._reconnect.delay_s(error, self._connection.address)
+            if delay_s is None:
+                raise error  # reported once, as what the engine ended with
+            self._on_error(error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+            if self._stopping.is_set():
+                return
+            try:
+                await self._connection.open()
+            except ConnectionLostError as lost:
+                error = self._no_reply(lost)
+            else:
+                return
+
+    async def _group_lost(self, error: GroupMissingError) -> None:
+        """Stop, or create the groups again if ``recreate_group`` is set."""
+        if not self._settings.recreate_group:
+            raise error
+        self._on_error(error)
+        try:
+            for stream in await self._reader.create_groups(self._all_streams):
+                count(RUNTIME_GROUPS_RECREATED_TOTAL, stream)
+        except ConnectionLostError as lost:
+            await self._connect_again(self._no_reply(lost))
+
+    def _no_reply(self, lost: ConnectionLostError) -> QueueError:
+        error = translate(
+            lost.reason, stream=", ".join(self._all_streams), group=self._reader.group, command="XREADGROUP"
+        )
+        error.__cause__ = lost.reason
+        return error

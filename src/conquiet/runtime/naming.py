@@ -1,0 +1,189 @@
+"""Reserving the consumer name: two live engines under one name would run each other's messages.
+
+The name is reserved by a key that expires (``queue.liveness``). A name whose holder died is taken over: at once if the
+holder was a process of this machine that has ended, otherwise when its key expires. A key that is renewed while we
+watch has a live holder, and the start is refused.
+"""
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from conquiet.core.log import FactLogger
+from conquiet.core.redaction import printable
+from conquiet.errors import QueueError
+from conquiet.redis_transport.client import SyncClient
+from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.errors import ResponseError
+from conquiet.redis_transport.liveness import (
+    LEAVE_GROUP,
+    LIVENESS_TTL_MS,
+    RELEASE_NAME,
+    RESERVE_NAME,
+    liveness_key,
+    registry_key,
+)
+from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.worker_reports import (
+    RECORD_LAST,
+    RENEW_NAME,
+    deploys_key,
+    history_base,
+    workers_key,
+)
+from conquiet.runtime.reporting import WorkerReporter
+
+logger = FactLogger(__name__)
+
+RENEW_S: Final = LIVENESS_TTL_MS / 3_000
+_LOOK_S = 0.2
+_RELEASE_S = 1.0
+
+Call = Callable[[list[bytes]], Awaitable[list[Any]]]
+
+
+class NameReservation:
+    """The keys of one engine, one for each stream.
+
+    Args:
+        group: The consumer group.
+        consumer_id: The name.
+        reporter: Says what is left in Redis with each renewal; None leaves nothing.
+    """
+
+    def __init__(self, group: str, consumer_id: str, reporter: WorkerReporter | None = None) -> None:
+        self._reporter = reporter
+        self._group = group
+        self._consumer_id = consumer_id
+        self._token = f"{_machine()}/{os.getpid()}/{uuid.uuid4().hex}"
+        self._reserved: dict[str, str] = {}
+        self._closing = False
+        self._is_renewing = False
+
+    async def reserve(self, streams: Sequence[str], call: Call) -> None:
+        """Reserve the name in each stream.
+
+        Raises:
+            QueueError: A live engine holds it. Nothing was read.
+            WireLostError: The connection broke.
+        """
+        for stream in streams:
+            key = liveness_key(stream, self._group, self._consumer_id)
+            last_ms = LIVENESS_TTL_MS * 1_000
+            while not await self._is_ours(stream, key, call):
+                holder, left_ms = await call([pack("GET", key), pack("PTTL", key)])
+                if isinstance(holder, ResponseError) or isinstance(left_ms, ResponseError):
+                    self._go_without(stream)
+                    break
+                if holder is not None and _is_gone(text(holder)):
+                    await call([pack("EVAL", RELEASE_NAME, 1, key, holder)])
+                    continue
+                if left_ms > last_ms:
+                    raise self._taken(stream)
+                last_ms = left_ms
+                await asyncio.sleep(_LOOK_S)
+
+    def renew(self, client_of: Callable[[str], SyncClient]) -> QueueError | None:
+        """Renew the keys, in the heartbeat's thread. Returns an error if another engine has taken the name."""
+        self._is_renewing = True
+        try:
+            facts = b"" if self._reporter is None else self._reporter.facts()
+            for stream, key in list(self._reserved.items()):
+                if self._closing:
+                    return None
+                counts, totals = ([], {}) if self._reporter is None else self._reporter.new_counts(stream)
+                if not client_of(stream).eval(*self._renewal(stream, key, facts, counts)):
+                    return self._taken(stream)
+                if self._reporter is not None:
+                    self._reporter.confirm(stream, totals)
+        finally:
+            self._is_renewing = False
+        return None
+
+    async def release(self, streams: Sequence[str], call: Call) -> None:
+        """Release the name at a stop, and delete it from the groups in which nothing is pending under it.
+
+        A successor need not wait for the key to expire, and no name is left behind by a deployment.
+        """
+        self._closing = True
+        keys = {stream: self._reserved.pop(stream) for stream in streams if stream in self._reserved}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_RELEASE_S):
+                while self._is_renewing:  # noqa: ASYNC110 - set by a thread
+                    await asyncio.sleep(0.01)
+                if keys:
+                    who = (self._token, self._group, self._consumer_id)
+                    commands = [
+                        pack("EVAL", LEAVE_GROUP, 3, key, stream, registry_key(stream, self._group), *who)
+                        for stream, key in keys.items()
+                    ]
+                    if self._reporter is not None:
+                        commands += [self._last_report(stream, self._reporter) for stream in keys]
+                    await call(commands)
+
+    async def _is_ours(self, stream: str, key: str, call: Call) -> bool:
+        # Before the call: a start that is broken off in it must release the name as well. The token is compared there.
+        self._reserved[stream] = key
+        facts = b"" if self._reporter is None else self._reporter.facts()
+        (reply,) = await call([pack("EVAL", *self._renewal(stream, key, facts, ()))])
+        if isinstance(reply, ResponseError):
+            del self._reserved[stream]
+            self._go_without(stream)
+            return True
+        return bool(reply)
+
+    def _renewal(self, stream: str, key: str, facts: bytes, counts: Sequence[str | int]) -> tuple[Any, ...]:
+        """Return the script that reserves the name or renews the reservation, the number of its keys, and its words."""
+        keys = key, registry_key(stream, self._group)
+        who = self._token, LIVENESS_TTL_MS, self._consumer_id
+        if self._reporter is None:
+            return RESERVE_NAME, 2, *keys, *who
+        report = workers_key(stream, self._group), deploys_key(stream), history_base(stream, self._group)
+        return RENEW_NAME, 5, *keys, *report, *who, facts, self._reporter.unmarked_version(stream), *counts
+
+    def _last_report(self, stream: str, reporter: WorkerReporter) -> bytes:
+        keys = workers_key(stream, self._group), history_base(stream, self._group)
+        return pack("EVAL", RECORD_LAST, 2, *keys, self._consumer_id, *reporter.new_counts(stream)[0])
+
+    def _go_without(self, stream: str) -> None:
+        logger.warning(
+            "the consumer name cannot be reserved: the server refuses the key. Two engines of one name go unnoticed",
+            stream=printable(stream),
+            group=self._group,
+        )
+
+    def _taken(self, stream: str) -> QueueError:
+        return QueueError(
+            f"another live engine is consumer {printable(self._consumer_id)!r} of group {printable(self._group)!r} on "
+            f"stream {printable(stream)!r}; two under one name would run each other's messages. Give each engine a "
+            "consumer_id of its own: in containers host names and process ids repeat",
+            stream=stream,
+            group=self._group,
+        )
+
+
+def _machine() -> str:
+    """Return what the process ids of this machine are unique in; empty if that is not known."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def _is_gone(token: str) -> bool:
+    """True if the token's process was one of this machine and has ended."""
+    machine, _, rest = token.partition("/")
+    pid = rest.partition("/")[0]
+    if not machine or machine != _machine() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

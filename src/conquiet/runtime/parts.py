@@ -1,0 +1,49 @@
+"""The parts of one engine that its shards share."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from conquiet.runtime.batch import MessagePool
+from conquiet.runtime.capacity import CapacitySignal
+from conquiet.runtime.fetch_budget import FetchBudget
+from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.metrics import StreamStats
+from conquiet.runtime.naming import NameReservation
+from conquiet.runtime.outage import OutagePause
+from conquiet.runtime.runner import Pace
+from conquiet.runtime.settings import RuntimeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What fetchers, readers and acknowledgers of one engine have in common.
+
+    Attributes:
+        group: The consumer group.
+        consumer_id: Name of the engine in it.
+        settings: Times and limits.
+        table: Messages whose lease is kept.
+        stats: Counts by stream.
+        pool: Runs what is fetched.
+        budget: What may still be fetched.
+        capacity: Notifies fetchers that they may fetch.
+        outage: Limits what is fetched.
+        pace: How fast handlers are.
+        name: Reserves the consumer name.
+        on_error: Notified of everything that goes wrong.
+        handles_malformed: Entries that are no messages are delivered, too.
+    """
+
+    group: str
+    consumer_id: str
+    settings: RuntimeSettings
+    table: LeaseTable
+    stats: Mapping[str, StreamStats]
+    pool: MessagePool
+    budget: FetchBudget
+    capacity: CapacitySignal
+    outage: OutagePause
+    pace: Pace
+    name: NameReservation
+    on_error: Callable[[BaseException], None]
+    handles_malformed: bool

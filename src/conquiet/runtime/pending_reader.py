@@ -1,0 +1,264 @@
+"""Takes over pending entries: stale ones, our own from before a restart, and those of a lost reply."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from conquiet.errors import QueueError
+from conquiet.redis_transport.async_connection import AsyncRedisConnection
+from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.errors import ResponseError, translate
+from conquiet.redis_transport.ids import parse_id
+from conquiet.redis_transport.replies import pending_rows
+from conquiet.runtime.claim_schedule import START, after
+from conquiet.runtime.claiming import OWN, Taken, TakenOver, take_over, taken_over
+from conquiet.runtime.entry_decoder import EntryDecoder
+from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.message import Charge, RuntimeMessage
+from conquiet.runtime.release import UNDO_DELIVERY_COUNT
+from conquiet.runtime.settings import RuntimeSettings
+
+_PAGE = 100
+
+
+class PendingReader:
+    """Reads pending entries for one member of one group.
+
+    Args:
+        connection: The reader's connection.
+        group: The consumer group.
+        consumer_id: Our name in it.
+        settings: Sizes and times.
+        table: Messages in flight; none of them is delivered a second time.
+        decoder: Turns entries into messages.
+        newest: The last id that a read has brought from each stream.
+    """
+
+    def __init__(
+        self,
+        connection: AsyncRedisConnection,
+        *,
+        group: str,
+        consumer_id: str,
+        settings: RuntimeSettings,
+        table: LeaseTable,
+        decoder: EntryDecoder,
+        newest: Mapping[str, str],
+    ) -> None:
+        self._connection = connection
+        self._group = group
+        self._consumer_id = consumer_id
+        self._settings = settings
+        self._table = table
+        self._decoder = decoder
+        self._newest = newest
+        self._recovered: dict[str, str] = {}
+        """How far ``recover_undelivered`` has come in each stream since the last loss."""
+        self._has_autoclaim = True
+
+    async def read_own(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str | None]:
+        """Return entries pending under our own name, and where to go on (None: that was all).
+
+        For the start of a stream. What is in flight by then (a reconnect brought it back) is left out.
+        """
+        sent_at = time.monotonic()
+        taken = await self._take_over(stream, idle_ms=OWN, cursor=after(cursor), count=count, command="XCLAIM")
+        held = self._table.of(stream)
+        messages = [message for message in self._messages(stream, taken, sent_at) if message.id not in held]
+        messages = await self._count_deliveries(stream, messages)
+        self._table.add(messages)
+        return messages, None if taken.cursor == START else taken.cursor
+
+    async def recover_undelivered(
+        self, stream: str, capacity: int, *, sent_at: float, by_claim: bool
+    ) -> tuple[list[RuntimeMessage], bool]:
+        """Return the entries of a reply that never arrived: pending for us, young, and not in flight.
+
+        They are not charged: no handler has seen them. A message that failed is not taken for one: a group delivers in
+        order, so the entries of a lost read stand behind everything that was read before; those of a lost claim are not
+        older than the claim. XCLAIM asks for the idle time just read, so that an entry that another consumer has
+        claimed meanwhile (which resets its idle time) stays there. The second value is True if there was no capacity
+        for all.
+
+        Args:
+            stream: The stream.
+            capacity: How many may be returned.
+            sent_at: When the call was sent whose reply was lost.
+            by_claim: It was a claim, not a read.
+        """
+        held = self._table.of(stream)
+        seen = (0, 0) if by_claim else parse_id(self._newest.get(stream, START))
+        asked_at = time.monotonic()
+        start = self._recovered.get(stream, "-")
+        query = pack("XPENDING", stream, self._group, start, "+", _PAGE, self._consumer_id)
+        rows = pending_rows(await self._call(stream, "XPENDING", query))
+        # Measured after the reply: before it, a slow connection would make lost entries seem too old.
+        young_ms = int((time.monotonic() - sent_at) * 1000) + 1
+        lost = [row for row in rows if row.id not in held and row.idle_ms <= young_ms and parse_id(row.id) > seen]
+        who = (stream, self._group, self._consumer_id)
+        claims = [pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", row.deliveries) for row in lost[:capacity]]
+        messages: list[RuntimeMessage] = []
+        more = len(lost) > capacity or len(rows) == _PAGE
+        passed = rows[-1].id if rows and len(lost) <= capacity else None
+        for row, reply in zip(lost, await self._connection.call(claims) if claims else [], strict=False):
+            if isinstance(reply, ResponseError):
+                if not messages:
+                    raise self._translated(reply, stream, "XCLAIM")
+                more = True  # what we have is delivered; the next call meets the refusal
+                break
+            found = self._decoder.decode(stream, reply, leased_at=asked_at)
+            for message in found:
+                message.delivery_count = row.deliveries
+            messages += found
+            # Not read again: what fails at once would be taken for lost once more, without end.
+            self._recovered[stream] = after(row.id)
+        else:
+            if passed is not None:
+                self._recovered[stream] = after(passed)
+        self._table.add(messages)
+        return messages, more
+
+    def begin_recovery(self) -> None:
+        """Read everything again that is pending for us: a connection was lost."""
+        self._recovered.clear()
+
+    async def claim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
+        """Claim stale entries from ``cursor`` on. Return them and the next cursor (``0-0``: all were seen)."""
+        if not self._has_autoclaim:
+            return await self._claim_without_autoclaim(stream, cursor, count)
+        sent_at = time.monotonic()
+        idle_ms = self._settings.claim_idle_ms
+        try:
+            taken = await self._take_over(stream, idle_ms=idle_ms, cursor=cursor, count=count, command="XAUTOCLAIM")
+        except _NoSuchCommandError:
+            self._has_autoclaim = False
+            return await self._claim_without_autoclaim(stream, cursor, count)
+        return await self._claimed(stream, self._messages(stream, taken, sent_at)), taken.cursor
+
+    async def _take_over(self, stream: str, *, idle_ms: int, cursor: str, count: int, command: str) -> TakenOver:
+        packed = take_over(
+            stream,
+            (self._group, self._consumer_id),
+            self._settings,
+            idle_ms=idle_ms,
+            cursor=cursor,
+            count=count,
+            known=self._decoder.known_malformed(stream),
+        )
+        (reply,) = await self._connection.call([packed])
+        if isinstance(reply, ResponseError):
+            if "unknown command" in str(reply).lower() or "unknown redis command" in str(reply).lower():
+                raise _NoSuchCommandError from reply
+            raise self._translated(reply, stream, command)
+        return taken_over(reply)
+
+    def _messages(self, stream: str, taken: TakenOver, leased_at: float) -> list[RuntimeMessage]:
+        """Turn what was taken over into messages with their delivery counts; what cannot be one is reported."""
+        messages: list[RuntimeMessage] = []
+        for entry in taken.entries:
+            if entry.fields is None:
+                found = self._decoder.malformed(stream, entry.id, entry.reason, leased_at=leased_at)
+            else:
+                found = self._decoder.decode(stream, [(entry.id.encode(), entry.fields)], leased_at=leased_at)
+            for message in found:
+                message.delivery_count = entry.deliveries
+                message.charge = self._charge_of(message, entry)
+            messages += found
+        if taken.deleted:
+            self._decoder.report_deleted(stream, taken.deleted)
+        return messages
+
+    def _charge_of(self, message: RuntimeMessage, entry: Taken) -> Charge:
+        if entry.charged or message.malformed:
+            return Charge.COUNTED
+        return Charge.AT_START if self._table.has_survived(message) else Charge.AT_START_ALONE
+
+    async def _claimed(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
+        held = self._table.of(stream)
+        # What is in flight here went stale because our heartbeat was late, or because its handler is over its time. It
+        # is running and was not started again, so the claim must not count.
+        ours = [held[message.id] for message in messages if message.id in held and message.charge is Charge.COUNTED]
+        if ours:
+            await self._undo_charge(stream, ours)
+        messages = [message for message in messages if message.id not in held]
+        messages = await self._count_deliveries(stream, messages)
+        self._table.add(messages)
+        return messages
+
+    async def _undo_charge(self, stream: str, running: list[RuntimeMessage]) -> None:
+        expired = [message for message in running if message.lease_lost]
+        idle = {False: 0, True: self._settings.claim_idle_ms}  # an expired one stays free for other consumers
+        calls = [
+            pack(
+                "EVAL",
+                UNDO_DELIVERY_COUNT,
+                1,
+                stream,
+                self._group,
+                self._consumer_id,
+                idle[over],
+                *(m.id for m in those),
+            )
+            for over, those in ((True, expired), (False, [m for m in running if not m.lease_lost]))
+            if those
+        ]
+        for reply in await self._connection.call(calls):
+            if isinstance(reply, ResponseError):
+                raise self._translated(reply, stream, "EVAL")
+
+    async def _count_deliveries(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
+        """Ask how often these were delivered, and return those that are still ours.
+
+        Only XPENDING has the count; new entries have 1. An entry is not ours any more if our own acknowledgement, on
+        the other connection, came between the claim and its reply.
+        """
+        if not messages:
+            return messages
+        packed = [
+            pack("XPENDING", stream, self._group, message.id, message.id, 1, self._consumer_id) for message in messages
+        ]
+        ours = []
+        for message, reply in zip(messages, await self._connection.call(packed), strict=True):
+            rows = [] if isinstance(reply, ResponseError) else pending_rows(reply)
+            if rows:
+                message.delivery_count = rows[0].deliveries + (message.charge is not Charge.COUNTED)
+            if rows or isinstance(reply, ResponseError):
+                ours.append(message)
+        return ours
+
+    async def _claim_without_autoclaim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
+        """Claim by a page of XPENDING, filtered here, and XCLAIM. SPEC(002 CM-001.3)."""
+        sent_at = time.monotonic()
+        min_idle_ms = self._settings.claim_idle_ms
+        start = "-" if cursor == START else cursor
+        rows = pending_rows(
+            await self._call(stream, "XPENDING", pack("XPENDING", stream, self._group, start, "+", _PAGE))
+        )
+        stale = [row.id for row in rows if row.idle_ms >= min_idle_ms][:count]
+        next_cursor = START
+        if len(stale) == count:
+            next_cursor = after(stale[-1])
+        elif len(rows) == _PAGE:
+            next_cursor = after(rows[-1].id)
+        if not stale:
+            return [], next_cursor
+        # The server checks the idle time again: two engines that read the same page do not both get an entry.
+        packed = pack("XCLAIM", stream, self._group, self._consumer_id, min_idle_ms, *stale)
+        raw = await self._call(stream, "XCLAIM", packed)
+        entries = [item for item in raw if item is not None]
+        return await self._claimed(stream, self._decoder.decode(stream, entries, leased_at=sent_at)), next_cursor
+
+    async def _call(self, stream: str, command: str, packed: bytes) -> Any:
+        (reply,) = await self._connection.call([packed])
+        if isinstance(reply, ResponseError):
+            raise self._translated(reply, stream, command)
+        return reply
+
+    def _translated(self, reply: ResponseError, stream: str, command: str) -> QueueError:
+        error = translate(reply, stream=stream, group=self._group, command=command)
+        error.__cause__ = reply
+        return error
+
+
+class _NoSuchCommandError(Exception):
+    """The server's operator has disabled the command."""

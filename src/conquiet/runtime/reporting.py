@@ -1,0 +1,85 @@
+"""What an engine leaves in Redis about itself: its process, its health, and what it has done since the last time.
+
+Written by the heartbeat thread when it renews the liveness key (``naming``), in the same script call. Numbers are
+read without a lock: the event loop only adds to them.
+
+See docs/decisions/0052.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from conquiet._version import __version__
+from conquiet.core.identity import hostname
+from conquiet.runtime.metrics import StreamStats
+
+if TYPE_CHECKING:
+    from conquiet.runtime.health import Health
+
+VERSION: Final = "CONQUIET_APP_VERSION"
+"""Environment variable that names the release of your program; the dashboard marks its first start as a deploy."""
+
+_MOST_TEXT = 100
+
+Totals = dict[str, int]
+
+
+class WorkerReporter:
+    """Describes one engine.
+
+    Args:
+        stats: What it counts, by stream.
+        concurrency: Its handlers at once.
+    """
+
+    def __init__(self, stats: Mapping[str, StreamStats], *, concurrency: int) -> None:
+        self._stats = stats
+        self._concurrency = concurrency
+        self._started_ms = int(time.time() * 1000)
+        self._reported: dict[str, Totals] = {}
+        self._marked: set[str] = set()
+        self.version = os.environ.get(VERSION, "")[:_MOST_TEXT] or f"conquiet {__version__}"
+        self.health: Callable[[], Health] | None = None
+
+    def facts(self) -> bytes:
+        """Return what the workers page shows of this process, as JSON."""
+        facts: dict[str, str | int | bool] = {
+            "host": hostname(),
+            "pid": os.getpid(),
+            "version": self.version,
+            "conquiet": __version__,
+            "started_ms": self._started_ms,
+            "at_ms": int(time.time() * 1000),
+            "slots": self._concurrency,
+        }
+        try:
+            health = None if self.health is None else self.health()
+        except RuntimeError:  # the event loop changed a dict while this thread read it
+            health = None
+        if health is not None:
+            facts |= {"active": health.active, "in_flight": health.in_flight}
+            facts |= {"ready": health.ready, "reason": health.reason[:_MOST_TEXT]}
+        return msgspec.json.encode(facts)
+
+    def unmarked_version(self, stream: str) -> str:
+        """Return the version if its start was not noted for this stream yet, else an empty string."""
+        return "" if stream in self._marked else self.version
+
+    def new_counts(self, stream: str) -> tuple[list[str | int], Totals]:
+        """Return pairs of a counter and its growth since the last confirmed report, and the totals to confirm."""
+        totals = self._stats[stream].totals()
+        before = self._reported.get(stream, {})
+        pairs: list[str | int] = []
+        for name, total in totals.items():
+            if grown := total - before.get(name, 0):
+                pairs += (name, grown)
+        return pairs, totals
+
+    def confirm(self, stream: str, totals: Totals) -> None:
+        """Note that the server has these totals."""
+        self._reported[stream] = totals
+        self._marked.add(stream)

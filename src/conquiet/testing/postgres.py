@@ -1,0 +1,128 @@
+"""A private PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, ClassVar
+
+from conquiet.testing import discovery, handshakes, postgres_databases
+from conquiet.testing.errors import ServerStartError
+from conquiet.testing.process import Command, PrivateServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+DATABASE = "postgres"
+USER = "postgres"
+
+# Durable against the death of the process, not of the machine: without fsync the log is still written at each commit,
+# and what was written is in the kernel's cache when the process dies. full_page_writes stays on, because a kill can
+# tear a page.
+_SETTINGS = {
+    "fsync": "off",
+    "shared_buffers": "32MB",
+    "max_connections": "400",
+    "timezone": "UTC",
+    # Not "posix": what a killed server leaves in /dev/shm would stay there. These files lie in the data folder.
+    "dynamic_shared_memory_type": "mmap",
+    "log_min_messages": "warning",
+}
+# The server refuses to run as root. Debian's package makes the first account; the second one is everywhere.
+_ACCOUNTS = ("postgres", "nobody")
+
+
+class PostgresServer(PrivateServer):
+    """postgres with a superuser ``postgres`` that needs no password, and one empty database, ``postgres``.
+
+    Started by root it runs as the account ``postgres``, or as an unprivileged one: the server refuses to run as root.
+
+    Args:
+        binary: Program to run instead of the one found.
+        settings: Further settings, such as ``{"lock_timeout": "1s"}``.
+    """
+
+    product: ClassVar[str] = "postgres"
+    # SIGTERM waits until every client has gone.
+    stop_signal: ClassVar[signal.Signals] = signal.SIGINT
+
+    def __init__(self, *, binary: str | os.PathLike[str] | None = None, settings: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self._binary = discovery.find_postgres(binary)
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._account = _account()
+
+    @property
+    def name(self) -> str:
+        """``postgresql``."""
+        return "postgresql"
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL of the database ``postgres``."""
+        return f"postgresql+psycopg://{USER}@{self.host}:{self.port}/{DATABASE}"
+
+    @property
+    def unix_socket(self) -> Path:
+        """Path of the Unix socket."""
+        return self.folder / f".s.PGSQL.{self.port}"
+
+    def create_database(self, name: str) -> str:
+        """Create a database and return its URL."""
+        return postgres_databases.create_database(self.url, name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, closing the connections that still use it."""
+        postgres_databases.drop_database(self.url, name)
+
+    def _prepare(self) -> None:
+        if self._account is not None:
+            os.chown(self.folder, *self._account)
+        initdb = discovery.find_beside(self._binary, "initdb")
+        argv = [str(initdb), f"--pgdata={self._data}", f"--username={USER}", "--auth=trust", "--encoding=UTF8"]
+        # The locale C is everywhere, and sorts text by bytes. 1 MB: a fresh folder is small then.
+        argv += ["--locale=C", "--wal-segsize=1", "--no-sync", "--no-instructions"]
+        self._run_to_end(self._as_account(argv))
+
+    def _command(self) -> Command:
+        argv = [str(self._binary), "-D", str(self._data), "-p", str(self.port), "-k", str(self.folder)]
+        settings = {"listen_addresses": self.host, **self._settings}
+        for name, value in settings.items():
+            argv += ["-c", f"{name}={value}"]
+        return self._as_account(argv)
+
+    def _probe(self) -> str:
+        # The Unix socket lies in our own folder, so what answers there is this server. It answers with an error until
+        # recovery is over; the TCP port is bound by then or the server has given up.
+        version = handshakes.postgres_version(
+            handshakes.connect_unix(self.unix_socket, timeout_s=handshakes.PROBE_TIMEOUT_S), USER, DATABASE
+        )
+        handshakes.postgres_version(
+            handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S), USER, DATABASE
+        )
+        return version
+
+    def _as_account(self, argv: Sequence[str]) -> Command:
+        return Command(tuple(argv), {"LC_ALL": "C"}, self._account)
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+
+def _account() -> tuple[int, int] | None:
+    """Return user and group to run as; None for the current ones."""
+    if os.geteuid() != 0:
+        return None
+    import pwd
+
+    for name in _ACCOUNTS:
+        try:
+            found = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return found.pw_uid, found.pw_gid
+    raise ServerStartError(
+        f"PostgreSQL refuses to run as root, and this machine has none of the accounts {', '.join(_ACCOUNTS)}", log=""
+    )

@@ -1,0 +1,50 @@
+"""Making and dropping a database for one test, on any PostgreSQL, ours or given by URL."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+
+
+def create_database(server_url: str, name: str) -> str:
+    """Create ``name`` (UTF-8) and return ``server_url`` with it as the database."""
+    _execute(server_url, f"CREATE DATABASE {quoted(name)} TEMPLATE template0 ENCODING 'UTF8'")
+    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+
+
+def drop_database(server_url: str, name: str) -> None:
+    """Drop ``name`` if it exists, closing the connections that still use it."""
+    _execute(server_url, f"DROP DATABASE IF EXISTS {quoted(name)} WITH (FORCE)")
+
+
+def quoted(name: str) -> str:
+    """``name`` in double quotes. Only plain names: it goes into DDL, where nothing can be bound."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"not a plain database name: {name!r}")
+    return f'"{name}"'
+
+
+def server_version(server_url: str) -> str:
+    """The version, such as ``15.18``."""
+    import psycopg
+
+    with psycopg.connect(_for_libpq(server_url), connect_timeout=10) as connection:
+        number = connection.info.server_version
+    return f"{number // 10_000}.{number % 10_000}"
+
+
+def _execute(server_url: str, statement: str) -> None:
+    # Imported late: the pytest plugin is loaded in projects that have no driver.
+    import psycopg
+
+    plain: Any = statement
+    with psycopg.connect(_for_libpq(server_url), autocommit=True, connect_timeout=10) as connection:
+        connection.execute(plain)
+
+
+def _for_libpq(url: str) -> str:
+    """The URL without SQLAlchemy's name of the driver."""
+    return urlunsplit(urlsplit(url)._replace(scheme="postgresql"))

@@ -1,0 +1,186 @@
+"""A private RabbitMQ cluster on the loopback: nodes to kill, to pause, and quorum queues whose leader moves.
+
+The nodes share one cookie and one epmd, which has a process of its own: an epmd that a node has started would die with
+that node.
+"""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import quote
+from uuid import uuid4
+
+from conquiet.rabbitmq_api import with_vhost
+from conquiet.testing.errors import ServerStartError, ServerStateError
+from conquiet.testing.handshakes import connect_tcp
+from conquiet.testing.polling import wait_until
+from conquiet.testing.process import Command, PrivateServer
+from conquiet.testing.rabbitmq import RabbitMQServer
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+    from typing import Self
+
+_WAIT_S = 120.0
+
+
+class _Epmd(PrivateServer):
+    """The name server of the nodes."""
+
+    product: ClassVar[str] = "epmd"
+
+    @property
+    def url(self) -> str:
+        return f"epmd://{self.host}:{self.port}"
+
+    def _command(self) -> Command:
+        program = shutil.which("epmd")
+        if program is None:
+            raise ServerStartError("epmd was not found; it comes with Erlang", log="")
+        return Command((program, "-port", str(self.port), "-address", self.host), {})
+
+    def _probe(self) -> str:
+        connect_tcp(self.host, self.port).close()
+        return ""
+
+
+class RabbitMQNode(RabbitMQServer):
+    """One node of a cluster.
+
+    Args:
+        cookie: The secret that the nodes share.
+        epmd_port: Port of their name server.
+        join: Name of a node to join; None for the first.
+        binary: See ``RabbitMQServer``.
+    """
+
+    start_timeout_s: ClassVar[float] = 180.0
+
+    def __init__(
+        self, *, cookie: str, epmd_port: int, join: str | None = None, binary: str | os.PathLike[str] | None = None
+    ) -> None:
+        super().__init__(binary=binary)
+        self._cookie, self._shared_epmd_port, self._join = cookie, epmd_port, join
+        if join is not None:
+            self._extra_config = (
+                "cluster_formation.peer_discovery_backend = classic_config",
+                f"cluster_formation.classic_config.nodes.1 = {join}",
+            )
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self._epmd_port = self._shared_epmd_port
+
+    def _prepare(self) -> None:
+        cookie = self.folder / ".erlang.cookie"
+        cookie.write_text(self._cookie)
+        cookie.chmod(0o400)
+
+
+class RabbitMQClusterServer:
+    """A cluster of ``nodes`` nodes, started in about half a minute.
+
+    Args:
+        nodes: How many; quorum queues need three to survive one.
+        binary: See ``RabbitMQServer``.
+    """
+
+    def __init__(self, *, nodes: int = 3, binary: str | os.PathLike[str] | None = None) -> None:
+        self._count, self._binary = nodes, binary
+        self._epmd = _Epmd()
+        self.nodes: list[RabbitMQNode] = []
+
+    def start(self) -> Self:
+        """Start the nodes and return once all of them are one cluster."""
+        if self.nodes:
+            raise ServerStateError("the cluster was started before")
+        try:
+            self._epmd.start()
+            cookie = uuid4().hex
+            first = RabbitMQNode(cookie=cookie, epmd_port=self._epmd.port, binary=self._binary)
+            self.nodes.append(first)
+            first.start()
+            self.nodes += [
+                RabbitMQNode(cookie=cookie, epmd_port=self._epmd.port, join=first.node, binary=self._binary)
+                for _ in range(self._count - 1)
+            ]
+            with ThreadPoolExecutor(self._count) as pool:
+                list(pool.map(RabbitMQNode.start, self.nodes[1:]))
+            wait_until(self._is_whole, timeout_s=_WAIT_S)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all nodes. May be called at any time and more than once."""
+        for server in (*self.nodes, self._epmd):
+            server.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def name(self) -> str:
+        """``rabbitmq cluster``."""
+        return "rabbitmq cluster"
+
+    @property
+    def version(self) -> str:
+        """The version of the nodes."""
+        return self.nodes[0].version
+
+    @property
+    def urls(self) -> list[str]:
+        """AMQP URLs of all nodes, for clients that take several."""
+        return [node.url for node in self.nodes]
+
+    def create_vhost(self, name: str) -> list[str]:
+        """Create a vhost and return its AMQP URL on each node."""
+        self._any_node().create_vhost(name)
+        return [with_vhost(node.url, name) for node in self.nodes]
+
+    def leader_of(self, queue: str, vhost: str = "/") -> RabbitMQNode:
+        """Return the node that has the leader of a quorum queue now."""
+        facts = self._any_node().api("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}")
+        leader = facts.get("leader") or facts.get("node")
+        return next(node for node in self.nodes if node.node == leader)
+
+    def kill_leader(self, queue: str, vhost: str = "/") -> RabbitMQNode:
+        """Kill the node that leads a quorum queue, and wait until another one does; return the dead node."""
+        dead = self.leader_of(queue, vhost)
+        dead.kill()
+        wait_until(lambda: self._leads_elsewhere(queue, vhost, dead), timeout_s=_WAIT_S)
+        return dead
+
+    def revive(self, node: RabbitMQNode) -> None:
+        """Start a dead node again and wait until it is back in the cluster."""
+        node.restart()
+        wait_until(self._is_whole, timeout_s=_WAIT_S)
+
+    def _leads_elsewhere(self, queue: str, vhost: str, dead: RabbitMQNode) -> bool:
+        try:
+            return self.leader_of(queue, vhost) is not dead
+        except (OSError, KeyError, StopIteration):
+            return False
+
+    def _is_whole(self) -> bool:
+        try:
+            views = [node.api("GET", "/api/nodes") for node in self.nodes]
+        except OSError:
+            return False
+        return all(sum(bool(one.get("running")) for one in view) == self._count for view in views)
+
+    def _any_node(self) -> RabbitMQNode:
+        for node in self.nodes:
+            if node.is_running:
+                return node
+        raise ServerStateError("no node of the cluster runs")

@@ -1,0 +1,81 @@
+"""A message's effect exactly once. The only package that knows a broker and the database.
+
+    Inbox          a row in the handler's transaction: a second run of the message is skipped. Identifies a message by
+                   its id and, where Redis made the id, by a digest of its payload
+    LeaseCheck     asks before COMMIT whether the worker still owns the message. Optional, on top of the inbox
+    Outbox         a message written in the transaction that causes it
+    Purger         deletes old rows of both, by one host at a time
+    OutboxRelay    publishes such messages to Redis Streams, to the processor, to RabbitMQ, at least once
+
+What it means, what it does not mean and how to choose keys: docs/exactly-once.md.
+"""
+
+from typing import TYPE_CHECKING
+
+from conquiet.core.extras import require_extra
+
+require_extra("mysql", "sqlalchemy")
+
+from conquiet.transactional.batch_handlers import (  # noqa: E402
+    for_processor_batch,
+    for_processor_group,
+    for_rabbit_batch,
+    for_runtime_batch,
+)
+from conquiet.transactional.handlers import effect_once, effect_once_async, for_processor, for_rabbit, for_runtime  # noqa: E402
+from conquiet.transactional.inbox import Inbox  # noqa: E402
+from conquiet.transactional.keys import InboxKey, by_outbox_id, outbox_id_of  # noqa: E402
+from conquiet.transactional.lease_check import Deduplicator, LeaseCheck  # noqa: E402 - after the check above
+from conquiet.transactional.metadata import metadata  # noqa: E402
+from conquiet.transactional.ordering import OutboxMessage, Outcome  # noqa: E402
+from conquiet.transactional.outbox import Outbox, OutboxBacklog, ParkedMessage  # noqa: E402
+from conquiet.transactional.purging import DatabaseRetention, Purger  # noqa: E402
+from conquiet.transactional.relay import OutboxRelay, RelayHealth, RelayStats  # noqa: E402
+from conquiet.transactional.schema import create_tables  # noqa: E402
+from conquiet.transactional.targets import Target, ToProcessor, ToStream  # noqa: E402
+
+if TYPE_CHECKING:
+    from conquiet.transactional.rabbit_target import ToRabbit
+
+__all__ = [
+    "DatabaseRetention",
+    "Deduplicator",
+    "Inbox",
+    "InboxKey",
+    "LeaseCheck",
+    "Outbox",
+    "OutboxBacklog",
+    "OutboxMessage",
+    "OutboxRelay",
+    "Outcome",
+    "ParkedMessage",
+    "Purger",
+    "RelayHealth",
+    "RelayStats",
+    "Target",
+    "ToProcessor",
+    "ToRabbit",
+    "ToStream",
+    "by_outbox_id",
+    "create_tables",
+    "effect_once",
+    "effect_once_async",
+    "for_processor",
+    "for_processor_batch",
+    "for_processor_group",
+    "for_rabbit",
+    "for_rabbit_batch",
+    "for_runtime",
+    "for_runtime_batch",
+    "metadata",
+    "outbox_id_of",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Needs the extra "rabbit"; nothing else here does.
+    if name == "ToRabbit":
+        from conquiet.transactional.rabbit_target import ToRabbit
+
+        return ToRabbit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

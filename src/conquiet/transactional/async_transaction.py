@@ -1,0 +1,286 @@
+"""One transaction of an ``AsyncEngine`` that stays correct when its task is cancelled.
+
+    connecting   shielded: a connection that arrives after the cancellation is closed, not lost
+    statements   cancelled at once; SQLAlchemy invalidates the connection, because its reply may still come
+    COMMIT       shielded: the task waits for the reply, then the cancellation continues. A lost reply is
+                 CommitUnknownError
+    ROLLBACK     shielded; after a cancellation the connection is closed instead, and the server rolls back
+
+Whatever happens, the connection goes back to its pool without a transaction, or it is closed. Nothing is left to the
+garbage collector.
+
+Preferred loss: a cancelled task that is in its COMMIT ends later than asked, because an abandoned COMMIT may or may not
+have happened. The wait is bounded: a server that does not answer is disconnected, and the COMMIT is then unknown.
+
+See docs/decisions/0033.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from conquiet.db.commit_status import (
+    NoTransactionId,
+    TransactionId,
+    after_lost_reply,
+    current_transaction,
+    failed_transaction,
+)
+from conquiet.db.dialects import is_postgres
+from conquiet.db.engine_pool import database_address, pool_timeout_hint
+from conquiet.db.errors import UNAVAILABLE, Fault, OperationInfo, as_write_error, fault_of
+from conquiet.db.failover import is_demotion
+from conquiet.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    DbWriteError,
+    LifecycleError,
+)
+from conquiet.transactional.async_commit_status import resolve_commit_async
+from conquiet.transactional.transaction_guard import ENDED, TransactionGuard
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import RootTransaction
+
+T = TypeVar("T")
+
+_LIMIT_S: Final = 30.0
+"""Longest wait of a cancelled task for the reply to a COMMIT or ROLLBACK."""
+
+_CONNECT_LIMIT_S: Final = 5.0
+"""Longest wait of a cancelled task for a connection. After that the connection is closed when it arrives."""
+
+_TRANSLATED: Final = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT}) | UNAVAILABLE
+_TRANSACTION: Final = OperationInfo("the handler's transaction")
+_STATEMENT: Final = OperationInfo("a statement of the handler")
+
+# Tasks that outlive their caller. The event loop itself holds tasks weakly.
+_detached: set["asyncio.Task[Any]"] = set()
+
+
+class AsyncTransaction:
+    """One connection and one transaction, from entering to leaving the ``async with`` block. Lives once.
+
+    Raises ``DbWriteError`` (``ConflictError``, ``CommitUnknownError``, ``DatabaseUnavailableError``) for conflicts,
+    lost connections and a failed COMMIT. Other errors leave the block unchanged, and roll back.
+
+    Args:
+        engine: Not in AUTOCOMMIT mode. It stays open.
+        before_commit: Called right before COMMIT; if it raises, the transaction is rolled back.
+    """
+
+    def __init__(self, engine: AsyncEngine, *, before_commit: Callable[[], None] | None = None) -> None:
+        self._engine = engine
+        self._before_commit = before_commit
+        self._connection: AsyncConnection | None = None
+        self._root: RootTransaction | None = None
+        self._guard: TransactionGuard | None = None
+
+    async def __aenter__(self) -> AsyncConnection:
+        if self._connection is not None:
+            raise LifecycleError("this AsyncTransaction was entered before; create a new one")
+        self._connection = connection = self._engine.connect()
+        try:
+            await _finish(self._begin(connection), limit_s=_CONNECT_LIMIT_S, on_detached=partial(_close, connection))
+        except asyncio.CancelledError as error:
+            await self._give_up(connection, error)
+            raise
+        except ConfigurationError as error:
+            await self._give_up(connection, error)
+            raise
+        except Exception as error:
+            await self._give_up(connection, error)
+            hint = pool_timeout_hint(error, self._engine.sync_engine.pool)
+            server = database_address(self._engine.sync_engine)
+            info = OperationInfo("opening a session")
+            raise as_write_error(error, info, connecting=True, hint=hint, server=server) from error
+        return connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection = self._connection
+        assert connection is not None  # noqa: S101 - entered
+        if error is not None:
+            await self._give_up(connection, error)
+            translated = _translated(error)
+            if translated is not None:
+                raise translated from error
+            return
+        try:
+            await self._commit(connection)
+        except BaseException as failure:
+            await self._give_up(connection, failure)
+            raise
+
+    async def _begin(self, connection: AsyncConnection) -> None:
+        await connection.start()
+        if connection.sync_connection._is_autocommit_isolation():  # type: ignore[union-attr]  # noqa: SLF001
+            raise ConfigurationError("the inbox needs transactions, and this engine is in AUTOCOMMIT mode")
+        self._root = await connection.run_sync(lambda inner: inner.begin())
+        self._guard = TransactionGuard(self._root.connection)
+
+    async def _commit(self, connection: AsyncConnection) -> None:
+        assert self._guard is not None  # noqa: S101 - entered
+        self._refuse_ended(connection)
+        if self._before_commit is not None:
+            self._before_commit()
+        transaction = await self._identify(connection) if is_postgres(self._engine.sync_engine) else None
+        self._guard.allow_commit()
+        end = self._end(connection, transaction)
+        await _finish(end, limit_s=_LIMIT_S, on_late=partial(_disconnect, connection))
+
+    async def _end(self, connection: AsyncConnection, transaction: TransactionId | None) -> None:
+        """COMMIT and return the connection: one task for both."""
+        await self._send_commit(connection, transaction)
+        await connection.close()
+
+    async def _identify(self, connection: AsyncConnection) -> TransactionId | None:
+        """Return the id of PostgreSQL's transaction, to ask for it if the reply to COMMIT is lost."""
+        try:
+            found = await connection.run_sync(current_transaction)
+        except DBAPIError as error:
+            raise as_write_error(error, _TRANSACTION) from error
+        if found is NoTransactionId.FAILED:
+            # COMMIT would roll back and report no error, and the message would be acknowledged without its effect.
+            raise failed_transaction(_TRANSACTION.operation)
+        return found if isinstance(found, TransactionId) else None
+
+    async def _send_commit(self, connection: AsyncConnection, transaction: TransactionId | None) -> None:
+        try:
+            await connection.commit()
+        except Exception as error:
+            failure = as_write_error(error, _TRANSACTION, committing=True)
+            if not is_postgres(self._engine.sync_engine) or not isinstance(failure, CommitUnknownError):
+                raise failure from error
+            await connection.invalidate()
+            if transaction is None:
+                return  # it has written nothing: committed or not is the same
+            resolved = after_lost_reply(await resolve_commit_async(self._engine, transaction), failure)
+            if resolved is not None:
+                raise resolved from error
+
+    def _refuse_ended(self, connection: AsyncConnection) -> None:
+        inner = connection.sync_connection
+        if inner is None or inner.invalidated:
+            raise DatabaseUnavailableError(
+                "the connection of the handler's transaction was lost before COMMIT was sent; the server rolls back"
+            )
+        root = self._root
+        if root is None or inner.get_transaction() is not root or not root.is_active:
+            raise LifecycleError(ENDED)
+
+    async def _give_up(self, connection: AsyncConnection, error: BaseException) -> None:
+        """Roll back and return the connection, or close it. Raises only a cancellation."""
+        try:
+            if is_demotion(error):
+                await _finish(self._engine.dispose(), limit_s=_LIMIT_S)  # new connections may reach the new primary
+            await _finish(_roll_back(connection, error), limit_s=_LIMIT_S, on_late=partial(_disconnect, connection))
+        except Exception:  # noqa: BLE001 - the error that brought us here is the one to report
+            _disconnect(connection)
+
+
+async def _roll_back(connection: AsyncConnection, error: BaseException) -> None:
+    if connection.closed:
+        return
+    try:
+        # After a cancellation a reply may still be on its way; the next user would take it for theirs. Without a
+        # transaction of SQLAlchemy's, after a refused COMMIT, rollback() would send nothing. A connection to a server
+        # that refuses writes must not go back: its pool was replaced, and would keep it open.
+        if isinstance(error, Exception) and connection.in_transaction() and not is_demotion(error):
+            await connection.rollback()
+        else:
+            await connection.invalidate()
+    except Exception:  # noqa: BLE001 - the server rolls back when the connection ends
+        await connection.invalidate()
+    finally:
+        await connection.close()
+
+
+async def _close(connection: AsyncConnection) -> None:
+    """Close a connection that arrived after its task had gone."""
+    if not connection.closed:
+        await connection.invalidate()
+        await connection.close()
+
+
+def _disconnect(connection: AsyncConnection) -> None:
+    """Close the socket under a connection that does not answer: what waits for a reply then fails."""
+    inner = connection.sync_connection
+    if inner is None or inner.closed or inner.invalidated:
+        return
+    adapted: Any = inner.connection.dbapi_connection
+    close = getattr(adapted, "_terminate_force_close", None)
+    if close is not None:
+        close()
+
+
+def _translated(error: BaseException) -> DbWriteError | None:
+    if isinstance(error, DBAPIError) and fault_of(error) in _TRANSLATED:
+        return as_write_error(error, _STATEMENT)
+    return None
+
+
+async def _finish(
+    work: Coroutine[Any, Any, T],
+    *,
+    limit_s: float = _LIMIT_S,
+    on_late: Callable[[], None] | None = None,
+    on_detached: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> T:
+    """Run ``work`` to its end although the current task is cancelled; then let the cancellation continue.
+
+    Args:
+        work: What must not be interrupted.
+        limit_s: How long a cancelled task waits for it.
+        on_late: Called when that time is over: makes ``work`` end soon.
+        on_detached: Run after ``work`` if the task did not wait for its end.
+
+    Raises:
+        asyncio.CancelledError: The current task was cancelled meanwhile, and ``work`` has ended without an error.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled():
+            raise
+    if not await _wait(task, limit_s) and on_late is not None:
+        on_late()
+        await _wait(task, 1.0)
+    if not task.done():
+        _detach(task, on_detached)
+    elif not task.cancelled() and (failure := task.exception()) is not None:
+        raise failure
+    raise asyncio.CancelledError
+
+
+async def _wait(task: "asyncio.Task[Any]", limit_s: float) -> bool:
+    """Wait until a task is done, for a limited time, although the current task is cancelled again."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    while not task.done() and (left_s := deadline - loop.time()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left_s)
+        except asyncio.CancelledError:
+            continue  # reported by the caller, once
+    return task.done()
+
+
+def _detach(task: "asyncio.Task[Any]", then: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    async def end() -> None:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not log it
+        if then is not None:
+            await then()
+
+    for one in (task, asyncio.ensure_future(end())):
+        _detached.add(one)
+        one.add_done_callback(_detached.discard)

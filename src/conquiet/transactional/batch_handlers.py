@@ -1,0 +1,232 @@
+"""Batch handlers with a transaction and an inbox, for the engines that know no database.
+
+    runtime.Consumer   handler=for_runtime_batch(handle, engine=…), batch=200
+    Processor          @processor.handler("paid", batch=200) … for_processor_batch(handle, engine=…)
+    RabbitConsumer     syncer=for_rabbit_batch(handle, engine=…), batch=200
+
+One transaction for all messages of a batch: one inbox statement, one COMMIT, one acknowledgement. Messages that have
+had their effect are not in the list that the handler gets. What raises rolls everything back; the engine then halves
+the batch (``core.batch_run``). A message whose lease was lost is taken out before the COMMIT.
+
+``…_group`` is for handlers of single messages: each runs in a savepoint of the one transaction, and one that raises is
+rolled back to it and settled by itself.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from conquiet.core.functions import reject_awaitable
+from conquiet.errors import ConfigurationError
+from conquiet.transactional.batch_source import AsyncBatches, SyncBatches
+from conquiet.transactional.handlers import agreed, checked_source, inbox_of, made_for
+from conquiet.transactional.keys import KeyFunction
+from conquiet.transactional.received import ReceivedFromRabbit, ReceivedMessage
+from conquiet.transactional.schema import INBOX_TABLE
+from conquiet.transactional.session_source import AsyncSource
+
+if TYPE_CHECKING:
+    from conquiet.processor.context import JobContext
+    from conquiet.runtime.context import MessageContext
+    from conquiet.runtime.message import RuntimeMessage
+    from conquiet.transactional.inbox import Inbox
+
+
+def for_processor_batch(
+    handler: "Callable[[list[Any], Any], Any]",
+    *,
+    engine: Any,
+    group: str | None = None,
+    inbox: "str | Inbox" = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> Callable[..., Any]:
+    """Return a batch handler for ``Processor`` that runs ``handler(contexts, session)`` once per message.
+
+    Args:
+        handler: Does the work of all its messages with the session it is given: with statements that write many rows.
+        engine: ``Engine`` or ``sessionmaker`` for a plain function, ``AsyncEngine`` or ``async_sessionmaker`` for an
+            ``async def``; see ``session_source``.
+        group: Not needed: the processor's group is taken. A name that is not the processor's is refused.
+        inbox: An ``Inbox``, or the name of the inbox table.
+        key: See ``Inbox``; called with an object that has ``payload`` (the job's data) and ``id``.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+    batches = _batches(handler, engine, inbox, key, "contexts", "session")
+
+    def of_one(ctx: "JobContext") -> ReceivedMessage:
+        return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
+
+    def received(contexts: "list[JobContext]") -> list[ReceivedMessage]:
+        return [of_one(ctx) for ctx in contexts]
+
+    def check(contexts: "list[JobContext]") -> Callable[[], None]:
+        return lambda: _check_leases([ctx.delivery for ctx in contexts])
+
+    if isinstance(batches, AsyncBatches):
+
+        async def handle_async(contexts: "list[JobContext]") -> None:
+            work = lambda session, new: handler([contexts[one] for one in new], session)  # noqa: E731 - a closure
+            await batches.together(received(contexts), work, check(contexts))
+
+        return made_for("group", group, batches.source, batches.cancellable(handle_async, of_one))
+
+    def handle(contexts: "list[JobContext]") -> None:
+        work = lambda session, new: handler([contexts[one] for one in new], session)  # noqa: E731 - a closure
+        batches.together(received(contexts), work, check(contexts))
+
+    return made_for("group", group, batches.source, batches.cancellable(handle, of_one))
+
+
+def for_processor_group(
+    handler: "Callable[[Any, Any], Any]",
+    *,
+    engine: Any,
+    group: str | None = None,
+    inbox: "str | Inbox" = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> Callable[..., Any]:
+    """Return a batch handler for ``Processor`` that runs ``handler(ctx, session)`` for each message, in a savepoint.
+
+    All of them share one transaction. A handler is safe for that if it does nothing outside of the session that must
+    not be repeated: when the transaction as a whole fails, all of them run again. For the arguments see
+    ``for_processor_batch``.
+    """
+    batches = _batches(handler, engine, inbox, key, "ctx", "session")
+
+    def of_one(ctx: "JobContext") -> ReceivedMessage:
+        return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
+
+    def received(contexts: "list[JobContext]") -> list[ReceivedMessage]:
+        return [of_one(ctx) for ctx in contexts]
+
+    def check(contexts: "list[JobContext]") -> Callable[[], None]:
+        return lambda: _check_leases([ctx.delivery for ctx in contexts])
+
+    if isinstance(batches, AsyncBatches):
+
+        async def handle_async(contexts: "list[JobContext]") -> object:
+            work = lambda session, one: handler(contexts[one], session)  # noqa: E731 - a closure
+            return await batches.each(received(contexts), work, check(contexts))
+
+        return made_for("group", group, batches.source, batches.cancellable(handle_async, of_one))
+
+    def handle(contexts: "list[JobContext]") -> object:
+        work = lambda session, one: handler(contexts[one], session)  # noqa: E731 - a closure
+        return batches.each(received(contexts), work, check(contexts))
+
+    return made_for("group", group, batches.source, batches.cancellable(handle, of_one))
+
+
+def for_runtime_batch(
+    handler: "Callable[[list[RuntimeMessage], Any], Any]",
+    *,
+    engine: Any,
+    group: str | None = None,
+    inbox: "str | Inbox" = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> Callable[..., Any]:
+    """Return a batch handler for ``runtime.Consumer`` that runs ``handler(messages, session)`` once per message.
+
+    For the arguments see ``for_processor_batch``.
+    """
+    batches = _batches(handler, engine, inbox, key, "messages", "session")
+
+    def received(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> list[ReceivedMessage]:
+        place = agreed("group", group, contexts[0].group)
+        return [ReceivedMessage.of_message(message, place) for message in messages]
+
+    if isinstance(batches, AsyncBatches):
+
+        async def handle_async(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> None:
+            work = lambda session, new: handler([messages[one] for one in new], session)  # noqa: E731 - a closure
+            await batches.together(received(messages, contexts), work, lambda: _check_leases(contexts))
+
+        return made_for("group", group, batches.source, handle_async)
+
+    def handle(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> None:
+        work = lambda session, new: handler([messages[one] for one in new], session)  # noqa: E731 - a closure
+        batches.together(received(messages, contexts), work, lambda: _check_leases(contexts))
+
+    return made_for("group", group, batches.source, handle)
+
+
+def for_rabbit_batch(
+    handler: "Callable[[list[Any], Any], Any]",
+    *,
+    engine: Any,
+    queue: str | None = None,
+    key: Callable[[Any], str] | None = None,
+    inbox: "str | Inbox" = INBOX_TABLE,
+) -> Callable[[list[Any]], Any]:
+    """Return a batch syncer for ``RabbitConsumer(…, batch=200)`` that runs ``handler(messages, session)`` once each.
+
+    A handler that returns False has its transaction rolled back, and the batch is halved until the message that fails
+    is alone; that one is requeued or dead-lettered. For the arguments see ``for_rabbit``.
+    """
+    by_message = None if key is None else lambda known: key(known.payload)
+    batches = _batches(handler, engine, inbox, by_message, "messages", "session")
+
+    def received(messages: list[Any]) -> list[ReceivedFromRabbit]:
+        from conquiet.rabbit.batch_workers import current_deliveries
+
+        deliveries = current_deliveries()
+        place = agreed("queue", queue, deliveries[0].queue)
+        return [ReceivedFromRabbit(place, message, one) for message, one in zip(messages, deliveries, strict=True)]
+
+    if isinstance(batches, AsyncBatches):
+
+        async def syncer_async(messages: list[Any]) -> bool:
+            async def work(session: Any, new: list[int]) -> None:
+                _refuse_false(await handler([messages[one] for one in new], session))
+
+            with contextlib.suppress(_RefusedError):
+                await batches.together(received(messages), work, _no_check)
+                return True
+            return False
+
+        return made_for("queue", queue, batches.source, syncer_async)
+
+    def syncer(messages: list[Any]) -> bool:
+        def work(session: Any, new: list[int]) -> None:
+            _refuse_false(handler([messages[one] for one in new], session))
+
+        with contextlib.suppress(_RefusedError):
+            batches.together(received(messages), work, _no_check)
+            return True
+        return False
+
+    return made_for("queue", queue, batches.source, syncer)
+
+
+class _RefusedError(Exception):
+    """The handler returned False: roll back."""
+
+
+def _refuse_false(result: object) -> None:
+    reject_awaitable("the handler", result)
+    if result is False:
+        raise _RefusedError
+
+
+def _no_check() -> None:
+    """Do nothing: RabbitMQ keeps a delivery from others as long as its channel is open."""
+
+
+def _batches(
+    handler: Callable[..., Any], engine: Any, inbox: Any, key: KeyFunction | None, *arguments: str
+) -> SyncBatches | AsyncBatches:
+    source = checked_source(handler, engine, *arguments)
+    once: Any = inbox_of(inbox, key)
+    if not callable(getattr(once, "once_many", None)):
+        raise ConfigurationError(
+            f"a batch needs an Inbox(), or the name of its table: a {type(once).__name__} has no once_many()"
+        )
+    return AsyncBatches(source, once) if isinstance(source, AsyncSource) else SyncBatches(source, once)
+
+
+def _check_leases(deliveries: "Sequence[MessageContext]") -> None:
+    """Raise ``LeaseLostError`` unless all messages are certainly still ours. The engine takes out the others."""
+    for delivery in deliveries:
+        delivery.check_lease()

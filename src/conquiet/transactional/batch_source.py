@@ -1,0 +1,234 @@
+"""The effects of many messages in one transaction.
+
+    together   BEGIN ─ inbox rows of all ─ handler(those that are new) ─ checks ─ COMMIT    what raises: ROLLBACK
+    each       BEGIN ─ inbox rows of all ─ for each that is new: SAVEPOINT ─ handler(it) ─ RELEASE
+                                                                 raises: ROLLBACK TO SAVEPOINT, its inbox row is deleted
+                     ─ checks ─ COMMIT
+
+An error that has ended the whole transaction (a deadlock, a lost connection) is never one message's: it is raised.
+
+See docs/decisions/0045.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+from conquiet.core.batch_run import Outcome
+from conquiet.core.functions import mark_cancellation, reject_awaitable, reject_unawaited
+from conquiet.db.errors import UNAVAILABLE, Fault, fault_of
+from conquiet.db.session import DbSession
+from conquiet.errors import ConfigurationError, ConflictError, InfrastructureError, LifecycleError
+from conquiet.transactional.cancellation import AsyncCancellation, SyncCancellation
+from conquiet.transactional.inbox import Inbox
+from conquiet.transactional.session_source import AsyncSource, SyncSource
+from conquiet.transactional.transaction_guard import TransactionGuard
+from conquiet.transactional.unit_of_work import run_in
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy.orm import sessionmaker
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Check = Callable[[], None]
+
+_OUTER: Final = "SAVEPOINT conquiet_group"
+_SAVEPOINT: Final = "SAVEPOINT conquiet_member"
+ROLL_BACK: Final = "ROLLBACK TO SAVEPOINT conquiet_member"
+_NESTED: Final = 32
+_ENDING: Final = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT, Fault.GONE}) | UNAVAILABLE
+
+
+class SyncBatches:
+    """Batches of plain functions.
+
+    Args:
+        source: Where sessions come from.
+        inbox: Records the messages.
+    """
+
+    def __init__(self, source: SyncSource, inbox: Inbox) -> None:
+        self.source = source
+        self._inbox = inbox
+
+    def cancellable(self, handle: F, received: Callable[[Any], Any]) -> F:
+        """Note on a handler how a job of it is cancelled: by a row beside those of the effects."""
+        if isinstance(self._inbox, Inbox):
+            mark_cancellation(handle, SyncCancellation(self.source, self._inbox, received).mark)
+        return handle
+
+    def together(self, msgs: Sequence[Any], work: Callable[[Any, list[int]], object], check: Check) -> None:
+        """Run ``work(session, positions)`` once for all messages that have had no effect yet."""
+        with DbSession(self.source.engine) as db, self._inbox.once_many(db, msgs) as first_time:
+            new = [position for position, is_first in enumerate(first_time) if is_first]
+            if new:
+                db.before_commit(lambda _: check())
+                self.source.in_session(db, lambda session: _require_nothing(work(session, new)))
+
+    def each(self, msgs: Sequence[Any], work: Callable[[Any, int], object], check: Check) -> list[Outcome]:
+        """Run ``work(session, position)`` in a savepoint of its own for each message that has had no effect yet."""
+        outcomes: list[Outcome] = [None] * len(msgs)
+        with DbSession(self.source.engine) as db, self._inbox.once_many(db, msgs) as first_time:
+            guard = TransactionGuard(db.connection)
+            db.before_commit(lambda _: check())
+            new = [position for position, is_first in enumerate(first_time) if is_first]
+            for ordinal, position in enumerate(new):
+                outcomes[position] = self._in_savepoint(db, ordinal, position, work)
+            failed = [msgs[position] for position, outcome in enumerate(outcomes) if outcome is not None]
+            if failed:
+                self._inbox.forget(db, failed)
+            guard.allow_commit()
+        return outcomes
+
+    def _in_savepoint(self, db: DbSession, ordinal: int, position: int, work: Callable[[Any, int], object]) -> Outcome:
+        if self.source.maker is not None:
+            return self._in_orm_savepoint(db, self.source.maker, position, work)
+        send = db.connection.exec_driver_sql
+        for statement in savepoint_before(ordinal, db.engine.dialect.name):
+            send(statement)
+        try:
+            reject_awaitable("the handler", work(db, position))
+        except Exception as error:
+            if ends_transaction(error):
+                raise
+            send(ROLL_BACK)
+            return error
+        return None
+
+    def _in_orm_savepoint(
+        self, db: DbSession, maker: "sessionmaker[Any]", position: int, work: Callable[[Any, int], object]
+    ) -> Outcome:
+        # SQLAlchemy's own savepoint: a flush that fails rolls back what SQLAlchemy knows to be open, and without a
+        # savepoint that is the transaction.
+        savepoint = db.connection.begin_nested()
+        try:
+            # Closed also after an error, before the savepoint around it: the session has a savepoint of its own.
+            with maker(bind=db.connection) as session:
+                reject_awaitable("the handler", work(session, position))
+                session.commit()  # writes what it holds, and commits nothing
+        except Exception as error:
+            if ends_transaction(error):
+                raise
+            savepoint.rollback()
+            return error
+        savepoint.commit()
+        return None
+
+
+class AsyncBatches:
+    """Batches of ``async def`` functions.
+
+    Args:
+        source: Where sessions come from.
+        inbox: Records the messages.
+    """
+
+    def __init__(self, source: AsyncSource, inbox: Inbox) -> None:
+        self.source = source
+        self._inbox = inbox
+
+    def cancellable(self, handle: F, received: Callable[[Any], Any]) -> F:
+        """See ``SyncBatches.cancellable``."""
+        if isinstance(self._inbox, Inbox):
+            mark_cancellation(handle, AsyncCancellation(self.source, self._inbox, received).mark)
+        return handle
+
+    async def together(
+        self, msgs: Sequence[Any], work: Callable[[Any, list[int]], Awaitable[object]], check: Check
+    ) -> None:
+        """See ``SyncBatches.together``."""
+        from conquiet.transactional.async_transaction import AsyncTransaction
+
+        async with (
+            AsyncTransaction(self.source.engine, before_commit=check) as connection,
+            self._inbox.once_many(connection, msgs) as first_time,
+        ):
+            new = [position for position, is_first in enumerate(first_time) if is_first]
+            if new:
+
+                async def run(session: Any) -> None:
+                    result = await work(session, new)
+                    reject_unawaited(result)
+                    _require_nothing(result)
+
+                await self.source.in_session(connection, run)
+
+    async def each(
+        self, msgs: Sequence[Any], work: Callable[[Any, int], Awaitable[object]], check: Check
+    ) -> list[Outcome]:
+        """See ``SyncBatches.each``. One after the other: they share a connection."""
+        from conquiet.transactional.async_transaction import AsyncTransaction
+
+        outcomes: list[Outcome] = [None] * len(msgs)
+        async with (
+            AsyncTransaction(self.source.engine, before_commit=check) as connection,
+            self._inbox.once_many(connection, msgs) as first_time,
+        ):
+            new = [position for position, is_first in enumerate(first_time) if is_first]
+            for ordinal, position in enumerate(new):
+                outcomes[position] = await self._in_savepoint(connection, ordinal, position, work)
+            failed = [msgs[position] for position, outcome in enumerate(outcomes) if outcome is not None]
+            if failed:
+                await run_in(connection, lambda unit: self._inbox.forget_in(unit, failed))
+        return outcomes
+
+    async def _in_savepoint(
+        self, connection: "AsyncConnection", ordinal: int, position: int, work: Callable[[Any, int], Awaitable[object]]
+    ) -> Outcome:
+        if self.source.maker is None:
+            for statement in savepoint_before(ordinal, connection.dialect.name):
+                await connection.exec_driver_sql(statement)
+            try:
+                reject_unawaited(await work(connection, position))
+            except Exception as error:
+                if ends_transaction(error):
+                    raise
+                await connection.exec_driver_sql(ROLL_BACK)
+                return error
+            return None
+        savepoint = await connection.begin_nested()
+        try:
+            async with self.source.maker(bind=connection) as session:
+                reject_unawaited(await work(session, position))
+                await session.commit()  # writes what it holds, and commits nothing
+        except Exception as error:
+            if ends_transaction(error):
+                raise
+            await savepoint.rollback()
+            return error
+        await savepoint.commit()
+        return None
+
+
+def savepoint_before(ordinal: int, dialect: str) -> tuple[str, ...]:
+    """Return the statements that begin the savepoint of a member.
+
+    There is no RELEASE for each, which saves a third of the round trips: MySQL replaces a savepoint of the same name,
+    and the others nest them. PostgreSQL becomes slow if they nest too deeply, so an outer one is released now and then.
+
+    Args:
+        ordinal: How many members of the transaction ran before it.
+        dialect: Name of the database.
+    """
+    if dialect != "postgresql" or ordinal % _NESTED:
+        return (_SAVEPOINT,)
+    return (_OUTER, _SAVEPOINT) if ordinal == 0 else (f"RELEASE {_OUTER}", _OUTER, _SAVEPOINT)
+
+
+def ends_transaction(error: Exception) -> bool:
+    """Return whether an error has ended the whole transaction, and not only what its savepoint holds."""
+    if isinstance(error, DBAPIError):
+        return fault_of(error) in _ENDING
+    return isinstance(error, ConflictError | InfrastructureError | LifecycleError)
+
+
+def _require_nothing(result: object) -> None:
+    """Refuse exceptions that a batch handler returns: the effect of their messages is in the transaction."""
+    reject_awaitable("the handler", result)
+    if isinstance(result, list) and any(isinstance(one, Exception) for one in result):
+        raise ConfigurationError(
+            "a batch handler with a session returned exceptions, but its transaction holds the effects of all its "
+            "messages: raise one of them. The batch is then rolled back and halved until the message is alone"
+        )

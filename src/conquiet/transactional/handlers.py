@@ -1,0 +1,376 @@
+"""Handlers with a transaction and an inbox, for the engines that know no database.
+
+    runtime.Consumer     handler=for_runtime(handle, engine=…)
+    Processor            @processor.handler("paid") … for_processor(handle, engine=…)
+    RabbitConsumer       syncer=for_rabbit(handle, engine=…)
+
+``engine`` decides which session the handler gets and whether it is ``async def``; see ``session_source``. A plain
+function is run in a thread by those engines, because a transaction blocks; an ``async def`` one runs on the event loop.
+
+The engine acknowledges when the handler returns, so the commit comes first. Errors leave as they are. Each of them
+leaves the message unacknowledged, ``CommitUnknownError`` too: it is delivered again, and the inbox decides.
+
+The group, or the queue, comes from the engine that runs the handler. It is a part of the inbox key: two services that
+typed the same name by mistake would take each other's messages for their own duplicates.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from conquiet.core.functions import (
+    mark_made_for,
+    mark_pool_capacity,
+    require_arguments,
+    require_plain_function,
+    wrong_place,
+)
+from conquiet.core.log import FactLogger
+from conquiet.core.validation import require_text
+from conquiet.errors import ConfigurationError, ConflictError
+from conquiet.transactional.cancellation import cancellable, cancellable_async
+from conquiet.transactional.inbox import Inbox
+from conquiet.transactional.keys import KeyFunction
+from conquiet.transactional.lease_check import Deduplicator
+from conquiet.transactional.received import ReceivedFromRabbit, ReceivedMessage
+from conquiet.transactional.schema import INBOX_TABLE
+from conquiet.transactional.session_source import AsyncSource, SyncSource, source_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+    from sqlalchemy.orm import sessionmaker
+
+    from conquiet.processor.context import JobContext, SyncJobContext
+    from conquiet.runtime.context import MessageContext, SyncMessageContext
+    from conquiet.runtime.message import RuntimeMessage
+
+logger = FactLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def effect_once(
+    engine: "Engine | sessionmaker[Any]", inbox: Deduplicator, msg: Any, work: Callable[[Any], object]
+) -> bool:
+    """Run ``work(session)`` in a transaction of its own unless the message has had its effect. True if it ran.
+
+    When this returns, the effect is committed, now or before: acknowledge.
+    """
+    source = source_of(engine)
+    if isinstance(source, AsyncSource):
+        raise ConfigurationError("engine is asynchronous: call 'await effect_once_async(engine, inbox, msg, work)'")
+    return source.effect_once(inbox, msg, work)
+
+
+async def effect_once_async(
+    engine: "AsyncEngine | async_sessionmaker[Any]", inbox: Inbox, msg: Any, work: Callable[[Any], Awaitable[object]]
+) -> bool:
+    """Do what ``effect_once`` does, with ``await work(session)`` on an ``AsyncConnection`` or ``AsyncSession``."""
+    source = source_of(engine)
+    if isinstance(source, SyncSource):
+        raise ConfigurationError("engine is synchronous: call 'effect_once(engine, inbox, msg, work)'")
+    return await source.effect_once(inbox, msg, work)
+
+
+@overload
+def for_runtime(
+    handler: "Callable[[RuntimeMessage, Any], Awaitable[object]]",
+    *,
+    engine: "AsyncEngine | async_sessionmaker[Any]",
+    group: str | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> "Callable[[RuntimeMessage, MessageContext], Awaitable[None]]": ...
+
+
+@overload
+def for_runtime(
+    handler: "Callable[[RuntimeMessage, Any], object]",
+    *,
+    engine: "Engine | sessionmaker[Any]",
+    group: str | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> "Callable[[RuntimeMessage, SyncMessageContext], None]": ...
+
+
+def for_runtime(
+    handler: "Callable[[RuntimeMessage, Any], Any]",
+    *,
+    engine: Any,
+    group: str | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> Callable[..., Any]:
+    """Return a handler for ``runtime.Consumer`` that runs ``handler(message, session)`` once per message.
+
+    Before the commit the lease is checked, which costs no round trip: the engine's heartbeat knows.
+
+    Args:
+        handler: Does the work with the session it is given.
+        engine: ``Engine`` or ``sessionmaker`` for a plain function, ``AsyncEngine`` or ``async_sessionmaker`` for an
+            ``async def``; see ``session_source``.
+        group: Not needed: the consumer's group is taken. A name that is not the consumer's is refused.
+        inbox: An ``Inbox``, a ``LeaseCheck`` around one (plain functions only), or the name of the inbox table.
+        key: See ``Inbox``; called with an object that has ``payload`` and ``id``. Not beside an inbox object.
+
+    Raises:
+        ConfigurationError: An argument is wrong. A ``group`` that disagrees is refused when the consumer is made, at
+            the latest with the first message and before the handler is called.
+    """
+    source = checked_source(handler, engine, "message", "session")
+    once = inbox_of(inbox, key)
+
+    def received(message: "RuntimeMessage", ctx: "MessageContext | SyncMessageContext") -> ReceivedMessage:
+        return ReceivedMessage.of_message(message, agreed("group", group, ctx.group))
+
+    if isinstance(source, AsyncSource):
+
+        async def handle_async(message: "RuntimeMessage", ctx: "MessageContext") -> None:
+            await source.effect_once(
+                once, received(message, ctx), lambda session: handler(message, session), ctx.check_lease
+            )
+
+        return made_for("group", group, source, handle_async)
+
+    def handle(message: "RuntimeMessage", ctx: "SyncMessageContext") -> None:
+        source.effect_once(once, received(message, ctx), lambda session: handler(message, session), ctx.check_lease)
+
+    return made_for("group", group, source, handle)
+
+
+@overload
+def for_processor(
+    handler: "Callable[[JobContext, Any], Awaitable[object]]",
+    *,
+    engine: "AsyncEngine | async_sessionmaker[Any]",
+    group: str | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> "Callable[[JobContext], Awaitable[object]]": ...
+
+
+@overload
+def for_processor(
+    handler: "Callable[[SyncJobContext, Any], object]",
+    *,
+    engine: "Engine | sessionmaker[Any]",
+    group: str | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> "Callable[[SyncJobContext], object]": ...
+
+
+def for_processor(
+    handler: Callable[[Any, Any], Any],
+    *,
+    engine: Any,
+    group: str | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+    key: KeyFunction | None = None,
+) -> Callable[..., Any]:
+    """Return a handler for ``Processor`` that runs ``handler(ctx, session)`` once per message.
+
+    The key is the message's id, not the entry's: a retry is a new entry. So an attempt that committed and was
+    taken for failed (a timeout, a lost reply to COMMIT) is recognised by the next one.
+
+    An id that you give to ``emit`` yourself must not be used for another message while the inbox remembers the first,
+    which is longer than ``emit`` does (``dedupe_window_s``): the second one would count as done. The id of an envelope
+    that came without one is its first entry's. Such an id can come twice, so a digest of event and data goes with it.
+
+    Args:
+        handler: Does the work with the session it is given.
+        engine: ``Engine`` or ``sessionmaker`` for a plain function, ``AsyncEngine`` or ``async_sessionmaker`` for an
+            ``async def``; see ``session_source``.
+        group: Not needed: the processor's group is taken. A name that is not the processor's is refused.
+        inbox: An ``Inbox``, a ``LeaseCheck`` around one (plain functions only), or the name of the inbox table.
+        key: See ``Inbox``; called with an object that has ``payload`` (the job's data) and ``id``. Not beside an inbox
+            object.
+
+    Raises:
+        ConfigurationError: An argument is wrong. A ``group`` that disagrees is refused when the handler is registered,
+            at the latest with the first message and before the handler is called.
+    """
+    source = checked_source(handler, engine, "ctx", "session")
+    once = inbox_of(inbox, key)
+
+    def received(ctx: "JobContext") -> ReceivedMessage:
+        return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
+
+    if isinstance(source, AsyncSource):
+        return made_for("group", group, source, cancellable_async(source, once, received, handler))
+    return made_for("group", group, source, cancellable(source, once, received, handler))
+
+
+@overload
+def for_rabbit(
+    handler: Callable[[Any, Any], Awaitable[bool | None]],
+    *,
+    engine: "AsyncEngine | async_sessionmaker[Any]",
+    queue: str | None = None,
+    key: Callable[[Any], str] | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+) -> Callable[[Any], Awaitable[bool]]: ...
+
+
+@overload
+def for_rabbit(
+    handler: Callable[[Any, Any], bool | None],
+    *,
+    engine: "Engine | sessionmaker[Any]",
+    queue: str | None = None,
+    key: Callable[[Any], str] | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+) -> Callable[[Any], bool]: ...
+
+
+def for_rabbit(
+    handler: Callable[[Any, Any], Any],
+    *,
+    engine: Any,
+    queue: str | None = None,
+    key: Callable[[Any], str] | None = None,
+    inbox: str | Deduplicator = INBOX_TABLE,
+) -> Callable[[Any], Any]:
+    """Return a syncer for ``RabbitConsumer`` that runs ``handler(message, session)`` once per message.
+
+    A handler that returns False has its transaction rolled back, and the message is requeued or dead-lettered. A
+    conflict of the handler's own statements has the same result. Give the queue a dead-letter exchange: the second
+    refusal in a row goes there.
+
+    A conflict on the inbox row means that another run of the message is not over: ``Requeue`` is raised, and no attempt
+    is counted. An ``InfrastructureError`` (the database is unavailable, the result of a COMMIT is unknown) goes through
+    to the consumer. Any other error stops the consumer.
+
+    Args:
+        handler: Does the work. Returning nothing means done.
+        engine: ``Engine`` or ``sessionmaker`` for a plain function, ``AsyncEngine`` or ``async_sessionmaker`` for an
+            ``async def``; see ``session_source``.
+        queue: Not needed: the queue of the consumer is taken. A name that is not the consumer's is refused.
+        key: Chooses what identifies a message, from the message. None takes the AMQP property ``message_id``, which
+            the publisher sets and a replay keeps (a relay sets it to the outbox id). A message without one raises
+            ``MessageKeyError``: AMQP numbers deliveries, not messages, so there is nothing to guess from.
+        inbox: An ``Inbox``, a ``LeaseCheck`` around one (plain functions only), or the inbox table's name. The key
+            function of an ``Inbox`` is called with an object that has ``payload`` (the message) and ``id`` (the
+            property ``message_id``).
+
+    Raises:
+        ConfigurationError: An argument is wrong. A ``queue`` that disagrees is refused when the consumer is made, at
+            the latest with the first message and before the handler is called.
+    """
+    source = checked_source(handler, engine, "message", "session")
+    once = inbox_of(inbox, None if key is None else lambda known: key(known.payload))
+
+    def received(message: Any) -> ReceivedFromRabbit:
+        return ReceivedFromRabbit.current(message, lambda actual: agreed("queue", queue, actual), queue)
+
+    if isinstance(source, AsyncSource):
+
+        async def syncer_async(message: Any) -> bool:
+            attempt = _Attempt(received(message))
+
+            async def work(session: Any) -> None:
+                attempt.started = True
+                attempt.refuse_false(await handler(message, session))
+
+            try:
+                await source.effect_once(once, attempt.message, work)
+            except (_RefusedError, ConflictError) as error:
+                return attempt.result_of(error)
+            return True
+
+        return made_for("queue", queue, source, syncer_async)
+
+    def syncer(message: Any) -> bool:
+        attempt = _Attempt(received(message))
+
+        def work(session: Any) -> object:
+            attempt.started = True
+            result = handler(message, session)
+            attempt.refuse_false(result)
+            return result
+
+        try:
+            source.effect_once(once, attempt.message, work)
+        except (_RefusedError, ConflictError) as error:
+            return attempt.result_of(error)
+        return True
+
+    return made_for("queue", queue, source, syncer)
+
+
+class _RefusedError(Exception):
+    """The handler returned False: roll back."""
+
+
+class _Attempt:
+    """One run of a RabbitMQ handler.
+
+    Attributes:
+        message: The message.
+        started: Whether the handler was called.
+    """
+
+    __slots__ = ("message", "started")
+
+    def __init__(self, message: ReceivedFromRabbit) -> None:
+        self.message = message
+        self.started = False
+
+    def refuse_false(self, result: object) -> None:
+        """Raise if the handler has returned False."""
+        if result is False:
+            raise _RefusedError
+
+    def result_of(self, error: Exception) -> bool:
+        """Return False for a refusal of the handler or a conflict in it; raise ``Requeue`` for one on the inbox row."""
+        if isinstance(error, _RefusedError):
+            return False
+        logger.failure(logging.WARNING, "message left for another delivery", error, queue=self.message.source)
+        if self.started:
+            return False
+        # Another run of the message holds its inbox row. Counted as an attempt, the message would be dead-lettered
+        # while that run commits.
+        from conquiet.rabbit.syncer import Requeue
+
+        raise Requeue from error
+
+
+def checked_source(handler: Callable[..., Any], engine: object, *arguments: str) -> SyncSource | AsyncSource:
+    """Return the source of sessions for a handler; raise if the handler does not fit it."""
+    source = source_of(engine)
+    source.require_handler(handler)
+    if isinstance(source, SyncSource):
+        require_plain_function("handler", handler)
+    require_arguments("handler", handler, *arguments)
+    return source
+
+
+def inbox_of(inbox: str | Deduplicator, key: KeyFunction | None) -> Deduplicator:
+    """Return the inbox that an argument ``inbox`` stands for."""
+    if isinstance(inbox, str):
+        return Inbox(inbox, key=key)
+    if isinstance(inbox, type) or not callable(getattr(inbox, "once", None)):
+        raise ConfigurationError(
+            "inbox must be an Inbox(), another object with once(session, msg), or the name of the inbox table"
+        )
+    if key is not None:
+        raise ConfigurationError("give the key function to the Inbox, or the name of its table beside it: not both")
+    return inbox
+
+
+def made_for(kind: str, given: str | None, source: SyncSource | AsyncSource, function: F) -> F:
+    """Note what the engine that runs the function checks at its start: the name given, and the size of the pool."""
+    mark_pool_capacity(function, source.capacity)
+    if given is not None:
+        mark_made_for(function, require_text(kind, given))
+    return function
+
+
+def agreed(kind: str, given: str | None, actual: str) -> str:
+    """Return the group or queue of the engine; raise if another was given."""
+    # The engine checks its own handler only; this one may be called by a function of the user's.
+    if given is not None and given != actual:
+        raise wrong_place(kind, given, actual)
+    return actual

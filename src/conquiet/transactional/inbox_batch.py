@@ -1,0 +1,173 @@
+"""Records many messages in one transaction and returns which of them are first-time: one statement if all are.
+
+    INSERT all keys ──┬─ all written ─────▶ all are first-time
+                      └─ some exist ──────▶ read those; same digest, or none: duplicates
+                                            another digest: ``Inbox`` decides about each, as for a single message
+                                            MySQL has written nothing then: INSERT the others
+
+Rows are written in the order of their ids, so two transactions with messages in common wait for each other and do not
+deadlock. A key that comes twice in one batch is first-time once.
+
+See docs/decisions/0043.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from conquiet.db.errors import Fault, fault_of
+from conquiet.errors import ConflictError, DbWriteError
+from conquiet.transactional.batch_sql import BatchStatements, batch_statements, bind_rows
+from conquiet.transactional.effect_counts import count_effect
+from conquiet.transactional.identity import is_same
+from conquiet.transactional.keys import InboxKey
+from conquiet.transactional.schema import if_missing
+from conquiet.transactional.unit_of_work import UnitOfWork
+
+if TYPE_CHECKING:
+    from conquiet.transactional.inbox import Inbox
+
+MAX_ROWS: Final = 1_000
+"""Rows of one statement at most."""
+
+_MAX_ROUNDS: Final = 3
+"""Inserts of one list at most: between the INSERT that failed and the SELECT, a purge may delete what was there."""
+
+
+class Entry(NamedTuple):
+    """A message to record."""
+
+    key: InboxKey
+    digest: bytes | None
+
+
+def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[Entry]) -> list[bool]:
+    """Write the rows of these messages into the transaction; return for each whether it is the first time.
+
+    Raises:
+        MessageInProgressError: Another run of one of them did not end in time, or two runs waited for each other.
+        LifecycleError: This very transaction has recorded one of them before.
+    """
+    known: dict[InboxKey, bytes | None] = {}
+    several: set[int] = set()
+    for position, (key, digest) in enumerate(entries):
+        if key not in known:
+            known[key] = digest
+        else:
+            several.add(position)
+    existing = _write(inbox, unit, known)
+    first_time: list[bool] = []
+    counts = {"first": 0, "duplicate": 0}
+    for position, (key, digest) in enumerate(entries):
+        there = (known[key],) if position in several else existing.get(key)
+        if there is None:
+            result = True
+        elif digest is None or is_same(there[0], digest):
+            result = False
+        else:
+            # Another message had this id before: rare, a clock was set back.
+            first_time.append(inbox.record_entry(unit, key, digest))
+            continue
+        counts["first" if result else "duplicate"] += 1
+        first_time.append(result)
+    if entries:
+        source = entries[0].key.source
+        for outcome, number in counts.items():
+            count_effect(unit, source, outcome, n=number)
+    return first_time
+
+
+def _write(inbox: "Inbox", unit: UnitOfWork, entries: dict[InboxKey, bytes | None]) -> "dict[InboxKey, tuple[Any]]":
+    """Write what is not there; return the digests of what was there, each in a tuple."""
+    existing: dict[InboxKey, tuple[Any]] = {}
+    for rows in _chunks(entries):
+        if len(rows) == 1 or batch_statements(unit.dialect, inbox.table) is None:
+            existing |= {key: row for key, digest in rows if (row := inbox.write_entry(unit, key, digest)) is not None}
+        else:
+            there = _Writer(inbox, unit).write(rows)
+            inbox.note_written(unit, dict(rows), there)
+            existing |= there
+    return existing
+
+
+def _chunks(entries: dict[InboxKey, bytes | None]) -> Iterator[list[tuple[InboxKey, bytes | None]]]:
+    """Yield the rows by source and group, in the order of their keys."""
+    rows: list[tuple[InboxKey, bytes | None]] = []
+    for item in sorted(entries.items(), key=lambda pair: pair[0]):
+        if rows and (rows[0][0][:2] != item[0][:2] or len(rows) == MAX_ROWS):
+            yield rows
+            rows = []
+        rows.append(item)
+    if rows:
+        yield rows
+
+
+class _Writer:
+    """Writes rows of one source and group."""
+
+    def __init__(self, inbox: "Inbox", unit: UnitOfWork) -> None:
+        self._inbox = inbox
+        self._unit = unit
+
+    def write(self, rows: list[tuple[InboxKey, bytes | None]]) -> "dict[InboxKey, tuple[Any]]":
+        """Write those that are not there; return the digests of the others."""
+        existing: dict[InboxKey, tuple[Any]] = {}
+        left = rows
+        for _ in range(_MAX_ROUNDS):
+            unwritten, error = self._insert(left)
+            if not unwritten:
+                return existing
+            found = self._find(unwritten)
+            if not found and error is not None:  # the duplicate of a trigger of the user's, for example
+                raise if_missing(error, self._inbox.table) from error.__cause__
+            existing |= found
+            left = [row for row in unwritten if row[0] not in found]
+            if not left:
+                return existing
+        raise self._inbox.row_vanished()
+
+    def _insert(
+        self, rows: list[tuple[InboxKey, bytes | None]]
+    ) -> "tuple[list[tuple[InboxKey, bytes | None]], DbWriteError | None]":
+        """Insert; return the rows that were not written, and the error that says so: MySQL then writes none."""
+
+        def run(with_digest: bool) -> list[tuple[InboxKey, bytes | None]]:  # noqa: FBT001 - see ``on_any_version``
+            statements, binds = self._statements(with_digest), self._binds(rows)
+            if not statements.returns_written:
+                self._unit.execute(statements.insert, binds)
+                return []
+            written = {bytes(row["id"]) for row in self._unit.fetch_all(statements.insert, binds)}
+            return [row for row in rows if row[0].id.encode() not in written]
+
+        try:
+            return self._inbox.on_any_version(self._unit, run), None
+        except ConflictError as error:
+            raise self._inbox.in_progress(error, rows[0][0].source) from error.__cause__
+        except DbWriteError as error:
+            if error.__cause__ is None or fault_of(error.__cause__) is not Fault.DUPLICATE:
+                raise if_missing(error, self._inbox.table) from error.__cause__
+            return rows, error
+
+    def _find(self, rows: list[tuple[InboxKey, bytes | None]]) -> "dict[InboxKey, tuple[Any]]":
+        keys = {key.id.encode(): key for key, _ in rows}
+        found = self._inbox.on_any_version(
+            self._unit, lambda digest: self._unit.fetch_all(self._statements(digest).find, self._binds(rows))
+        )
+        return {
+            keys[bytes(row["id"])]: (None if row["digest"] is None else bytes(row["digest"]),)
+            for row in found
+            if bytes(row["id"]) in keys
+        }
+
+    def _statements(self, with_digest: bool) -> BatchStatements:  # noqa: FBT001 - see ``on_any_version``
+        statements = batch_statements(self._unit.dialect, self._inbox.table, digest=with_digest)
+        assert statements is not None  # noqa: S101 - asked before
+        return statements
+
+    def _binds(self, rows: list[tuple[InboxKey, bytes | None]]) -> dict[str, Any]:
+        dialect, key = self._unit.dialect, rows[0][0]
+        bound = bind_rows(dialect, [row[0].id.encode() for row in rows], [digest for _, digest in rows])
+        return {
+            "source": dialect.bind_binary(key.source.encode()),
+            "grp": dialect.bind_binary(key.group.encode()),
+            **bound,
+        }

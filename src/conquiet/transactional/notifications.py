@@ -1,0 +1,86 @@
+"""Waits for PostgreSQL's notification that an outbox has new rows, so that a relay need not wait for its next poll.
+
+Only a hint: a notification that is lost costs one pause of the relay. Polling finds the row, and also finds what
+becomes due later. So every failure here is answered by waiting, and by listening again after a while.
+"""
+
+import time
+from typing import Any, Final
+
+from sqlalchemy.engine import Connection, Engine
+
+from conquiet.core.log import FactLogger
+from conquiet.transactional.sql_dialect import channel_of
+
+logger = FactLogger(__name__)
+
+_PAUSE_S: Final = 5.0
+
+
+def listener_for(engine: Engine, table: str) -> "OutboxListener | None":
+    """Return a listener for the engine's database; None where there are no notifications, or not with this driver."""
+    # LISTEN needs a driver that can wait for the connection's socket; psycopg 3 has a method for it.
+    if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
+        return None
+    return OutboxListener(engine, table)
+
+
+class OutboxListener:
+    """One connection that listens for new rows of an outbox. Used by one thread.
+
+    Args:
+        engine: Where its connection comes from.
+        table: The outbox.
+    """
+
+    def __init__(self, engine: Engine, table: str) -> None:
+        self._engine = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+        self._listen = f'LISTEN "{channel_of(table)}"'
+        self._connection: Connection | None = None
+        self._not_before = 0.0
+
+    @property
+    def is_listening(self) -> bool:
+        """True while there is a connection that listens."""
+        return self._connection is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a notification, at most so long; True if rows may have been added. Never raises."""
+        began = time.monotonic()
+        try:
+            if self._connection is None and began >= self._not_before:
+                self._connection = self._connect()
+                return True  # what was committed before is reported to no one
+            if self._connection is not None:
+                raw: Any = self._connection.connection.driver_connection
+                return any(True for _ in raw.notifies(timeout=timeout_s, stop_after=1))
+        except Exception as error:  # noqa: BLE001 - only a hint, see above; what the driver raises has many types
+            logger.info("no notifications from the database, polling", error=type(error).__name__)
+            self._drop()
+            self._not_before = time.monotonic() + _PAUSE_S
+        time.sleep(max(0.0, began + timeout_s - time.monotonic()))
+        return False
+
+    def close(self) -> None:
+        """Close the connection. It may be called twice."""
+        self._drop()
+        self._engine.dispose()
+
+    def _connect(self) -> Connection:
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            connection.exec_driver_sql(self._listen)
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+        return connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.invalidate()
+                connection.close()
+            except Exception as error:  # noqa: BLE001 - it is not used again
+                logger.debug("connection not closed", error=type(error).__name__)

@@ -1,0 +1,341 @@
+"""The outbox: messages written in the transaction that causes them, published afterwards by a relay.
+
+    business transaction:  your rows + outbox row ──COMMIT──▶ both or none
+    relay:                 lock the row, publish, delete it ──COMMIT──▶ published at least once
+
+A message that is published straight from a handler can be out while its transaction rolls back, or
+lost while it commits. A row cannot.
+
+See docs/decisions/0025.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from sqlalchemy.engine import Engine
+
+from conquiet.core import tracing
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_positive, require_seconds, require_table, require_text
+from conquiet.db.session import DbSession
+from conquiet.errors import ConfigurationError, DbWriteError
+from conquiet.transactional.keys import MAX_PART_BYTES
+from conquiet.transactional.outbox_batch import OutboxRows
+from conquiet.transactional.payload import MAX_PAYLOAD_BYTES, encode
+from conquiet.transactional.schema import OUTBOX_TABLE, if_missing
+from conquiet.transactional.sql_dialect import SqlDialect, dialect_named, outbox_statements
+from conquiet.transactional.statements import OutboxStatements
+from conquiet.transactional.unit_of_work import SyncSession, UnitOfWork, run_in, unit_of
+from conquiet.transactional.unserved import overdue_targets
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+_LISTED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedMessage:
+    """A row that its target refused too often. The payload is not shown.
+
+    Attributes:
+        seq: Names it to ``Outbox.unpark``.
+        message_id: The id it would be published with.
+        target: Its target.
+        attempts: How often it was refused.
+        reason: Why, the last time.
+        age_s: Time since it was written.
+    """
+
+    seq: int
+    message_id: str
+    target: str
+    attempts: int
+    reason: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxBacklog:
+    """The rows of one target.
+
+    Attributes:
+        waiting: Rows to publish, delayed ones included.
+        parked: Rows that were refused too often.
+        oldest_age_s: Age of the oldest row that is not parked; 0 if there is none.
+    """
+
+    waiting: int
+    parked: int
+    oldest_age_s: float
+
+
+class Outbox:
+    """Takes messages inside a transaction. Holds no connection and may be shared by threads and tasks.
+
+    Args:
+        table: The table, as made by ``create_tables``.
+        max_payload_bytes: Largest payload, encoded.
+        targets: Names of all targets there are. With them, ``add`` refuses any other name, and so does an
+            ``OutboxRelay`` of this outbox. Without them a name that no relay serves is accepted, and its rows wait.
+        wake: On PostgreSQL, notify the relays at COMMIT, so that they need not wait for their next poll. PostgreSQL
+            lets one notifying transaction commit at a time; where thousands commit in a second, switch it off.
+    """
+
+    def __init__(
+        self,
+        table: str = OUTBOX_TABLE,
+        *,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        targets: Iterable[str] | None = None,
+        wake: bool = True,
+    ) -> None:
+        self._wake = wake
+        self.table = require_table("table", table)
+        self._max_bytes = require_positive("max_payload_bytes", max_payload_bytes)
+        if isinstance(targets, str):
+            raise ConfigurationError("targets must be a list of names, not one string")
+        self._targets = None if targets is None else frozenset(require_text("a target's name", one) for one in targets)
+
+    def add(
+        self,
+        session: SyncSession,
+        target: str,
+        payload: Mapping[str, Any],
+        key: str | None = None,
+        *,
+        event: str | None = None,
+        delay_s: float | None = None,
+        headers: tracing.Headers | None = None,
+    ) -> str:
+        """Write a message into the session's transaction and return the id it will be published with.
+
+        The owner of the session commits. An asynchronous session takes ``add_async``.
+
+        Args:
+            session: The transaction it belongs to: a ``DbSession``, a sqlalchemy ``Session`` or ``Connection``.
+            target: Name of the target, as the relay knows it.
+            payload: A JSON object.
+            key: Messages to one target with one key are published in the order in which they were written. Let
+                the transactions that write them exclude each other (they usually lock the row that the key
+                names): between transactions that run at the same time there is no order to keep.
+            event: For a target that carries several events: which handlers of a ``Processor`` are meant. RabbitMQ
+                gets it as the property ``type``, a stream as the field ``_event``.
+            delay_s: Seconds to wait before it is published. What follows it under the same key waits too.
+            headers: Names and texts that travel with the message: in the envelope of a ``Processor``, in AMQP
+                headers. The current trace context is added if tracing is on.
+
+        Raises:
+            PayloadError: The payload cannot be a message.
+            ConfigurationError: An argument is wrong, or the target is none of those that were declared.
+        """
+        return self._message(target, payload, key, event, delay_s, headers)(unit_of(session))
+
+    async def add_async(
+        self,
+        session: "AsyncSession | AsyncConnection",
+        target: str,
+        payload: Mapping[str, Any],
+        key: str | None = None,
+        *,
+        event: str | None = None,
+        delay_s: float | None = None,
+        headers: tracing.Headers | None = None,
+    ) -> str:
+        """Do what ``add`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
+        return await run_in(session, self._message(target, payload, key, event, delay_s, headers))
+
+    def add_many(
+        self,
+        session: SyncSession,
+        target: str,
+        payloads: Sequence[Mapping[str, Any]],
+        keys: Sequence[str | None] | None = None,
+        *,
+        event: str | None = None,
+        delay_s: float | None = None,
+    ) -> list[str]:
+        """Write many messages into the session's transaction by one statement; return their ids, in their order.
+
+        Args:
+            session: See ``add``.
+            target: See ``add``.
+            payloads: A JSON object for each message. One that cannot be a message refuses all.
+            keys: The order key of each message; none has one if left out.
+            event: See ``add``; of all.
+            delay_s: See ``add``; of all.
+        """
+        return self._messages(target, payloads, keys, event, delay_s).write(unit_of(session))
+
+    async def add_many_async(
+        self,
+        session: "AsyncSession | AsyncConnection",
+        target: str,
+        payloads: Sequence[Mapping[str, Any]],
+        keys: Sequence[str | None] | None = None,
+        *,
+        event: str | None = None,
+        delay_s: float | None = None,
+    ) -> list[str]:
+        """Do what ``add_many`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
+        return await run_in(session, self._messages(target, payloads, keys, event, delay_s).write)
+
+    def _messages(
+        self,
+        target: str,
+        payloads: Sequence[Mapping[str, Any]],
+        keys: Sequence[str | None] | None,
+        event: str | None,
+        delay_s: float | None,
+    ) -> OutboxRows:
+        self.require_target(target)
+        if keys is not None and len(keys) != len(payloads):
+            raise ConfigurationError(f"there are {len(payloads)} payloads and {len(keys)} keys: give one key for each")
+        rows = [
+            (
+                uuid4().hex.encode(),
+                None if key is None else _short("key", key),
+                encode(payload, max_bytes=self._max_bytes),
+            )
+            for payload, key in zip(payloads, keys or [None] * len(payloads), strict=True)
+        ]
+        wait_s = 0.0 if delay_s is None else require_seconds("delay_s", delay_s, zero_allowed=True)
+        named = None if event is None else _short("event", event)
+        headers = _encoded_headers(None)
+        return OutboxRows(self.table, _short("target", target), named, wait_s, rows, self._wake, headers)
+
+    def _message(
+        self,
+        target: str,
+        payload: Mapping[str, Any],
+        key: str | None,
+        event: str | None,
+        delay_s: float | None,
+        headers: tracing.Headers | None,
+    ) -> Callable[[UnitOfWork], str]:
+        """Check a message and return the function that writes it."""
+        self.require_target(target)
+        # No id that the caller could choose or guess: the receiver's inbox would take it for a duplicate.
+        message_id = uuid4().hex
+        binary = {
+            "id": message_id.encode(),
+            "target": _short("target", target),
+            "key": None if key is None else _short("key", key),
+            "event": None if event is None else _short("event", event),
+            "payload": encode(payload, max_bytes=self._max_bytes),
+            "headers": _encoded_headers(headers),
+        }
+        wait_s = 0.0 if delay_s is None else require_seconds("delay_s", delay_s, zero_allowed=True)
+
+        def write(unit: UnitOfWork) -> str:
+            sql = unit.dialect
+            statements = outbox_statements(sql, self.table)
+            # A message that is not due yet wakes no relay: polling finds it in time.
+            statement = statements.insert if wait_s or not self._wake else statements.insert_and_wake
+            binds = {name: sql.bind_binary(value) for name, value in binary.items()}
+            try:
+                unit.execute(statement, {**binds, "free": int(key is None), "later": sql.interval(wait_s)})
+            except DbWriteError as error:
+                raise if_missing(error, self.table) from error.__cause__
+            return message_id
+
+        return write
+
+    def require_target(self, target: str) -> None:
+        """Raise ``ConfigurationError`` for a target that is none of those that were declared."""
+        if self._targets is not None and target not in self._targets:
+            raise ConfigurationError(
+                f"there is no target {printable(str(target))!r} in the outbox {self.table}; declared are: "
+                f"{', '.join(map(printable, sorted(self._targets)))}"
+            )
+
+    # ------------------------------------------------------------------ for operators
+    def backlog(self, engine: Engine) -> dict[str, OutboxBacklog]:
+        """Return the backlog by target. Reads an index of the whole table: for operators, not for every second."""
+        _, statements = self._sql(engine)
+        with self._session(engine) as session:
+            rows = session.fetch_all(statements.backlog)
+        return {
+            bytes(row["target"]).decode(): OutboxBacklog(
+                int(row["waiting"]), int(row["parked"]), max(0.0, int(row["age"]) / 1e6)
+            )
+            for row in rows
+        }
+
+    def overdue(self, engine: Engine) -> dict[str, float]:
+        """Return the targets with rows that have been due for a minute, with the age of the oldest row in seconds.
+
+        No relay serves such a target (its name may be a typo), or its relay is behind. Cheap: reads by index.
+        """
+        with DbSession(engine) as session:
+            return overdue_targets(session, self.table, dialect_named(engine.dialect.name))
+
+    def parked(self, engine: Engine, *, limit: int = _LISTED, after: int = 0) -> list[ParkedMessage]:
+        """Return parked rows, the oldest first; ``after`` is the ``seq`` of the last one that is known already."""
+        _, statements = self._sql(engine)
+        binds = {"limit": require_positive("limit", limit), "after": after}
+        with self._session(engine) as session:
+            rows = session.fetch_all(statements.list_parked, binds)
+        return [
+            ParkedMessage(
+                row["seq"],
+                bytes(row["message_id"]).decode(),
+                bytes(row["target"]).decode(),
+                row["attempts"],
+                bytes(row["reason"] or b"").decode(errors="replace"),
+                float(row["age"]) / 1e6,
+            )
+            for row in rows
+        ]
+
+    def unpark(self, engine: Engine, seq: int) -> bool:
+        """Let the relay try a parked row again, with all its attempts. False if there is no such row."""
+        _, statements = self._sql(engine)
+        with self._session(engine) as session:
+            return session.execute(statements.unpark, {"seq": seq}) > 0
+
+    def purge(self, engine: Engine, *, older_than_s: float, batch: int = 1_000) -> int:
+        """Delete *parked* rows older than that and return how many. The relay deletes published rows itself."""
+        require_seconds("older_than_s", older_than_s)
+        require_positive("batch", batch)
+        sql, _ = self._sql(engine)
+        statement = sql.outbox_purge(self.table)
+        deleted = 0
+        while True:
+            with DbSession(engine) as session:
+                if sql.isolation is not None:
+                    session.execute(sql.isolation)
+                found = session.execute(statement, {"ago": sql.interval(older_than_s), "batch": batch})
+            deleted += found
+            if found < batch:
+                return deleted
+
+    @contextmanager
+    def _session(self, engine: Engine) -> Iterator[DbSession]:
+        """Open a session whose errors name the remedy for a missing table."""
+        try:
+            with DbSession(engine) as session:
+                yield session
+        except DbWriteError as error:
+            raise if_missing(error, self.table) from error.__cause__
+
+    def _sql(self, engine: Engine) -> tuple[SqlDialect, OutboxStatements]:
+        sql = dialect_named(engine.dialect.name)
+        return sql, outbox_statements(sql, self.table)
+
+
+def _encoded_headers(headers: tracing.Headers | None) -> bytes | None:
+    carried = tracing.inject(tracing.require_headers(headers))
+    return None if not carried else json.dumps(carried).encode()
+
+
+def _short(name: str, value: str) -> bytes:
+    data = require_text(name, value).encode()
+    if len(data) > MAX_PART_BYTES:
+        # A server that is not in strict mode would cut it, and the message would go elsewhere or nowhere.
+        raise ConfigurationError(f"{name} must have at most {MAX_PART_BYTES} bytes in UTF-8, got {len(data)}")
+    return data

@@ -1,0 +1,297 @@
+"""Purging of the inbox and of parked outbox rows by age: in the background, by one host at a time.
+
+    every interval_s:  try the lock ──┬─ another host purges: wait for the next time
+                                      └─ ours: delete a batch, COMMIT, pause 19 times as long, again until none is old
+
+Each batch is a transaction of its own that deletes the oldest rows and locks nothing else, so it blocks no insert.
+The pause keeps its share of the server's work small. The lock only saves work: two hosts that purge at the same time
+delete different rows, or wait for each other's few.
+"""
+
+import hashlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from sqlalchemy import text
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.log import FactLogger
+from conquiet.core.validation import require_positive, require_seconds
+from conquiet.db.dialects import require_supported
+from conquiet.db.engine_pool import database_address, pool_capacity
+from conquiet.db.locking.naming import lock_name
+from conquiet.errors import ConfigurationError, ConquietError, InfrastructureError
+from conquiet.metrics.outages import OutageWatch
+from conquiet.metrics.registry import INBOX_PURGED_TOTAL, OUTBOX_PURGED_TOTAL, PURGE_ERRORS_TOTAL
+from conquiet.metrics.safety import count
+from conquiet.transactional.inbox import Inbox
+from conquiet.transactional.outbox import Outbox
+
+logger = FactLogger(__name__)
+
+DAY_S: Final = 86_400.0
+
+INBOX_RETENTION_S: Final = 30 * DAY_S
+"""How long inbox rows are kept unless set otherwise."""
+
+_LOCK_IDLE_S: Final = 120
+_SLICE_S: Final = 0.1
+_IDLE_SESSIONS_SINCE: Final = (14,)
+_LONGEST_PAUSE_S: Final = 5.0
+_BUSY_FACTOR: Final = 10
+"""A busy worker purges only if so many intervals have passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseRetention:
+    """How long rows stay in the tables.
+
+    Attributes:
+        inbox_s: Age from which an inbox row is deleted; None keeps all. It must be longer than everything that can
+            bring a message back: claims, retries, replays of dead letters. A message that comes back later has its
+            effect a second time.
+        parked_s: Age from which a *parked* outbox row is deleted; None keeps all. Such a row is a message that was
+            never published, so this is off unless you set it.
+        interval_s: Time between two passes of a host.
+        batch: Rows deleted by one transaction.
+        share: Part of the time in which a pass may work; it pauses for the rest. What it costs inserts is in
+            docs/housekeeping.md.
+    """
+
+    inbox_s: float | None = INBOX_RETENTION_S
+    parked_s: float | None = None
+    interval_s: float = 60.0
+    batch: int = 500
+    share: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("inbox_s", "parked_s"):
+            value = getattr(self, name)
+            if value is not None:
+                require_seconds(name, value)
+        require_seconds("interval_s", self.interval_s)
+        require_positive("batch", self.batch)
+        if require_seconds("share", self.share) > 1:
+            raise ConfigurationError(f"share must be a number above 0 and at most 1, got {self.share!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeHealth:
+    """Whether a purger does its work. See ``core.lifecycle.Health``.
+
+    Attributes:
+        ready: True while it runs and its last pass did not fail.
+        reason: Why not; empty while it does.
+    """
+
+    ready: bool
+    reason: str
+
+
+class Purger:
+    """Deletes old rows until it is stopped. Satisfies ``core.lifecycle.Worker``.
+
+    ``with Purger(engine, inbox=inbox):`` runs it in a thread beside a worker of yours; ``run()`` blocks. Every host may
+    run one.
+
+    Args:
+        engine: The database of the tables. A pass uses two connections of its pool, one of them for a lock.
+        inbox: The inbox to purge; none is purged without.
+        outbox: The outbox whose parked rows to purge; none are purged without.
+        retention: Ages and pace.
+        is_idle: Called before each pass: False puts the pass off to another time or host, for ten intervals at most.
+
+    Attributes:
+        is_background: True: workers beside it are ready even while its passes fail.
+    """
+
+    is_background: Final = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        inbox: Inbox | None = None,
+        outbox: Outbox | None = None,
+        retention: DatabaseRetention | None = None,
+        is_idle: Callable[[], bool] | None = None,
+    ) -> None:
+        self._engine = require_supported(engine)
+        if inbox is None and outbox is None:
+            raise ConfigurationError("a Purger needs an inbox or an outbox")
+        self._inbox = inbox
+        self._outbox = outbox
+        self._retention = DatabaseRetention() if retention is None else retention
+        self._is_idle = is_idle
+        self._lifecycle = Lifecycle("this Purger")
+        self._thread: threading.Thread | None = None
+        self._failed_with = ""
+        self._outage = OutageWatch("the database", "old rows are not purged")
+        tables = [one.table for one in (inbox, outbox) if one is not None]
+        self._lock = lock_name("conquiet_purge", str(engine.url.database or ""), *tables)
+
+    @property
+    def name(self) -> str:
+        """What it purges."""
+        return "purger:" + ",".join(one.table for one in (self._inbox, self._outbox) if one is not None)
+
+    def run(self) -> None:
+        """Purge until ``stop()``. A database that is unavailable is logged once and tried again."""
+        self._lifecycle.start()
+        interval_s = self._retention.interval_s
+        last_pass = time.monotonic()
+        try:
+            # Spread: hosts that start together should not ask together.
+            while self._wait(interval_s * (0.5 + random.random())):  # noqa: S311
+                overdue = time.monotonic() - last_pass >= interval_s * _BUSY_FACTOR
+                if self._is_idle is None or overdue or self._is_idle():
+                    self._pass()
+                    last_pass = time.monotonic()
+        finally:
+            self._lifecycle.finish()
+
+    def purge_now(self) -> int:
+        """Make one pass, if no other host is at it, and return how many rows were deleted."""
+        with self._exclusive() as keep_lock:
+            return 0 if keep_lock is None else self._purge(keep_lock)
+
+    def stop(self) -> None:
+        """Ask for the end: the batch under way is finished. Only assigns, so it may be called in a signal handler."""
+        self._lifecycle.stop()
+
+    def health(self) -> PurgeHealth:
+        """Report whether it purges, without asking the database."""
+        status = self._lifecycle.status
+        if status is not Status.RUNNING:
+            return PurgeHealth(ready=False, reason="not started" if status is Status.NEW else status.value)
+        return PurgeHealth(ready=not self._failed_with, reason=self._failed_with)
+
+    def close(self) -> None:
+        """Stop and wait for the thread of ``with``. The engine stays open."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def abandoned(self) -> int:
+        """Always 0: it runs no handlers."""
+        return 0
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self.run, name="conquiet-purger", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _wait(self, pause_s: float) -> bool:
+        """Wait, in slices; False once a stop was asked for."""
+        # An event could wake the waiting thread at once, but setting it takes a lock, which a signal handler must not.
+        deadline = time.monotonic() + pause_s
+        while not self._lifecycle.is_stopping and (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(left_s, _SLICE_S))
+        return not self._lifecycle.is_stopping
+
+    def _pass(self) -> None:
+        try:
+            self.purge_now()
+        except (ConquietError, SQLAlchemyError) as error:
+            count(PURGE_ERRORS_TOTAL)
+            if isinstance(error, InfrastructureError):
+                self._outage.failed(error, address=database_address(self._engine))
+            elif not self._failed_with:  # one record; the metric counts on
+                logger.failure(logging.WARNING, "purging failed, trying again later", error)
+            self._failed_with = f"the last pass failed: {type(error).__name__}"
+        else:
+            self._outage.succeeded()
+            self._failed_with = ""
+
+    def _purge(self, keep_lock: Callable[[], None]) -> int:
+        keep, deleted = self._retention, 0
+        if self._inbox is not None and keep.inbox_s is not None:
+            inbox, age_s = self._inbox, keep.inbox_s
+            purged = self._in_batches(
+                lambda: inbox.purge(self._engine, older_than_s=age_s, batch=keep.batch, max_batches=1), keep_lock
+            )
+            count(INBOX_PURGED_TOTAL, inbox.table, n=purged)
+            deleted += purged
+        if self._outbox is not None and keep.parked_s is not None and not self._lifecycle.is_stopping:
+            purged = self._outbox.purge(self._engine, older_than_s=keep.parked_s, batch=keep.batch)
+            count(OUTBOX_PURGED_TOTAL, self._outbox.table, n=purged)
+            deleted += purged
+        if deleted:
+            logger.info("old rows purged", worker=self.name, count=deleted)
+        return deleted
+
+    def _in_batches(self, delete: Callable[[], int], keep_lock: Callable[[], None]) -> int:
+        """Delete batch by batch, with pauses, until a batch is not full."""
+        deleted = 0
+        while not self._lifecycle.is_stopping:
+            keep_lock()
+            began = time.monotonic()
+            found = delete()
+            deleted += found
+            if found < self._retention.batch:
+                break
+            took_s = time.monotonic() - began
+            self._wait(min(took_s * (1 / self._retention.share - 1), _LONGEST_PAUSE_S))
+        return deleted
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[Callable[[], None] | None]:
+        """Hold a lock of the database over all hosts.
+
+        Yields None if another host has it, else a function that keeps it, to be called before each batch. The lock
+        belongs to a connection: a killed process loses it at once, a host that vanished within two minutes.
+        """
+        take = _TAKE_LOCK.get(self._engine.dialect.name)
+        if take is None or pool_capacity(self._engine) == 1:
+            yield lambda: None  # SQLite has one writer anyway; elsewhere two purgers only do some work twice
+            return
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            try:
+                yield (lambda: _ping(connection)) if take(connection, self._lock) else None
+            finally:
+                # Closed, and not returned to the pool: that frees the lock for certain, and the timeout was changed.
+                connection.invalidate()
+
+
+def _ping(connection: Connection) -> None:
+    """Use the connection, so that the server does not take its host for gone. Raises if the server has."""
+    connection.execute(text("SELECT 1"))
+
+
+def _take_mysql(connection: Connection, name: str) -> bool:
+    """Take the lock, and let the server close the connection soon after the last use."""
+    ours = bool(connection.scalar(text("SELECT GET_LOCK(:name, 0)"), {"name": name}) == 1)
+    if ours:
+        connection.execute(text(f"SET SESSION wait_timeout = {_LOCK_IDLE_S}"))
+    return ours
+
+
+def _take_postgres(connection: Connection, name: str) -> bool:
+    """Do what ``_take_mysql`` does. PostgreSQL before 14 cannot close idle sessions."""
+    number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
+    ours = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:number)"), {"number": number}))
+    if ours and (connection.dialect.server_version_info or (0,)) >= _IDLE_SESSIONS_SINCE:
+        connection.execute(text(f"SET idle_session_timeout = '{_LOCK_IDLE_S}s'"))
+    return ours
+
+
+_TAKE_LOCK: Final = {"mysql": _take_mysql, "mariadb": _take_mysql, "postgresql": _take_postgres}
+"""By SQLAlchemy's name of the dialect."""

@@ -1,0 +1,92 @@
+"""A message with what the inbox needs, whatever engine it came from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from conquiet.errors import MessageKeyError
+from conquiet.transactional.identity import json_bytes, looks_like_entry_id
+
+if TYPE_CHECKING:
+    from conquiet.processor.context import JobContext
+    from conquiet.rabbit.delivery import Delivery
+    from conquiet.runtime.message import RuntimeMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMessage:
+    """A message of the runtime or the processor. ``repr`` does not show the payload.
+
+    Attributes:
+        id_is_producers: The producer made the id, not a server: it identifies the message by itself.
+        payload_bytes: The same at each delivery of the message.
+    """
+
+    source: str
+    group: str
+    id: str
+    payload: Any = field(repr=False, default=None)
+    payload_bytes: bytes = field(repr=False, default=b"")
+    id_is_producers: bool = False
+
+    @classmethod
+    def of_job(cls, ctx: "JobContext", group: str) -> "ReceivedMessage":
+        """Return the message of a ``JobContext``.
+
+        Its key is the message's id, not the entry's: a retry is a new entry. Nor do the entry's bytes identify it: each
+        attempt has its number in them.
+        """
+        made_by_server = looks_like_entry_id(ctx.id)
+        identity = json_bytes([ctx.event, ctx.data]) if made_by_server else b""
+        return cls(ctx.delivery.stream, group, ctx.id, ctx.data, identity, not made_by_server)
+
+    @classmethod
+    def of_message(cls, message: "RuntimeMessage", group: str) -> "ReceivedMessage":
+        """Return a message of the runtime."""
+        return cls(message.stream, group, message.id, message.data, message.raw)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedFromRabbit:
+    """A message of RabbitMQ. Its delivery is read only for what is needed."""
+
+    source: str
+    payload: Any = field(repr=False)
+    delivery: "Delivery | None" = field(repr=False)
+    group: str = ""
+    id_is_producers: bool = True
+
+    @classmethod
+    def current(cls, message: Any, agreed: Callable[[str], str], queue: str | None) -> "ReceivedFromRabbit":
+        """Return the message that is being handled.
+
+        Args:
+            message: What the syncer was given.
+            agreed: Returns the name of the delivery's queue, or raises if another was configured.
+            queue: The configured name, if any.
+        """
+        from conquiet.rabbit.delivery import CURRENT, current_delivery  # needs the extra "rabbit"
+
+        delivery = CURRENT.get(None)
+        if delivery is None and queue is not None:  # called without a consumer, in a test
+            return cls(queue, message, None)
+        delivery = delivery or current_delivery()
+        return cls(agreed(delivery.queue), message, delivery)
+
+    @property
+    def id(self) -> str:
+        """The AMQP property ``message_id``."""
+        from conquiet.rabbit.delivery import current_delivery
+
+        found = (self.delivery or current_delivery()).message_id
+        if found is None:
+            raise MessageKeyError(
+                "a message came without the AMQP property message_id, so the inbox cannot identify it: "
+                "let its publisher set one, or give for_rabbit a key function"
+            )
+        return found
+
+    @property
+    def payload_bytes(self) -> bytes:
+        """The body of the delivery."""
+        return b"" if self.delivery is None else self.delivery.body

@@ -1,0 +1,226 @@
+"""Where a handler's session comes from, and one message's effect in it: the four kinds.
+
+    engine=                 the handler gets       and is
+    Engine                  DbSession              a plain function
+    sessionmaker            Session (ORM)          a plain function
+    AsyncEngine             AsyncConnection        async def
+    async_sessionmaker      AsyncSession (ORM)     async def
+
+An ORM session is bound to a connection on which the transaction has begun already, so it joins that transaction: its
+``commit()`` writes what it holds and commits nothing, its ``rollback()`` ends the transaction, which is then refused
+(with ``join_transaction_mode="create_savepoint"`` it rolls back to the beginning of the handler, and work may go on).
+
+    BEGIN ─ inbox row ─ handler ─ flush ─ checks ─ COMMIT        anything that raises: ROLLBACK
+
+See docs/decisions/0033.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from conquiet.core.functions import is_coroutine_function, reject_awaitable, reject_unawaited
+from conquiet.db.dialects import require_supported
+from conquiet.db.engine_pool import pool_capacity
+from conquiet.db.session import DbSession
+from conquiet.errors import ConfigurationError
+from conquiet.transactional.transaction_guard import TransactionGuard
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+
+    from conquiet.transactional.lease_check import Deduplicator
+
+Check = Callable[[], None]
+T = TypeVar("T")
+
+
+class SyncSource:
+    """Sessions for plain functions.
+
+    Args:
+        engine: The database.
+        maker: Makes the ORM session that the handler gets; None gives it the ``DbSession``.
+    """
+
+    def __init__(self, engine: Engine, maker: "sessionmaker[Any] | None" = None) -> None:
+        self.engine = require_supported(engine)
+        self.maker = maker
+        self.capacity = pool_capacity(engine)
+
+    def require_handler(self, handler: Callable[..., Any]) -> None:
+        """Raise ``ConfigurationError`` for an ``async def`` handler."""
+        if is_coroutine_function(handler):
+            kind = "a sessionmaker" if self.maker is not None else "an Engine"
+            raise ConfigurationError(
+                f"handler must be a plain function, not 'async def', because engine is {kind}: pass an AsyncEngine "
+                "(create_async_engine) or an async_sessionmaker, or make the handler a plain function"
+            )
+
+    def effect_once(
+        self, inbox: "Deduplicator", msg: Any, work: Callable[[Any], object], before_commit: Check | None = None
+    ) -> bool:
+        """Run ``work(session)`` in a transaction of its own unless the message has had its effect. True if it ran."""
+        with DbSession(self.engine) as db, inbox.once(db, msg) as first_time:
+            if first_time:
+                if before_commit is not None:
+                    db.before_commit(lambda _: before_commit())
+                self.in_session(db, work)
+        return first_time
+
+    def read(self, work: Callable[[DbSession], T]) -> T:
+        """Return ``work(session)``, in a transaction of its own."""
+        with DbSession(self.engine) as db:
+            return work(db)
+
+    def in_session(self, db: DbSession, work: Callable[[Any], object]) -> None:
+        """Run ``work(session)`` with the kind of session that its handler gets, in an open transaction."""
+        # Before COMMIT: with a coroutine nothing was done, and the inbox row would say that it was.
+        if self.maker is None:
+            reject_awaitable("the handler", work(db))
+        else:
+            self._in_orm(db, self.maker, work)
+
+    def _in_orm(self, db: DbSession, maker: "sessionmaker[Any]", work: Callable[[Any], object]) -> None:
+        guard = TransactionGuard(db.connection)
+        session: Session = maker(bind=db.connection)
+        reject_awaitable("the handler", work(session))
+        session.commit()  # writes what it holds, and commits nothing
+        session.close()
+        guard.allow_commit()
+
+
+class AsyncSource:
+    """Sessions for ``async def`` functions.
+
+    Args:
+        engine: The database.
+        maker: Makes the ORM session that the handler gets; None gives it the ``AsyncConnection``.
+    """
+
+    def __init__(self, engine: "AsyncEngine", maker: "async_sessionmaker[Any] | None" = None) -> None:
+        require_supported(engine.sync_engine)
+        self.engine = engine
+        self.maker = maker
+        self._uses_savepoint = maker is not None and maker.kw.get("join_transaction_mode") == "create_savepoint"
+        self.capacity = pool_capacity(engine.sync_engine)
+
+    def require_handler(self, handler: Callable[..., Any]) -> None:
+        """Raise ``ConfigurationError`` for a plain function."""
+        if not callable(handler):
+            raise ConfigurationError("handler must be a function")
+        if not is_coroutine_function(handler):
+            kind = "an async_sessionmaker" if self.maker is not None else "an AsyncEngine"
+            raise ConfigurationError(
+                f"handler must be 'async def', because engine is {kind}: make it 'async def', or pass an Engine "
+                "(create_engine) or a sessionmaker"
+            )
+
+    async def effect_once(
+        self, inbox: Any, msg: Any, work: Callable[[Any], Awaitable[object]], before_commit: Check | None = None
+    ) -> bool:
+        """Run ``await work(session)`` in a transaction of its own unless the message has had its effect.
+
+        True if it ran.
+        """
+        from conquiet.transactional.async_transaction import AsyncTransaction
+
+        async with AsyncTransaction(self.engine, before_commit=before_commit) as connection:
+            check = inbox.once(connection, msg)
+            if not hasattr(check, "__aenter__"):
+                raise ConfigurationError(
+                    "with an asynchronous engine, inbox must be an Inbox or the name of its table: the once() of a "
+                    f"{type(inbox).__name__} is synchronous"
+                )
+            async with check as first_time:
+                if first_time:
+                    await self.in_session(connection, work)
+        return bool(first_time)
+
+    async def read(self, work: "Callable[[AsyncConnection], Awaitable[T]]") -> T:
+        """Return ``await work(connection)``, in a transaction of its own."""
+        from conquiet.transactional.async_transaction import AsyncTransaction
+
+        async with AsyncTransaction(self.engine) as connection:
+            return await work(connection)
+
+    async def in_session(self, connection: "AsyncConnection", work: Callable[[Any], Awaitable[object]]) -> None:
+        """Run ``await work(session)`` with the kind of session that its handler gets, in an open transaction."""
+        if self.maker is None:
+            reject_unawaited(await work(connection))
+        else:
+            session: AsyncSession = self.maker(bind=connection)
+            reject_unawaited(await work(session))
+            if self._uses_savepoint or session.new or session.dirty or session.deleted:
+                await session.commit()  # writes what it holds, and commits nothing
+            session.sync_session.close()  # sends nothing
+
+
+def source_of(engine: object) -> SyncSource | AsyncSource:
+    """Return the source of sessions that ``engine`` stands for.
+
+    Raises:
+        ConfigurationError: It is none of the four kinds; the text says what to pass.
+    """
+    if isinstance(engine, SyncSource | AsyncSource):  # one of another framework: see ``contrib.django``
+        return engine
+    if isinstance(engine, Engine):
+        return SyncSource(engine)
+    if isinstance(engine, sessionmaker):
+        bind = engine.kw.get("bind")
+        if not isinstance(bind, Engine):
+            _refuse_bind("sessionmaker", "Engine", bind)
+        _require_joining("sessionmaker", engine.kw, engine.class_)
+        return SyncSource(bind, engine)
+    if any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(engine).__mro__):
+        return _async_source_of(engine)
+    if isinstance(engine, Session | scoped_session | Connection | DbSession):
+        raise ConfigurationError(
+            f"engine must be what sessions are made from, because each message has its own; got a "
+            f"{type(engine).__name__}. Pass the Engine or the sessionmaker"
+        )
+    raise ConfigurationError(
+        "engine must be a sqlalchemy Engine or sessionmaker (for plain functions), or an AsyncEngine or "
+        f"async_sessionmaker (for 'async def'); got a {type(engine).__name__}"
+    )
+
+
+def _async_source_of(engine: object) -> AsyncSource:
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+    if isinstance(engine, AsyncEngine):
+        return AsyncSource(engine)
+    if isinstance(engine, async_sessionmaker):
+        bind = engine.kw.get("bind")
+        if not isinstance(bind, AsyncEngine):
+            _refuse_bind("async_sessionmaker", "AsyncEngine", bind)
+        inner = engine.kw.get("sync_session_class") or engine.class_.sync_session_class
+        _require_joining("async_sessionmaker", engine.kw, inner)
+        return AsyncSource(bind, engine)
+    raise ConfigurationError(
+        f"engine must be an AsyncEngine or an async_sessionmaker, because each message has its own session; got a "
+        f"{type(engine).__name__}"
+    )
+
+
+def _refuse_bind(maker: str, wanted: str, bind: object) -> NoReturn:
+    raise ConfigurationError(
+        f"the {maker} must be bound to one {wanted}, the database of the inbox: {maker}(engine); it is bound to "
+        f"{'nothing' if bind is None else type(bind).__name__}"
+    )
+
+
+def _require_joining(maker: str, settings: Mapping[str, Any], session_class: type[Session]) -> None:
+    """Raise if sessions would write elsewhere, or end a transaction that is not theirs."""
+    if settings.get("binds") or session_class.get_bind is not Session.get_bind:
+        raise ConfigurationError(
+            f"the {maker} chooses a database for each statement (binds, or get_bind() of its Session class), so writes "
+            "of the handler might not be in the transaction of the inbox; use one that is bound to a single engine"
+        )
+    if settings.get("join_transaction_mode") == "control_fully":
+        raise ConfigurationError(
+            f"the {maker} has join_transaction_mode='control_fully': its commit() would commit the transaction of the "
+            "inbox; leave the setting out"
+        )

@@ -1,0 +1,396 @@
+"""The SQL text of the inbox and the outbox, for each database. Those on many rows at once are in ``batch_sql``.
+
+Pure: texts only. A database is a subclass of ``SqlDialect`` that sets the fragments in which it differs, and overrides
+a statement where a fragment is not enough. Column names need no quotes on any of them; table names are quoted.
+
+Times are compared by the database's own clock, so hosts whose clocks differ agree on what is due.
+``UTC_TIMESTAMP`` and not ``NOW``: a session's time zone may have an hour that happens twice.
+"""
+
+import hashlib
+from functools import lru_cache
+from typing import ClassVar, Final
+
+from sqlalchemy import TextClause, bindparam, text
+
+from conquiet.errors import ConfigurationError
+from conquiet.transactional.statements import InboxStatements, OutboxStatements
+
+_MAX_CHANNEL: Final = 63
+_MESSAGE: Final = (
+    "o.seq AS seq, o.message_id AS id, o.order_key AS k, o.event AS event, o.payload AS payload, o.attempts AS n, "
+    "o.headers AS headers"
+)
+
+
+class SqlDialect:
+    """One database.
+
+    Attributes:
+        name: SQLAlchemy's name of the dialect.
+        now: The current time.
+        later: The current time plus the bind ``later``.
+        ago: The current time minus the bind ``ago``.
+        age_us: Microseconds since ``created_at``.
+        created_ms: ``created_at`` in milliseconds since the epoch.
+        shared_lock: Makes a SELECT read what is committed now, and not the transaction's snapshot.
+        skip_locked: Makes a SELECT lock its rows and skip those that are locked.
+        due_index: Names the index by due time, after a table's name. Without it the optimizer may walk the primary key
+            for an ORDER BY seq LIMIT 1, over every row that waits.
+        key_index: The same for the index by order key.
+        column_types: Types of the columns that a table of an earlier version may lack.
+        has_row_locks: Whether single rows can be locked.
+        mark: Quotation mark of identifiers.
+        isolation: Statement that makes the transaction READ COMMITTED, sent first in it; None where there is no need.
+    """
+
+    name: ClassVar[str]
+    now: ClassVar[str]
+    later: ClassVar[str]
+    ago: ClassVar[str]
+    age_us: ClassVar[str]
+    created_ms: ClassVar[str]
+    shared_lock: ClassVar[str] = ""
+    skip_locked: ClassVar[str] = ""
+    due_index: ClassVar[str] = ""
+    key_index: ClassVar[str] = ""
+    column_types: ClassVar[dict[str, str]]
+    has_row_locks: ClassVar[bool] = True
+    mark: ClassVar[str] = "`"
+    isolation: ClassVar[str | None] = None
+
+    def quote(self, table: str) -> str:
+        """Return a validated ``table`` or ``schema.table`` in this database's quotes."""
+        return ".".join(f"{self.mark}{part}{self.mark}" for part in table.split("."))
+
+    def interval(self, seconds: float) -> int | float | str:
+        """Return the value of a bind ``later`` or ``ago``."""
+        return round(seconds * 1_000_000)
+
+    def binary(self, name: str) -> str:
+        """Return the placeholder of a bind of bytes."""
+        return f":{name}"
+
+    def bind_binary(self, value: bytes | None) -> bytes | str | None:
+        """Return the value of such a bind."""
+        return value
+
+    def delete_oldest(self, table: str, column: str, where: str) -> TextClause:
+        """Return a DELETE of at most ``:batch`` rows, the oldest first."""
+        raise NotImplementedError
+
+    def delete_listed(self, table: str) -> TextClause:
+        """Return a DELETE of the rows whose ``seq`` is in ``:seqs``, a JSON array. It must touch no other row."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ inbox
+    def inbox(self, table: str, *, digest: bool = True) -> InboxStatements:
+        """Return the statements on an inbox; without ``digest`` for a table of an earlier version."""
+        name = self.quote(table)
+        found = "digest" if digest else "NULL"
+        is_key = (
+            f"source = {self.binary('source')} AND consumer_group = {self.binary('grp')} "
+            f"AND message_id = {self.binary('id')}"
+        )
+        return InboxStatements(
+            insert=self._inbox_insert(name, digest=digest),
+            # A locking read: the transaction's snapshot may be older than the row.
+            find=text(f"SELECT {found} AS digest FROM {name} WHERE {is_key}{self.shared_lock}"),  # noqa: S608
+            delete=text(f"DELETE FROM {name} WHERE {is_key}"),  # noqa: S608
+            touch=text(f"UPDATE {name} SET handled_at = {self.now} WHERE {is_key}"),  # noqa: S608
+            with_digest=digest,
+        )
+
+    def _inbox_insert(self, name: str, *, digest: bool) -> TextClause:
+        # A plain INSERT. INSERT IGNORE would take other errors for duplicates, and an upsert would not wait.
+        columns, values = "source, consumer_group, message_id, handled_at", ""
+        if digest:
+            columns, values = f"{columns}, digest", f", {self.binary('digest')}"
+        key = ", ".join(map(self.binary, ("source", "grp", "id")))
+        return text(f"INSERT INTO {name} ({columns}) VALUES ({key}, {self.now}{values})")  # noqa: S608
+
+    def inbox_purge(self, table: str) -> TextClause:
+        """Return the DELETE of at most ``:batch`` inbox rows that are older than ``:ago``."""
+        return self.delete_oldest(self.quote(table), "handled_at", f"handled_at < {self.ago}")
+
+    def inbox_count(self, table: str) -> TextClause:
+        """Return a query that counts at most ``:limit`` inbox rows."""
+        return text(f"SELECT COUNT(*) FROM (SELECT 1 AS one FROM {self.quote(table)} LIMIT :limit) AS counted")  # noqa: S608
+
+    def inbox_oldest(self, table: str) -> TextClause:
+        """Return a query for the age of the oldest inbox row, in microseconds."""
+        age_us = self.age_us.replace("created_at", "handled_at")
+        return text(f"SELECT {age_us} AS age FROM {self.quote(table)} ORDER BY handled_at LIMIT 1")  # noqa: S608
+
+    def inbox_columns(self, table: str) -> TextClause:
+        """Return a query that fails if an inbox table lacks a column; it reads no row."""
+        return text(f"SELECT digest FROM {self.quote(table)} WHERE 1 = 0")  # noqa: S608
+
+    def add_column(self, table: str, column: str) -> str:
+        """Return what adds a column that a table of an earlier version lacks."""
+        return f"ALTER TABLE {self.quote(table)} ADD COLUMN {column} {self.column_types[column]} NULL"
+
+    # ------------------------------------------------------------------ outbox
+    def outbox(self, table: str) -> OutboxStatements:
+        """Return the statements on an outbox."""
+        name = self.quote(table)
+        due = f"target = :target AND parked = 0 AND free = {{free}} AND due_at <= {self.now}"
+        by_due = "ORDER BY due_at, seq LIMIT :count"
+        scan = (
+            f"SELECT seq, order_key AS k, {self.age_us} AS age FROM {name}{self.due_index} WHERE {due.format(free=0)}"  # noqa: S608
+        )
+        refused = f"UPDATE {name} SET attempts = :n, reason = :reason"  # noqa: S608
+        message = f"SELECT {_MESSAGE}, {self.age_us} AS age, {self.created_ms} AS created_ms"
+        # LIMIT 1 and not MIN(): MySQL reads the whole key for a MIN() that is correlated.
+        head = (
+            f"(SELECT e.seq FROM {name} AS e{self.key_index} WHERE e.target = o.target AND e.order_key = o.order_key "  # noqa: S608
+            "AND e.parked = 0 ORDER BY e.seq LIMIT 1)"
+        )
+        return OutboxStatements(
+            insert=text(self._outbox_insert(name, table, wake=False)),
+            insert_and_wake=text(self._outbox_insert(name, table, wake=True)),
+            backlog=text(
+                "SELECT target, SUM(1 - parked) AS waiting, SUM(parked) AS parked, "  # noqa: S608
+                f"MAX(CASE WHEN parked = 0 THEN {self.age_us} ELSE 0 END) AS age FROM {name} GROUP BY target"
+            ),
+            list_parked=text(
+                f"SELECT seq, message_id, target, attempts, reason, {self.age_us} AS age FROM {name} "  # noqa: S608
+                "WHERE parked = 1 AND seq > :after ORDER BY seq LIMIT :limit"
+            ),
+            unpark=text(
+                f"UPDATE {name} SET parked = 0, attempts = 0, due_at = {self.now} WHERE seq = :seq AND parked = 1"  # noqa: S608
+            ),
+            # SQLite has one writer: being it keeps every other relay out until the end of the transaction.
+            exclude_relays=None if self.has_row_locks else text(f"DELETE FROM {name} WHERE seq = -1"),  # noqa: S608
+            lock_unkeyed=text(
+                f"{message} FROM {name} AS o{self.due_index} WHERE {due.format(free=1)} {by_due}{self.skip_locked}"
+            ),
+            scan_keyed=text(f"{scan} {by_due}"),
+            scan_keyed_after=text(f"{scan} AND (due_at > :at OR (due_at = :at AND seq > :after)) {by_due}"),
+            due_time=text(f"SELECT due_at FROM {name} WHERE seq = :seq"),  # noqa: S608
+            # The last condition keeps locks off rows that are not the oldest of their keys. Their owner will delete
+            # them as followers, and two relays that each hold a row the other wants to delete would deadlock.
+            lock_heads=_with_list(
+                f"SELECT o.seq AS seq, o.order_key AS k FROM {name} AS o WHERE o.seq IN :seqs AND o.parked = 0 "  # noqa: S608
+                f"AND o.due_at <= {self.now} AND o.seq = {head}{self.skip_locked}",
+                "seqs",
+            ),
+            read_keys=_with_list(
+                f"{message}, o.due_at <= {self.now} AS due FROM {name} AS o{self.key_index} "
+                "WHERE o.target = :target AND o.order_key IN :keys AND o.parked = 0 AND o.seq <= :last "
+                "ORDER BY o.seq LIMIT :count",
+                "keys",
+            ),
+            delete=self.delete_listed(name),
+            retry=text(f"{refused}, due_at = {self.later} WHERE seq = :seq"),
+            park=text(f"{refused}, parked = 1 WHERE seq = :seq"),
+            # Both walk an index from one value to the next: their cost does not grow with the rows that wait.
+            target_names=text(self._target_names(name)),
+            overdue=text(
+                f"SELECT {self.age_us} AS age FROM {name}{self.due_index} WHERE target = :target AND parked = 0 "  # noqa: S608
+                f"AND free = :free AND due_at < {self.ago} ORDER BY due_at, seq LIMIT 1"
+            ),
+        )
+
+    def _outbox_insert(self, name: str, table: str, *, wake: bool) -> str:  # noqa: ARG002 - for those that can wake
+        return (
+            f"INSERT INTO {name} (message_id, target, order_key, free, event, payload, headers, created_at, due_at) "  # noqa: S608
+            f"VALUES ({self.binary('id')}, {self.binary('target')}, {self.binary('key')}, :free, "
+            f"{self.binary('event')}, {self.binary('payload')}, {self.binary('headers')}, {self.now}, {self.later})"
+        )
+
+    def _target_names(self, name: str) -> str:
+        return f"SELECT DISTINCT target FROM {name}{self.due_index}"  # noqa: S608
+
+    def outbox_purge(self, table: str) -> TextClause:
+        """Return the DELETE of at most ``:batch`` parked rows that are older than ``:ago``."""
+        return self.delete_oldest(self.quote(table), "seq", f"parked = 1 AND created_at < {self.ago}")
+
+    def outbox_columns(self, table: str, column: str) -> TextClause:
+        """Return a query that fails if an outbox table lacks a column; it reads no row."""
+        return text(f"SELECT {column} FROM {self.quote(table)} WHERE 1 = 0")  # noqa: S608
+
+
+class MySqlDialect(SqlDialect):
+    """MySQL and MariaDB."""
+
+    name = "mysql"
+    now = "UTC_TIMESTAMP(6)"
+    later = "UTC_TIMESTAMP(6) + INTERVAL :later MICROSECOND"
+    ago = "UTC_TIMESTAMP(6) - INTERVAL :ago MICROSECOND"
+    age_us = "TIMESTAMPDIFF(MICROSECOND, created_at, UTC_TIMESTAMP(6))"
+    created_ms = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at) DIV 1000"
+    shared_lock = " LOCK IN SHARE MODE"  # MariaDB does not know FOR SHARE
+    skip_locked = " FOR UPDATE SKIP LOCKED"
+    due_index = " FORCE INDEX (by_due)"
+    key_index = " FORCE INDEX (by_key)"
+    column_types: ClassVar[dict[str, str]] = {"digest": "VARBINARY(32)", "event": "VARBINARY(255)", "headers": "BLOB"}
+    # At the default level, REPEATABLE READ, a scan by FOR UPDATE or DELETE that reaches the end of an index keeps every
+    # other transaction from inserting there until it commits.
+    isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+    def delete_oldest(self, table: str, column: str, where: str) -> TextClause:
+        """See ``SqlDialect.delete_oldest``."""
+        return text(f"DELETE FROM {table} WHERE {where} ORDER BY {column} LIMIT :batch")  # noqa: S608
+
+    def delete_listed(self, table: str) -> TextClause:
+        """Return a DELETE that reads no other row than those listed.
+
+        For an IN over a large part of a small table, which an outbox usually is, MySQL and MariaDB read the table from
+        end to end, whatever index is forced on them, and wait for every row that another relay holds. Two relays that
+        do so wait for each other: one is rolled back, and publishes again what it has published.
+        """
+        return text(
+            "DELETE o FROM JSON_TABLE(:seqs, '$[*]' COLUMNS (seq BIGINT UNSIGNED PATH '$')) AS listed "
+            f"STRAIGHT_JOIN {table} AS o FORCE INDEX (PRIMARY) ON o.seq = listed.seq"
+        )
+
+
+class HexMySqlDialect(MySqlDialect):
+    """MySQL through a driver that cannot bind bytes: they are sent as hexadecimal text.
+
+    aiomysql 0.3.2 calls a function of PyMySQL that 1.2 has changed, and raises TypeError for every bind of bytes.
+    """
+
+    def binary(self, name: str) -> str:
+        """See ``SqlDialect.binary``."""
+        return f"UNHEX(:{name})"
+
+    def bind_binary(self, value: bytes | None) -> str | None:
+        """See ``SqlDialect.bind_binary``."""
+        return None if value is None else value.hex()
+
+
+_SQLITE_FORMAT: Final = "'%Y-%m-%d %H:%M:%f'"
+
+
+class SqliteDialect(SqlDialect):
+    """SQLite: one writer at a time."""
+
+    name = "sqlite"
+    now = f"strftime({_SQLITE_FORMAT}, 'now')"
+    later = f"strftime({_SQLITE_FORMAT}, 'now', '+' || :later)"
+    ago = f"strftime({_SQLITE_FORMAT}, 'now', '-' || :ago)"
+    age_us = "CAST((julianday('now') - julianday(created_at)) * 86400000000 AS INTEGER)"
+    created_ms = "CAST(ROUND((julianday(created_at) - 2440587.5) * 86400000) AS INTEGER)"
+    column_types: ClassVar[dict[str, str]] = {"digest": "BLOB", "event": "BLOB", "headers": "BLOB"}
+    has_row_locks = False
+
+    def interval(self, seconds: float) -> str:
+        """Return a modifier of ``strftime``."""
+        return f"{seconds:.6f} seconds"
+
+    def delete_oldest(self, table: str, column: str, where: str) -> TextClause:
+        """See ``SqlDialect.delete_oldest``."""
+        return text(
+            f"DELETE FROM {table} WHERE rowid IN "  # noqa: S608
+            f"(SELECT rowid FROM {table} WHERE {where} ORDER BY {column} LIMIT :batch)"
+        )
+
+    def delete_listed(self, table: str) -> TextClause:
+        """See ``SqlDialect.delete_listed``."""
+        return text(f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(:seqs))")  # noqa: S608
+
+
+class PostgresDialect(SqlDialect):
+    """PostgreSQL 13 and newer."""
+
+    name = "postgresql"
+    # Not clock_timestamp(): it is volatile, and a condition on it cannot use an index. Not now(): that is when the
+    # transaction began.
+    now = "statement_timestamp()"
+    later = "statement_timestamp() + CAST(:later AS double precision) * INTERVAL '1 microsecond'"
+    ago = "statement_timestamp() - CAST(:ago AS double precision) * INTERVAL '1 microsecond'"
+    age_us = "CAST(EXTRACT(EPOCH FROM statement_timestamp() - created_at) * 1000000 AS bigint)"
+    created_ms = "CAST(EXTRACT(EPOCH FROM created_at) * 1000 AS bigint)"
+    skip_locked = " FOR UPDATE SKIP LOCKED"
+    column_types: ClassVar[dict[str, str]] = {"digest": "bytea", "event": "bytea", "headers": "bytea"}
+    isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+    mark = '"'
+
+    def interval(self, seconds: float) -> float:
+        """Return microseconds."""
+        return seconds * 1_000_000
+
+    def _inbox_insert(self, name: str, *, digest: bool) -> TextClause:
+        # The error of a duplicate would end the transaction. ON CONFLICT waits for the other run's transaction and then
+        # reports 0 or 1 rows. The key is named: a duplicate of any other unique key stays an error.
+        plain = super()._inbox_insert(name, digest=digest).text
+        return text(f"{plain} ON CONFLICT (source, consumer_group, message_id) DO NOTHING")
+
+    def _outbox_insert(self, name: str, table: str, *, wake: bool) -> str:
+        plain = super()._outbox_insert(name, table, wake=wake)
+        if not wake:
+            return plain
+        # In one statement, so that it costs no trip of its own. The server delivers the notification at COMMIT.
+        return f"WITH added AS ({plain} RETURNING 1) SELECT pg_notify('{channel_of(table)}', '') FROM added"  # noqa: S608
+
+    def delete_oldest(self, table: str, column: str, where: str) -> TextClause:
+        """See ``SqlDialect.delete_oldest``."""
+        # Locked while they are chosen: ctid is the place of a row, and an UPDATE moves it.
+        return text(
+            f"DELETE FROM {table} WHERE ctid = ANY(ARRAY("  # noqa: S608
+            f"SELECT ctid FROM {table} WHERE {where} ORDER BY {column} LIMIT :batch FOR UPDATE SKIP LOCKED))"
+        )
+
+    def delete_listed(self, table: str) -> TextClause:
+        """See ``SqlDialect.delete_listed``."""
+        return text(
+            f"DELETE FROM {table} WHERE seq = ANY(ARRAY("  # noqa: S608
+            "SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST(:seqs AS json))))"
+        )
+
+    def _target_names(self, name: str) -> str:
+        # SELECT DISTINCT would read every row: PostgreSQL does not step through an index from value to value by itself.
+        return (
+            f"WITH RECURSIVE names AS ((SELECT target FROM {name} ORDER BY target LIMIT 1) UNION ALL "  # noqa: S608
+            f"SELECT (SELECT o.target FROM {name} AS o WHERE o.target > names.target ORDER BY o.target LIMIT 1) "
+            "FROM names WHERE names.target IS NOT NULL) SELECT target FROM names WHERE target IS NOT NULL"
+        )
+
+
+def channel_of(table: str) -> str:
+    """Return the channel on which PostgreSQL reports new rows of an outbox: its name, with the schema if it has one."""
+    # PostgreSQL cuts names after 63 bytes, LISTEN and pg_notify() alike only if we do it first.
+    return table if len(table) <= _MAX_CHANNEL else f"conquiet_{hashlib.sha256(table.encode()).hexdigest()[:32]}"
+
+
+_DIALECTS: Final[dict[str, SqlDialect]] = {
+    "mysql": MySqlDialect(),
+    "mariadb": MySqlDialect(),
+    "postgresql": PostgresDialect(),
+    "sqlite": SqliteDialect(),
+}
+
+
+_HEX_MYSQL: Final = HexMySqlDialect()
+
+
+def dialect_named(name: str, driver: str = "") -> SqlDialect:
+    """Return the dialect of a database by SQLAlchemy's names (``engine.dialect.name``, ``engine.dialect.driver``).
+
+    Raises:
+        ConfigurationError: The inbox and the outbox do not work on this database.
+    """
+    if driver == "aiomysql":
+        return _HEX_MYSQL
+    found = _DIALECTS.get(name)
+    if found is None:
+        raise ConfigurationError(f"the inbox and the outbox work on {', '.join(sorted(_DIALECTS))}, not on {name}")
+    return found
+
+
+@lru_cache(256)
+def inbox_statements(dialect: SqlDialect, table: str, *, digest: bool = True) -> InboxStatements:
+    """Return the statements on an inbox, built once."""
+    return dialect.inbox(table, digest=digest)
+
+
+@lru_cache(256)
+def outbox_statements(dialect: SqlDialect, table: str) -> OutboxStatements:
+    """Return the statements on an outbox, built once."""
+    return dialect.outbox(table)
+
+
+def _with_list(statement: str, name: str) -> TextClause:
+    return text(statement).bindparams(bindparam(name, expanding=True))

@@ -1,0 +1,198 @@
+"""The targets of a relay. A target returns a result for each message, or raises if it is unavailable.
+
+What identifies a message to its receiver:
+
+    ToStream       the payload's field ``_outbox_id``    Inbox(key=by_outbox_id)
+    ToProcessor    the envelope's id                     the processor's own id, through all attempts
+    ToRabbit       the property message_id, and ``_outbox_id`` in the body
+
+Publishing needs no consumer group and creates none: a group that no consumer reads holds back trimming.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from conquiet.core.json_codec import CodecError, encode_payload
+from conquiet.core.validation import require_positive, require_text
+from conquiet.errors import ConfigurationError
+from conquiet.metrics.registry import QUEUE_MESSAGES_ENQUEUED_TOTAL
+from conquiet.metrics.safety import count
+from conquiet.transactional.keys import EVENT, OUTBOX_ID
+from conquiet.transactional.ordering import OutboxMessage, Outcome
+from conquiet.transactional.payload import decode
+
+if TYPE_CHECKING:
+    from conquiet.redis_transport.client import AnyRedis
+
+Results = list[tuple[Outcome, str]]
+"""For each message its outcome, and the reason if it was refused."""
+
+PUBLISHED: Final = (Outcome.PUBLISHED, "")
+DEFERRED: Final = (Outcome.DEFERRED, "")
+_MAX_PAYLOAD_BYTES: Final = 1_048_576
+
+
+class Target(Protocol):
+    """Publishes messages.
+
+    Promises: messages of one key go out in the order given, and none goes out after one of its key that did
+    not. ``PUBLISHED`` means that the target has confirmed the message. An exception means that nothing is known of
+    any of them; all will be published again. ``OSError`` (or one of conquiet's errors) means that the target is
+    unavailable: no attempt is counted then. After any other exception they are tried one by one, to find the message at
+    fault; if several are tried and none is accepted, the target counts as unavailable after all.
+
+    A call, even with one message, must end within two minutes: a transaction of the outbox is open meanwhile.
+    """
+
+    def publish(self, messages: Sequence[OutboxMessage]) -> Results:
+        """Publish the messages and return a result for each."""
+        ...
+
+
+class _Refused(Exception):  # noqa: N818 - leaves this module only as a result
+    """A message that this target can never take."""
+
+
+class ToStream:
+    """To a Redis stream. A batch is one step on the server: all of it is there, in order, or none.
+
+    Args:
+        redis: ``redis.Redis``, ``redis.asyncio.Redis`` or a ``RedisCluster``. Only its settings are used: the target
+            opens a connection of its own at the first message, and ``close()`` closes it.
+        stream: Name of the stream.
+        max_payload_bytes: Largest entry; as ``QueueConfig.max_payload_bytes`` of the consumers.
+        replicas: A message counts as published when so many replicas of the server have it, within a second. Without,
+            a fail-over may lose a message whose outbox row is deleted already.
+    """
+
+    def __init__(
+        self, redis: "AnyRedis", stream: str, *, max_payload_bytes: int = _MAX_PAYLOAD_BYTES, replicas: int = 0
+    ) -> None:
+        from conquiet.redis_transport.client import SOCKET_TIMEOUT_S  # needs the extra "redis"
+        from conquiet.redis_transport.cluster_connection import open_connection
+        from conquiet.redis_transport.confirmation import Confirmation
+
+        if not isinstance(stream, str):
+            raise ConfigurationError(f"{type(self).__name__} takes a Redis client and the name of a stream")
+        self.stream = require_text("stream", stream)
+        self._max_bytes = require_positive("max_payload_bytes", max_payload_bytes)
+        self._confirmation = Confirmation(replicas)
+        self._connection = open_connection(redis, socket_timeout_s=SOCKET_TIMEOUT_S)
+
+    system = "redis"
+
+    def publish(self, messages: Sequence[OutboxMessage]) -> Results:
+        """See ``Target.publish``."""
+        from conquiet.redis_transport.commands import pack
+        from conquiet.redis_transport.confirmed import checked_call
+
+        how = self._confirmation
+        results: Results = []
+        encoded: list[bytes] = []
+        blocked: set[bytes] = set()
+        for message in messages:
+            if message.key is not None and message.key in blocked:
+                results.append(DEFERRED)
+                continue
+            try:
+                encoded.append(encode_payload(self._payload(message), max_bytes=self._max_bytes))
+            except (CodecError, _Refused) as error:
+                results.append((Outcome.REFUSED, str(error)))
+                if message.key is not None:
+                    blocked.add(message.key)
+            else:
+                results.append(PUBLISHED)
+        if encoded:
+            packed = pack("EVAL", *self._script(encoded))
+            if how.replicas:
+                words = [packed, *(pack(*one) for one in how.commands(self.stream))]
+                replies = self._connection.call_together("EVAL", words, stream=self.stream, wait_s=how.timeout_s)
+                checked_call(replies, how, stream=self.stream, group="", command="EVAL")
+            else:
+                self._connection.call("EVAL", packed, stream=self.stream)
+            count(QUEUE_MESSAGES_ENQUEUED_TOTAL, self.stream, n=len(encoded))
+        return results
+
+    def close(self) -> None:
+        """Close the connection. It may be called twice."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _script(self, encoded: Sequence[bytes]) -> Sequence[str | bytes | int]:
+        """Return a script that adds all entries or none, its keys and its arguments."""
+        from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
+
+        return (ENQUEUE_MANY, 1, self.stream, *encoded)
+
+    def _payload(self, message: OutboxMessage) -> dict[str, Any]:
+        own = (
+            {OUTBOX_ID: message.message_id}
+            if message.event is None
+            else {
+                OUTBOX_ID: message.message_id,
+                EVENT: message.event,
+            }
+        )
+        return {**decode(message.payload), **own}
+
+
+class ToProcessor(ToStream):
+    """To the handlers of a ``Processor``: each message becomes an envelope, identified by its outbox id.
+
+    The envelope carries the time at which the row was written, and the row's key: messages of one key are published
+    in order, and run one at a time and in order.
+
+    Args:
+        redis: As for ``ToStream``.
+        stream: The processor's stream.
+        event: Which handlers are meant, for messages that were added without an event of their own.
+        max_payload_bytes: Largest entry.
+        replicas: As for ``ToStream``.
+    """
+
+    def __init__(
+        self,
+        redis: "AnyRedis",
+        stream: str,
+        event: str | None = None,
+        *,
+        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
+        replicas: int = 0,
+    ) -> None:
+        super().__init__(redis, stream, max_payload_bytes=max_payload_bytes, replicas=replicas)
+        self._event = None if event is None else require_text("event", event)
+
+    def _payload(self, message: OutboxMessage) -> dict[str, Any]:
+        from conquiet.processor.envelope import Envelope, to_payload
+
+        event = message.event or self._event
+        if event is None:
+            raise _Refused("it has no event: give Outbox.add or ToProcessor one")
+        return to_payload(
+            Envelope(
+                event=event,
+                id=message.message_id,
+                data=decode(message.payload),
+                emitted_ms=max(0, message.created_ms),
+                key=None if message.key is None else message.key.decode(),
+                headers=message.headers,
+            )
+        )
+
+    def _script(self, encoded: Sequence[bytes]) -> Sequence[str | bytes | int]:
+        from conquiet.processor.keys import keys_of
+        from conquiet.processor.scripts import script
+
+        if not any(payload.startswith(b'{"v":1,"key":') for payload in encoded):
+            return super()._script(encoded)
+        keys = keys_of(self.stream)
+        args: list[str | bytes | int] = [value for payload in encoded for value in (payload, "", 0, 0)]
+        return (script("emit").source, 4, keys.stream, keys.delayed, keys.wake, keys.order, *args)

@@ -1,0 +1,104 @@
+"""Keep one transaction one: refuse a COMMIT or a second BEGIN by the handler, remember an error that ended it.
+
+The inbox row and the handler's effect share a transaction. It would be split by
+
+    commit() of the connection                 refused: nothing is sent
+    rollback(), then more statements           refused: the second BEGIN
+    a deadlock that the handler catches        the server has rolled back everything, the inbox row too: going on would
+                                               commit the second half alone, so the error is raised at the end
+
+SQLAlchemy's events see all of it, whatever the handler uses: a connection, an ORM session, a library of its own.
+
+See docs/decisions/0033.
+"""
+
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+from sqlalchemy import event
+
+from conquiet.db.errors import Fault, OperationInfo, as_write_error, fault_of
+from conquiet.errors import LifecycleError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine, ExceptionContext
+
+ENDED: Final = (
+    "the transaction of the handler was committed or rolled back by the handler (commit() or rollback() of its "
+    "connection, rollback() of its session, or COMMIT in a statement), so its effect and its inbox row are not one "
+    "transaction any more. Leave the end of the transaction to conquiet: it commits when the handler returns, and "
+    "rolls back when it raises"
+)
+_COMMIT: Final = (
+    "the handler's transaction is committed by conquiet when the handler returns, together with its inbox row: "
+    "remove commit() from the handler; nothing was sent"
+)
+_ENDING: Final = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT, Fault.GONE})
+_STATEMENT: Final = OperationInfo("a statement of the handler")
+
+
+class TransactionGuard:
+    """Guards the transaction that is open on a connection.
+
+    Args:
+        connection: In a transaction. Use it for nothing else afterwards.
+    """
+
+    __slots__ = ("_may_commit", "connection", "failure")
+
+    def __init__(self, connection: "Connection") -> None:
+        self.connection = connection
+        self.failure: BaseException | None = None
+        self._may_commit = False
+        _listen(connection.engine)
+        # Engine-wide, events would cost every statement of the application something.
+        connection._has_events = True  # noqa: SLF001
+        _guards[connection] = self
+
+    def allow_commit(self) -> None:
+        """Let the next COMMIT pass.
+
+        Raises:
+            DbWriteError: An error has ended the transaction, although the handler caught it.
+        """
+        if self.failure is not None:
+            raise as_write_error(self.failure, _STATEMENT) from self.failure
+        self._may_commit = True
+
+    def on_commit(self) -> None:
+        """Refuse a COMMIT that is not ours."""
+        if not self._may_commit:
+            raise LifecycleError(_COMMIT)
+
+
+_guards: "WeakKeyDictionary[Connection, TransactionGuard]" = WeakKeyDictionary()
+_listened: "WeakSet[Engine]" = WeakSet()
+
+
+def _listen(engine: "Engine") -> None:
+    if engine in _listened:
+        return
+    _listened.add(engine)
+    had_events = engine._has_events  # noqa: SLF001
+    event.listen(engine, "begin", _on_begin)
+    event.listen(engine, "commit", _on_commit)
+    engine._has_events = had_events  # noqa: SLF001 - only guarded connections report
+    event.listen(engine, "handle_error", _on_error)
+
+
+def _on_begin(connection: "Connection") -> None:
+    if connection in _guards:
+        raise LifecycleError(ENDED)
+
+
+def _on_commit(connection: "Connection") -> None:
+    guard = _guards.get(connection)
+    if guard is not None:
+        guard.on_commit()
+
+
+def _on_error(context: "ExceptionContext") -> None:
+    guard = None if context.connection is None else _guards.get(context.connection)
+    error = context.sqlalchemy_exception or context.original_exception
+    if guard is not None and guard.failure is None and fault_of(error) in _ENDING:
+        guard.failure = error

@@ -1,0 +1,174 @@
+"""Rolling deploys and recycling of real worker processes: nothing is lost, nothing is charged, no name is left."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from conquiet import SyncEmitter
+from conquiet.processor import NewMessage
+from conquiet.testing import wait_until
+
+TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
+DEPLOYS = 50 if TORTURE else 1
+
+MODULE = """
+import asyncio, os
+from redis.asyncio import Redis
+from conquiet import Processor
+from conquiet.processor import ProcessorSettings
+
+url, stream, done_key = (os.environ[name] for name in ("CONQUIET_REDIS_URL", "STREAM", "DONE_KEY"))
+done = Redis.from_url(url)
+processor = Processor(Redis.from_url(url), [stream], concurrency=4)
+
+@processor.handler("pay")
+async def pay(ctx):
+    await asyncio.sleep(0.01)
+    await done.rpush(done_key, f"{ctx.id} {ctx.attempt} {ctx.delivery.delivery_count} {os.getpid()}")
+"""
+
+
+class Workers:
+    """Supervisors of one module, each with a log of its own."""
+
+    def __init__(self, folder: Path, command: Path, environment: dict[str, str]) -> None:
+        self._folder, self._command, self._environment = folder, command, environment
+        self.running: list[subprocess.Popen[bytes]] = []
+        self._logs: list[Path] = []
+
+    def start(self, *words: str) -> "subprocess.Popen[bytes]":
+        self._logs.append(self._folder / f"log-{len(self._logs)}")
+        with self._logs[-1].open("w") as log:
+            process = subprocess.Popen(
+                [self._command, "worker", "shop:processor", *words],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+        self.running.append(process)
+        log_file = self._logs[-1]
+        wait_until(lambda: "processes ready" in log_file.read_text(), timeout_s=120, message=self.log)
+        return process
+
+    def stop(self, process: "subprocess.Popen[bytes]") -> None:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0, self.log()
+        self.running.remove(process)
+
+    def log(self) -> str:
+        return "\n".join(file.read_text() for file in self._logs)
+
+    def kill(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def workers(
+    tmp_path: Path, command: Path, clean_environment: Callable[..., dict[str, str]], redis_url: str, key_prefix: str
+) -> Any:
+    (tmp_path / "shop.py").write_text(MODULE)
+    environment = clean_environment(
+        CONQUIET_REDIS_URL=redis_url, STREAM=f"{key_prefix}orders", DONE_KEY=f"{key_prefix}done"
+    )
+    crew = Workers(tmp_path, command, environment)
+    yield crew
+    crew.kill()
+
+
+def _results(client: Redis, key_prefix: str) -> list[list[str]]:
+    found: Any = client.lrange(f"{key_prefix}done", 0, -1)
+    return [line.split() for line in found]
+
+
+def _consumers(client: Redis, stream: str) -> set[str]:
+    """Return the process ids in the names of the group's consumers."""
+    found: Any = client.xinfo_consumers(stream, "processor")
+    return {one["name"].rpartition("-")[2] for one in found}
+
+
+def _live(crew: "list[subprocess.Popen[bytes]]") -> set[str]:
+    """Return the process ids of the workers of these supervisors."""
+    found = [Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().split() for one in crew]
+    return {pid for children in found for pid in children}
+
+
+@pytest.mark.timeout(1_800 if TORTURE else 300)
+def test_rolling_deploys_lose_and_charge_nothing(workers: Workers, client: Redis, key_prefix: str) -> None:
+    """Each deploy replaces four workers one after the other while messages keep coming."""
+    stream = f"{key_prefix}orders"
+    emitted = 0
+    with SyncEmitter(client, stream) as emitter:
+        crew = [workers.start() for _ in range(4)]
+        for _ in range(DEPLOYS):
+            for place in range(4):
+                emitter.emit_many([NewMessage("pay", id=f"m{emitted + number}") for number in range(50)])
+                emitted += 50
+                workers.stop(crew[place])
+                crew[place] = workers.start()
+        wait_until(lambda: len(_results(client, key_prefix)) >= emitted, timeout_s=120, message=workers.log)
+        # What a stopped worker has released stays under its name until it is taken over; then the name goes.
+        wait_until(lambda: _consumers(client, stream) <= _live(crew), timeout_s=120, message=workers.log)
+        for process in crew:
+            workers.stop(process)
+
+    results = _results(client, key_prefix)
+    assert sorted(line[0] for line in results) == sorted(f"m{number}" for number in range(emitted))
+    assert {line[1] for line in results} == {"1"}  # attempts charged
+    assert {line[2] for line in results} == {"1"}  # deliveries charged
+
+
+@pytest.mark.timeout(300)
+def test_processes_are_recycled_one_at_a_time_at_no_cost(workers: Workers, client: Redis, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    with SyncEmitter(client, stream) as emitter:
+        supervisor = workers.start("--processes", "2", "--max-messages", "40")
+        emitted = 0
+
+        def both_were_replaced() -> bool:
+            nonlocal emitted
+            emitter.emit_many([NewMessage("pay", id=f"m{emitted + number}") for number in range(20)])
+            emitted += 20
+            return len({line[3] for line in _results(client, key_prefix)}) >= 4
+
+        wait_until(both_were_replaced, timeout_s=120, message=workers.log)
+        wait_until(lambda: len(_results(client, key_prefix)) >= emitted, timeout_s=120, message=workers.log)
+        workers.stop(supervisor)
+
+    results = _results(client, key_prefix)
+    assert sorted(line[0] for line in results) == sorted(f"m{number}" for number in range(emitted))
+    assert {(line[1], line[2]) for line in results} == {("1", "1")}
+    assert "has handled" in workers.log()
+
+
+def test_a_target_that_counts_no_messages_is_refused(workers: Workers, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from conquiet.core.lifecycle import Status\n"
+        "class Health:\n    ready, reason = True, ''\n"
+        "class Bare:\n"
+        "    name, status, abandoned = 'bare', Status.NEW, 0\n"
+        "    def run(self): pass\n    def stop(self): pass\n    def close(self): pass\n"
+        "    def health(self): return Health()\n"
+        "processor = Bare()\n"
+    )
+
+    done = subprocess.run(
+        [workers._command, "worker", "shop:processor", "--max-messages", "5"],
+        cwd=tmp_path,
+        env=workers._environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "--max-messages counts what an App, a Processor or a runtime.Consumer handles" in done.stderr

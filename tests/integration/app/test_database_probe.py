@@ -1,0 +1,37 @@
+"""An application whose database is away is not ready, and says why, without a message."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import create_engine
+
+from conquiet.app.database_probe import DatabaseProbe, probe_for
+from conquiet.testing import FaultProxy, wait_until_async
+
+
+async def test_a_database_that_goes_away_and_returns_is_noticed(
+    postgres_url: str, fault_proxy: Callable[[str], FaultProxy], caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = fault_proxy(postgres_url)
+    probe = DatabaseProbe(create_engine(proxy.url_for(postgres_url)), interval_s=0.05)
+    running = asyncio.create_task(probe.run())
+    await wait_until_async(lambda: probe.health().ready)
+
+    proxy.refuse()
+    await wait_until_async(lambda: not probe.health().ready)
+    reason = probe.health().reason
+    proxy.accept()
+    await wait_until_async(lambda: probe.health().ready)
+    probe.stop()
+    await running
+
+    assert "could not be reached" in reason
+    assert f"server 127.0.0.1:{proxy.port}" in reason
+    begin, end = caplog.messages
+    assert begin.startswith(f"the database at 127.0.0.1:{proxy.port}")
+    assert "is available again after" in end
+
+
+def test_a_file_needs_no_probe() -> None:
+    assert probe_for(lambda: create_engine("sqlite://")) == []

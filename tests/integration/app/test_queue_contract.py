@@ -1,0 +1,249 @@
+"""Handlers of RabbitMQ queues: the same result in memory and on a real broker."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from sqlalchemy import create_engine, insert, select
+from sqlalchemy.engine import Engine
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from tests.integration.app.conftest import LEDGER, METADATA
+
+from conquiet import App, Emit, Reject, SyncEmit
+from conquiet.app import AppSettings, TestApp
+from conquiet.rabbit import DeadLetters, Requeue, current_delivery
+from conquiet.testing import wait_until_async
+
+QUEUE = "crm-sync"
+
+
+@dataclass
+class Order:
+    order_id: str
+    cents: int = 0
+
+
+@dataclass
+class QueuePlace:
+    """Where queues of a test are: in memory, or in a broker."""
+
+    db_url: str
+    engine: Engine
+    amqp_url: str | None
+    redis_url: str
+    name: str
+    test_app: TestApp | None = field(default=None)
+
+    def app(self) -> App:
+        rabbit = self.amqp_url or "amqp://127.0.0.1:1/"
+        settings = AppSettings(relay_poll_s=0.02)
+        return App(self.name, redis=self.redis_url, database=self.db_url, rabbit=rabbit, settings=settings)
+
+    @asynccontextmanager
+    async def running(self, app: App) -> AsyncIterator[None]:
+        if self.amqp_url is None:
+            async with TestApp(app) as self.test_app:
+                yield
+            return
+        await asyncio.to_thread(app.create_tables)
+        await asyncio.to_thread(self._declare)
+        async with app:
+            yield
+
+    async def publish(self, payload: Mapping[str, Any], message_id: str) -> None:
+        if self.test_app is not None:
+            await self.test_app.publish(QUEUE, payload, message_id=message_id)
+        else:
+            await asyncio.to_thread(self._publish, payload, message_id)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Return once it holds: in memory after a drain."""
+        if self.test_app is not None:
+            await self.test_app.drain()
+            assert condition()
+            return
+        await wait_until_async(lambda: asyncio.to_thread(condition), timeout_s=60)
+
+    async def dead(self, count: int = 1) -> list[tuple[str, str]]:
+        """Return id and reason of the dead letters, once there are so many."""
+        if self.test_app is not None:
+            await self.test_app.drain()
+            assert len(self.test_app.dead_letters) == count
+            return [(one.id, one.error) for one in self.test_app.dead_letters]
+        assert self.amqp_url is not None
+        letters = DeadLetters(self.amqp_url, f"{QUEUE}.dead")
+        await self.until(lambda: self._depth(f"{QUEUE}.dead") == count)
+        return [(one.message_id, one.reason) for one in await letters.list()]
+
+    def booked(self) -> list[str]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(select(LEDGER.c.order_id).order_by(LEDGER.c.id)).scalars())
+
+    def _declare(self) -> None:
+        with self._channel() as channel:
+            channel.queue_declare(QUEUE, durable=True)
+
+    def _publish(self, payload: Mapping[str, Any], message_id: str) -> None:
+        with self._channel() as channel:
+            channel.confirm_delivery()
+            properties = pika.BasicProperties(message_id=message_id)
+            channel.basic_publish("", QUEUE, json.dumps(payload).encode(), properties)
+
+    def _depth(self, queue: str) -> int:
+        with self._channel() as channel:
+            try:
+                return int(channel.queue_declare(queue, passive=True).method.message_count)
+            except pika.exceptions.ChannelClosedByBroker:
+                return -1
+
+    def _channel(self) -> Any:
+        assert self.amqp_url is not None
+        return _Channel(self.amqp_url)
+
+
+class _Channel:
+    def __init__(self, url: str) -> None:
+        self._connection = pika.BlockingConnection(pika.URLParameters(url))
+
+    def __enter__(self) -> Any:
+        return self._connection.channel()
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+@pytest.fixture(params=["memory", "rabbit and sqlite", "rabbit and mariadb"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, key_prefix: str) -> Iterator[QueuePlace]:
+    amqp_url = None if request.param == "memory" else request.getfixturevalue("amqp_url")
+    redis_url = "redis://127.0.0.1:1/0" if amqp_url is None else request.getfixturevalue("redis_url")
+    on_mariadb = request.param.endswith("mariadb")
+    db_url = request.getfixturevalue("mariadb_url") if on_mariadb else f"sqlite:///{tmp_path / 'shop.db'}"
+    engine = create_engine(db_url)
+    METADATA.create_all(engine)
+    yield QueuePlace(db_url, engine, amqp_url, redis_url, f"{key_prefix}shop")
+    engine.dispose()
+
+
+async def test_a_message_of_a_queue_has_its_effect_once(place: QueuePlace) -> None:
+    app = place.app()
+
+    @app.queue(QUEUE)
+    async def book(order: Order, session: AsyncSession) -> None:
+        await session.execute(insert(LEDGER).values(order_id=order.order_id))
+
+    async with place.running(app):
+        for message_id, order_id in (("m1", "a"), ("m1", "a"), ("m2", "b")):
+            await place.publish({"order_id": order_id}, message_id)
+        await place.until(lambda: "b" in place.booked())
+
+    assert place.booked() == ["a", "b"]
+
+
+async def test_a_payload_of_a_queue_that_does_not_fit_dies_at_once(place: QueuePlace) -> None:
+    app = place.app()
+    seen: list[str] = []
+
+    @app.queue(QUEUE)
+    async def book(order: Order) -> None:
+        seen.append(order.order_id)
+
+    async with place.running(app):
+        await place.publish({"order_id": "a", "cents": "secret"}, "m1")
+        ((message_id, reason),) = await place.dead()
+
+    assert (message_id, seen) == ("m1", [])
+    assert "field $.cents: Expected `int`" in reason
+    assert "secret" not in reason
+
+
+async def test_a_rejected_message_of_a_queue_dies_at_once(place: QueuePlace) -> None:
+    app = place.app()
+    runs: list[str] = []
+
+    @app.queue(QUEUE)
+    async def book(order: Order) -> None:
+        runs.append(order.order_id)
+        raise Reject("closed")
+
+    async with place.running(app):
+        await place.publish({"order_id": "a"}, "m1")
+        assert await place.dead() == [("m1", "closed")]
+
+    assert runs == ["a"]
+
+
+async def test_a_failing_handler_of_a_queue_runs_twice_and_its_message_dies(place: QueuePlace) -> None:
+    app = place.app()
+    redelivered: list[bool] = []
+
+    @app.queue(QUEUE)
+    async def book(order: Order, session: AsyncSession) -> None:
+        redelivered.append(current_delivery().redelivered)
+        await session.execute(insert(LEDGER).values(order_id=order.order_id))
+        raise KeyError(order.order_id)
+
+    async with place.running(app):
+        await place.publish({"order_id": "secret"}, "m1")
+        assert await place.dead() == [("m1", "refused")]
+
+    assert redelivered == [False, True]
+    assert place.booked() == []
+
+
+async def test_a_plain_function_of_a_queue_emits_in_its_transaction(place: QueuePlace) -> None:
+    app = place.app()
+    receipts: list[str] = []
+
+    @app.queue(QUEUE)
+    def book(order: Order, session: Session, emit: SyncEmit) -> None:
+        session.execute(insert(LEDGER).values(order_id=order.order_id))
+        emit("mail.receipt", {"order_id": order.order_id})
+        if order.order_id == "bad":
+            raise ValueError
+
+    @app.handler("mail.receipt")
+    async def mail(receipt: dict[str, str]) -> None:
+        receipts.append(receipt["order_id"])
+
+    async with place.running(app):
+        await place.publish({"order_id": "bad"}, "m1")
+        await place.publish({"order_id": "good"}, "m2")
+        await place.until(lambda: receipts)
+        assert await place.dead() == [("m1", "refused")]
+
+    assert place.booked() == ["good"]
+    assert receipts == ["good"]
+
+
+async def test_an_unreadable_body_of_a_queue_dies_with_its_reason(place: QueuePlace) -> None:
+    app = place.app()
+
+    @app.queue(QUEUE)
+    async def book(order: Order, emit: Emit) -> None:
+        raise Requeue
+
+    async with place.running(app):
+        if place.test_app is not None:
+            await place.test_app.publish(QUEUE, b"no json", message_id="m1")
+        else:
+            with place._channel() as channel:
+                channel.basic_publish("", QUEUE, b"no json", pika.BasicProperties(message_id="m1"))
+        assert await place.dead() == [("m1", "body is not JSON")]
+
+
+async def test_a_queue_that_the_app_does_not_have_is_refused(tmp_path: Path) -> None:
+    app = App("shop", rabbit="amqp://127.0.0.1:1/")
+
+    @app.queue(QUEUE)
+    async def book(order: Order) -> None: ...
+
+    async with TestApp(app) as t:
+        with pytest.raises(ValueError, match="the app has no queue 'crm'; its queues: crm-sync"):
+            await t.publish("crm", {})

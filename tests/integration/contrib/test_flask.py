@@ -1,0 +1,152 @@
+"""The Flask door: a message is published if its request commits."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask, abort
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, insert, select
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import Session
+
+from conquiet import App
+from conquiet.app import TestApp
+from conquiet.contrib.flask import FlaskDoor
+from conquiet.errors import ConfigurationError, LifecycleError
+
+METADATA = MetaData()
+ORDERS = Table("orders", METADATA, Column("id", Integer, primary_key=True), Column("name", String(20), unique=True))
+
+
+@dataclass
+class OrderPaid:
+    name: str
+
+
+@dataclass
+class Shop:
+    """An application and its web side."""
+
+    app: App
+    web: Flask
+    door: FlaskDoor
+    engine: Engine
+    seen: list[str]
+
+    def post(self, path: str) -> int:
+        return int(self.web.test_client().post(path).status_code)
+
+    async def drained(self) -> list[str]:
+        async with TestApp(self.app) as t:
+            await t.drain()
+        return self.seen
+
+    def orders(self) -> list[str]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(select(ORDERS.c.name)).scalars())
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    url = f"sqlite:///{tmp_path / 'shop.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    engine = create_engine(url)
+    METADATA.create_all(engine)
+    app = App("shop", redis="redis://127.0.0.1:1/0", database=url)
+    seen: list[str] = []
+
+    @app.handler("order.paid")
+    def book(order: OrderPaid, session: Session) -> None:
+        seen.append(order.name)
+
+    web = Flask("shop")
+    door = FlaskDoor(app, web)
+
+    def order(name: str) -> None:
+        door.session.execute(insert(ORDERS).values(name=name))
+        door.emit("order.paid", OrderPaid(name))
+
+    @web.post("/orders/<name>")
+    def create(name: str) -> tuple[str, int]:
+        order(name)
+        return "", 201
+
+    @web.post("/refused/<name>")
+    def refused(name: str) -> tuple[str, int]:
+        order(name)
+        return "", 422
+
+    @web.post("/aborted/<name>")
+    def aborted(name: str) -> tuple[str, int]:
+        order(name)
+        abort(409)
+
+    @web.post("/failed/<name>")
+    def failed(name: str) -> tuple[str, int]:
+        order(name)
+        raise ValueError
+
+    app.create_tables()
+    yield Shop(app, web, door, engine, seen)
+    app.assembly.database.sync_engine().dispose()
+    engine.dispose()
+
+
+async def test_a_request_that_succeeds_writes_and_emits(shop: Shop) -> None:
+    assert shop.post("/orders/a") == 201
+
+    assert (shop.orders(), await shop.drained()) == (["a"], ["a"])
+
+
+@pytest.mark.parametrize(("path", "status"), [("refused", 422), ("aborted", 409), ("failed", 500)])
+async def test_a_request_that_fails_writes_and_emits_nothing(shop: Shop, path: str, status: int) -> None:
+    assert shop.post(f"/{path}/a") == status
+
+    assert (shop.orders(), await shop.drained()) == ([], [])
+
+
+async def test_an_exception_that_flask_lets_through_rolls_back(shop: Shop) -> None:
+    shop.web.testing = True
+
+    with pytest.raises(ValueError):
+        shop.post("/failed/a")
+
+    assert (shop.orders(), await shop.drained()) == ([], [])
+
+
+async def test_a_commit_that_fails_is_an_error_response(shop: Shop) -> None:
+    """The unique constraint is met by the second request before a success is sent."""
+    assert [shop.post("/orders/a") for _ in range(2)] == [201, 500]
+
+    assert (shop.orders(), await shop.drained()) == (["a"], ["a"])
+
+
+async def test_a_session_of_the_applications_own_is_committed_by_itself(shop: Shop) -> None:
+    sessions: list[Session] = []
+    web = Flask("own")
+    door = FlaskDoor(shop.app, session=lambda: sessions[-1])
+    door.init_app(web)
+
+    @web.post("/orders/<name>")
+    def create(name: str) -> tuple[str, int]:
+        with Session(shop.engine) as session:
+            sessions.append(session)
+            door.emit("order.paid", OrderPaid(name))
+            if name == "kept":
+                session.commit()
+        return "", 201
+
+    client: Any = web.test_client()
+    assert [client.post(f"/orders/{name}").status_code for name in ("kept", "forgotten")] == [201, 201]
+    assert await shop.drained() == ["kept"]
+
+
+def test_outside_of_a_request_the_sentence_says_what_to_call(shop: Shop) -> None:
+    with pytest.raises(LifecycleError, match=r"no request is being handled here: outside of one call app\.emit_sync"):
+        shop.door.emit("order.paid", OrderPaid("a"))
+
+
+def test_arguments_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="app must be a conquiet App, got a Flask"):
+        FlaskDoor(Flask("shop"))  # type: ignore[arg-type]

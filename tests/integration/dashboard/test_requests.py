@@ -1,0 +1,248 @@
+"""Requests without a browser: no payload in any response, rights per stream, bulk runs that are killed."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from httpx import ASGITransport, AsyncClient
+from starlette.requests import Request
+
+from conquiet.dashboard import EVERYTHING, Access, Dashboard, DashboardSettings, dashboard
+from conquiet.management.bulk_runs import BulkRuns, RunAction, RunState
+from conquiet.processor.dead_letters import DeadFilter
+from conquiet.testing import wait_until_async
+
+SECRET = "payload-7f3a9c"
+
+
+def all_rights(_request: Request) -> Access:
+    return Access("ann", EVERYTHING)
+
+
+@pytest.fixture
+async def open_client(redis_url: str) -> AsyncIterator[Callable[..., AsyncClient]]:
+    apps: list[Dashboard] = []
+
+    def build(authorize: Any = all_rights, **settings: Any) -> AsyncClient:
+        app = dashboard(DashboardSettings(redis_url=redis_url, **settings), authorize=authorize)
+        apps.append(app)
+        return AsyncClient(transport=ASGITransport(app), base_url="http://127.0.0.1", follow_redirects=True)
+
+    yield build
+    for app in apps:
+        await app.close()
+
+
+async def post(client: AsyncClient, page: str, path: str, **fields: str) -> Any:
+    """Send a form as the page would: with its token."""
+    token = re.search(r'name="csrf" value="(\w+)"', (await client.get(page)).text)
+    assert token is not None
+    return await client.post(path, data={"csrf": token[1], **fields})
+
+
+async def test_no_byte_of_a_payload_is_in_any_response(open_client: Any, add_dead: Any, raw: Any) -> None:
+    add_dead("orders", 5, data={"note": SECRET, "email": SECRET})
+    raw.xadd("orders", {"data": json.dumps({"event": "x", "data": SECRET})})
+    client = open_client()
+    app = client._transport.app
+
+    pages = [route.path for route in app.routes if "GET" in route.methods and "{" not in route.path]
+    dead_id = raw.xrevrange("{orders}:dead", count=1)[0][0].decode()
+    for path in pages:
+        if path.startswith("/live"):
+            continue
+        for query in ({"stream": "orders", "group": "processor"}, {"stream": "orders", "id": dead_id}, {}):
+            answer = await client.get(f"{path}?{urlencode(query)}")
+            assert SECRET not in answer.text, path
+    assert len(pages) > 10
+
+
+async def test_a_payload_is_revealed_by_setting_right_and_redaction_together(open_client: Any, add_dead: Any) -> None:
+    add_dead("orders", 1, data={"note": SECRET, "email": "jane@example.org"})
+    shown = open_client(reveal=True)
+    hidden = open_client(reveal=True, authorize=lambda _: Access("bob", {"view", "replay"}))
+    own = open_client(reveal=True, redact=lambda stream, event, payload: {"only": stream + event})
+
+    async def shown_by(client: AsyncClient) -> str:
+        page = (await client.get("/dead?stream=orders")).text
+        link = re.search(r'href="(/dead/show\?[^"]+)"', page)
+        assert link is not None
+        return (await client.get(link[1].replace("&amp;", "&"))).text
+
+    assert SECRET in await shown_by(shown)
+    assert "jane@example.org" not in await shown_by(shown)
+    assert SECRET not in await shown_by(hidden)
+    assert SECRET not in await shown_by(own)
+    assert "orderspaid" in await shown_by(own)
+
+
+async def test_rights_hold_for_the_very_action_and_stream(open_client: Any, add_dead: Any, raw: Any) -> None:
+    add_dead("orders", 1)
+    add_dead("emails", 1)
+    client = open_client(authorize=lambda _: Access("ann", {"view:orders*", "replay:orders*"}))
+
+    assert "emails" not in (await client.get("/")).text
+    assert (await client.get("/stream?stream=emails")).status_code == 404
+    assert (await client.get("/dead?stream=emails")).status_code == 404
+    page = "/dead?stream=orders"
+    assert (await post(client, page, "/dead/act", do="replay", scope="all", stream="emails")).status_code == 403
+    assert (await post(client, page, "/dead/act", do="discard", scope="all", stream="orders")).status_code == 403
+    done = await post(client, page, "/dead/act", do="replay", scope="all", stream="orders")
+    assert done.status_code == 200
+    assert raw.xlen("{emails}:dead") == 1
+
+
+async def test_actions_are_recorded_before_and_after(open_client: Any, add_dead: Any, raw: Any) -> None:
+    add_dead("orders", 1)
+    client = open_client()
+
+    await post(client, "/stream?stream=orders", "/stream/pause", stream="orders")
+
+    entries = [fields for _, fields in raw.xrange("conquiet:audit")]
+    assert [(one[b"user"], one[b"action"], one[b"target"]) for one in entries] == [(b"ann", b"pause", b"orders")] * 2
+    assert entries[1][b"detail"] == b"stream orders is paused"
+    assert raw.hkeys("{orders}:paused") == [b"*"]
+    await post(client, "/stream?stream=orders", "/stream/resume", stream="orders")
+    assert raw.hkeys("{orders}:paused") == []
+
+
+async def test_a_run_whose_dashboard_died_is_taken_over(
+    open_client: Any, add_dead: Any, raw: Any, redis_url: str
+) -> None:
+    """What the dead one had replayed is not replayed again, and the rest is."""
+    import redis.asyncio
+
+    add_dead("orders", 500)
+    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
+        runs = BulkRuns(own, "a dashboard that dies")
+        run = await runs.create(
+            action=RunAction.REPLAY, stream="orders", where=DeadFilter(), user="ann", rate_per_s=200.0
+        )
+        await runs.carry_out(run.id)
+        await runs.confirm(run.id)
+        task = asyncio.create_task(runs.carry_out(run.id))
+        await wait_until_async(lambda: raw.xlen("orders") > 20)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        begun = raw.xlen("orders")
+        assert begun < 500
+
+        client = open_client()
+        await client.get("/runs")
+        await wait_until_async(lambda: raw.xlen("orders") == 500)
+        assert raw.xlen("{orders}:dead") == 0
+
+        async def is_done() -> bool:
+            found = await runs.get(run.id)
+            return found is not None and found.state is RunState.DONE
+
+        await wait_until_async(is_done)
+
+
+async def test_many_streams_cost_few_commands(open_client: Any, raw: Any) -> None:
+    pipe = raw.pipeline(transaction=False)
+    for number in range(1_000):
+        pipe.xgroup_create(f"stream-{number:04}", "processor", "0", mkstream=True)
+    pipe.execute()
+    client = open_client()
+
+    async def is_examined() -> bool:  # the doctor asks more, once in five minutes
+        return "Being examined" not in (await client.get("/")).text
+
+    await wait_until_async(is_examined)
+
+    with raw.monitor() as monitor:
+        await asyncio.sleep(1.0)  # no race: the last reading must be old enough to be read again
+        text = (await client.get("/")).text
+        raw.echo("the end")
+        sent = 0
+        for command in monitor.listen():
+            if "the end" in command["command"]:
+                break
+            sent += command["client_type"] != "lua"
+    assert "1\u202f000" in text
+    assert 0 < sent < 50 + 110  # sparklines of the 50 streams shown are read every 20 s, two commands each
+    assert text.count("<tr id=") == 50
+
+
+async def test_a_page_of_many_dead_letters_reads_the_newest_only(open_client: Any, add_dead: Any, raw: Any) -> None:
+    add_dead("orders", 5_000)
+    client = open_client()
+
+    text = (await client.get("/dead?stream=orders")).text
+
+    assert "The newest 500 of 5\u202f000" in text
+    assert "paid-4999" in text
+    older = re.search(r'href="(/dead\?[^"]*before=[^"]+)"', text)
+    assert older is not None
+    second = (await client.get(older[1].replace("&amp;", "&"))).text
+    assert "paid-4949" in second
+    assert "paid-4999" not in second.partition('id="acts"')[2]
+
+
+@pytest.fixture
+async def emit(redis_url: str) -> AsyncIterator[Any]:
+    """``emit("mail.send", id=…, delay_s=…)``: a message of the stream ``orders``, which a group reads."""
+    import redis.asyncio
+
+    from conquiet.processor import Emitter
+
+    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
+        await own.xgroup_create("orders", "processor", "0", mkstream=True)
+        yield Emitter(own, "orders").emit
+
+
+async def test_jobs_are_listed_by_state_and_found_by_id(open_client: Any, emit: Any) -> None:
+    await emit("mail.send", {"note": SECRET}, id="late-1", delay_s=3_600.0)
+    await emit("mail.send", {"note": SECRET}, id="now-1")
+    client = open_client()
+
+    assert "now-1" in (await client.get("/jobs?stream=orders&phase=waiting")).text
+    assert "late-1" not in (await client.get("/jobs?stream=orders&phase=waiting")).text
+    delayed = (await client.get("/jobs?stream=orders&phase=delayed&event=mail.send")).text
+    assert "late-1" in delayed
+    assert "No delayed job matches" in (await client.get("/jobs?stream=orders&phase=delayed&event=other")).text
+    life = (await client.get("/message?stream=orders&id=late-1")).text
+    assert "Emitted" in life
+    assert "delayed" in life
+    assert "Nothing is known" in (await client.get("/message?stream=orders&id=unknown")).text
+    assert SECRET not in delayed + life
+
+
+async def test_a_job_is_run_now_or_cancelled(open_client: Any, emit: Any, raw: Any) -> None:
+    for name in ("a", "b", "c"):
+        await emit("mail.send", {}, id=name, delay_s=3_600.0)
+    client = open_client()
+    page = "/jobs?stream=orders&phase=delayed"
+
+    await post(client, page, "/jobs/act", do="run-now", scope="selected", stream="orders", phase="delayed", job="a")
+    answer = await post(
+        client, page, "/jobs/act", do="cancel", scope="selected", stream="orders", phase="delayed", job="b"
+    )
+
+    assert "1 cancelled" in answer.text
+    assert raw.xlen("orders") == 1
+    assert raw.zcard("{orders}:delayed") == 1
+
+
+async def test_all_jobs_that_match_are_cancelled_after_a_dry_run(open_client: Any, emit: Any, raw: Any) -> None:
+    for number in range(150):
+        await emit("mail.send" if number % 3 else "other", {}, id=str(number), delay_s=3_600.0)
+    client = open_client()
+    fields = {"do": "cancel", "scope": "all", "stream": "orders", "phase": "delayed", "event": "mail.send"}
+    answer = await post(client, "/jobs?stream=orders&phase=delayed", "/jobs/act", **fields)
+    run = str(answer.url).partition("id=")[2].partition("&")[0]
+
+    async def is_in(state: str) -> bool:
+        return f'data-state="{state}"' in (await client.get(f"/run?id={run}")).text
+
+    await wait_until_async(lambda: is_in("counted"))
+    assert "Cancel 100" in (await client.get(f"/run?id={run}")).text
+    assert raw.zcard("{orders}:delayed") == 150
+    await post(client, f"/run?id={run}", "/run/confirm", id=run, stream="orders", do="cancel")
+    await wait_until_async(lambda: is_in("done"))
+    assert raw.zcard("{orders}:delayed") == 50

@@ -1,0 +1,240 @@
+"""Every expression in deploy/ works in a real Prometheus, and every alert fires there."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from prometheus_client import REGISTRY, start_http_server
+from sqlalchemy import Engine, create_engine
+
+from conquiet.db import DbSession
+from conquiet.errors import ConflictError, LeaseLostError, QueueError
+from conquiet.metrics import registry
+from conquiet.metrics.outages import OutageWatch
+from conquiet.processor import JobContext, Processor
+from conquiet.queue.backlog_sampler import BacklogSampler
+from conquiet.queue.models import QueueMessage
+from conquiet.testing import free_port, wait_until, wait_until_async
+from conquiet.transactional import Inbox, Outbox, OutboxRelay, create_tables
+from conquiet.transactional.ordering import Outcome
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+class Prometheus:
+    """A private Prometheus that scrapes one port every second."""
+
+    def __init__(self, folder: Path, target: int, rules: str) -> None:
+        self.port = free_port()
+        (folder / "alerts.yml").write_text(rules)
+        (folder / "prometheus.yml").write_text(
+            "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [alerts.yml]\nscrape_configs:\n"
+            f"  - {{job_name: conquiet, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n"
+        )
+        program = shutil.which("prometheus")
+        assert program is not None, "install it: scripts/setup.sh servers"
+        self.process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{self.port}",
+            ],
+            stderr=subprocess.DEVNULL,
+        )
+
+    def get(self, path: str, **query: str) -> Any:
+        url = f"http://127.0.0.1:{self.port}{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def is_up(self) -> bool:
+        try:
+            return bool(self.query('up{job="conquiet"} == 1'))
+        except OSError:
+            return False
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("/api/v1/query", query=expression)["result"]
+        return found
+
+    def firing(self) -> set[str]:
+        alerts = self.get("/api/v1/alerts")["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+
+def rules() -> dict[str, str]:
+    """Return the alerts and their expressions."""
+    loaded = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    return {rule["alert"]: rule["expr"] for group in loaded["groups"] for rule in group["rules"]}
+
+
+def panels() -> list[tuple[str, str]]:
+    """Return the panels of all dashboards and their expressions."""
+    boards = [json.loads(path.read_text()) for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))]
+    assert len(boards) == 2
+    return [
+        (f"{board['title']}: {panel['title']}", target["expr"])
+        for board in boards
+        for panel in board["panels"]
+        for target in panel["targets"]
+    ]
+
+
+def keda() -> list[str]:
+    loaded = yaml.safe_load_all((DEPLOY / "kubernetes" / "keda.yml").read_text())
+    triggers = [trigger for one in loaded for trigger in one["spec"]["triggers"]]
+    return [trigger["metadata"]["query"] for trigger in triggers if trigger["type"] == "prometheus"]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    made = create_engine(f"sqlite:///{tmp_path_factory.mktemp('shop') / 'shop.db'}")
+    create_tables(made)
+    yield made
+    made.dispose()
+
+
+class Target:
+    """Takes everything but poison."""
+
+    def publish(self, messages: Sequence[Any]) -> Any:
+        return [(Outcome.REFUSED, "no") if b"poison" in one.payload else (Outcome.PUBLISHED, "") for one in messages]
+
+
+async def make_trouble(client: Any, stream: str, engine: Engine) -> BacklogSampler:
+    """Bring about what the alerts are for, with real parts."""
+    processor = Processor(client, [stream], group="shop")
+
+    @processor.handler("paid")
+    async def handle(ctx: JobContext) -> None:
+        if ctx.data.get("slow"):
+            client.xclaim(stream, "shop", "another", 0, [ctx.delivery.id])
+            with pytest.raises(LeaseLostError):
+                await ctx.delivery.extend()
+            return
+        raise KeyError
+
+    async with processor:
+        await processor.emit("paid")
+        await processor.emit("paid", {"slow": True})
+        await wait_until_async(lambda: client.xlen(f"{{{stream}}}:dead") == 1, timeout_s=60)
+        lost = {"stream": stream}
+        await wait_until_async(lambda: REGISTRY.get_sample_value("conquiet_runtime_leases_lost_total", lost))
+    await processor.close()
+    old_ms = (client.time()[0] - 3_600) * 1000
+    client.delete(stream)
+    client.xgroup_create(stream, "shop", "0-0", mkstream=True)
+    for number in range(1_100):
+        client.xadd(stream, {"data": "{}"}, id=f"{old_ms + number}-0")
+    sampler = BacklogSampler(stream, "test")
+    sampler.next_at = 0.0
+    sampler.sample(client)
+    _conflicts_and_outbox(engine, stream)
+    OutageWatch("Redis", "nothing is read").failed(QueueError("away"), address="10.0.0.7:6379")
+    return sampler
+
+
+def _conflicts_and_outbox(engine: Engine, stream: str) -> None:
+    inbox = Inbox()
+    for number in range(8):
+        message = QueueMessage(stream, "shop", f"{number}-0", {})
+        with (
+            DbSession(engine) as first,
+            inbox.once(first, message),
+            pytest.raises(ConflictError),
+            DbSession(engine) as second,
+            inbox.once(second, message),
+        ):
+            pytest.fail("SQLite has one writer")
+    for name in ("good", "poison"):
+        with DbSession(engine) as session:
+            Outbox().add(session, "ledger", {"name": name})
+    with DbSession(engine) as session:
+        session.execute("UPDATE conquiet_outbox SET created_at = '2020-01-01 00:00:00.000'")
+    with OutboxRelay(engine, {"ledger": Target()}) as relay:
+        relay.relay_once()
+
+
+async def test_every_alert_fires_and_every_panel_has_data(redis_url: str, tmp_path: Path, engine: Engine) -> None:
+    client = redis.Redis.from_url(redis_url)
+    stream = "shop"
+    text = (DEPLOY / "prometheus" / "alerts.yml").read_text()
+    server, thread = start_http_server(0, "127.0.0.1")
+    prometheus = Prometheus(tmp_path, server.server_port, re.sub(r"for: \w+", "for: 0s", text))
+    watch = OutageWatch("Redis", "nothing is read")
+    try:
+        wait_until(prometheus.is_up, timeout_s=60)
+        assert prometheus.firing() <= {"ConquietNoWorker"}, "nothing is wrong yet"
+        await make_trouble(client, stream, engine)
+        expected = set(rules()) - {"ConquietNoWorker"}
+        await wait_until_async(
+            lambda: expected <= prometheus.firing(), timeout_s=60, message=lambda: str(prometheus.firing())
+        )
+        assert [name for name, expression in rules().items() if not prometheus.query(expression)] == [
+            "ConquietNoWorker"
+        ]
+        # A series that nothing has counted yet is not there, so a panel may be empty: that Prometheus answers its
+        # expression, and that most have data, is what can be said here.
+        shown = {title for title, expression in panels() if prometheus.query(expression)}
+        assert len(shown) > len(panels()) / 2
+        assert all(prometheus.query(expression) for expression in keda())
+
+        server.shutdown()
+        server.server_close()
+        await wait_until_async(lambda: "ConquietNoWorker" in prometheus.firing(), timeout_s=60)
+    finally:
+        watch.close()
+        prometheus.stop()
+        thread.join(10)
+        client.delete(stream)
+        client.close()
+
+
+def test_expressions_name_metrics_that_exist() -> None:
+    declared = {one._name for one in vars(registry).values() if hasattr(one, "_labelnames")}
+    expressions = [*rules().values(), *(expression for _, expression in panels()), *keda()]
+
+    used = {name for expression in expressions for name in re.findall(r"conquiet_\w+", expression)}
+
+    assert {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in used} <= declared
+
+
+def test_what_lies_ready_is_well_formed_and_names_files_that_exist() -> None:
+    compose = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
+    for service in compose["services"].values():
+        for volume in service.get("volumes", []):
+            assert (DEPLOY / volume.split(":")[0]).exists(), volume
+    kinds = [one["kind"] for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yml").read_text())]
+    assert kinds == ["Deployment", "PodDisruptionBudget", "Job"]
+    for unit in (DEPLOY / "systemd").glob("*.service"):
+        assert "ExecStart=" in unit.read_text()
+    options = set(re.findall(r"--[a-z-]+", "".join(path.read_text() for path in DEPLOY.rglob("*.[ys]*"))))
+    command = Path(sys.executable).with_name("conquiet")
+    help_text = subprocess.run([command, "worker", "--help"], capture_output=True, text=True, check=True).stdout
+    known = {
+        "--concurrency",
+        "--grace",
+        "--host",
+        "--health-port",
+        "--metrics-port",
+        "--log-format",
+        "--only",
+        "--processes",
+    }
+    assert {option for option in known if option not in help_text} == set()
+    assert known <= options | {"--processes"}

@@ -1,0 +1,154 @@
+"""All jobs that match a filter are changed in steps, and a run that was killed goes on where it ended."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from conquiet.errors import ConfigurationError
+from conquiet.management import BulkReport, JobAdmin, JobFilter
+from conquiet.processor import Emitter, JobContext, NewMessage, Processor, ProcessorSettings
+from conquiet.processor.keys import keys_of
+from conquiet.testing import wait_until_async
+
+MANY = 250
+
+
+@pytest.fixture
+def stream(key_prefix: str) -> str:
+    return f"{key_prefix}orders"
+
+
+@pytest.fixture
+async def aio(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
+        yield own
+
+
+@pytest.fixture
+def jobs(aio: redis.asyncio.Redis, stream: str) -> JobAdmin:
+    return JobAdmin(aio, stream)
+
+
+async def _emit(aio: redis.asyncio.Redis, stream: str, event: str, count: int, delay_s: float | None = None) -> None:
+    await Emitter(aio, stream).emit_many([NewMessage(event, delay_s=delay_s) for _ in range(count)])
+
+
+@pytest.mark.parametrize(("phase", "delay_s"), [("delayed", 600.0), ("waiting", None)])
+async def test_all_that_match_are_cancelled_and_no_other(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str, phase: str, delay_s: float | None
+) -> None:
+    await _emit(aio, stream, "remind", MANY, delay_s)
+    await _emit(aio, stream, "pay", 20, delay_s)
+    where = JobFilter(event="remind")
+
+    would = await jobs.bulk("cancel", phase, where, dry_run=True)
+    done = await jobs.bulk("cancel", phase, where)
+
+    assert (would.matched, would.changed, would.done) == (MANY, 0, True)
+    assert (done.matched, done.changed, done.done) == (MANY, MANY, True)
+    left = await jobs.list(phase)
+    assert [job.event for job in left.jobs] == ["pay"] * 20
+
+
+class _KilledError(Exception):
+    """The operator's process ends here."""
+
+
+async def test_a_killed_run_is_resumed_and_changes_no_job_twice(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    await _emit(aio, stream, "remind", MANY, 600)
+    reports: list[BulkReport] = []
+
+    def die_after_two(report: BulkReport) -> None:
+        reports.append(report)
+        if len(reports) == 2:
+            raise _KilledError
+
+    with pytest.raises(_KilledError):
+        await jobs.bulk("cancel", "delayed", name="monday", on_progress=die_after_two)
+    seen_by_another = await jobs.bulk_progress("monday")
+    await _emit(aio, stream, "late", 5, 600)  # after it began: left alone
+    done = await jobs.bulk("cancel", "delayed", name="monday")
+
+    assert seen_by_another == reports[-1]
+    assert 0 < reports[-1].changed < MANY
+    assert (done.changed, done.done) == (MANY, True)
+    assert await aio.zcard(keys_of(stream).delayed) == 5
+    with pytest.raises(ConfigurationError, match="another action or filter"):
+        await jobs.bulk("cancel", "delayed", JobFilter(event="pay"), name="monday")
+
+
+async def test_a_limit_and_a_rate_hold(aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str) -> None:
+    await _emit(aio, stream, "remind", 30, 600)
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+    done = await jobs.bulk("run-now", "delayed", limit=10, rate_per_s=20)
+    took_s = loop.time() - began
+
+    assert (done.changed, await aio.xlen(stream)) == (10, 10)
+    assert took_s >= 0.4
+
+
+async def test_dead_jobs_are_retried_and_delayed_ones_rescheduled(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    processor = Processor(aio, [stream], concurrency=4, settings=ProcessorSettings())
+    ran: list[str] = []
+
+    @processor.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        ran.append(ctx.id)
+        if len(ran) <= 5:
+            raise LookupError
+
+    async with processor:
+        await processor.emit_many([NewMessage("pay") for _ in range(5)])
+        await wait_until_async(lambda: _dead(aio, stream, 5))
+        retried = await jobs.bulk("retry", "dead", JobFilter(error="LookupError"))
+        await wait_until_async(lambda: len(ran) == 10)
+    await _emit(aio, stream, "pay", 5, 600)
+    moved = await jobs.bulk("reschedule", "delayed", delay_s=7_200)
+    page = await jobs.list("delayed")
+
+    assert (retried.changed, moved.changed) == (5, 5)
+    assert len({job.due_ms for job in page.jobs}) == 1
+
+
+async def test_what_cannot_be_done_to_a_phase_is_refused(jobs: JobAdmin) -> None:
+    for action, phase in (("run-now", "waiting"), ("retry", "delayed"), ("cancel", "dead")):
+        with pytest.raises(ConfigurationError, match="is for jobs that are"):
+            await jobs.bulk(action, phase)
+    with pytest.raises(ConfigurationError, match="delay_s is for reschedule"):
+        await jobs.bulk("reschedule", "delayed")
+
+
+async def test_a_reset_asks_for_the_name_and_leaves_running_jobs(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    keys = keys_of(stream)
+    await aio.xgroup_create(stream, "processor", "0", mkstream=True)
+    await _emit(aio, stream, "pay", 600)
+    await _emit(aio, stream, "pay", 700, 600)
+    await aio.xadd(keys.dead, {"data": "{}"})
+    running: Any = await aio.xreadgroup("processor", "me", {stream: ">"}, count=3)
+    assert len(running[0][1]) == 3
+
+    would = await jobs.reset(dry_run=True)
+    for wrong in (None, "", "Orders"):
+        with pytest.raises(ConfigurationError, match="confirm it by the stream's name"):
+            await jobs.reset(confirm=wrong)
+    done = await jobs.reset(confirm=stream)
+
+    assert (would.entries, would.delayed, would.dead) == (597, 700, 1)
+    assert (done.entries, done.delayed, done.dead) == (597, 700, 1)
+    assert (await aio.xlen(stream), await aio.zcard(keys.delayed), await aio.xlen(keys.dead)) == (3, 0, 0)
+    assert [job.phase for job in (await jobs.list("running")).jobs] == ["running"] * 3
+
+
+async def _dead(aio: redis.asyncio.Redis, stream: str, count: int) -> bool:
+    return int(await aio.xlen(keys_of(stream).dead)) == count

@@ -1,0 +1,128 @@
+"""What the server answers about a transaction whose COMMIT was not answered."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+from conquiet.db.commit_status import (
+    CommitStatus,
+    NoTransactionId,
+    TransactionId,
+    current_transaction,
+    resolve_commit,
+)
+from conquiet.db.session import DbSession
+from conquiet.errors import CommitUnknownError
+from conquiet.testing import FaultProxy, PostgresServer
+
+
+@pytest.fixture
+def open_transaction(engine: Engine) -> Iterator[tuple[Connection, TransactionId]]:
+    """A transaction that has written a row and is not committed."""
+    with engine.connect() as connection:
+        connection.execute(text("INSERT INTO orders (id) VALUES (1)"))
+        found = current_transaction(connection)
+        assert isinstance(found, TransactionId)
+        yield connection, found
+        connection.invalidate()
+
+
+def test_a_transaction_that_wrote_nothing_has_no_id(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert current_transaction(connection) is NoTransactionId.NOTHING_WRITTEN
+        connection.execute(text("SELECT 1"))
+        assert current_transaction(connection) is NoTransactionId.NOTHING_WRITTEN
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_failed_transaction_is_recognised_with_each_driver(postgres_url: str, driver: str) -> None:
+    """With asyncpg it is not known what state the connection is in: the server is asked."""
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(postgres_url.replace("psycopg", driver))
+    async with engine.connect() as connection:
+        with pytest.raises(DBAPIError):
+            await connection.execute(text("SELECT 1 / 0"))
+        assert await connection.run_sync(current_transaction) is NoTransactionId.FAILED
+    await engine.dispose()
+
+
+def test_the_server_knows_what_is_committed_and_what_is_not(
+    engine: Engine, open_transaction: tuple[Connection, TransactionId]
+) -> None:
+    connection, committed = open_transaction
+    connection.commit()
+    connection.execute(text("INSERT INTO orders (id) VALUES (2)"))
+    aborted = current_transaction(connection)
+    connection.rollback()
+
+    assert isinstance(aborted, TransactionId)
+    assert resolve_commit(engine, committed) is CommitStatus.COMMITTED
+    assert resolve_commit(engine, aborted) is CommitStatus.ABORTED
+
+
+def test_a_backend_that_has_not_noticed_the_loss_is_ended(
+    engine: Engine, open_transaction: tuple[Connection, TransactionId], count: Callable[[], int]
+) -> None:
+    """A partition: the server keeps the transaction, and the row locks in it, for hours."""
+    _, transaction = open_transaction
+
+    assert resolve_commit(engine, transaction) is CommitStatus.ABORTED
+    assert count() == 0
+
+
+def test_another_timeline_is_not_trusted(engine: Engine, open_transaction: tuple[Connection, TransactionId]) -> None:
+    """A standby that lagged was promoted: it may give the same id to another transaction, and commit that."""
+    connection, transaction = open_transaction
+    connection.commit()
+
+    assert resolve_commit(engine, replace(transaction, timeline="000000FF")) is CommitStatus.UNKNOWN
+
+
+def test_an_id_of_the_future_is_unknown(engine: Engine, open_transaction: tuple[Connection, TransactionId]) -> None:
+    _, transaction = open_transaction
+    later = replace(transaction, xid=str(int(transaction.xid) + 1_000_000))
+
+    assert resolve_commit(engine, later) is CommitStatus.UNKNOWN
+
+
+def test_a_commit_stays_unknown_while_the_server_is_away(
+    engine: Engine,
+    make_engine: Callable[..., Engine],
+    postgres_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("conquiet.db.session.resolve_commit", lambda *of: resolve_commit(*of, timeout_s=0.2))
+    proxy = fault_proxy(postgres_url)
+    far = make_engine(proxy.url_for(postgres_url))
+
+    with pytest.raises(CommitUnknownError), DbSession(far) as session:  # noqa: PT012 - leaving the block raises
+        session.execute("INSERT INTO orders (id) VALUES (1)")
+        session.before_commit(lambda _: proxy.refuse())
+        proxy.drop_next_reply(b"COMMIT")
+    assert far.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+def test_a_restart_does_not_change_the_answer(
+    private_postgres: Callable[..., PostgresServer], make_engine: Callable[..., Engine]
+) -> None:
+    server = private_postgres()
+    engine = make_engine(server.url)
+    found = []
+    for table, end in (("one", Connection.commit), ("two", Connection.rollback)):
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE TABLE {table} (id INT)"))
+            found.append(current_transaction(connection))
+            end(connection)
+
+    server.kill()
+    server.restart()
+
+    assert [resolve_commit(engine, one) for one in found if isinstance(one, TransactionId)] == [
+        CommitStatus.COMMITTED,
+        CommitStatus.ABORTED,
+    ]

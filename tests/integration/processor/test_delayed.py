@@ -1,0 +1,198 @@
+"""Delays: nothing before its time, everything once, and nobody has to poll for it."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from conquiet.processor import JobContext, JobState, NewMessage, Processor
+from conquiet.processor.delayed import DelayedPromoter, promote_due
+from conquiet.processor.keys import Keys
+from conquiet.redis_transport.client import clone_async
+from conquiet.testing import wait_until_async
+
+
+@pytest.mark.parametrize("seconds", [1e15, 1.7e308])
+async def test_what_is_due_at_no_time_waits(
+    make_processor: Callable[..., Processor], client: Any, keys: Keys, seconds: float
+) -> None:
+    processor = make_processor(job_ttl_s=seconds, dedupe_window_s=seconds)
+
+    sent = [
+        await processor.emit("remind", delay_s=seconds),
+        await processor.emit("remind", at=seconds, id="m"),
+        await processor.emit("remind", delay_s=seconds, debounce="x"),
+    ]
+
+    found = await promote_due(client, keys, limit=10)
+    assert (found.moved, found.waiting) == (0, 3)
+    assert all(one.due_ms is not None and one.due_ms >= 1e15 for one in sent)
+    assert 1e15 <= (found.next_due_ms or 0) < 2**53
+    assert (await processor.jobs.count(keys.stream))[JobState.DELAYED] == 3
+
+
+@pytest.fixture
+def ran(make_processor: Callable[..., Processor]) -> Any:
+    """A processor whose handler notes when it was called with what."""
+    processor: Any = make_processor(refresh_s=30.0)
+    processor.calls = []
+
+    async def remind(ctx: JobContext) -> None:
+        processor.calls.append((ctx.id, time.time()))
+
+    processor.handler("remind")(remind)
+    return processor
+
+
+@pytest.mark.spec("CM-002.5")
+@pytest.mark.parametrize("how", ["delay", "timedelta", "at", "datetime"])
+async def test_a_delayed_message_is_not_handled_before_its_time(ran: Any, place: Any, how: str) -> None:
+    ways: dict[str, dict[str, Any]] = {
+        "delay": {"delay_s": 0.3},
+        "timedelta": {"delay_s": timedelta(milliseconds=300)},
+        "at": {"at": time.time() + 3.0},  # long against any stall on the way to emit
+        "datetime": {"at": datetime.now(UTC) + timedelta(seconds=3)},
+    }
+
+    emitted = await ran.emit("remind", id="m", **ways[how])
+    assert emitted.due_ms is not None
+    assert await place.waiting() == 1
+    async with ran:
+        await wait_until_async(lambda: ran.calls)
+
+    assert ran.calls[0][1] >= emitted.due_ms / 1000
+    assert await place.waiting() == 0
+    assert await place.attempts() == [("m", 1)]
+
+
+@pytest.mark.spec("CM-006.2")
+async def test_a_message_whose_time_has_not_come_is_put_back_and_not_handled(
+    ran: Any, client: Any, stream: str, place: Any
+) -> None:
+    """Somebody else may write delayed messages straight into the stream."""
+    async with ran:
+        due_ms = int(time.time() * 1000) + 4_000  # long against any stall on the message's way
+        entry = await client.xadd(
+            stream, {"data": f'{{"v":1,"event":"remind","id":"m","delay_until_ms":{due_ms},"theirs":1}}'}
+        )
+        await wait_until_async(lambda: _is(place.waiting, 1))
+        assert await place.pending() == 0
+        assert ran.calls == []
+
+        await wait_until_async(lambda: ran.calls)
+
+    assert ran.calls[0][1] >= due_ms / 1000
+    entries: Any = await client.xrange(stream)
+    assert len(entries) == 2
+    assert entries[0][0] == entry
+    assert b'"theirs":1' in entries[1][1][b"data"]
+
+
+async def test_a_message_whose_time_is_past_is_handled_at_once(ran: Any, client: Any, stream: str) -> None:
+    async with ran:
+        await client.xadd(stream, {"data": '{"v":1,"event":"remind","id":"m","delay_until_ms":1000}'})
+        await wait_until_async(lambda: ran.calls)
+
+
+async def test_an_earlier_message_wakes_a_mover_that_sleeps_for_a_later_one(
+    ran: Any, make_processor: Callable[..., Processor]
+) -> None:
+    """The mover would sleep for half a minute; only the wake-up, from another host, makes it look."""
+    other = make_processor()
+    async with ran:
+        await other.emit("remind", id="late", delay_s=600)
+        await other.emit("remind", id="early", delay_s=0.2)
+        await wait_until_async(lambda: ran.calls, timeout_s=20)
+
+    assert [name for name, _ in ran.calls] == ["early"]
+
+
+async def test_a_message_that_was_due_while_no_host_ran_is_moved_by_the_next_one(
+    ran: Any, make_processor: Callable[..., Processor]
+) -> None:
+    await make_processor().emit("remind", id="m", delay_s=0.01)
+    await asyncio.sleep(0.02)
+
+    async with ran:
+        await wait_until_async(lambda: ran.calls)
+
+
+async def test_many_movers_move_each_message_once(
+    client: Any, keys: Keys, make_processor: Callable[..., Processor], place: Any
+) -> None:
+    """With CONQUIET_TORTURE=1 it is a hundred thousand messages due at the same moment."""
+    count = 100_000 if os.environ.get("CONQUIET_TORTURE") == "1" else 3_000
+    emitter = make_processor()
+    at = time.time() + 0.3 + count / 20_000
+    await emitter.emit_many([NewMessage("remind", id=f"m{number}", at=at) for number in range(count)])
+
+    async def nothing(_: Any, __: Any) -> None:
+        return
+
+    clients = [clone_async(client) for _ in range(4)]
+    movers = [DelayedPromoter(own, [keys], limit=100, refresh_s=1.0, listeners=[nothing]) for own in clients]
+    for mover in movers:
+        await mover.start()
+    await wait_until_async(lambda: _is(place.waiting, 0))
+    for mover, own in zip(movers, clients, strict=True):
+        await mover.close()
+        await own.aclose()
+
+    attempts = await place.attempts()
+    assert len(attempts) == len(set(attempts)) == count
+
+
+async def test_a_mover_outlives_a_server_that_forgets_its_scripts_and_breaks_connections(ran: Any, client: Any) -> None:
+    async with ran:
+        await ran.emit("remind", id="a", delay_s=0.01)
+        await wait_until_async(lambda: len(ran.calls) == 1)
+        await client.script_flush()
+        await client.client_kill_filter(_type="normal", skipme=True)
+        await wait_until_async(lambda: ran.health().ready)
+        await _emit_again(ran)
+        await wait_until_async(lambda: len(ran.calls) == 2)
+
+
+async def test_a_tick_returns_what_a_host_needs(
+    client: Any, keys: Keys, make_processor: Callable[..., Processor]
+) -> None:
+    processor = make_processor()
+    await processor.emit("remind", delay_s=600)
+    await processor.pause(event="other")
+    own = clone_async(client)
+
+    found = await promote_due(own, keys, limit=10)
+
+    assert (found.moved, found.waiting, found.dead, found.oldest_dead_ms) == (0, 1, 0, None)
+    assert found.next_due_ms is not None
+    assert 599_000 < found.next_due_ms - found.now_ms <= 600_000
+    assert found.paused.keys() == {"other"}
+    assert found.wake_id != "0-0"
+    await own.aclose()
+
+
+async def test_an_idle_host_costs_the_server_about_two_commands_a_second(ran: Any, place: Any) -> None:
+    """What is counted is calls, not time: with refresh_s of 30 s a host that has nothing to do asks nothing."""
+    async with ran:
+        await asyncio.sleep(0.2)
+        before = await place.calls("evalsha")
+        await asyncio.sleep(1.0)
+        assert await place.calls("evalsha") - before <= 1
+
+
+async def _emit_again(processor: Any) -> None:
+    """The first emit may meet the broken connection; with an id it is safe to repeat."""
+    from conquiet.errors import QueueError
+
+    try:
+        await processor.emit("remind", id="b", delay_s=0.01)
+    except QueueError:
+        await processor.emit("remind", id="b", delay_s=0.01)
+
+
+async def _is(question: Any, answer: int) -> bool:
+    return bool(await question() == answer)

@@ -1,0 +1,56 @@
+"""The synchronous connection."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from redis.exceptions import ResponseError
+
+from conquiet.errors import LifecycleError, QueueError
+from conquiet.redis_transport.client import clone_sync
+from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.connection import RedisConnection
+
+
+@pytest.fixture
+def connection(redis_url: str) -> Iterator[RedisConnection]:
+    with redis.Redis.from_url(redis_url) as given, RedisConnection(clone_sync(given)) as made:
+        yield made
+
+
+def test_a_reply_is_what_the_server_sent(connection: RedisConnection, key_prefix: str) -> None:
+    assert connection.call("SET", pack("SET", f"{key_prefix}k", "v")) == b"OK"
+    assert connection.call("GET", pack("GET", f"{key_prefix}k")) == b"v"
+
+
+def test_a_refusal_is_a_queue_error_and_the_connection_is_kept(connection: RedisConnection) -> None:
+    before = connection.call("CLIENT", pack("CLIENT", "ID"))
+
+    with pytest.raises(QueueError, match="HSET on stream 'orders', group 'billing' was refused") as caught:
+        connection.call("HSET", pack("HSET", "k"), stream="orders", group="billing")
+
+    assert isinstance(caught.value.__cause__, ResponseError)
+    assert (caught.value.command, caught.value.in_doubt) == ("HSET", False)
+    assert connection.call("CLIENT", pack("CLIENT", "ID")) == before
+
+
+def test_refusals_of_a_pipeline_are_among_its_replies(connection: RedisConnection) -> None:
+    first, second, third = connection.pipeline("PING", pack("PING") + pack("HSET", "k") + pack("PING"), 3)
+
+    assert first == third == b"PONG"
+    assert isinstance(second, ResponseError)
+
+
+def test_a_command_that_found_no_server_was_not_sent() -> None:
+    with RedisConnection(clone_sync(redis.Redis(port=1))) as nowhere, pytest.raises(QueueError) as caught:
+        nowhere.call("PING", pack("PING"))
+
+    assert not caught.value.in_doubt
+    assert "127.0.0.1:1" in str(caught.value) or "localhost:1" in str(caught.value)
+
+
+def test_a_closed_connection_refuses_calls(connection: RedisConnection) -> None:
+    connection.close()
+
+    with pytest.raises(LifecycleError):
+        connection.call("PING", pack("PING"))

@@ -1,0 +1,100 @@
+"""A consumer name belongs to one live engine at a time."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from conquiet.errors import QueueError
+from conquiet.redis_transport.liveness import LIVENESS_TTL_MS, liveness_key
+from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.testing import wait_until_async
+
+
+async def _nothing(message: RuntimeMessage, ctx: MessageContext) -> None:
+    """Succeed."""
+
+
+async def test_a_second_live_engine_of_one_name_is_refused_and_runs_nothing(
+    make_engine: Any, run: Any, enqueue: Any, stream: str
+) -> None:
+    runs: list[str] = []
+    release = asyncio.Event()
+
+    async def slow(message: RuntimeMessage, ctx: MessageContext) -> None:
+        runs.append(message.id)
+        await release.wait()
+
+    first = run(make_engine(slow, consumer_id="consumer-web-1", concurrency=20))
+    ids = enqueue(20)
+    await wait_until_async(lambda: len(runs) == 20)
+
+    with pytest.raises(QueueError, match="another live engine is consumer 'consumer-web-1'"):
+        await make_engine(slow, consumer_id="consumer-web-1", concurrency=20).start()
+
+    release.set()
+    await first.stop()
+    assert sorted(runs) == sorted(ids)
+
+
+async def test_a_name_is_free_again_after_a_clean_stop(make_engine: Any, run: Any, raw: Any, stream: str) -> None:
+    engine = make_engine(_nothing, consumer_id="me")
+    running = run(engine)
+    key = liveness_key(stream, "processor", "me")
+    await wait_until_async(lambda: engine.health().ready)
+    assert raw.exists(key)
+    await running.stop()
+
+    assert not raw.exists(key)
+
+
+async def test_the_name_of_a_process_that_died_here_is_taken_over_at_once(
+    make_engine: Any, run: Any, raw: Any, stream: str
+) -> None:
+    child = await asyncio.to_thread(
+        subprocess.run,
+        [
+            sys.executable,
+            "-c",
+            "from conquiet.runtime.naming import _machine; import os; print(_machine(), os.getpid())",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    machine, pid = child.stdout.split()
+    key = liveness_key(stream, "processor", "me")
+    raw.set(key, f"{machine}/{pid}/x", px=3_600_000)
+
+    engine = make_engine(_nothing, consumer_id="me")
+    running = run(engine)
+    await wait_until_async(lambda: f"/{os.getpid()}/".encode() in (raw.get(key) or b""))
+    await running.stop()
+
+
+async def test_the_name_of_an_unknown_holder_is_taken_over_when_its_key_expires(
+    make_engine: Any, run: Any, raw: Any, stream: str
+) -> None:
+    key = liveness_key(stream, "processor", "me")
+    raw.set(key, "elsewhere/1/x", px=500)
+
+    running = run(make_engine(_nothing, consumer_id="me"))
+    await wait_until_async(lambda: f"/{os.getpid()}/".encode() in (raw.get(key) or b""))
+    await running.stop()
+
+
+async def test_an_engine_whose_name_was_taken_stops_with_an_error(
+    make_engine: Any, run: Any, raw: Any, stream: str
+) -> None:
+    key = liveness_key(stream, "processor", "me")
+    engine = make_engine(_nothing, consumer_id="me", claim_idle_ms=300)
+    started = asyncio.create_task(engine.start())
+    await wait_until_async(lambda: raw.exists(key))
+
+    raw.set(key, "elsewhere/1/x", px=LIVENESS_TTL_MS)
+
+    with pytest.raises(QueueError, match="another live engine"):
+        await asyncio.wait_for(started, 20)

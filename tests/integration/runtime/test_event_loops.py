@@ -1,0 +1,77 @@
+"""The engine on both event loops."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis.asyncio
+import uvloop
+
+from conquiet.runtime import Consumer
+
+Run = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def on_loop(request: pytest.FixtureRequest) -> Run:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else None
+
+    def run(body: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            await asyncio.wait_for(body(), 60)
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(whole())
+
+    return run
+
+
+def test_an_engine_works_on_either_loop(on_loop: Run, redis_url: str, stream: str, enqueue: Any, pending: Any) -> None:
+    enqueue(500)
+    seen: list[str] = []
+
+    async def body() -> None:
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+
+            async def handler(message: Any, ctx: Any) -> None:
+                seen.append(message.id)
+                if len(seen) == 500:
+                    engine.stop()
+
+            engine = Consumer(streams=[stream], redis=client, handler=handler, concurrency=10)
+            report = await engine.start()
+            assert report.succeeded == 500
+
+    on_loop(body)
+
+    assert len(set(seen)) == 500
+    assert pending() == []
+
+
+def test_what_is_done_at_once_is_acknowledged_with_the_next_read(
+    on_loop: Run, redis_url: str, stream: str, enqueue: Any, raw: Any
+) -> None:
+    """No connection but the reader's is used, and no write but that of the read: that is what keeps latency low."""
+
+    async def body() -> None:
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            done = asyncio.Event()
+
+            async def handler(message: Any, ctx: Any) -> None:
+                done.set()
+
+            async with Consumer(streams=[stream], redis=client, handler=handler, concurrency=10):
+                with raw.monitor() as monitor:
+                    for _ in range(5):
+                        done.clear()
+                        enqueue(1)
+                        await done.wait()
+                    commands: list[tuple[str, str]] = []
+                    while sum(name == "XACK" for name, _ in commands) < 5:
+                        told = await asyncio.to_thread(monitor.next_command)
+                        commands.append((told["command"].split()[0], told["client_port"]))
+        readers = {port for name, port in commands if name == "XREADGROUP"}
+        assert {port for name, port in commands if name == "XACK"} == readers
+
+    on_loop(body)

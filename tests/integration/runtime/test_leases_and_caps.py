@@ -1,0 +1,254 @@
+"""Leases of many messages, recovery after a second loss, and the last delivery that the cap allows."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.runtime.stream_reader import StreamReader
+from conquiet.testing import wait_until_async
+
+HOUR_MS = 3_600_000
+
+
+async def idle(_: RuntimeMessage, __: MessageContext) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def reader(make_engine: Any) -> Any:
+    """The reader of an engine that was opened and fetches nothing, under the name ``me``."""
+    engine = make_engine(idle, consumer_id="me")
+    (shard,) = engine._shards
+    await shard.open()
+    yield shard._reader
+    await shard.close()
+    await engine._topology.close()
+
+
+async def test_a_message_runs_as_often_as_max_deliveries_says(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    """Only what was delivered *more often* than the cap is not run."""
+    raw.xgroup_create(stream, "processor", "0", mkstream=True)
+    (message_id,) = enqueue(1)
+    raw.xreadgroup("processor", "dead", {stream: ">"})
+    raw.xclaim(stream, "processor", "dead", 0, [message_id], retrycount=2, idle=HOUR_MS, justid=True)
+    runs: list[int] = []
+
+    async def note(message: RuntimeMessage, _: MessageContext) -> None:
+        runs.append(message.delivery_count)
+
+    running = run(make_engine(note, max_deliveries=3))
+    await wait_until_async(lambda: runs or running.errors)
+    await running.stop()
+
+    assert runs == [3]
+    assert running.errors == []
+    assert pending() == []
+
+
+async def test_one_beat_extends_every_message_held_however_many(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    count = 600
+    engine = make_engine(idle, consumer_id="me", concurrency=count, grace_s=0.0, claim_idle_ms=10 * HOUR_MS)
+    ids = enqueue(count)
+    running = run(engine)
+    await wait_until_async(lambda: len(engine._table) == count)
+    raw.xclaim(stream, "processor", "me", 0, ids, idle=HOUR_MS, justid=True)
+    for message in engine._table.snapshot():
+        message.leased_at -= 5 * 3_600
+
+    await asyncio.to_thread(engine._heartbeat.beat, time.monotonic())
+    idle_ms = [row["time_since_delivered"] for row in pending()]
+    await running.stop()
+
+    assert len(idle_ms) == count
+    assert max(idle_ms) < HOUR_MS
+
+
+async def test_after_another_loss_what_stands_before_the_last_recovery_is_found(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any
+) -> None:
+    """A lost claim brings older entries than a lost read did; the look begins again at the first pending entry."""
+    older = enqueue(2)
+    raw.xreadgroup("processor", "dead", {stream: ">"})
+    (newer,) = enqueue(1)
+    sent_at = time.monotonic()
+    raw.xreadgroup("processor", "me", {stream: ">"})
+    first, _ = await reader.pending.recover_undelivered(stream, 10, sent_at=sent_at, by_claim=False)
+
+    reader.pending.begin_recovery()
+    sent_at = time.monotonic()
+    raw.xautoclaim(stream, "processor", "me", 0, "0-0", count=2)
+    second, _ = await reader.pending.recover_undelivered(stream, 10, sent_at=sent_at, by_claim=True)
+
+    assert [message.id for message in first] == [newer]
+    assert [message.id for message in second] == older
+
+
+async def test_what_a_lost_reply_brought_is_not_charged_on_the_server_either(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, pending: Any
+) -> None:
+    enqueue(3)
+    sent_at = time.monotonic()
+    raw.xreadgroup("processor", "me", {stream: ">"})
+
+    found, _ = await reader.pending.recover_undelivered(stream, 10, sent_at=sent_at, by_claim=False)
+
+    assert [message.delivery_count for message in found] == [1, 1, 1]
+    assert [row["times_delivered"] for row in pending()] == [1, 1, 1]
+
+
+async def test_a_lost_reply_is_found_behind_pages_of_entries_that_failed_before(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any
+) -> None:
+    """Pages without anything lost are passed: a look that began with the first one each time would never end."""
+    failed = enqueue(250)
+    raw.xreadgroup("processor", "me", {stream: ">"})
+    raw.xclaim(stream, "processor", "me", 0, failed, idle=HOUR_MS, justid=True)
+    lost = enqueue(1)
+    sent_at = time.monotonic()
+    raw.xreadgroup("processor", "me", {stream: ">"})
+
+    found: list[RuntimeMessage] = []
+    for _ in range(3):
+        page, more = await reader.pending.recover_undelivered(stream, 10, sent_at=sent_at, by_claim=False)
+        found += page
+
+    assert [message.id for message in found] == lost
+    assert not more
+
+
+async def test_an_entry_that_another_takes_right_after_our_claim_is_not_delivered(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delivery count is asked for under our own name: an entry that is not ours any more has none there."""
+    ids = enqueue(2)
+    raw.xreadgroup("processor", "dead", {stream: ">"})
+    raw.xclaim(stream, "processor", "dead", 0, ids, idle=HOUR_MS, justid=True)
+    call = reader._connection.call
+
+    async def with_a_thief(packed: list[bytes]) -> list[Any]:
+        if b"XPENDING" in packed[0]:
+            raw.xclaim(stream, "processor", "thief", 0, ids[:1])
+        return await call(packed)
+
+    monkeypatch.setattr(reader._connection, "call", with_a_thief)
+    claimed, _ = await reader.pending.claim(stream, "0-0", 5)
+
+    assert [(message.id, message.delivery_count) for message in claimed] == [(ids[1], 2)]
+
+
+async def test_a_recovered_message_that_fails_is_not_taken_for_lost_again(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any
+) -> None:
+    ids = enqueue(2)
+    sent_at = time.monotonic()
+    raw.xreadgroup("processor", "me", {stream: ">"})
+    first, more = await reader.pending.recover_undelivered(stream, 1, sent_at=sent_at, by_claim=False)
+    reader._table.release(first[0])  # as after a handler that failed
+
+    second, _ = await reader.pending.recover_undelivered(stream, 1, sent_at=sent_at, by_claim=False)
+
+    assert more
+    assert [message.id for message in first + second] == ids
+
+
+async def test_a_lost_read_of_many_is_recovered_whole_on_every_stream(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, redis_url: str, fault_proxy: Any
+) -> None:
+    other = f"{stream}-other"
+    ids = {*enqueue(150), *enqueue(150, to=other)}
+    handled: list[str] = []
+
+    async def note(message: RuntimeMessage, _: MessageContext) -> None:
+        handled.append(message.id)
+
+    proxy = fault_proxy(redis_url)
+    client = redis.asyncio.Redis.from_url(proxy.url_for(redis_url))
+    engine = make_engine(note, redis=client, streams=[stream, other], concurrency=300, claim_idle_ms=600_000)
+    proxy.drop_next_reply(b"\r\n>\r\n")  # of the first read for new entries
+    running = run(engine)
+    await wait_until_async(lambda: len(handled) >= len(ids))
+    await running.stop()
+    await client.aclose()
+
+    assert running.errors
+    assert sorted(handled) == sorted(ids)
+
+
+@pytest.mark.parametrize("is_overlong", [False, True])
+async def test_a_claim_of_what_runs_here_charges_nothing_and_keeps_an_overlong_one_free(
+    reader: StreamReader, make_engine: Any, stream: str, raw: Any, enqueue: Any, pending: Any, *, is_overlong: bool
+) -> None:
+    """A handler past ``max_lease_s`` has lost its lease: its engine's own claim must not hide the entry again."""
+    (message_id,) = enqueue(1)
+    shard = make_engine(idle)._shards[0]
+    take = shard.fetcher._scheduler.plan(1)
+    (message,), _ = await reader.read(take, wait_ms=0)
+    if is_overlong:
+        message.lose()
+    raw.xclaim(stream, "processor", "me", 0, [message_id], idle=HOUR_MS, justid=True)
+
+    claimed, _ = await reader.pending.claim(stream, "0-0", 5)
+    (row,) = pending()
+
+    assert claimed == []
+    assert row["times_delivered"] == 1
+    assert (row["time_since_delivered"] >= reader.pending._settings.claim_idle_ms) is is_overlong
+
+
+async def test_what_has_waited_too_long_and_was_taken_meanwhile_is_not_begun(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+) -> None:
+    """No beat has found out yet: the slot itself asks the server before it begins."""
+    begun: list[str] = []
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(message: RuntimeMessage, _: MessageContext) -> None:
+        begun.append(message.id)
+        entered.set()
+        await leave.wait()
+
+    engine = make_engine(handler, concurrency=1, claim_idle_ms=600_000)
+    engine._pace.average_s = 0.0  # so quick that more than one is fetched
+    ids = enqueue(2)
+    running = run(engine)
+    await entered.wait()
+    await wait_until_async(lambda: len(engine._table) == 2)
+    engine._table.of(stream)[ids[1]].leased_at -= 601
+    raw.xclaim(stream, "processor", "thief", 0, [ids[1]])
+    leave.set()
+    await wait_until_async(lambda: len(engine._table) == 0)
+    await running.stop()
+
+    assert begun == [ids[0]]
+    assert [(row["consumer"], row["times_delivered"]) for row in pending()] == [(b"thief", 2)]
+
+
+async def test_an_entry_that_a_script_acknowledges_is_not_taken_for_lost_meanwhile(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    """The heartbeat finds the entry gone before the handler has the script's answer."""
+    engines: list[Any] = []
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        message.leased_at -= 300
+        with ctx.settling():
+            raw.xack(stream, "processor", message.id)
+            await asyncio.to_thread(engines[0]._heartbeat.beat, time.monotonic())
+            ctx.mark_acknowledged()
+
+    engines.append(make_engine(handler, claim_idle_ms=600_000))
+    enqueue(1)
+    running = run(engines[0])
+    await wait_until_async(lambda: running.errors or engines[0].health().streams[stream].succeeded)
+    report = await running.stop()
+
+    assert running.errors == []
+    assert (report.succeeded, report.failed) == (1, 0)

@@ -1,0 +1,172 @@
+"""A server that the handler needs is away: the engine pauses, probes and goes on, and no message is charged."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conquiet.core.backoff import Backoff
+from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, InfrastructureError
+from conquiet.runtime import Consumer, RuntimeMessage
+from conquiet.testing import wait_until_async
+
+FAST = Backoff(base_s=0.05, cap_s=2.0, factor=1.0, jitter=0.0)
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailableError, CommitUnknownError, InfrastructureError])
+@pytest.mark.parametrize("concurrency", [1, 10])
+async def test_an_outage_charges_no_message_a_delivery(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, error: type[Exception], concurrency: int
+) -> None:
+    """Thirty faults, where a message may be delivered twice."""
+    enqueue(20)
+    counts: list[int] = []
+    done: Counter[str] = Counter()
+    exhausted: list[str] = []
+    faults = 30
+
+    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+        nonlocal faults
+        counts.append(message.delivery_count)
+        if faults:
+            faults -= 1
+            raise error("the database is away")
+        done[message.id] += 1
+
+    async def on_exhausted(message: RuntimeMessage, ctx: Any) -> None:
+        exhausted.append(message.id)
+
+    engine = make_engine(
+        handler, concurrency=concurrency, max_deliveries=2, outage=FAST, on_exhausted=on_exhausted, claim_idle_ms=400
+    )
+    running = run(engine)
+    await wait_until_async(lambda: len(done) == 20, timeout_s=60)
+    report = await running.stop()
+
+    assert set(counts) == {1}
+    assert set(done.values()) == {1}
+    assert (exhausted, pending(), report.failed, report.succeeded) == ([], [], 30, 20)
+
+
+async def test_a_pause_is_logged_once_probed_by_one_message_and_not_ready(
+    make_engine: Any, run: Any, enqueue: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    enqueue(30)
+    away = True
+    at_once: list[int] = []
+    begun = 0
+
+    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+        nonlocal begun
+        begun += 1
+        if away:
+            at_once.append(engine.active_tasks)
+            await asyncio.sleep(0)
+            raise DatabaseUnavailableError("the database is away")
+
+    engine: Consumer = make_engine(handler, concurrency=5, outage=FAST, claim_idle_ms=400)
+    with caplog.at_level(logging.INFO, "conquiet.runtime"):
+        running = run(engine)
+        await wait_until_async(lambda: len(at_once) >= 12, timeout_s=30)
+        health = engine.health()
+        away = False
+        await wait_until_async(lambda: engine.health().ready, timeout_s=30)
+        await wait_until_async(lambda: engine.health().streams[message_stream(engine)].succeeded == 30, timeout_s=30)
+        await running.stop()
+
+    assert (health.paused, health.ready) == (True, False)
+    assert at_once[-5:] == [1] * 5
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len([line for line in lines if line.startswith("consumption paused")]) == 1
+    assert len([line for line in lines if line.startswith("consumption resumed")]) == 1
+    assert not [line for line in lines if line.startswith("handler failed")]
+
+
+def message_stream(engine: Consumer) -> str:
+    (stream,) = engine.health().streams
+    return stream
+
+
+async def test_what_was_fetched_before_the_pause_is_released_at_once(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any
+) -> None:
+    """Other hosts may reach the database: nothing waits here for the pause to end."""
+    begun = 0
+
+    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+        nonlocal begun
+        begun += 1
+        if begun > 20:
+            raise DatabaseUnavailableError("the database is away")
+
+    engine: Consumer = make_engine(handler, outage=Backoff(base_s=60, cap_s=60, jitter=0.0))
+    running = run(engine)
+    enqueue(20)  # quick ones: the engine prefetches from now on
+    await wait_until_async(lambda: begun == 20)
+    enqueue(100)
+    await wait_until_async(lambda: engine.health().paused)
+    await wait_until_async(lambda: engine.health().in_flight == 0)
+    rows = pending()
+    await running.stop()
+
+    assert rows
+    assert {row["times_delivered"] for row in rows} == {0}
+    assert min(row["time_since_delivered"] for row in rows) > 3_600_000  # stale to everybody
+
+
+async def test_a_message_that_was_acknowledged_before_the_fault_is_not_released(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any
+) -> None:
+    enqueue(1)
+
+    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+        await ctx.ack()
+        raise DatabaseUnavailableError("the database is away")
+
+    engine: Consumer = make_engine(handler, outage=FAST)
+    running = run(engine)
+    await wait_until_async(lambda: engine.health().paused)
+    await running.stop()
+
+    assert pending() == []
+
+
+async def test_a_stop_ends_a_pause_at_once(make_engine: Any, run: Any, enqueue: Any, pending: Any) -> None:
+    enqueue(3)
+
+    def handler(message: RuntimeMessage, ctx: Any) -> None:
+        raise DatabaseUnavailableError("the database is away")
+
+    engine: Consumer = make_engine(handler, outage=Backoff(base_s=60, cap_s=60, jitter=0.0))
+    running = run(engine)
+    await wait_until_async(lambda: engine.health().paused)
+    report = await asyncio.wait_for(running.stop(), 5)
+
+    assert report.succeeded == 0
+    assert {row["times_delivered"] for row in pending()} <= {0}
+
+
+async def test_an_ordinary_failure_of_the_probe_ends_the_pause(make_engine: Any, run: Any, enqueue: Any) -> None:
+    enqueue(2)
+    errors: list[type[Exception]] = [DatabaseUnavailableError, ValueError]
+    done = asyncio.Event()
+
+    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+        if errors:
+            raise errors.pop(0)("no")
+        done.set()
+
+    engine: Consumer = make_engine(handler, outage=FAST, claim_idle_ms=400)
+    running = run(engine)
+    await asyncio.wait_for(done.wait(), 20)
+    await wait_until_async(lambda: not engine.health().paused)
+    await running.stop()
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "soon"])
+def test_the_pauses_must_be_a_backoff(make_engine: Callable[..., Consumer], wrong: Any) -> None:
+    with pytest.raises(ValueError, match="outage must be a Backoff"):
+        make_engine(lambda message, ctx: None, outage=wrong)

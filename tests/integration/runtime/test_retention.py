@@ -1,0 +1,58 @@
+"""An engine removes nothing unless it is asked to, and says so once while its stream only grows."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from conquiet.queue import Retention, housekeeping
+from conquiet.testing import wait_until_async
+
+
+async def done_engine(make_engine: Any, run: Any, enqueue: Any, count: int, **options: Any) -> Any:
+    """An engine that has handled ``count`` messages and goes on."""
+    seen: list[str] = []
+
+    async def handler(message: Any, _ctx: Any) -> None:
+        seen.append(message.id)
+
+    enqueue(count)
+    running = run(make_engine(handler, concurrency=8, **options))
+    await wait_until_async(lambda: len(seen) == count)
+    return running
+
+
+async def test_an_engine_with_a_retention_keeps_its_stream_short(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+) -> None:
+    running = await done_engine(make_engine, run, enqueue, 300, retention=Retention(interval_s=0.05))
+
+    await wait_until_async(lambda: raw.xlen(stream) == 1)
+    await running.stop()
+
+    assert raw.keys("*") == [stream.encode()]  # no lease, no registered name
+
+
+async def test_an_engine_without_one_warns_once_of_a_growing_stream(
+    make_engine: Any,
+    run: Any,
+    enqueue: Any,
+    raw: Any,
+    stream: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(housekeeping, "_WATCH_S", 0.02)
+    monkeypatch.setattr("conquiet.queue.retention.WARN_FROM", 100)
+    with caplog.at_level(logging.WARNING):
+        running = await done_engine(make_engine, run, enqueue, 200)
+
+        def grows() -> bool:
+            enqueue(10)
+            return "stream only grows" in caplog.text
+
+        await wait_until_async(grows, interval_s=0.1)
+        await running.stop()
+
+    assert caplog.text.count("stream only grows") == 1
+    assert raw.xlen(stream) > 200

@@ -1,0 +1,173 @@
+"""Workers for test_batches_exactly_once: real ones, which kill themselves at a named point inside a batch.
+
+Not a test. A zygote that has everything imported forks a worker for each line it reads and prints how it ended:
+
+    → {"name": "w1", "mode": "batch", "point": "after-inbox", "nth": 3}
+    ← {"name": "w1", "status": -9}
+
+``bug`` plants a mistake that the test has to find.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import redis.asyncio
+from sqlalchemy import create_engine
+
+from conquiet.core import batch_run
+from conquiet.db.session import DbSession
+from conquiet.processor import Processor, ProcessorSettings
+from conquiet.runtime import RuntimeSettings
+from conquiet.runtime.acknowledger import Acknowledger
+from conquiet.transactional import Inbox, batch_source, for_processor_batch, for_processor_group
+
+SETTINGS: dict[str, Any] = json.loads(sys.argv[1])
+BUG: str = SETTINGS["bug"]
+INSERT = "INSERT INTO effects (message_id, worker) VALUES (:id, :worker)"
+
+_point = ""
+_left = 0
+
+
+def at(point: str) -> None:
+    """Die here if it is our point and our turn."""
+    global _left  # noqa: PLW0603 - one worker, one counter
+    if point == _point:
+        _left -= 1
+        if _left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class PointedInbox(Inbox):
+    def check_many(self, unit: Any, msgs: Any) -> list[bool]:
+        at("before-inbox")
+        first_time = super().check_many(unit, msgs)
+        at("after-inbox")
+        if BUG == "no-inbox":
+            return [True] * len(first_time)
+        return first_time
+
+
+def plant() -> None:
+    """Put the bug in."""
+    if BUG == "charge-neighbours":
+
+        async def run(self: Any) -> list[Any]:
+            error = await self._try(list(range(len(self._members))))
+            return [error if outcome is batch_run._UNDECIDED else outcome for outcome in self._outcomes]
+
+        batch_run.BatchRun.run = run  # type: ignore[method-assign]
+    elif BUG == "keep-savepoint":
+
+        def in_savepoint(self: Any, db: Any, ordinal: int, position: int, work: Any) -> Any:
+            try:
+                work(db, position)
+            except ValueError as error:  # what it has written stays in the transaction
+                return error
+            return None
+
+        batch_source.SyncBatches._in_savepoint = in_savepoint  # type: ignore[method-assign]
+    elif BUG == "ack-before-commit":
+        confirm = DbSession._commit
+
+        def commit(self: DbSession, conn: Any) -> None:
+            for ack in _acks:
+                ack()
+            _acks.clear()
+            at("before-commit")
+            confirm(self, conn)
+
+        DbSession._commit = commit  # type: ignore[method-assign]
+
+
+_acks: list[Any] = []
+
+
+async def work(name: str, mode: str) -> None:
+    engine = create_engine(SETTINGS["db_url"])
+    client = redis.asyncio.Redis.from_url(SETTINGS["redis_url"])
+    processor = Processor(
+        client,
+        [SETTINGS["stream"]],
+        concurrency=2,
+        consumer_id=f"{name}-{os.getpid()}",
+        settings=ProcessorSettings(retention=None),
+        runtime=RuntimeSettings(claim_idle_ms=1_000, max_deliveries=100),
+    )
+
+    def handle_one(ctx: Any, session: DbSession) -> None:
+        session.execute(INSERT, {"id": ctx.id, "worker": name})
+        if BUG == "ack-before-commit":
+            _acks.append(ctx.ack)
+        at("mid-handler")
+        if ctx.data["poison"]:
+            raise ValueError
+
+    def handle(contexts: list[Any], session: DbSession) -> None:
+        if BUG != "ack-before-commit":
+            session.before_commit(lambda _: at("before-commit"))
+        for ctx in contexts:
+            handle_one(ctx, session)
+
+    inbox = PointedInbox()
+    made = (
+        for_processor_batch(handle, engine=engine, inbox=inbox)
+        if mode == "batch"
+        else for_processor_group(handle_one, engine=engine, inbox=inbox)
+    )
+
+    def committed(contexts: list[Any]) -> Any:
+        outcomes = made(contexts)
+        at("after-commit")
+        return outcomes
+
+    processor.handler("paid", batch=SETTINGS["batch"], within_s=0.01)(committed)
+    confirmed = Acknowledger.confirm
+
+    def confirm(self: Any, batch: Any, replies: Any) -> None:
+        at("after-ack")
+        confirmed(self, batch, replies)
+
+    Acknowledger.confirm = confirm  # type: ignore[method-assign]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: processor.stop())
+    await processor.start()
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    plant()
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            global _point, _left
+            _point, _left = order.get("point", ""), order.get("nth", 1)
+            sys.stdin.close()
+            status = 1
+            try:
+                asyncio.run(work(order["name"], order["mode"]))
+                status = 0
+            finally:
+                os._exit(status)
+        say(name=order["name"], pid=pid)
+        threading.Thread(target=wait, args=(pid, order["name"]), daemon=True).start()
+
+
+def wait(pid: int, name: str) -> None:
+    _, status = os.waitpid(pid, 0)
+    say(name=name, ended=pid, status=os.waitstatus_to_exitcode(status))
+
+
+def say(**facts: object) -> None:
+    os.write(1, (json.dumps(facts) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

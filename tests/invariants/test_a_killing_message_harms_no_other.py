@@ -1,0 +1,131 @@
+"""A message that kills its process, among others that do nothing wrong: none of the others is dead-lettered or stuck.
+
+The broker marks everything in the killed process's prefetch window as redelivered, and a quorum queue counts a delivery
+for all of it. The process is started again each time, as a supervisor would.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from conquiet.testing import wait_until
+
+LIMIT = 6
+KILLER = 13
+
+WORKER = """
+import asyncio, logging, os, signal, sys
+from conquiet.rabbit import run_process
+url, path, concurrency, settle, guard = sys.argv[1:]
+log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+logging.disable(logging.CRITICAL)
+async def syncer(message):
+    number = message["number"]
+    if number == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await asyncio.sleep(0.005)
+    os.write(log, b"%d\\n" % number)
+    return True
+sys.exit(run_process(url, "work", syncer, concurrency=int(concurrency), settle=settle, poison_guard=guard == "guard"))
+"""
+
+
+class Storm:
+    def __init__(self, url: str, folder: Path, *, quorum: bool) -> None:
+        self.url, self.folder = url, folder
+        self.connection = pika.BlockingConnection(pika.URLParameters(url))
+        self.channel = self.connection.channel()
+        self.channel.confirm_delivery()
+        self.channel.queue_declare("dead", durable=True)
+        arguments: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        if quorum:
+            arguments |= {"x-queue-type": "quorum", "x-delivery-limit": LIMIT}
+        self.channel.queue_declare("work", durable=True, arguments=arguments)
+        self.worker: subprocess.Popen[bytes] | None = None
+        self.kills = 0
+        self.options: list[str] = []
+
+    def publish(self, number: int) -> None:
+        for n in range(number):
+            body = json.dumps({"number": n}).encode()
+            self.channel.basic_publish("", "work", body, pika.BasicProperties(delivery_mode=2), mandatory=True)
+
+    def keep_running(self) -> None:
+        """Start the worker again when the message has killed it."""
+        if self.worker is not None and self.worker.poll() is None:
+            return
+        if self.worker is not None:
+            assert self.worker.returncode == -9
+            self.kills += 1
+        command = [sys.executable, "-c", WORKER, self.url, str(self.folder / "handled"), *self.options]
+        self.worker = subprocess.Popen(command)
+
+    def handled(self) -> set[int]:
+        path = self.folder / "handled"
+        return {int(line) for line in path.read_bytes().split()} if path.exists() else set()
+
+    def dead(self) -> Counter[int]:
+        dead: Counter[int] = Counter()
+        while (taken := self.channel.basic_get("dead", auto_ack=True))[0] is not None:
+            dead[json.loads(taken[2])["number"]] += 1
+        return dead
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker.wait()
+        self.connection.close()
+
+
+@pytest.fixture
+def storm(request: Any, rabbitmq_server: Any, amqp_url: str, tmp_path: Path) -> Iterator[Storm]:
+    made = Storm(amqp_url, tmp_path, quorum=request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("storm", [True], ids=["quorum"], indirect=True)
+@pytest.mark.parametrize(("concurrency", "innocents"), [(1, 50), (10, 50), (50, 200)])
+@pytest.mark.parametrize(("settle", "guard"), [("redelivered", "no"), ("delivery_count", "guard")])
+def test_the_delivery_limit_ends_the_killer_and_no_other(
+    storm: Storm, concurrency: int, innocents: int, settle: str, guard: str
+) -> None:
+    storm.options = [str(concurrency), settle, guard]
+    storm.publish(innocents)
+
+    def settled() -> bool:
+        storm.keep_running()
+        waiting = storm.channel.queue_declare("dead", passive=True).method.message_count
+        return len(storm.handled()) + int(waiting) >= innocents
+
+    wait_until(settled, timeout_s=90, interval_s=0.1, message=lambda: f"{len(storm.handled())} handled")
+
+    dead = storm.dead()
+    print(f"concurrency {concurrency}, kills {storm.kills}, dead {dict(dead)}")  # noqa: T201
+    assert dead == {KILLER: 1}
+    assert storm.handled() == set(range(innocents)) - {KILLER}
+
+
+@pytest.mark.parametrize("storm", [False], ids=["classic"], indirect=True)
+@pytest.mark.parametrize(("concurrency", "innocents"), [(1, 50), (10, 50), (50, 200)])
+def test_on_a_classic_queue_the_others_are_handled_while_the_killer_kills(
+    storm: Storm, concurrency: int, innocents: int
+) -> None:
+    storm.options = [str(concurrency), "redelivered", "no"]
+    storm.publish(innocents)
+
+    def settled() -> bool:
+        storm.keep_running()
+        return len(storm.handled()) == innocents - 1
+
+    wait_until(settled, timeout_s=90, interval_s=0.1, message=lambda: f"{len(storm.handled())} handled")
+
+    print(f"concurrency {concurrency}, kills {storm.kills}")  # noqa: T201
+    assert storm.dead() == {}

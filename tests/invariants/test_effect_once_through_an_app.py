@@ -1,0 +1,103 @@
+"""Every message has its effect once through one unchanged handler of an ``App``, on Redis and on RabbitMQ.
+
+The storm of ``test_effect_once_for_each_session``: workers are killed at four named points, paused past the claim
+threshold (Redis) and lose replies to COMMIT; the database is killed and restarted.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from tests.invariants.test_effect_once_for_each_session import Cell
+
+from conquiet.processor.keys import keys_of
+from conquiet.testing import FaultProxy, MySQLServer, PostgresServer
+
+WORKER = Path(__file__).with_name("app_worker.py")
+TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
+POINTS = ("after-inbox", "mid-handler", "before-commit", "after-commit")
+KILLS_EACH = 25 if TORTURE else 1
+MESSAGES = 2_000 if TORTURE else 60
+DATABASES = {"mysql": MySQLServer, "postgresql": PostgresServer}
+
+
+class AppCell(Cell):
+    """A cell whose workers run an ``App``: its retries wait in the delayed set."""
+
+    worker = WORKER
+
+    def is_settled(self) -> bool:
+        """Return whether no message is unread, pending, delayed or ready."""
+        if self._broker == "redis":
+            with redis.Redis.from_url(self._url) as client:
+                if client.zcard(keys_of(self._source).delayed):
+                    return False
+        return super().is_settled()
+
+
+MakeCell = Callable[..., tuple[AppCell, MySQLServer | PostgresServer]]
+
+
+@pytest.fixture
+def make_cell(
+    fault_proxy: Callable[[str], FaultProxy],
+    request: pytest.FixtureRequest,
+    key_prefix: str,
+    new_history: Callable[..., Any],
+) -> Iterator[MakeCell]:
+    made: list[tuple[AppCell, Any]] = []
+
+    def make(broker: str, database: str, **options: Any) -> tuple[AppCell, MySQLServer | PostgresServer]:
+        server = DATABASES[database]().start()
+        url = request.getfixturevalue("redis_url" if broker == "redis" else "amqp_url")
+        options |= {"kind": "AsyncSession", "history": new_history, "facts": {"name": broker}}
+        made.append((AppCell(server, fault_proxy(server.url), broker, url, f"{key_prefix}app", **options), server))
+        return made[-1]
+
+    yield make
+    for cell, server in made:
+        cell.close()
+        server.stop()
+
+
+CELLS = [("redis", "mysql"), ("rabbitmq", "postgresql")]
+if TORTURE:
+    CELLS += [("redis", "postgresql"), ("rabbitmq", "mysql")]
+
+
+@pytest.mark.timeout(3_600 if TORTURE else 300)
+@pytest.mark.parametrize(("broker", "database"), CELLS)
+def test_every_message_has_its_effect_once_through_an_app(make_cell: MakeCell, broker: str, database: str) -> None:
+    cell, server = make_cell(broker, database)
+    cell.send(MESSAGES)
+    points = [*POINTS * KILLS_EACH, *["pause"] * (KILLS_EACH if broker == "redis" else 0)]
+
+    def restart() -> None:
+        server.kill()
+        server.restart()
+
+    started = time.monotonic()
+    cell.run(points, lost_commits=KILLS_EACH * 2, restart=restart)
+
+    took_s, done = time.monotonic() - started, dict(cell.done)
+    print(f"\n{server.name}, {broker}, App: {cell.sent} messages in {took_s:.0f} s, {done}")  # noqa: T201
+    assert cell.problems() == []
+    assert cell.done["killed"] + cell.done["paused"] == len(points)
+    assert cell.done["restarted"] == 1
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("bug", "point", "seen"), [("no-inbox", "after-commit", "twice"), ("commits-itself", "mid-handler", "half")]
+)
+def test_a_planted_bug_in_an_app_is_found(make_cell: MakeCell, bug: str, point: str, seen: str) -> None:
+    cell, _ = make_cell("redis", "mysql", bug=bug)
+    cell.send(30)
+
+    cell.run([point] * 2)
+
+    assert any(seen in problem for problem in cell.problems()), cell.problems()

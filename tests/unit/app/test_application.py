@@ -1,0 +1,330 @@
+"""Bad use of an App: each with its sentence, when it is declared or at the start."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from conquiet import App, AppSettings, DbSession, Emit, Every, JobContext, SyncEmit
+from conquiet.app import TestApp
+from conquiet.core.lifecycle import Worker
+from conquiet.errors import ConfigurationError, LifecycleError
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+@dataclass
+class OrderPaid:
+    order_id: str
+
+
+@pytest.fixture(autouse=True)
+def no_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CONQUIET_REDIS_URL", "CONQUIET_DB_URL", "CONQUIET_RABBIT_URL", "CONQUIET_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+async def handle(order: OrderPaid) -> None:
+    raise AssertionError
+
+
+def test_a_decorated_function_stays_as_it_is() -> None:
+    app = App("shop")
+
+    assert app.handler("order.paid")(handle) is handle
+    assert app.schedule(Every(60))(no_payload) is no_payload
+    assert app.queue("orders")(handle) is handle
+
+
+async def no_payload() -> None:
+    raise AssertionError
+
+
+async def test_an_app_without_a_handler_is_not_run() -> None:
+    with pytest.raises(ConfigurationError, match="the app has no handler, so there is nothing to run: register one"):
+        await App("shop", redis=NOWHERE).run()
+
+
+def test_an_event_has_one_handler() -> None:
+    app = App("shop")
+    app.handler("order.paid")(handle)
+
+    with pytest.raises(ConfigurationError, match=r"'order.paid' has a handler already, .*handle: an event has one"):
+        app.handler("order.paid")(handle)
+
+
+def test_a_parameter_without_a_source_is_refused_by_name() -> None:
+    class Mailer:
+        pass
+
+    async def send(order: OrderPaid, mailer: Mailer) -> None:
+        raise AssertionError
+
+    with pytest.raises(ConfigurationError, match=r"parameter 'mailer' of the handler of 'order.paid' has no source"):
+        App("shop").handler("order.paid")(send)
+
+
+def test_a_session_without_a_database_is_refused() -> None:
+    async def book(order: OrderPaid, session: AsyncSession) -> None:
+        raise AssertionError
+
+    with pytest.raises(
+        ConfigurationError, match=r"parameter 'session' of the handler of 'order.paid'.*no database: give App\("
+    ):
+        App("shop", redis=NOWHERE).handler("order.paid")(book)
+
+
+def test_a_session_of_the_other_kind_than_the_engine_is_refused() -> None:
+    def book(session: Session) -> None:
+        raise AssertionError
+
+    async def book_async(session: AsyncSession) -> None:
+        raise AssertionError
+
+    engine, async_engine = create_engine("sqlite://"), create_async_engine("sqlite+aiosqlite://")
+
+    for database in (async_engine, async_sessionmaker(async_engine)):
+        with pytest.raises(ConfigurationError, match="app's database is an asynchronous engine: ask for AsyncSession"):
+            App("shop", database=database).handler("order.paid")(book)
+    for sync_database in (engine, sessionmaker(engine)):
+        with pytest.raises(ConfigurationError, match="app's database is a synchronous engine: ask for Session, Conn"):
+            App("shop", database=sync_database).handler("order.paid")(book_async)
+
+
+@pytest.mark.parametrize("database", [3, "nonsense", object()])
+def test_something_that_is_no_database_is_refused(database: Any) -> None:
+    with pytest.raises(ConfigurationError, match="database"):
+        App("shop", database=database)
+
+
+def test_an_emit_of_the_other_kind_than_the_function_is_refused() -> None:
+    def plain(emit: Emit) -> None:
+        raise AssertionError
+
+    async def asynchronous(emit: SyncEmit) -> None:
+        raise AssertionError
+
+    with pytest.raises(ConfigurationError, match=r"'emit' .* is an Emit, which a plain function cannot await"):
+        App("shop").handler("a")(plain)
+    with pytest.raises(ConfigurationError, match=r"'emit' .* is a SyncEmit, which blocks the event loop"):
+        App("shop").handler("a")(asynchronous)
+
+
+async def test_a_typo_in_an_event_is_refused_with_the_right_name() -> None:
+    app = App("shop", redis=NOWHERE)
+    app.handler("order.paid")(handle)
+
+    with pytest.raises(ConfigurationError, match=r"did you mean 'order.paid'\?"):
+        await app.emit("order.payd", OrderPaid("a"))
+    with pytest.raises(ConfigurationError, match=r"did you mean 'order.paid'\?"):
+        app.emit_sync("order.payd", OrderPaid("a"))
+
+
+async def test_emit_without_redis_names_the_ways_to_give_one() -> None:
+    app = App("shop")
+    app.handler("order.paid")(handle)
+
+    with pytest.raises(ConfigurationError, match=r"no Redis: give App\(…, redis=…\), set CONQUIET_REDIS_URL, or write"):
+        await app.emit("order.paid", OrderPaid("a"))
+
+
+async def test_a_queue_without_rabbitmq_is_refused_at_the_start() -> None:
+    app = App("shop")
+    app.queue("orders")(handle)
+
+    with pytest.raises(ConfigurationError, match="queue 'orders' has a handler, but the app has no RabbitMQ"):
+        await app.run()
+
+
+def test_options_of_a_queue_are_checked_when_it_is_declared() -> None:
+    with pytest.raises(ConfigurationError, match="queue 'orders' has an option that does not exist"):
+        App("shop").queue("orders", wrong=1)
+    with pytest.raises(ConfigurationError, match="max_requeues"):
+        App("shop").queue("orders", max_requeues=0)
+
+
+def test_a_queue_has_no_job_context_and_one_handler() -> None:
+    async def with_context(ctx: JobContext) -> None:
+        raise AssertionError
+
+    app = App("shop")
+    with pytest.raises(ConfigurationError, match="asks for a JobContext, which messages of RabbitMQ do not have"):
+        app.queue("orders")(with_context)
+    app.queue("orders")(handle)
+    with pytest.raises(ConfigurationError, match="queue 'orders' has a handler already"):
+        app.queue("orders")(handle)
+
+
+def test_a_schedule_has_no_payload_and_a_name_of_its_own() -> None:
+    app = App("shop")
+
+    with pytest.raises(ConfigurationError, match="'handle' asks for a payload, which a schedule does not have"):
+        app.schedule(Every(60))(handle)
+    app.schedule(Every(60))(no_payload)
+    with pytest.raises(ConfigurationError, match="a schedule named 'no_payload' exists already"):
+        app.schedule(Every(30))(no_payload)
+
+
+def test_once_without_a_session_has_nothing_to_leave_out() -> None:
+    with pytest.raises(ConfigurationError, match="once=False and no session"):
+        App("shop").handler("order.paid", once=False)(handle)
+
+
+async def test_a_missing_table_is_one_sentence_at_the_start(tmp_path: Path) -> None:
+    app = App("shop", redis=NOWHERE, database=f"sqlite:///{tmp_path / 'shop.db'}")
+
+    @app.handler("order.paid")
+    def book(order: OrderPaid, session: DbSession) -> None:
+        raise AssertionError
+
+    with pytest.raises(
+        ConfigurationError,
+        match=r"the table conquiet_inbox and the table conquiet_outbox does not exist .*conquiet db init module:app",
+    ):
+        await app.run()
+
+
+async def test_created_tables_are_found(tmp_path: Path) -> None:
+    app = App(
+        "shop",
+        redis=NOWHERE,
+        database=f"sqlite:///{tmp_path / 'shop.db'}",
+        settings=AppSettings(inbox="shop_inbox", outbox="shop_outbox"),
+    )
+
+    app.create_tables()
+
+    tables = app.assembly.database.sync_engine().connect()
+    with tables:
+        assert set(tables.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars()) >= {
+            "shop_inbox",
+            "shop_outbox",
+        }
+    await app.close()
+
+
+@pytest.mark.parametrize("only", [["handler"], [], ["relay", "web"]])
+async def test_parts_that_do_not_exist_are_refused(only: Any) -> None:
+    app = App("shop", redis=NOWHERE)
+    app.handler("order.paid")(handle)
+
+    with pytest.raises(ConfigurationError, match="only must be some of handlers, relay, scheduler"):
+        await app.run(only=only)
+
+
+async def test_a_part_that_the_app_lacks_is_refused_by_name() -> None:
+    for part, sentence in (("relay", "the app has no database"), ("scheduler", "the app has no schedule to run")):
+        app = App("shop", redis=NOWHERE)
+        app.handler("order.paid")(handle)
+
+        with pytest.raises(ConfigurationError, match=sentence):
+            await app.run(only=[part])  # type: ignore[list-item]
+
+
+async def test_an_app_is_a_worker_that_is_not_ready_before_its_start() -> None:
+    app = App("shop", redis=NOWHERE)
+
+    assert isinstance(app, Worker)
+    assert (app.name, app.abandoned) == ("shop", 0)
+    assert (app.health().ready, app.health().reason) == (False, "not started")
+    app.stop()
+    with pytest.raises(LifecycleError, match="cannot start"):
+        await app.run()
+
+
+def test_servers_come_from_the_environment_and_from_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "conquiet.toml").write_text('db_url = "sqlite:///of-the-file.db"\n')
+    monkeypatch.setenv("CONQUIET_REDIS_URL", "redis://of-the-environment:1/0")
+
+    app = App("shop")
+
+    assert str(app.assembly.database.sync_engine().url) == "sqlite:///of-the-file.db"
+    assert "of-the-environment" in repr(app.assembly.bus._redis)  # type: ignore[attr-defined]
+
+
+async def test_a_transaction_gives_its_message_the_id() -> None:
+    app = App("shop", redis=NOWHERE, database="sqlite://")
+    app.handler("order.paid")(handle)
+
+    with (
+        pytest.raises(ConfigurationError, match="gets its id from the outbox: leave id out"),
+        Session(create_engine("sqlite://")) as session,
+    ):
+        app.emit_sync("order.paid", OrderPaid("a"), session=session, id="mine")
+
+
+async def test_a_session_is_refused_by_the_emit_of_the_other_kind() -> None:
+    app = App("shop", redis=NOWHERE, database="sqlite://")
+    app.handler("order.paid")(handle)
+
+    with create_engine("sqlite://").connect() as session:
+        assert isinstance(session, Connection)
+        with pytest.raises(ConfigurationError, match=r"blocks the event loop: call app.emit_sync"):
+            await app.emit("order.paid", OrderPaid("a"), session=session)
+    engine = create_async_engine("sqlite+aiosqlite://")
+    async with engine.connect() as async_session:
+        with pytest.raises(ConfigurationError, match=r"cannot await: call 'await app.emit"):
+            app.emit_sync("order.paid", OrderPaid("a"), session=async_session)
+    await engine.dispose()
+
+
+async def test_delay_and_at_exclude_each_other() -> None:
+    from datetime import UTC, datetime
+
+    app = App("shop", redis=NOWHERE)
+    app.handler("order.paid")(handle)
+
+    with pytest.raises(ConfigurationError, match="give delay_s or at, not both"):
+        await app.emit("order.paid", OrderPaid("a"), delay_s=1, at=datetime.now(UTC))
+    with pytest.raises(ConfigurationError, match="at must be a datetime with a time zone"):
+        await app.emit("order.paid", OrderPaid("a"), at=datetime(2030, 1, 1))  # noqa: DTZ001 - the mistake
+
+
+async def test_time_of_a_test_app_passes_only_by_advance() -> None:
+    app = App("shop", redis=NOWHERE)
+    seen: list[str] = []
+
+    @app.handler("reminder")
+    async def remind(payload: dict[str, str]) -> None:
+        seen.append(payload["text"])
+
+    async with TestApp(app) as t:
+        await t.emit("reminder", {"text": "later"}, delay_s=3_600)
+        assert await t.drain() == 0
+        t.clock.advance(3_600)
+        assert await t.drain() == 1
+
+    assert seen == ["later"]
+    assert [(one.event, one.data) for one in t.emitted] == [("reminder", {"text": "later"})]
+
+
+def test_a_test_app_without_schedules_needs_no_scheduler_extra() -> None:
+    """Found by scripts/five_minutes.py, in an environment that has only the extras that a project names."""
+    program = """
+import asyncio, sys
+sys.modules["cronsim"] = None
+import importlib.util
+real = importlib.util.find_spec
+from conquiet.core import extras
+extras.find_spec = lambda name, *rest: None if name == "cronsim" else real(name, *rest)
+from conquiet import App
+from conquiet.testing import TestApp
+app = App("shop", redis="redis://127.0.0.1:1/0")
+@app.handler("order.paid")
+async def book() -> None: ...
+async def main():
+    async with TestApp(app) as t:
+        await t.emit("order.paid")
+        print(await t.drain())
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

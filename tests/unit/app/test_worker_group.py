@@ -1,0 +1,126 @@
+"""Several workers as one."""
+
+import asyncio
+import threading
+
+import pytest
+
+from conquiet.app.worker_group import WorkerGroup, WorkerHealth
+from conquiet.errors import LifecycleError
+
+
+class Looping:
+    """An asyncio worker that ends when it is stopped, or with an error."""
+
+    name = "looping"
+    abandoned = 1
+
+    def __init__(self, failure: Exception | None = None, *, ready: bool = True) -> None:
+        self._failure = failure
+        self._ready = ready
+        self._stopped = asyncio.Event()
+        self.stops = 0
+        self.closed = False
+
+    async def run(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        self.stops += 1
+        self._stopped.set()
+
+    def health(self) -> WorkerHealth:
+        return WorkerHealth(ready=self._ready, reason="" if self._ready else "no server")
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Blocking:
+    """A synchronous worker."""
+
+    name = "blocking"
+    abandoned = 0
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self.closed = False
+
+    def run(self) -> None:
+        assert self._stopped.wait(20)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def health(self) -> WorkerHealth:
+        return WorkerHealth(ready=True)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_the_first_failure_stops_the_others_and_is_raised() -> None:
+    looping, blocking = Looping(), Blocking()
+    group = WorkerGroup([looping, Looping(ValueError("first")), blocking])
+
+    with pytest.raises(ValueError, match="first"):
+        await asyncio.wait_for(group.run(), 20)
+    assert looping.stops == 1
+
+
+async def test_stop_ends_all_and_a_second_one_reaches_them_too() -> None:
+    looping, blocking = Looping(), Blocking()
+    group = WorkerGroup([looping, blocking])
+    running = asyncio.create_task(group.run())
+    await asyncio.sleep(0)
+
+    group.stop()
+    group.stop()
+    await asyncio.wait_for(running, 20)
+    await group.close()
+
+    assert looping.stops == 2
+    assert looping.closed
+    assert blocking.closed
+    assert group.abandoned == 1
+
+
+async def test_a_cancelled_group_leaves_no_thread_behind() -> None:
+    blocking = Blocking()
+    running = asyncio.create_task(WorkerGroup([Looping(), blocking]).run())
+    await asyncio.sleep(0)
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 20)
+    assert blocking._stopped.is_set()
+
+
+async def test_a_stop_before_the_start_runs_nothing() -> None:
+    group = WorkerGroup([Looping(ValueError("not run"))])
+    group.stop()
+
+    await asyncio.wait_for(group.run(), 20)
+
+
+async def test_a_worker_that_refuses_to_start_after_a_stop_is_no_failure() -> None:
+    class Late(Looping):
+        async def run(self) -> None:
+            await self._stopped.wait()
+            raise LifecycleError("it is stopped")
+
+    group = WorkerGroup([Late()])
+    running = asyncio.create_task(group.run())
+    await asyncio.sleep(0)
+    group.stop()
+
+    await asyncio.wait_for(running, 20)
+
+
+def test_health_is_that_of_the_first_worker_that_is_not_ready() -> None:
+    assert WorkerGroup([Blocking()]).health() == WorkerHealth(ready=True)
+    assert WorkerGroup([Blocking(), Looping(ready=False)]).health() == WorkerHealth(
+        ready=False, reason="looping: no server"
+    )

@@ -1,0 +1,67 @@
+"""Errors are one sentence and an exit code."""
+
+import errno
+import os
+
+import pytest
+import typer
+
+from conquiet.cli.errors import CannotConnectError, exit_on_error
+from conquiet.errors import QueueError
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError("refused"), "does not answer"),
+        (TimeoutError("timed out"), "does not answer in time"),
+        (OSError("Name or service not known"), "there is no such host"),
+        (Exception("WRONGPASS invalid"), "refused the user name or the password"),
+        (Exception("(1049, \"Unknown database 'shop'\")"), "has no such database"),
+        (Exception("NOPERM this user"), "does not allow this user the command"),
+        (Exception("something else, jane@example.org"), "cannot be used (Exception)"),
+    ],
+)
+def test_an_unreachable_server_is_explained_without_the_drivers_text(error: Exception, words: str) -> None:
+    said = CannotConnectError("Redis", "redis://user:geheim@host:1/0", error)
+
+    assert words in str(said)
+    assert said.fix
+    assert "geheim" not in str(said)
+    assert "jane@" not in str(said)
+
+
+@pytest.mark.parametrize(("error", "code"), [(QueueError("no"), 1), (KeyboardInterrupt(), 130), (BrokenPipeError(), 1)])
+def test_what_escapes_a_command_becomes_an_exit_code(
+    error: BaseException, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, exit_on_error():
+        raise error
+
+    assert ended.value.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "system error: No space left on device"),
+        (KeyError("geheim"), "internal error (KeyError)"),
+    ],
+)
+def test_an_unexpected_error_is_one_sentence_too(
+    error: Exception, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CONQUIET_DEBUG", raising=False)
+    with pytest.raises(typer.Exit) as ended, exit_on_error():
+        raise error
+
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == 1
+    assert said.startswith(f"conquiet: {sentence}\n  fix: ")
+    assert "geheim" not in said
+
+
+@pytest.mark.parametrize("error", [typer.Exit(7), typer.Abort(), typer.BadParameter("no")])
+def test_what_the_parser_raises_is_left_to_it(error: Exception) -> None:
+    with pytest.raises(type(error)), exit_on_error():
+        raise error

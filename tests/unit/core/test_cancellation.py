@@ -1,0 +1,64 @@
+"""A cancellation that a library swallows is raised all the same."""
+
+import asyncio
+
+import pytest
+
+from conquiet.core.cancellation import forget_cancellations, reraise_swallowed_cancellation
+
+
+async def test_what_was_swallowed_inside_is_raised_at_the_end() -> None:
+    went_on: list[str] = []
+
+    async def call() -> None:
+        with reraise_swallowed_cancellation():
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                went_on.append("inside")  # as asyncio.wait_for does up to Python 3.11
+        went_on.append("behind")
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert went_on == ["inside"]
+
+
+async def test_who_cleans_up_after_a_cancellation_may_go_on_calling() -> None:
+    cleaned_up: list[int] = []
+
+    async def call() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with reraise_swallowed_cancellation():
+                await asyncio.sleep(0)
+            cleaned_up.append(1)
+            raise
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert cleaned_up == [1]
+
+
+async def test_every_request_of_several_is_called_off() -> None:
+    """A slot that lives on after two cancellations of its message must not carry one of them into the next."""
+
+    async def asked_twice() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        forget_cancellations(task)
+        return task.cancelling()
+
+    assert await asyncio.create_task(asked_twice()) == 0

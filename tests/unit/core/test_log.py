@@ -1,0 +1,101 @@
+"""One call gives the text and the extra fields."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+import conquiet
+from conquiet.core.log import FactLogger, describe_error, show_tracebacks
+from conquiet.errors import QueueError
+
+CANARY = "jane@example.org"
+logger = FactLogger("conquiet.test")
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        if cause is None:
+            raise error
+        raise error from cause
+    except BaseException as caught:  # noqa: BLE001
+        return caught
+
+
+def test_facts_are_in_the_text_and_in_the_fields(caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning("group %(group)s is gone", group="billing", stream="orders", attempt=2, absent=None, empty="")
+
+    (record,) = caplog.records
+    assert record.getMessage() == "group billing is gone [stream=orders attempt=2]"
+    assert (vars(record)["group"], vars(record)["attempt"]) == ("billing", 2)
+    assert "absent" not in vars(record)
+    assert record.funcName == "test_facts_are_in_the_text_and_in_the_fields"
+
+
+def test_the_template_is_the_same_for_all_values(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b"):
+        logger.warning("group %(group)s is gone", group=name, stream=name)
+
+    assert len({record.msg for record in caplog.records}) == 1
+
+
+def test_text_from_elsewhere_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning("message %(message_id)s failed", message_id="1\nERROR forged", other="100%s" * 500)
+
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+    assert len(record.getMessage()) < 1_200
+
+
+def test_a_failure_shows_class_line_and_frames_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    logger.failure(logging.WARNING, "handler failed", raised(KeyError(CANARY)), message_id="1-0")
+
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert re.match(r"handler failed: KeyError at \S*test_log\.py:\d+ in raised \[message_id=1-0", text)
+    assert CANARY not in str(vars(record)) + caplog.text
+    assert record.exc_info is None
+
+
+def test_an_error_of_our_own_shows_its_text_without_credentials() -> None:
+    ours = QueueError("no connection to redis://user:s3cret@host:6379")
+
+    for error in (raised(ours), raised(ValueError(CANARY), ours)):
+        described = describe_error(error)
+        assert described["reason"] == "no connection to redis://***@host:6379"
+        assert CANARY not in str(described)
+
+
+def test_a_whole_traceback_needs_to_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    error = raised(KeyError(CANARY))
+
+    logger.failure(logging.WARNING, "failed", error, tracebacks=True)
+    try:
+        show_tracebacks()
+        logger.failure(logging.WARNING, "failed", error)
+    finally:
+        show_tracebacks(shown=False)
+
+    assert caplog.text.count(f"KeyError: '{CANARY}'") == 2
+
+
+def test_a_named_fact_that_is_missing_is_a_dash(caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning("attempt %(attempt)s of %(max_attempts)s", attempt=1, max_attempts=None)
+
+    assert caplog.messages == ["attempt 1 of -"]
+
+
+def test_modules_log_through_the_helper() -> None:
+    """Facts in ``extra`` alone are invisible under Python's own format. See CONTRIBUTING, "Log lines"."""
+    package = Path(conquiet.__file__).parent
+    own = {"core/log.py", "signals.py", "metrics/safety.py", "app/invocation.py", "processor/context.py"}
+    own |= {"processor/ordering.py", "processor/partitioned.py", "processor/results.py"}  # their texts hold the facts
+
+    direct = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "logging.getLogger(" in path.read_text(encoding="utf-8")
+    }
+
+    assert direct - own == set(), "use conquiet.core.log.FactLogger"

@@ -1,0 +1,19 @@
+from conquiet.core.seen_ids import SeenIds
+
+
+def test_an_entry_is_new_once() -> None:
+    seen = SeenIds()
+
+    assert seen.add("orders", "1-1")
+    assert not seen.add("orders", "1-1")
+    assert seen.add("invoices", "1-1")
+
+
+def test_only_the_last_ten_thousand_entries_are_remembered() -> None:
+    seen = SeenIds()
+
+    for number in range(10_001):
+        seen.add("orders", f"{number}-0")
+
+    assert not seen.add("orders", "10000-0")
+    assert seen.add("orders", "0-0")

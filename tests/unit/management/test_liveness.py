@@ -1,0 +1,27 @@
+"""What is known about a consumer, from its key, its idle time and the server's version."""
+
+import pytest
+
+from conquiet.management.liveness import consumer_state
+from conquiet.management.models import ConsumerState
+
+LIVE, IDLE, UNKNOWN, DEAD = ConsumerState
+
+
+@pytest.mark.parametrize(
+    ("idle_ms", "has_key", "counts_attempts", "state"),
+    [
+        (59_999, False, False, LIVE),
+        (59_999, None, True, LIVE),
+        (60_000, True, True, IDLE),
+        (60_000, True, False, IDLE),
+        (60_000, False, False, UNKNOWN),
+        (60_000, None, True, UNKNOWN),
+        (60_000, None, False, UNKNOWN),
+        (60_000, False, True, DEAD),
+    ],
+)
+def test_only_a_server_that_counts_attempts_proves_a_death(
+    *, idle_ms: int, has_key: bool | None, counts_attempts: bool, state: ConsumerState
+) -> None:
+    assert consumer_state(idle_ms, has_key=has_key, counts_attempts=counts_attempts) is state

@@ -1,0 +1,70 @@
+"""Sizes and parked messages, on SQLite."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.pool import StaticPool
+
+from conquiet.db.session import DbSession
+from conquiet.errors import DbWriteError
+from conquiet.management import outbox as operators
+from conquiet.management.outbox import InboxSize, inbox_size, outbox_backlog, unpark_all
+from conquiet.transactional import Inbox, InboxKey, Outbox, create_tables
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = create_engine("sqlite://", poolclass=StaticPool)
+    create_tables(made)
+    yield made
+    made.dispose()
+
+
+def add(engine: Engine, *targets: str) -> None:
+    with DbSession(engine) as session:
+        for target in targets:
+            Outbox().add(session, target, {})
+
+
+def test_an_empty_inbox_has_no_oldest_row(engine: Engine) -> None:
+    assert inbox_size(engine, "conquiet_inbox") == InboxSize(0, complete=True, oldest_age_s=None)
+
+
+def test_counting_ends_at_the_limit(engine: Engine) -> None:
+    with DbSession(engine) as session:
+        for number in range(5):
+            Inbox().record(session, InboxKey("s", "g", str(number)))
+
+    size = inbox_size(engine, "conquiet_inbox", most_rows=3)
+
+    assert (size.rows, size.complete) == (3, False)
+    assert size.oldest_age_s is not None
+    assert inbox_size(engine, "conquiet_inbox", most_rows=5).complete
+
+
+def test_a_missing_inbox_names_the_remedy() -> None:
+    with pytest.raises(DbWriteError, match="conquiet db init"):
+        inbox_size(create_engine("sqlite://"), "conquiet_inbox")
+
+
+def test_the_oldest_backlog_comes_first(engine: Engine) -> None:
+    add(engine, "young", "old")
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE conquiet_outbox SET created_at = '2020-01-01' WHERE target = CAST('old' AS BLOB)")
+        )
+
+    assert [one.target for one in outbox_backlog(engine, Outbox())] == ["old", "young"]
+
+
+def test_all_pages_of_parked_messages_are_released(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_PAGE", 2)
+    add(engine, *["mail", "ledger"] * 4)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE conquiet_outbox SET parked = 1"))
+
+    assert unpark_all(engine, Outbox(), target="ledger") == 4
+    assert {one.target for one in Outbox().parked(engine)} == {"mail"}
+    assert unpark_all(engine, Outbox()) == 4
+    assert Outbox().parked(engine) == []

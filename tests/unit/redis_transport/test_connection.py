@@ -1,0 +1,50 @@
+"""Connections of a queue that broke together are not used one by one."""
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from conquiet.errors import QueueError
+from conquiet.redis_transport.connection import RedisConnection
+
+
+class Connection:
+    """Answers ``reply``; without one it breaks."""
+
+    socket_timeout = 5.0
+
+    def __init__(self, reply: str | None = None, **_: Any) -> None:
+        self.reply = reply
+        self.is_closed = False
+
+    def connect(self) -> None:
+        self.reply = "new"
+
+    def disconnect(self) -> None:
+        self.is_closed = True
+
+    def send_packed_command(self, *_: Any, **__: Any) -> None:
+        if self.reply is None:
+            raise RedisConnectionError("reset by peer")
+
+    def read_response(self) -> str | None:
+        return self.reply
+
+
+def test_after_a_broken_connection_the_other_idle_ones_are_not_used() -> None:
+    """They were opened to the same server: each would cost its caller a command in doubt."""
+    pool = SimpleNamespace(connection_class=Connection, connection_kwargs={"socket_timeout": 5.0})
+    client = cast("Any", SimpleNamespace(connection_pool=pool, close=lambda: None))
+    connection = RedisConnection(client, longest_wait_s=1.0)
+    idle, broken = Connection("old"), Connection()
+    connection._idle.extend([(idle, time.monotonic()), (broken, time.monotonic())])
+
+    with pytest.raises(QueueError):
+        connection.call("PING", b"PING")
+    answer = connection.call("PING", b"PING")
+
+    assert answer == "new"
+    assert (idle.is_closed, broken.is_closed) == (True, True)

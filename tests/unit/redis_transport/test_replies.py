@@ -1,0 +1,67 @@
+"""Replies of stream commands."""
+
+from typing import Any
+
+import pytest
+
+from conquiet.redis_transport.replies import (
+    ConsumerInfo,
+    Entry,
+    Pending,
+    autoclaimed,
+    consumer_infos,
+    entries,
+    group_lag,
+    group_row,
+    pending_rows,
+    read_entries,
+    server_ms,
+)
+
+ENTRY = [b"1-1", [b"data", b"{}"]]
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+def test_an_empty_reply_is_nothing(nothing: Any) -> None:
+    assert read_entries(nothing) == []
+    assert entries(nothing) == []
+    assert pending_rows(nothing) == []
+
+
+def test_the_entries_of_a_read() -> None:
+    assert read_entries([[b"orders", [ENTRY]]]) == [Entry("1-1", [b"data", b"{}"])]
+
+
+@pytest.mark.parametrize("gone", [None, []])
+def test_a_deleted_entry_is_not_an_empty_message(gone: Any) -> None:
+    assert entries([[b"1-1", gone], None, ENTRY]) == [Entry("1-1", None), Entry("1-1", [b"data", b"{}"])]
+
+
+def test_autoclaim_of_old_and_new_servers() -> None:
+    assert autoclaimed([b"0-0", [ENTRY]]) == ("0-0", [Entry("1-1", [b"data", b"{}"])], [])
+    assert autoclaimed([b"5-0", [ENTRY], [b"2-2"]]) == ("5-0", [Entry("1-1", [b"data", b"{}"])], ["2-2"])
+
+
+def test_rows_of_pending_and_of_consumers() -> None:
+    assert pending_rows([[b"1-1", b"bob", 70, 3]]) == [Pending("1-1", b"bob", 70, 3)]
+    flat = [b"name", b"bob", b"pending", 2, b"idle", 50, b"inactive", 60]
+    assert consumer_infos([flat]) == [ConsumerInfo(b"bob", 2, 50)]
+
+
+def test_the_row_of_a_group_is_found_by_its_name() -> None:
+    rows = [[b"name", b"a", b"lag", 1], [b"name", b"b", b"lag", 2]]
+
+    assert group_row(rows, "b") == {b"name": b"b", b"lag": 2}
+    assert group_row(rows, "c") is None
+
+
+def test_a_lag_is_corrected_only_where_it_is_provably_wrong() -> None:
+    assert group_lag({b"lag": 7}, length=3) == 3
+    assert group_lag({b"lag": 7}) == 7
+    assert group_lag({b"lag": None}, waiting=False) == 0
+    assert group_lag({b"lag": None}, length=3) is None
+    assert group_lag({}) is None
+
+
+def test_the_servers_clock_is_read_in_milliseconds() -> None:
+    assert server_ms([b"1763244000", b"123999"]) == 1_763_244_000_123

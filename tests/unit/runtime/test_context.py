@@ -1,0 +1,43 @@
+"""What a context knows without a server."""
+
+from typing import Any
+
+import pytest
+
+from conquiet.errors import LeaseLostError
+from conquiet.runtime.context import MessageContext
+from conquiet.runtime.message import RuntimeMessage
+
+
+def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
+    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
+    for name, value in facts.items():
+        setattr(message, name, value)
+    return message
+
+
+class Leases:
+    claim_idle_s = 30.0
+    group = "g"
+
+    async def acknowledge(self, message: RuntimeMessage) -> None:
+        message.mark_acknowledged()
+
+    async def extend(self, message: RuntimeMessage) -> bool:
+        return False
+
+
+async def test_a_lease_that_was_not_extended_in_time_counts_as_lost_for_a_commit() -> None:
+    """After a long pause of the process nobody has told us yet, and we must not commit all the same."""
+    stale = MessageContext(a_message(leased_at=-1e9), Leases())
+
+    assert stale.lease_lost is False
+    with pytest.raises(LeaseLostError) as caught:
+        stale.check_lease()
+    assert caught.value.message_id == "1-0"
+    with pytest.raises(LeaseLostError):
+        await stale.extend()
+    assert [stale.lease_lost, stale.lease_remaining_s] == [True, 0.0]
+    stale.mark_acknowledged()
+    stale.check_lease()
+    assert stale.acknowledged

@@ -1,0 +1,88 @@
+"""Which leases are extended."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from conquiet.runtime.lease import Heartbeat, LeaseTable, due, expired
+from conquiet.runtime.message import Ownership, Progress, RuntimeMessage
+from conquiet.runtime.settings import RuntimeSettings
+
+
+def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
+    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
+    for name, value in facts.items():
+        setattr(message, name, value)
+    return message
+
+
+def test_what_is_fresh_lost_acknowledged_or_overlong_is_not_extended() -> None:
+    settings = RuntimeSettings(claim_idle_ms=30_000, max_lease_s=100)
+    old = a_message("1-0", leased_at=0.0)
+    messages = [
+        old,
+        a_message("2-0", leased_at=8.0),
+        a_message("3-0", ownership=Ownership.LOST),
+        a_message("4-0", ownership=Ownership.ACKNOWLEDGED),
+        a_message("5-0", started_at=0.001, progress=Progress.RUNNING),
+    ]
+    assert due(messages[:4], 10.0, settings) == [old]
+    assert due([messages[4]], 200.0, settings) == []
+    assert expired(messages, 200.0, settings) == [messages[4]]
+    messages[4].progress = Progress.SUCCEEDED
+    assert expired(messages, 200.0, settings) == []
+
+
+def test_the_table_holds_releases_and_copies() -> None:
+    table = LeaseTable(["s", "t"])
+    first, second = a_message("1-0"), a_message("1-0", "t")
+    table.add([first, second])
+    copied = table.snapshot()
+    table.release(first)
+    table.release(first)
+
+    assert copied == [first, second]
+    assert len(table) == 1
+    assert table.of("t") == {"1-0": second}
+
+
+def test_after_a_failed_beat_the_next_one_comes_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message may be one failed beat away from turning stale."""
+    errors: list[BaseException] = []
+    pauses_s: list[float | None] = []
+    failures = iter([ConnectionError("away"), ConnectionError("away"), None])
+
+    class Ended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses_s.append(timeout)
+            return len(pauses_s) == 4
+
+    def beat(_: float) -> None:
+        if (failure := next(failures)) is not None:
+            raise failure
+
+    heartbeat = Heartbeat(
+        cast("Any", SimpleNamespace(client=None)), LeaseTable(["s"]), group="g", consumer_id="c",
+        settings=RuntimeSettings(claim_idle_ms=6_000), name=cast("Any", SimpleNamespace(renew=lambda _: None)),
+        on_lost=lambda _: None, on_error=errors.append, on_name_taken=errors.append,
+    )  # fmt: skip
+    monkeypatch.setattr(heartbeat, "_stop", Ended())
+    monkeypatch.setattr(heartbeat, "beat", beat)
+    heartbeat._run()
+
+    assert pauses_s == [2.0, 0.5, 0.5, 2.0]
+    assert len(errors) == 2
+
+
+def test_releasing_an_earlier_delivery_leaves_the_later_one_held() -> None:
+    """Released by its id, an entry that came back would run without a lease."""
+    table = LeaseTable(["s"])
+    earlier, later = a_message("1-0"), a_message("1-0")
+    table.add([earlier])
+    table.add([later])
+
+    table.release(earlier)
+
+    assert [message is later for message in table.snapshot()] == [True]

@@ -1,0 +1,42 @@
+"""A delivered message and its states."""
+
+from typing import Any
+
+from rich.pretty import pretty_repr
+
+from conquiet.runtime.message import Ownership, RuntimeMessage
+
+
+def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
+    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
+    for name, value in facts.items():
+        setattr(message, name, value)
+    return message
+
+
+def test_a_message_shows_no_payload() -> None:
+    assert "secret" not in repr(a_message())
+    assert "secret" not in pretty_repr(a_message())  # what rich shows of local variables
+
+
+def test_an_acknowledged_message_cannot_be_lost() -> None:
+    """The heartbeat's thread may find the entry gone before the reply to its acknowledgement has arrived."""
+    message = a_message()
+
+    with message.settling():
+        lost_while_settling = message.lose()
+        message.mark_acknowledged()
+
+    assert (lost_while_settling, message.lose(), message.acknowledged) == (False, False, True)
+
+
+def test_a_message_that_was_not_moved_is_held_again() -> None:
+    message = a_message()
+
+    with message.settling():
+        pass
+
+    assert message.ownership is Ownership.HELD
+    assert message.lose()
+    assert not message.lose()
+    assert message.lease_lost

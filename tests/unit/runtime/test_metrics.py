@@ -1,0 +1,34 @@
+"""Observations in batches."""
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram
+
+from conquiet.metrics.registry import RUNTIME_IN_FLIGHT
+from conquiet.runtime.metrics import StreamStats, observe_many
+
+
+def test_many_observations_at_once_equal_as_many_single_ones() -> None:
+    values = [0.0, 0.004, 0.005, 0.0051, 0.3, 9.99, 10.0, 10.1, 1e6]
+    single, many = (Histogram("h", "h", registry=CollectorRegistry()) for _ in range(2))
+    for value in values:
+        single.observe(value)
+    observe_many(many, values)
+
+    def numbers(histogram: Histogram) -> list[tuple[str, Any, float]]:
+        samples = next(iter(histogram.collect())).samples
+        return [(s.name, s.labels, s.value) for s in samples if not s.name.endswith("_created")]
+
+    assert numbers(single) == numbers(many)
+
+
+def test_the_gauge_of_messages_in_flight_is_the_sum_over_engines_and_ends_at_zero() -> None:
+    """Several engines of a process may read one stream, each for a group of its own."""
+    one, other = StreamStats("gauged"), StreamStats("gauged")
+    gauge = RUNTIME_IN_FLIGHT.labels("gauged")
+    seen = []
+    for stats, in_flight in [(one, 3), (other, 2), (one, 5), (one, 0), (other, 0)]:
+        stats.flush(in_flight)
+        seen.append(gauge._value.get())
+
+    assert seen == [3, 5, 7, 2, 0]

@@ -1,0 +1,121 @@
+"""Whose turn it is, without a server."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conquiet.runtime.stream_scheduler import ReadRequest, StreamScheduler, prefetch_now
+
+NAMES = [f"s{number}" for number in range(10)]
+
+
+def total(takes: list[ReadRequest]) -> int:
+    return sum(len(take.streams) * take.each for take in takes)
+
+
+def play(rota: StreamScheduler, backlog: dict[str, int], room: int, turns: int) -> Counter[str]:
+    """Serve from backlogs as a server would."""
+    served: Counter[str] = Counter()
+    for _ in range(turns):
+        takes = rota.plan(room)
+        found = {}
+        for take in takes:
+            for stream in take.streams:
+                found[stream] = min(take.each, backlog[stream])
+                backlog[stream] -= found[stream]
+        served.update(found)
+        rota.record(takes, found)
+    return served
+
+
+def test_a_single_stream_gets_the_whole_budget() -> None:
+    assert StreamScheduler(["s"]).plan(37) == [ReadRequest(("s",), 37)]
+
+
+@given(st.integers(1, 10), st.integers(1, 300), st.lists(st.sets(st.sampled_from(NAMES)), max_size=8))
+def test_no_plan_takes_more_than_the_budget(streams: int, room: int, fulls: list[set[str]]) -> None:
+    rota = StreamScheduler(NAMES[:streams], {"s3": 2})
+    for full in fulls:
+        takes = rota.plan(room)
+        assert 1 <= total(takes) <= room
+        named = [stream for take in takes for stream in take.streams]
+        assert len(named) == len(set(named))
+        rota.record(takes, {stream: take.each if stream in full else 0 for take in takes for stream in take.streams})
+    assert len(rota.plan_wait(room).streams) == min(room, streams)
+
+
+@pytest.mark.spec("CM-001.5")
+@pytest.mark.parametrize("room", [1, 2, 5, 40])
+def test_no_stream_starves_beside_a_flooded_one(room: int) -> None:
+    backlog = dict.fromkeys(NAMES, 5) | {"s0": 1_000_000}
+
+    served = play(StreamScheduler(NAMES), backlog, room, turns=120)
+
+    assert all(served[name] == 5 for name in NAMES[1:])
+    assert served["s0"] > 0.2 * 120 * room
+
+
+def test_equal_backlogs_are_served_equally() -> None:
+    served = play(StreamScheduler(NAMES), dict.fromkeys(NAMES, 1_000_000), room=7, turns=1_000)
+
+    assert max(served.values()) < 1.1 * min(served.values())
+
+
+def test_a_higher_level_has_most_of_the_budget_while_it_is_full() -> None:
+    served = play(StreamScheduler(["low", "high"], {"high": 1}), {"low": 10**6, "high": 10**6}, room=40, turns=200)
+
+    assert 2.5 < served["high"] / served["low"] < 3.5
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 4, 5, 8, 16, 50])
+def test_lower_levels_get_a_quarter_whatever_the_capacity(room: int) -> None:
+    served = play(StreamScheduler(["low", "high"], {"high": 1}), dict.fromkeys(("low", "high"), 10**9), room, 400)
+
+    assert abs(served["low"] - served.total() / 4) <= room + 2
+
+
+@pytest.mark.parametrize("room", [1, 2, 4, 9])
+def test_the_quarter_is_not_spent_on_empty_lower_streams(room: int) -> None:
+    backlog = {"high": 10**9, "low": 10**9} | {f"idle{number}": 0 for number in range(20)}
+
+    served = play(StreamScheduler(list(backlog), {"high": 2, "low": 0, "idle1": 1, "idle2": 1}), backlog, room, 800)
+
+    assert 0.23 < served["low"] / served.total() < 0.27
+
+
+def test_a_waiting_higher_message_is_found_beside_a_full_lower_stream() -> None:
+    backlog = {"low": 10**9, "high": 0}
+    rota = StreamScheduler(["low", "high"], {"high": 1})
+    play(rota, backlog, room=1, turns=20)
+
+    served = play(rota, backlog | {"high": 1}, room=1, turns=2)
+
+    assert served["high"] == 1
+
+
+def test_a_full_stream_among_empty_ones_gets_most_of_the_budget() -> None:
+    names = [f"s{number}" for number in range(100)]
+    served = play(StreamScheduler(names), dict.fromkeys(names, 0) | {"s5": 10**6}, room=128, turns=100)
+
+    assert served["s5"] > 90 * 128 * 0.7
+
+
+def test_waiting_begins_only_when_all_streams_were_empty() -> None:
+    rota = StreamScheduler(NAMES)
+    seen = []
+    for _ in range(4):
+        rota.record(rota.plan(3), {})
+        seen.append(rota.all_were_empty)
+    rota.record([ReadRequest(("s1",), 5)], {"s1": 1})
+
+    assert seen == [False, False, False, True]
+    assert (rota.all_were_empty, rota.any_full) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("average_s", "expected"), [(0.0, 128), (0.000_01, 128), (0.01, 5), (0.1, 0), (60.0, 0), (1_000.0, 0)]
+)
+def test_only_what_starts_soon_is_prefetched(average_s: float, expected: int) -> None:
+    assert prefetch_now(average_s, 1, 128) == expected

@@ -1,0 +1,222 @@
+"""The checker finds each anomaly in a history that has it, and nothing in one that has none."""
+
+import ast
+import json
+import lzma
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import check_history
+import history_records
+import pytest
+from check_history import Anomaly
+
+ROOT = Path(__file__).parents[3]
+Record = dict[str, Any]
+
+ONCE: Record = {"effects": "once"}
+
+
+def a_header(**changes: Any) -> Record:
+    return {"op": "header", "v": 1, "storm": "s", "seed": 1, "promise": ONCE, "recovery_s": 10.0} | changes
+
+
+def rec(op: str, t: float = 0.0, p: int = 1, **fields: Any) -> Record:
+    return {"op": op, "t": t, "p": p, **fields}
+
+
+def a_life(message: str, t: float = 1.0, p: int = 1) -> list[Record]:
+    """Return the records of a message that goes well."""
+    return [
+        rec("enqueue", id=message),
+        rec("deliver", t, p, id=message, n=1),
+        rec("effect", t + 0.1, p, id=message),
+        rec("commit", t + 0.2, p, id=message),
+        rec("ack", t + 0.3, p, id=message),
+    ]
+
+
+END = [rec("drained", 5.0), rec("state", left={"pending": 0}), rec("end", 6.0)]
+
+
+def judge(*records: Record | Iterable[Record], header: Record | None = None, end: bool = True) -> dict[str, Any]:
+    lines = [header or a_header()]
+    for each in records:
+        lines += [each] if isinstance(each, dict) else each
+    lines += END if end else []
+    return check_history.judge(history_records.parse(json.dumps(line) for line in lines))
+
+
+def anomalies(*records: Record | Iterable[Record], header: Record | None = None, end: bool = True) -> set[str]:
+    return set(judge(*records, header=header, end=end)["anomalies"])
+
+
+KEYED = a_header(promise={"effects": "once", "order": {"": "enqueue"}})
+TICKS = a_header(promise={"ticks": {"cron": 100}})
+COUNTED = a_header(promise={"attempts": True})
+STAGED = a_header(promise={"effects": "once", "stages": ["pay", "book"]})
+COUNTERS = rec("state", counters={"1": 11}, opening=10)
+AGAIN = rec("deliver", 2.0, 2, id="a", n=1)
+AGAIN_CHARGED = rec("deliver", 2.0, 2, id="a", n=2)
+
+BAD: list[tuple[Anomaly, list[Record], Record | None]] = [
+    (Anomaly.LOST, [*a_life("a"), rec("enqueue", id="b")], None),
+    (Anomaly.LOST, [rec("enqueue", id="a"), rec("state", dead=["a"])], None),
+    (Anomaly.LOST, [rec("enqueue", id="a", expect="dead")], None),
+    (Anomaly.LOST, [rec("enqueue", id="a"), rec("state", of="pay", effects=["a"])], STAGED),
+    (Anomaly.LOST, [rec("add", row=1, by=1, ok=True), rec("add", row=1, by=1, ok=True), COUNTERS], None),
+    (Anomaly.TWICE, [*a_life("a"), rec("effect", 2.0, id="a")], None),
+    (Anomaly.TWICE, [*a_life("a"), rec("state", dead=["a"])], None),
+    (Anomaly.TWICE, [rec("enqueue", id="a", expect="dead"), rec("state", dead=["a", "a"])], None),
+    (Anomaly.TWICE, [*a_life("a"), rec("effect", 2.0, id="stranger")], None),
+    (Anomaly.TWICE, [rec("add", row=1, by=1, ok=False), COUNTERS], None),
+    (
+        Anomaly.ORDER,
+        [*(rec("enqueue", id=each, key="k") for each in "ab"), rec("state", effects=["b", "a"])],
+        KEYED,
+    ),
+    (Anomaly.TICK_MISSED, [rec("tick", name="cron", due=due) for due in (100, 300)], TICKS),
+    (Anomaly.TICK_MISSED, a_life("a"), TICKS),
+    (Anomaly.TICK_DOUBLED, [rec("tick", name="cron", due=due) for due in (100, 200, 200)], TICKS),
+    (Anomaly.STUCK, [*a_life("a"), rec("state", left={"unread": 3})], None),
+    (
+        Anomaly.LOCK,
+        [*a_life("a"), rec("lock", 1.0, 1, name="row 1"), rec("lock", 1.1, 2, name="row 1")],
+        None,
+    ),
+    (Anomaly.CHARGED, [*a_life("a"), AGAIN_CHARGED, rec("exit", 1.5, target=1)], COUNTED),
+    (
+        Anomaly.CHARGED,
+        [*a_life("a"), rec("fault", 1.5, kind="outage", scope="server", charges=False), AGAIN_CHARGED],
+        COUNTED,
+    ),
+    (Anomaly.LEAKED, [*a_life("a"), rec("state", leaked={"processes": [4711]})], None),
+    (Anomaly.UNEXPLAINED, [*a_life("a"), AGAIN], None),
+    (Anomaly.CANCELLED_RAN, [*a_life("a"), rec("cancel", 0.5, id="a", ok=True)], None),
+    (Anomaly.NOT_REACHED, [*a_life("a"), rec("armed", point="x")], a_header(points={"x": 1})),
+    (Anomaly.NOT_REACHED, [*a_life("a"), rec("reached", point="x")], a_header(points={"x": 1})),
+    (Anomaly.INVALID, [*a_life("a"), rec("surprise")], None),
+    (Anomaly.INVALID, [*a_life("a"), *a_life("a")], None),
+    (Anomaly.INVALID, [], None),
+    (Anomaly.INVALID, a_life("a"), a_header(v=2)),
+]
+
+
+@pytest.mark.parametrize(("anomaly", "records", "header"), BAD)
+def test_each_anomaly_is_found(anomaly: Anomaly, records: list[Record], header: Record | None) -> None:
+    assert anomaly.value in anomalies(records, header=header)
+
+
+def test_there_is_a_bad_history_for_every_anomaly() -> None:
+    assert {anomaly for anomaly, _, _ in BAD} == set(Anomaly)
+
+
+def test_a_history_without_faults_is_clean() -> None:
+    summary = judge(a_life("a"), a_life("b", 1.5, 2))
+
+    assert summary["anomalies"] == {}
+    assert (summary["messages"], summary["deliveries"], summary["again"], summary["faults"]) == (2, 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("cause", "records"),
+    [
+        ("kill", [rec("fault", 1.2, 9, kind="kill", target=1, point="before-ack")]),
+        ("stop", [rec("fault", 1.2, 9, kind="SIGSTOP", target=1)]),
+        ("returned by the handler", [rec("release", 1.2, 1, id="a")]),
+        ("clean stop", [rec("exit", 1.2, 9, target=1)]),
+        ("restart", [rec("fault", 1.2, 9, kind="restart", scope="server")]),
+        ("outage", [rec("fault", 0.2, 9, kind="outage", scope="server", until=1.5)]),
+        (
+            "error after a server's fault",
+            [rec("fault", -5.0, 9, kind="lost reply", scope="server"), rec("error", 1.2, 1)],
+        ),
+    ],
+)
+def test_a_second_delivery_is_explained_by_its_fault(cause: str, records: list[Record]) -> None:
+    summary = judge(a_life("a"), records, AGAIN)
+
+    assert (summary["anomalies"], summary["causes"]) == ({}, {cause: 1})
+
+
+def test_slowness_explains_a_claim_only_where_the_header_allows_it() -> None:
+    assert anomalies(a_life("a"), AGAIN) == {Anomaly.UNEXPLAINED.value}
+    assert anomalies(a_life("a"), AGAIN, header=a_header(claim_idle_s=0.5)) == set()
+    assert anomalies(a_life("a"), AGAIN, header=a_header(claim_idle_s=5.0)) == {Anomaly.UNEXPLAINED.value}
+    stalled = rec("stall", 0.9, 1, until=1.4)
+    assert anomalies(a_life("a"), stalled, AGAIN, header=a_header(claim_idle_s=5.0)) == set()
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [rec("fault", 1.2, 9, kind="kill", target=2)],  # another process
+        [rec("fault", 2.5, 9, kind="kill", target=1)],  # afterwards
+        [rec("fault", 9.0, 9, kind="restart", scope="server")],
+        [rec("release", 1.2, 1, id="b")],  # another message
+    ],
+)
+def test_a_fault_elsewhere_explains_nothing(records: list[Record]) -> None:
+    assert Anomaly.UNEXPLAINED.value in anomalies(a_life("a"), records, AGAIN, end=False)
+
+
+def test_a_killed_holder_has_left_its_lock() -> None:
+    inside = [rec("lock", 1.0, 1, name="row"), rec("lock", 1.5, 2, name="row")]
+
+    assert anomalies(a_life("a"), inside) == {Anomaly.LOCK.value}
+    assert anomalies(a_life("a"), inside, rec("fault", 1.2, 9, kind="kill", target=1)) == set()
+
+
+def test_an_answer_that_a_kill_took_away_may_count_or_not() -> None:
+    for moved in (0, 1):
+        state = rec("state", counters={"1": 10 + moved}, opening=10)
+        assert anomalies(rec("add", row=1, by=1, ok=None), state) == set()
+
+
+def test_draining_too_late_is_stuck() -> None:
+    late = [rec("fault", 1.0, kind="kill", target=3), rec("drained", 12.0), rec("end", 13.0)]
+
+    assert anomalies(a_life("a"), late, end=False) == {Anomaly.STUCK.value}
+    assert anomalies(a_life("a"), late, header=a_header(recovery_s=11.0), end=False) == set()
+
+
+def test_never_drained_and_cut_off_are_anomalies() -> None:
+    assert anomalies(a_life("a"), end=False) == {Anomaly.STUCK.value, Anomaly.INVALID.value}
+
+
+def test_a_range_stands_for_many_messages() -> None:
+    summary = judge(rec("enqueue", range=[0, 1_000]), rec("state", effects=list(range(1_000))))
+
+    assert (summary["messages"], summary["anomalies"]) == (1_000, {})
+
+
+def test_the_command_exits_with_one_for_a_bad_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "good.jsonl.xz", tmp_path / "bad.jsonl"
+    lines = [a_header(), *a_life("a"), *END]
+    good.write_bytes(lzma.compress("\n".join(map(json.dumps, lines)).encode()))
+    bad.write_text("\n".join(map(json.dumps, [*lines[:-1], rec("enqueue", id="b"), lines[-1]])), encoding="utf-8")
+
+    assert check_history.main([str(good)]) == 0
+    assert check_history.main([str(good), str(bad)]) == 1
+    assert "lost: message b is nowhere" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["check_history", "history_records"])
+def test_the_checker_imports_the_standard_library_alone(name: str) -> None:
+    tree = ast.parse((ROOT / "scripts" / f"{name}.py").read_text(encoding="utf-8"))
+
+    found = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name) or ""
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    standard = {"argparse", "bisect", "collections", "dataclasses", "enum", "json", "lzma", "pathlib", "sys", "typing"}
+    assert found <= standard | {"__future__", "collections.abc", "history_records"}
+
+
+def test_the_format_page_names_every_record_and_anomaly() -> None:
+    page = (ROOT / "docs" / "history-format.md").read_text(encoding="utf-8")
+
+    assert [op for op in history_records._RECORDS if f"`{op}`" not in page] == []
+    assert [anomaly.value for anomaly in Anomaly if anomaly.value not in page] == []

@@ -1,0 +1,363 @@
+"""Handlers for the engines: where the group and the queue come from, and which inboxes they take."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis.asyncio
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
+
+from conquiet.db.session import DbSession
+from conquiet.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    ConflictError,
+    DatabaseUnavailableError,
+    InfrastructureError,
+    LeaseLostError,
+    LifecycleError,
+    MessageKeyError,
+    QueueError,
+)
+from conquiet.processor import Processor
+from conquiet.rabbit import RabbitConsumer
+from conquiet.rabbit.delivery import CURRENT
+from conquiet.rabbit.syncer import Requeue
+from conquiet.runtime import Consumer
+from conquiet.transactional import Inbox, InboxKey, LeaseCheck, Outbox, for_processor, for_rabbit, for_runtime
+
+
+def write(_: Any, session: DbSession) -> None:
+    Outbox().add(session, "effect", {})
+
+
+def effects(engine: Engine) -> int:
+    with DbSession(engine) as session:
+        return int(session.execute_scalar("SELECT COUNT(*) FROM conquiet_outbox"))
+
+
+def inbox_rows(engine: Engine) -> set[tuple[str, str, str]]:
+    with DbSession(engine) as session:
+        rows = session.fetch_all("SELECT source, consumer_group, message_id FROM conquiet_inbox")
+    return {
+        (bytes(row["source"]).decode(), bytes(row["consumer_group"]).decode(), bytes(row["message_id"]).decode())
+        for row in rows
+    }
+
+
+def from_runtime(handle: Any, *, group: str = "g", raw: bytes = b"{}", data: Any = None) -> None:
+    message = SimpleNamespace(stream="s", id="1-0", data=data or {}, raw=raw)
+    handle(message, SimpleNamespace(group=group, check_lease=lambda: None))
+
+
+def from_processor(handle: Any, *, group: str = "g", id: str = "j-1", data: Any = None, event: str = "paid") -> None:  # noqa: A002
+    handle(SimpleNamespace(id=id, event=event, data=data or {}, group=group, delivery=SimpleNamespace(stream="s")))
+
+
+def from_rabbit(
+    syncer: Any,
+    message: Any = None,
+    *,
+    queue: str = "q",
+    id: str | None = "m-1",  # noqa: A002
+    body: bytes = b"{}",
+) -> Any:
+    async def deliver() -> Any:
+        CURRENT.set(SimpleNamespace(queue=queue, message_id=id, body=body))  # type: ignore[arg-type]
+        return await asyncio.to_thread(syncer, message or {})
+
+    return asyncio.run(deliver())
+
+
+# ------------------------------------------------------------------ the group and the queue
+def test_the_group_and_the_queue_come_from_the_engine(engine: Engine) -> None:
+    from_runtime(for_runtime(write, engine=engine), group="billing")
+    from_processor(for_processor(write, engine=engine), group="mailing")
+    assert from_rabbit(for_rabbit(write, engine=engine), queue="ledger") is True
+
+    assert inbox_rows(engine) == {("s", "billing", "1-0"), ("s", "mailing", "j-1"), ("ledger", "", "m-1")}
+
+
+def test_two_groups_on_one_stream_have_an_effect_each(engine: Engine) -> None:
+    handle = for_runtime(write, engine=engine)
+
+    for group in ("billing", "mailing", "billing"):
+        from_runtime(handle, group=group)
+
+    assert effects(engine) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "deliver"),
+    [
+        (functools.partial(for_runtime, group="mine"), functools.partial(from_runtime, group="theirs")),
+        (functools.partial(for_processor, group="mine"), functools.partial(from_processor, group="theirs")),
+        (functools.partial(for_rabbit, queue="mine"), functools.partial(from_rabbit, queue="theirs")),
+    ],
+    ids=["runtime", "processor", "rabbit"],
+)
+def test_a_name_that_disagrees_is_refused_before_the_handler_runs(
+    engine: Engine, make: Callable[..., Any], deliver: Callable[..., Any]
+) -> None:
+    """The handler may be called by a function of the user's, which no engine can look into at its start."""
+    with pytest.raises(ConfigurationError, match=r"'mine' .* 'theirs'"):
+        deliver(make(write, engine=engine))
+
+    assert effects(engine) == 0
+    assert inbox_rows(engine) == set()
+
+
+def engines(engine: Engine, name: str) -> list[Callable[[], object]]:
+    """Makers of each engine for the group or queue ``mine``, with a handler that was made for ``name``."""
+    client = redis.asyncio.Redis(port=1)
+
+    def wrapped() -> Any:
+        inner = for_runtime(write, engine=engine, group=name)
+
+        @functools.wraps(inner)
+        def traced(message: Any, ctx: Any) -> None:
+            inner(message, ctx)
+
+        return traced
+
+    return [
+        lambda: Consumer(
+            streams=["s"], redis=client, handler=for_runtime(write, engine=engine, group=name), group="mine"
+        ),
+        lambda: Consumer(streams=["s"], redis=client, handler=wrapped(), group="mine"),
+        lambda: Processor(client, ["s"], group="mine").handler("e")(for_processor(write, engine=engine, group=name)),
+        lambda: RabbitConsumer("amqp://127.0.0.1:1", "mine", for_rabbit(write, engine=engine, queue=name)),
+    ]
+
+
+def test_a_handler_of_another_group_or_queue_is_refused_at_start(engine: Engine) -> None:
+    for make in engines(engine, "theirs"):
+        with pytest.raises(ConfigurationError, match=r"'theirs' .* 'mine'.*comes from the engine"):
+            make()
+    for make in engines(engine, "mine"):
+        make()
+
+
+@pytest.mark.parametrize("name", ["", 5])
+def test_a_group_or_queue_that_is_no_name_is_refused(engine: Engine, name: Any) -> None:
+    for make in (
+        functools.partial(for_runtime, group=name),
+        functools.partial(for_processor, group=name),
+        functools.partial(for_rabbit, queue=name),
+    ):
+        with pytest.raises(ConfigurationError):
+            make(write, engine=engine)
+
+
+def test_a_syncer_without_a_queue_works_inside_a_consumer_only(engine: Engine) -> None:
+    with pytest.raises(LifecycleError):
+        for_rabbit(write, engine=engine, key=lambda _: "k")({})
+
+    assert for_rabbit(write, engine=engine, queue="q", key=lambda _: "k")({}) is True
+
+
+# ------------------------------------------------------------------ which messages are the same
+def test_an_entry_id_that_comes_again_is_recognised_under_the_runtime(engine: Engine) -> None:
+    handle = for_runtime(write, engine=engine)
+
+    for raw in (b'{"n":1}', b'{"n":2}', b'{"n":1}', b'{"n":2}'):
+        from_runtime(handle, raw=raw)
+
+    assert effects(engine) == 2
+
+
+def test_a_job_id_that_its_producer_made_is_trusted(engine: Engine) -> None:
+    handle = for_processor(write, engine=engine)
+
+    for attempt in range(3):
+        from_processor(handle, data={"sent": attempt})
+
+    assert effects(engine) == 1
+
+
+def test_a_job_id_that_redis_made_is_compared_by_event_and_data(engine: Engine) -> None:
+    """An envelope without an id takes that of its first entry, and keeps it through all attempts."""
+    handle = for_processor(write, engine=engine)
+
+    for _ in range(2):
+        from_processor(handle, id="5-0", data={"a": 1, "b": 2})
+        from_processor(handle, id="5-0", data={"b": 2, "a": 1})
+        from_processor(handle, id="5-0", data={"a": 2})
+        from_processor(handle, id="5-0", data={"a": 2}, event="shipped")
+
+    assert effects(engine) == 3
+
+
+def test_an_amqp_message_id_is_trusted_unless_comparing_is_asked_for(engine: Engine) -> None:
+    trusting = for_rabbit(write, engine=engine)
+    comparing = for_rabbit(write, engine=engine, inbox=Inbox(compare_payload=True))
+
+    for body in (b"1", b"2"):
+        assert from_rabbit(trusting, id="a", body=body) is True
+    assert effects(engine) == 1
+    for body in (b"1", b"2", b"1", b"2"):
+        assert from_rabbit(comparing, id="b", body=body) is True
+    assert effects(engine) == 3
+
+
+# ------------------------------------------------------------------ inbox objects
+def test_an_inbox_object_is_taken_where_a_table_name_is(engine: Engine) -> None:
+    inbox = Inbox(key=lambda known: f"order-{known.payload['order']}")
+
+    for _ in range(2):
+        from_runtime(for_runtime(write, engine=engine, inbox=inbox), data={"order": 1})
+        from_processor(for_processor(write, engine=engine, inbox=inbox), data={"order": 2})
+        from_rabbit(for_rabbit(write, engine=engine, inbox=inbox), {"order": 3}, id=None)
+
+    assert effects(engine) == 3
+    assert inbox_rows(engine) == {("s", "g", "order-1"), ("s", "g", "order-2"), ("q", "", "order-3")}
+
+
+def test_a_fence_is_taken_as_well(engine: Engine) -> None:
+    handle = for_runtime(write, engine=engine, inbox=LeaseCheck(lambda _: False, Inbox()))
+
+    with pytest.raises(LeaseLostError):
+        from_runtime(handle)
+    assert effects(engine) == 0
+
+
+def test_one_key_for_two_ways_in_is_shared(engine: Engine) -> None:
+    inbox = Inbox(key=lambda known: InboxKey("orders", "", str(known.payload["order"])))
+
+    from_runtime(for_runtime(write, engine=engine, inbox=inbox), data={"order": 1})
+    from_rabbit(for_rabbit(write, engine=engine, inbox=inbox), {"order": 1})
+
+    assert effects(engine) == 1
+
+
+@pytest.mark.parametrize("wrong", [Inbox, object(), None, 5])
+def test_what_is_no_inbox_is_refused(engine: Engine, wrong: Any) -> None:
+    for make in (for_runtime, for_processor, for_rabbit):
+        with pytest.raises(ConfigurationError, match="inbox must be"):
+            make(write, engine=engine, inbox=wrong)
+
+
+def test_a_key_beside_an_inbox_object_is_refused(engine: Engine) -> None:
+    for make in (for_runtime, for_processor, for_rabbit):
+        with pytest.raises(ConfigurationError, match="not both"):
+            make(write, engine=engine, inbox=Inbox(), key=lambda _: "k")
+
+
+def test_a_rabbit_message_without_an_id_names_the_property(engine: Engine) -> None:
+    for inbox in ("conquiet_inbox", Inbox()):
+        with pytest.raises(MessageKeyError, match="message_id"):
+            from_rabbit(for_rabbit(write, engine=engine, inbox=inbox), id=None)
+
+
+# ------------------------------------------------------------------ errors that are not the message's fault
+@pytest.mark.parametrize(
+    "error", [DatabaseUnavailableError("away"), CommitUnknownError("unknown"), InfrastructureError("no mail server")]
+)
+def test_an_infrastructure_error_reaches_every_engine_unchanged(engine: Engine, error: Exception) -> None:
+    def fail(_: Any, _session: DbSession) -> None:
+        raise error
+
+    for make, deliver in ((for_runtime, from_runtime), (for_processor, from_processor), (for_rabbit, from_rabbit)):
+        with pytest.raises(InfrastructureError) as caught:
+            deliver(make(fail, engine=engine))
+        assert caught.value is error
+
+
+def test_an_infrastructure_error_of_the_inbox_row_reaches_every_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = DatabaseUnavailableError("read-only", errno=1290)
+
+    def fail(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(DbSession, "execute", fail)
+    for make, deliver in ((for_runtime, from_runtime), (for_processor, from_processor), (for_rabbit, from_rabbit)):
+        with pytest.raises(DatabaseUnavailableError) as caught:
+            deliver(make(write, engine=engine))
+        assert caught.value is error
+
+
+def test_a_conflict_on_the_inbox_row_is_requeued_without_counting(engine: Engine) -> None:
+    """Another run of the message is not over. Counted, it would be dead-lettered while that run commits."""
+    impatient = create_engine(engine.url, connect_args={"timeout": 0.1})
+    syncer = for_rabbit(write, engine=impatient)
+
+    with DbSession(engine) as session:
+        Inbox().record(session, InboxKey("q", "", "m-1"))
+        with pytest.raises(Requeue) as caught:
+            from_rabbit(syncer)
+        assert isinstance(caught.value.__cause__, ConflictError)
+
+    assert from_rabbit(syncer) is True
+    assert effects(engine) == 0, "the other run has done it"
+    impatient.dispose()
+
+
+def test_a_conflict_of_the_handlers_own_counts_as_an_attempt(engine: Engine) -> None:
+    def conflicting(_: Any, session: DbSession) -> None:
+        write(_, session)
+        raise ConflictError("a stale version")
+
+    assert from_rabbit(for_rabbit(conflicting, engine=engine)) is False
+    assert effects(engine) == 0
+    assert inbox_rows(engine) == set()
+
+
+# ------------------------------------------------------------------ the pool
+def starts(engine: Engine, concurrency: int) -> list[Callable[[], object]]:
+    """Return what starts each engine, as far as it gets without a server."""
+
+    def processor(own: int | None = None) -> Processor:
+        made = Processor(redis.asyncio.Redis(port=1), ["s"], concurrency=concurrency)
+        made.handler("e", concurrency=own)(for_processor(write, engine=engine))
+        return made
+
+    def run(made: Any) -> None:
+        with pytest.raises(QueueError):
+            asyncio.run(made.start())
+
+    return [
+        lambda: run(
+            Consumer(
+                streams=["s"],
+                redis=redis.asyncio.Redis(port=1),
+                handler=for_runtime(write, engine=engine),
+                concurrency=concurrency,
+            )
+        ),
+        lambda: run(processor()),
+        lambda: run(processor(own=concurrency + 7)),
+        lambda: RabbitConsumer("amqp://127.0.0.1:1", "q", for_rabbit(write, engine=engine), concurrency=concurrency),
+    ]
+
+
+def pool_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "pool" in record.getMessage()]
+
+
+def test_a_pool_smaller_than_the_concurrency_is_reported_at_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    small = create_engine("mysql+pymysql://127.0.0.1:1/none", pool_size=10, max_overflow=5)
+
+    for start in starts(small, 16):
+        caplog.clear()
+        start()
+        (line,) = pool_warnings(caplog)
+        assert "concurrency is 16" in line
+        assert "at most 15 connections" in line
+        assert "create_engine with pool_size=16" in line
+
+
+def test_a_pool_of_the_size_of_the_concurrency_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    enough = create_engine("mysql+pymysql://127.0.0.1:1/none", pool_size=10, max_overflow=5)
+
+    for start in starts(enough, 15):
+        start()
+
+    assert pool_warnings(caplog) == []
