@@ -190,14 +190,17 @@ class BulkRuns:
         return self._client  # type: ignore[no-any-return]
 
     async def _change(self, run_id: str, before: set[RunState], after: RunState) -> BulkRun:
-        run = await self.get(run_id)
-        if run is None:
-            raise ConfigurationError("there is no such run any more")
-        if run.state not in before:
-            raise ConfigurationError(f"the run is {run.state.value}; it cannot become {after.value}")
-        changed = replace(run, state=after)
-        await self._save(changed)
-        return changed
+        while True:
+            run = await self.get(run_id)
+            if run is None:
+                raise ConfigurationError("there is no such run any more")
+            if run.state not in before:
+                raise ConfigurationError(f"the run is {run.state.value}; it cannot become {after.value}")
+            changed = replace(run, state=after)
+            # A cancel and a confirm may meet, and a step of the process that carries the run out.
+            with contextlib.suppress(_StoppedError):
+                await self._save_if_unchanged(changed, run.state)
+                return changed
 
     async def _save_if_unchanged(self, run: BulkRun, state: RunState) -> None:
         words = msgspec.json.encode(run), _KEPT_S, f'"state":"{state.value}"'
