@@ -216,10 +216,8 @@ class App(Declarations):
             self._workers = workers = self._assembly.workers(only, self._concurrency, self._emission)
             try:
                 wait = ServerWait(self._wait_s, lambda: self._life.is_stopping)
-                await wait.until_up(self._assembly.database_probes())
-                if not self._life.is_stopping:  # before the brokers: a missing table is a mistake, known at once
-                    await self._assembly.check_tables()
-                await wait.until_up(self._assembly.broker_probes())
+                # The database first: a missing table is a mistake, known at once.
+                await wait.until_up([*self._assembly.database_probes(), *self._assembly.broker_probes()])
                 if not self._life.is_stopping:
                     await workers.run()
             finally:

@@ -152,8 +152,13 @@ class Assembly:
             self._own_tables.create_all(engine)
 
     def database_probes(self) -> list[ServerProbe]:
-        """Return a probe for the database if the assembled workers need it."""
-        return [probe_database(self.database.sync_engine())] if DB in self._needs else []
+        """Return a probe for the database, with the tables, if the assembled workers need it.
+
+        The probe raises ``ConfigurationError`` if a table is missing.
+        """
+        if DB not in self._needs:
+            return []
+        return [probe_database(self.database.sync_engine(), self._check_tables if self._tables else None)]
 
     def broker_probes(self) -> list[ServerProbe]:
         """Return a probe for each broker that the assembled workers need."""
@@ -163,11 +168,6 @@ class Assembly:
         if RABBIT in self._needs and self._rabbit is not None:
             found.append(probe_rabbit(self._rabbit))
         return found
-
-    async def check_tables(self) -> None:
-        """Raise ``ConfigurationError`` if a table is missing that the assembled workers need."""
-        if self._tables:
-            await asyncio.to_thread(self._check_tables)
 
     async def close(self) -> None:
         """Close what was opened. It is opened again when it is needed."""
@@ -366,21 +366,11 @@ class Assembly:
         self._needs.add(REDIS)
         return self._redis
 
-    def _check_tables(self) -> None:
+    def _check_tables(self, connection: Any) -> None:
         from sqlalchemy import inspect
-        from sqlalchemy.exc import SQLAlchemyError
 
-        from conquiet.db.engine_pool import database_address
-        from conquiet.db.errors import OperationInfo, as_write_error
-
-        engine = self.database.sync_engine()
-        try:
-            with engine.connect() as connection:
-                found = {table: _has_table(inspect(connection), table) for table in sorted(self._tables)}
-        except SQLAlchemyError as error:
-            info, server = OperationInfo("looking for the app's tables"), database_address(engine)
-            raise as_write_error(error, info, connecting=True, server=server) from error
-        missing = [table for table, exists in found.items() if not exists]
+        inspector = inspect(connection)
+        missing = [table for table in sorted(self._tables) if not _has_table(inspector, table)]
         if missing:
             raise ConfigurationError(
                 f"the table {' and the table '.join(missing)} does not exist in the app's database: create it once "
