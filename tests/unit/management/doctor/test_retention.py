@@ -73,7 +73,7 @@ def test_the_age_of_rows_is_read_on_sqlite() -> None:
     assert examine_inbox(engine) == []
     with engine.begin() as connection:
         connection.execute(
-            text("INSERT INTO conquiet_inbox VALUES ('s', 'g', '1', strftime('%Y-%m-%d', 'now', '-40 days'), NULL)")
+            text("INSERT INTO conquiet_inbox VALUES ('s', 'g', '1', strftime('%Y-%m-%d %H:%M:%S', 'now', '-40 days'), NULL)")
         )
 
     (finding,) = examine_inbox(engine)
