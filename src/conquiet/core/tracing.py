@@ -37,8 +37,8 @@ class Span(Protocol):
     """One operation. As a context manager it is current inside the block, and ends with it."""
 
     @property
-    def is_recording(self) -> bool:
-        """False if the trace is sampled out: attributes would be dropped."""
+    def is_dropped(self) -> bool:
+        """True if the trace is sampled out: attributes go nowhere."""
         ...
 
     @property
@@ -124,7 +124,7 @@ class NoSpan:
     """The span of an operation that is not traced."""
 
     __slots__ = ()
-    is_recording: Final = False
+    is_dropped: Final = True
     headers: Final[dict[str, str]] = {}
 
     def set(self, name: str, value: object) -> None:

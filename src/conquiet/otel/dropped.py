@@ -59,48 +59,46 @@ class DropRules:
         self.followed = reads_it and (follows is not None or described == _OFF)
         self.roots = (follows[1] if follows is not None else described) in _DROPS_ALL
 
-    def dropped(self, headers: tracing.Headers | None) -> "LazyContext | None":
+    def dropped(self, headers: tracing.Headers | None) -> "DroppedSpan | None":
         """Return the context of a span that is certainly dropped; None if the sampler is to be asked."""
         if headers is None:
-            return LazyContext(None) if self.roots else None
+            return DroppedSpan(None) if self.roots else None
         # tracestate, baggage, or the header of another propagator: for the SDK.
         if not self.followed or len(headers) != 1 or (sender := headers.get(_PARENT)) is None:
             return None
         # The ids are read when they are needed: what is none becomes a new trace, dropped too.
         is_dropped = len(sender) == _PARENT_LENGTH and sender[:3] == "00-" and sender[-3:] == "-00"
-        return LazyContext(sender) if is_dropped else None
+        return DroppedSpan(sender) if is_dropped else None
 
 
-class LazyContext(NonRecordingSpan):
-    """A span that is not recorded. Its ids are made when something asks for them."""
+class DroppedSpan(NonRecordingSpan):
+    """Implements ``core.tracing.Span``, and OpenTelemetry's, for a span that is not recorded nor counted.
+
+    One object for both, because one is made for each message. Its ids are made when something asks for them.
+    """
 
     _context: SpanContext | None = None
 
     def __init__(self, sender: str | None) -> None:
-        self._sender = sender
+        self.sender = sender
+
+    @property
+    def is_dropped(self) -> bool:
+        """True; see ``core.tracing.Span``."""
+        return True
 
     def get_span_context(self) -> SpanContext:
         """Return the context: of the sender's trace, or of a new one."""
         if self._context is None:
-            found = None if self._sender is None else _DROPPED_PARENT(self._sender)
+            found = None if self.sender is None else _DROPPED_PARENT(self.sender)
             trace_id = secrets.randbits(128) or 1 if found is None else int(found[1], 16)
             self._context = SpanContext(trace_id, secrets.randbits(64) or 1, is_remote=False, trace_flags=_NOT_SAMPLED)
         return self._context
 
-
-class DroppedSpan:
-    """Implements ``core.tracing.Span`` for a span that is not recorded, and that no metric counts."""
-
-    __slots__ = ("_span", "_token")
-    is_recording = False
-
-    def __init__(self, span: LazyContext) -> None:
-        self._span = span
-
     @property
     def headers(self) -> dict[str, str]:
-        """The context; see ``Span``."""
-        found = self._span.get_span_context()
+        """The context; see ``core.tracing.Span``."""
+        found = self.get_span_context()
         return {_PARENT: f"00-{found.trace_id:032x}-{found.span_id:016x}-00"}
 
     def set(self, name: str, value: object) -> None:
@@ -110,7 +108,7 @@ class DroppedSpan:
         """Do nothing."""
 
     def __enter__(self) -> Self:
-        self._token = otel_context.attach(otel_context.Context({_SPAN_KEY: self._span}))
+        self._token = otel_context.attach(otel_context.Context({_SPAN_KEY: self}))
         return self
 
     def __exit__(
@@ -122,10 +120,8 @@ class DroppedSpan:
 class CountedDroppedSpan(DroppedSpan):
     """The same with metrics: the run is counted, and its duration measured."""
 
-    __slots__ = ("_began", "_ended", "_failed", "_labels")
-
-    def __init__(self, span: LazyContext, ended: Ended, labels: dict[str, Any]) -> None:
-        super().__init__(span)
+    def __init__(self, sender: str | None, ended: Ended, labels: dict[str, Any]) -> None:
+        super().__init__(sender)
         self._ended = ended
         self._labels = labels
         self._failed: str | None = None

@@ -136,8 +136,10 @@ class _Instrumentation:
     ) -> "_Span | DroppedSpan":
         if batch is None and first_attempt is None and (dropped := self._dropped(headers)) is not None:
             if not self._counts:
-                return DroppedSpan(dropped)
-            return CountedDroppedSpan(dropped, self._instruments.ended_one, self._labels(system, destination, group))
+                return dropped
+            return CountedDroppedSpan(
+                dropped.sender, self._instruments.ended_one, self._labels(system, destination, group)
+            )
         attributes = _attributes(
             system,
             destination,
@@ -215,8 +217,8 @@ class _Span:
         self._span = tracer.start_span(name, parent, kind, attributes, links, record_exception=False)
 
     @property
-    def is_recording(self) -> bool:
-        return self._span.is_recording()
+    def is_dropped(self) -> bool:
+        return not self._span.is_recording()
 
     @property
     def headers(self) -> dict[str, str]:

@@ -265,7 +265,7 @@ class Execution:
                 span.fail(settlement.failure)
                 if envelope.first_attempt is None:
                     envelope.first_attempt = span.headers.get("traceparent")
-            if span.is_recording:
+            if not span.is_dropped:
                 span.set("conquiet.settlement", settlement_name(settlement))
                 if message.lease_lost:
                     span.set("conquiet.lease.lost", value=True)

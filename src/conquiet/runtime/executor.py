@@ -253,7 +253,7 @@ def _traced(run: Execute, group: str) -> Execute:
 
 def _record(span: tracing.Span, message: RuntimeMessage, settlement: Settlement) -> None:
     """Note what becomes of the message."""
-    if span.is_recording:
+    if not span.is_dropped:
         span.set("conquiet.settlement", settlement_name(settlement))
         if message.lease_lost:
             span.set("conquiet.lease.lost", value=True)
