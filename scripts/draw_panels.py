@@ -122,7 +122,8 @@ def panel(title: str, unit: str, series: list[tuple[str, list[tuple[float, float
     for share in (0.0, 0.5, 1.0):
         y = TOP + inner_h * (1 - share)
         parts.append(f'<line x1="{LEFT}" x2="{LEFT + inner_w}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ececee"/>')
-        label = f"{highest * share:.3g} {unit}"
+        value = highest * share
+        label = f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"  # noqa: PLR2004 - three digits
         parts.append(
             f'<text x="{LEFT - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end" fill="#6b6f76">{label}</text>'
         )

@@ -382,9 +382,10 @@ class Assembly:
             raise as_write_error(error, info, connecting=True, server=server) from error
         missing = [table for table, exists in found.items() if not exists]
         if missing:
+            what = f"the table {missing[0]} does" if len(missing) == 1 else f"the tables {', '.join(missing)} do"
             raise ConfigurationError(
-                f"the table {' and the table '.join(missing)} does not exist in the app's database: create it once "
-                "with 'conquiet db init module:app' or app.create_tables()"
+                f"{what} not exist in the app's database ({database_address(engine)}): run "
+                "'conquiet db init module:app' once, or call app.create_tables()"
             )
 
 

@@ -77,10 +77,13 @@ class DroppedSpan(NonRecordingSpan):
     One object for both, because one is made for each message. Its ids are made when something asks for them.
     """
 
-    _context: SpanContext | None = None
+    _own: SpanContext | None = None
 
     def __init__(self, sender: str | None) -> None:
         self.sender = sender
+
+    def __repr__(self) -> str:
+        return f"DroppedSpan({self.sender!r})"
 
     @property
     def is_dropped(self) -> bool:
@@ -89,11 +92,11 @@ class DroppedSpan(NonRecordingSpan):
 
     def get_span_context(self) -> SpanContext:
         """Return the context: of the sender's trace, or of a new one."""
-        if self._context is None:
+        if self._own is None:
             found = None if self.sender is None else _DROPPED_PARENT(self.sender)
             trace_id = secrets.randbits(128) or 1 if found is None else int(found[1], 16)
-            self._context = SpanContext(trace_id, secrets.randbits(64) or 1, is_remote=False, trace_flags=_NOT_SAMPLED)
-        return self._context
+            self._own = SpanContext(trace_id, secrets.randbits(64) or 1, is_remote=False, trace_flags=_NOT_SAMPLED)
+        return self._own
 
     @property
     def headers(self) -> dict[str, str]:
