@@ -372,9 +372,10 @@ class Assembly:
         inspector = inspect(connection)
         missing = [table for table in sorted(self._tables) if not _has_table(inspector, table)]
         if missing:
+            what = f"the table {missing[0]} does" if len(missing) == 1 else f"the tables {', '.join(missing)} do"
             raise ConfigurationError(
-                f"the table {' and the table '.join(missing)} does not exist in the app's database: create it once "
-                "with 'conquiet db init module:app' or app.create_tables()"
+                f"{what} not exist in the app's database ({database_address(engine)}): run "
+                "'conquiet db init module:app' once, or call app.create_tables()"
             )
 
 

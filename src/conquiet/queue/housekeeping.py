@@ -105,7 +105,7 @@ class _StreamState:
     found_in_gaps: int = 0
     leased: bool = False
     failures: int = 0
-    outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are not trimmed"))
+    outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are neither read nor trimmed"))
     growth: GrowthWatch = field(default_factory=GrowthWatch)
     held_back: HeldBackWatch = field(default_factory=HeldBackWatch)
 
