@@ -117,10 +117,15 @@ Planted bugs caught: {caught} of {len(names)}{rest}.**
   Redis replicates asynchronously; these are not in *lost*."""
 
 
+_HEADINGS = (
+    *("no.", "storm", "engine", "database", "servers", "messages", "faults"),
+    *("lost", "twice", "stuck", "other", "replication", "again"),
+)
+
+
 def _table(rows: list[Row]) -> str:
     lines = [
-        "| no. | storm | engine | database | servers | messages | faults | lost | twice | stuck | other | replication "
-        "| again |",
+        f"| {' | '.join(_HEADINGS)} |",
         "|--:|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for number, row in enumerate(rows, 1):

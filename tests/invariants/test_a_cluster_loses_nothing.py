@@ -275,7 +275,7 @@ async def test_a_storm_on_a_cluster_loses_nothing_and_does_nothing_twice(  # noq
     history.record("state", effects=sorted(queue_seen), of="queue")
     history.record("state", effects=sorted(done.elements()), of="processor")
     history.record("state", effects=effects(), of="app")
-    history.record("state", ticks={"beat": [int(tick.rpartition(":")[2]) for tick in ticks]})
+    history.record("state", ticks={"beat": [int(tick.rpartition("@")[2]) for tick in ticks]})
     await client.aclose()
     sync.close()
     engine.dispose()
