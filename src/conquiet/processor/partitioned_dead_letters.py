@@ -108,7 +108,7 @@ class PartitionedDeadLetters:
         """Return how many there are."""
         return sum([await one.count() for one in await self._partitions()])
 
-    async def _partitions(self) -> "list[DeadLetters]":
+    async def _partitions(self) -> Sequence[DeadLetters]:
         return [DeadLetters(self._client, name) for name in await partition_names(self._client, self._stream)]
 
 

@@ -101,7 +101,8 @@ def test_a_consumer_is_removed_from_all_partitions_it_reads(
 
 def test_a_trim_goes_through_all_partitions(server: RedisAdmin, client: Redis, stream: str, fill: list[str]) -> None:
     for name in fill:
-        client.xack(name, GROUP, *(entry for entry, _ in client.xrange(name, count=2)))
+        entries: Any = client.xrange(name, count=2)
+        client.xack(name, GROUP, *(entry for entry, _ in entries))
 
     assert trim(server, stream, dry_run=True).length == 12
     done = trim(server, stream)
