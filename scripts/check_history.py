@@ -25,6 +25,8 @@ from history_records import History, read, stage_and_id
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from history_records import Line
+
 SHOWN = 5
 """So many examples of each anomaly are printed."""
 

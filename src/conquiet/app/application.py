@@ -24,6 +24,7 @@ from conquiet.app.parameters import SessionKind, Signature, Source
 from conquiet.app.registry import Registry
 from conquiet.app.server_wait import ServerWait
 from conquiet.app.settings import AppSettings
+from conquiet.app.waiting import EmitAndWait
 from conquiet.app.worker_group import WorkerGroup, WorkerHealth
 from conquiet.core.lifecycle import Lifecycle, Status
 from conquiet.core.tracing import Headers
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _READY_POLL_S = 0.01
 
 
-class App(Declarations):
+class App(Declarations, EmitAndWait):
     """An application: its handlers, schedules and queues, and the servers they run on.
 
     A server that is not given is taken from the environment (``CONQUIET_REDIS_URL``, ``CONQUIET_DB_URL``,
