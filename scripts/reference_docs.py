@@ -94,20 +94,23 @@ def default_of(parameter: inspect.Parameter, cls: type) -> str:
     value = parameter.default
     if value is inspect.Parameter.empty:
         return "required"
-    if dataclasses.is_dataclass(cls):
-        by_name = {field.name: field for field in dataclasses.fields(cls)}
-        field = by_name.get(parameter.name)
-        if field is not None and field.default_factory is not dataclasses.MISSING:
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    for field in fields:
+        if field.name == parameter.name and field.default_factory is not dataclasses.MISSING:
             value = field.default_factory()
+            if value != field.default_factory():
+                return "random"
+    return f"`{_written(value)}`"
+
+
+def _written(value: object) -> str:
     if isinstance(value, enum.Enum):
-        return f"`{type(value).__name__}.{value.name}`"
-    if isinstance(value, bool) or value is None:
-        return f"`{value}`"
-    if isinstance(value, int | float):
-        return f"`{value:,}`".replace(",", "_")
-    if isinstance(value, str | bytes | tuple | frozenset | dict | list):
-        return f"`{value!r}`"
-    return f"`{type(value).__name__}(…)`"
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}".replace(",", "_")
+    if value is None or isinstance(value, bool | str | bytes | tuple | frozenset | dict | list):
+        return repr(value)
+    return f"{type(value).__name__}(…)"
 
 
 def unit_of(name: str) -> str:

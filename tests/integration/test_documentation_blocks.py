@@ -31,17 +31,27 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 _BLOCK = re.compile(r"(<!-- fragment: [^\n]* -->\n)?^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-async def run_page(page: str, **names: Any) -> dict[str, Any]:
+def run_page(page: str, **names: Any) -> dict[str, Any]:
     """Run the blocks of a page that are not marked, from top to bottom; return the names that they leave."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    found = [match[2] for match in _BLOCK.finditer(text) if not match[1]]
-    assert found, f"{page} has no block to run"
-    for block in found:
-        code = compile(block, f"docs/{page}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for code in _blocks(page):
+        exec(code, names)
+    return names
+
+
+async def run_async_page(page: str, **names: Any) -> dict[str, Any]:
+    """The same for a page whose blocks await something."""
+    for code in _blocks(page):
         result = types.FunctionType(code, names)()
         if inspect.isawaitable(result):
             await result
     return names
+
+
+def _blocks(page: str) -> list[types.CodeType]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = [match[2] for match in _BLOCK.finditer(text) if not match[1]]
+    assert found, f"{page} has no block to run"
+    return [compile(block, f"docs/{page}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT) for block in found]
 
 
 @pytest.fixture
@@ -71,22 +81,22 @@ def channel(amqp_url: str) -> Iterator[BlockingChannel]:
     connection.close()
 
 
-async def test_the_blocks_of_exactly_once(engine: Engine) -> None:
-    await run_page("exactly-once.md", engine=engine, inbox=Inbox(), Inbox=Inbox, Outbox=Outbox, Purger=Purger)
+def test_the_blocks_of_exactly_once(engine: Engine) -> None:
+    run_page("exactly-once.md", engine=engine, inbox=Inbox(), Inbox=Inbox, Outbox=Outbox, Purger=Purger)
 
 
-async def test_the_blocks_of_housekeeping(client: redis.Redis, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_housekeeping(client: redis.Redis, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made and closed; what each of them removes is tested in its own package."""
     with QueueConsumer(client, QueueConfig("orders", "billing", "one", block_ms=50)) as consumer:
         monkeypatch.setattr(consumer, "run", lambda **_: None)  # it would run until it is stopped
-        await run_page("housekeeping.md", redis=client, engine=engine, runtime=runtime, consumer=consumer,
+        run_page("housekeeping.md", redis=client, engine=engine, runtime=runtime, consumer=consumer,
             handle=lambda message, ctx: None, inbox=Inbox(), outbox=Outbox())  # fmt: skip
 
     assert client.xlen("orders") == 1
 
 
 async def test_the_blocks_of_jobs(async_client: redis.asyncio.Redis) -> None:
-    names = await run_page("jobs.md")
+    names = await run_async_page("jobs.md")
     processor = Processor(async_client, ["orders"])
     processor.handler("price")(names["price"])
     await processor.emit("mail.remind", {"to": 1}, id="later", delay_s=7_200)
@@ -97,12 +107,12 @@ async def test_the_blocks_of_jobs(async_client: redis.asyncio.Redis) -> None:
     assert [job.id for job in (await JobAdmin(async_client, "orders").list("delayed")).jobs] == ["later"]
 
 
-async def test_the_blocks_of_locking(db_url: str) -> None:
+def test_the_blocks_of_locking(db_url: str) -> None:
     engine = create_engine(db_url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE accounts (id INT PRIMARY KEY, balance INT) ENGINE=InnoDB"))
         connection.execute(text("INSERT INTO accounts VALUES (7, 100)"))
-    await run_page("locking.md", engine=engine, account_id=7, DbWriter=DbWriter, DbConfig=DbConfig,
+    run_page("locking.md", engine=engine, account_id=7, DbWriter=DbWriter, DbConfig=DbConfig,
         LockStrategy=LockStrategy)  # fmt: skip
 
     with engine.connect() as connection:
@@ -126,13 +136,13 @@ async def test_the_blocks_of_processor(async_client: redis.asyncio.Redis, monkey
         async with asyncio.timeout(60):
             while not (await dead.list(limit=1)).items:  # noqa: ASYNC110 - the letter is in Redis
                 await asyncio.sleep(0.01)
-    names = await run_page("processor.md", processor=processor, DeadFilter=DeadFilter)
+    names = await run_async_page("processor.md", processor=processor, DeadFilter=DeadFilter)
 
     names["emitter"].close()
     assert await async_client.xlen("email") > 0
 
 
-async def test_the_blocks_of_queue(client: redis.Redis, engine: Engine) -> None:
+def test_the_blocks_of_queue(client: redis.Redis, engine: Engine) -> None:
     saved: list[Any] = []
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE payments (order_id INT)"))
@@ -153,7 +163,7 @@ async def test_the_blocks_of_queue(client: redis.Redis, engine: Engine) -> None:
         proxy = types.SimpleNamespace(run=run, next=None, ack_id=consumer.ack_id)
         with QueueConsumer(client, QueueConfig("orders", "billing", "two", block_ms=50)) as second:
             proxy.next, proxy.ack_id = second.next, second.ack_id
-            await run_page("queue.md", consumer=proxy, engine=engine, MalformedMessageError=MalformedMessageError,
+            run_page("queue.md", consumer=proxy, engine=engine, MalformedMessageError=MalformedMessageError,
                 save=lambda *facts: saved.append(facts))  # fmt: skip
 
     with engine.connect() as connection:
@@ -165,7 +175,7 @@ async def test_the_blocks_of_rabbit(amqp_url: str, channel: BlockingChannel) -> 
     for queue in ("crm-sync", "crm-dead"):
         channel.queue_declare(queue, durable=True)
     try:
-        await run_page(
+        await run_async_page(
             "rabbit.md",
             url=amqp_url,
             SchemaRegistry=SchemaRegistry,
@@ -185,18 +195,18 @@ async def test_the_blocks_of_rabbit(amqp_url: str, channel: BlockingChannel) -> 
 async def test_the_blocks_of_scheduler(async_client: redis.asyncio.Redis) -> None:
     nightly = ScheduleEntry("nightly-report", Every(3600), "report.make", "reports")
     async with Scheduler(async_client, [nightly]) as scheduler:
-        await run_page("scheduler.md", scheduler=scheduler, ScheduleEntry=ScheduleEntry, Cron=Cron)
+        await run_async_page("scheduler.md", scheduler=scheduler, ScheduleEntry=ScheduleEntry, Cron=Cron)
 
-        assert [entry.name for entry in await scheduler.list_entries()] == ["nightly-report"]
+        assert [status.entry.name for status in await scheduler.list_entries()] == ["nightly-report"]
 
 
-async def test_the_blocks_of_tables() -> None:
-    names = await run_page("tables.md", Base=types.SimpleNamespace(metadata="theirs"))
+def test_the_blocks_of_tables() -> None:
+    names = run_page("tables.md", Base=types.SimpleNamespace(metadata="theirs"))
 
     assert "conquiet_inbox" in names["target_metadata"][1].tables
 
 
-async def test_the_blocks_of_testing() -> None:
-    names = await run_page("testing.md")
+def test_the_blocks_of_testing() -> None:
+    names = run_page("testing.md")
 
     assert names["pytest_plugins"] == ["conquiet.testing.pytest_plugin"]

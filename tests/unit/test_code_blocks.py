@@ -36,6 +36,7 @@ RUN_BY = {
     "moving-a-loop.md": "tests/integration/app/test_moving_a_loop.py",
     "observability.md": "tests/integration/otel/test_observability_page.py",
     "ordering.md": "tests/integration/processor/test_ordering_page.py",
+    "programs.md": "tests/acceptance/test_readme.py",
     "tutorial.md": "tests/unit/cli/test_framework_pages.py",
 } | dict.fromkeys(
     ("exactly-once.md", "housekeeping.md", "jobs.md", "locking.md", "processor.md", "queue.md", "rabbit.md",

@@ -11,6 +11,8 @@ decide.
     3                                  headers
 
 Only additions are made: workers of the version before go on while the tables change, and can be brought back.
+
+See docs/decisions/0068.
 """
 
 import re
