@@ -136,9 +136,9 @@ async def test_the_blocks_of_processor(async_client: redis.asyncio.Redis, monkey
         async with asyncio.timeout(60):
             while not (await dead.list(limit=1)).items:  # noqa: ASYNC110 - the letter is in Redis
                 await asyncio.sleep(0.01)
-    names = await run_async_page("processor.md", processor=processor, DeadFilter=DeadFilter)
+        names = await run_async_page("processor.md", processor=processor, DeadFilter=DeadFilter)
+        names["emitter"].close()
 
-    names["emitter"].close()
     assert await async_client.xlen("email") > 0
 
 
