@@ -70,6 +70,7 @@ class Assembly:
         self._settings = settings
         self.stream = stream
         self.group = group
+        self.table_names = {"inbox": settings.inbox, "outbox": settings.outbox}
         self._own_tables = tables
         self.decode = require_one_decode(decode, settings)
         self._rabbit: str | None = url_or(rabbit, RABBIT)
@@ -152,10 +153,10 @@ class Assembly:
 
     def create_tables(self) -> None:
         """Create the tables of inbox and outbox, and those of the application, unless they exist."""
-        from conquiet.transactional.schema import create_tables
+        from conquiet.transactional.migrations import create_tables
 
         engine = self.database.sync_engine()
-        create_tables(engine, inbox=self._settings.inbox, outbox=self._settings.outbox)
+        create_tables(engine, **self.table_names)
         if self._own_tables is not None:
             self._own_tables.create_all(engine)
 
