@@ -25,6 +25,8 @@ from history_records import History, read, stage_and_id
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from history_records import Line
+
 SHOWN = 5
 """So many examples of each anomaly are printed."""
 
@@ -78,7 +80,8 @@ def find_lost_and_twice(history: History) -> Iterator[Finding]:
     done = {stage: Counter(history.effects.get(stage, ())) for stage in _stages(history)}
     for message, line in history.enqueued.items():
         expected = line.get("expect", "effect")
-        times = [count[message] for count in done.values()]
+        stages = [line["of"]] if "of" in line else list(done)
+        times = [done[stage][message] for stage in stages]
         if message in history.cancelled:
             if any(times):
                 yield Finding(Anomaly.CANCELLED_RAN, f"message {message} ran after its cancel was confirmed")
@@ -86,13 +89,37 @@ def find_lost_and_twice(history: History) -> Iterator[Finding]:
         if expected == "dead":
             yield from _judge_doomed(message, dead[message], sum(times))
             continue
-        if min(times) == 0 and not (expected == "either" and dead[message]):
+        if min(times) == 0 and not _may_be_missing(history, line, dead[message]):
             yield Finding(Anomaly.LOST, f"message {message} " + ("is dead-lettered" if dead[message] else "is nowhere"))
-        if mode == "once" and (max(times) > 1 or (dead[message] and any(times))):
+        is_once = mode == "once" and not set(stages) <= set(history.promise.get("repeatable", ()))
+        if is_once and (max(times) > 1 or (dead[message] and any(times))):
             yield Finding(Anomaly.TWICE, f"message {message}: {max(times)} effects, {dead[message]} dead letters")
     for stage, count in done.items():
         for message in count.keys() - history.enqueued.keys():
             yield Finding(Anomaly.TWICE, f"effect {message} {stage} belongs to no message")
+
+
+def _may_be_missing(history: History, line: Line, dead: int) -> bool:
+    """Return whether a message may have no effect: it is a dead letter, or its sender was not answered."""
+    expected = line.get("expect", "effect")
+    return expected == "unsure" or (expected == "either" and dead > 0) or is_lost_by_replication(history, line)
+
+
+def is_lost_by_replication(history: History, line: Line) -> bool:
+    """Return whether a killed primary explains a missing message: it was sent just before, and not to a replica."""
+    if line.get("replicated", True):
+        return False
+    ages = ((fault["t"] - line["t"], fault.get("loses_s")) for fault in history.faults)
+    return any(loses_s is not None and -SLACK_S <= age_s <= loses_s for age_s, loses_s in ages)
+
+
+def lost_by_replication(history: History) -> int:
+    """Return how many messages are missing that were sent without a replica just before a primary was killed."""
+    seen = {message for messages in history.effects.values() for message in messages} | set(history.dead)
+    return sum(
+        message not in seen and line.get("expect") != "unsure" and is_lost_by_replication(history, line)
+        for message, line in history.enqueued.items()
+    )
 
 
 def _judge_doomed(message: str, dead: int, effects: int) -> Iterator[Finding]:
@@ -271,6 +298,7 @@ def judge(history: History) -> dict[str, Any]:
         "fault_kinds": dict(sorted(Counter(str(line["kind"]) for line in history.faults).items())),
         "deliveries": sum(map(len, history.deliveries.values())),
         "again": sum(causes.values()),
+        "lost_by_replication": lost_by_replication(history),
         "causes": dict(sorted(causes.items())),
         "points": {point: history.reached[point] for point in sorted(history.header.get("points", {}))},
         "lines": history.lines,

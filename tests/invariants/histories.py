@@ -84,13 +84,16 @@ class History:
         self.record("resume", target=process)
 
     @contextlib.contextmanager
-    def outage(self, kind: str, *, charges: bool = False) -> Iterator[None]:
-        """Note a fault of a server, from now until the block is left. No attempt may be charged for it."""
+    def outage(self, kind: str, *, charges: bool = False, loses_s: float | None = None) -> Iterator[None]:
+        """Note a fault of a server, from now until the block is left. No attempt may be charged for it.
+
+        ``loses_s``: how long before it a message may have been sent that only the killed server had.
+        """
         began = time.monotonic()
         yield
-        self.record(
-            "fault", kind=kind, scope="server", until=round(time.monotonic() + 1.0, 6), charges=charges, began=began
-        )
+        facts = {} if loses_s is None else {"loses_s": loses_s}
+        until = round(time.monotonic() + 1.0, 6)
+        self.record("fault", kind=kind, scope="server", until=until, charges=charges, began=began, **facts)
 
     def recovery(self) -> None:
         """Note that no fault is injected from now on: everything has to drain in time."""

@@ -103,7 +103,7 @@ class Crew:
         self._zygote.stdout.close()
 
 
-@pytest.mark.timeout(900 if TORTURE else 240)
+@pytest.mark.timeout(3_600 if TORTURE else 240)
 async def test_each_job_has_its_effect_once_or_is_cancelled(
     database: str, redis_url: str, key_prefix: str, new_history: Callable[..., History]
 ) -> None:

@@ -28,7 +28,8 @@ from conquiet.management.bulk_run_models import ACTIVE, BulkRun, RunAction, RunS
 from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.bulk import BulkReport
 from conquiet.management.jobs.models import JobFilter, JobPhase
-from conquiet.processor.dead_letters import DeadFilter, DeadLetters
+from conquiet.processor.dead_letters import DeadFilter
+from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 from conquiet.redis_transport.client import AsyncClient
 from conquiet.redis_transport.liveness import RELEASE_NAME, RESERVE_NAME
 
@@ -82,7 +83,7 @@ class BulkRuns:
             state=RunState.COUNTING,
             created_ms=now_ms,
             rate_per_s=float(rate_per_s),
-            total=await DeadLetters(self._client, stream).count(),
+            total=await PartitionedDeadLetters(self._client, stream).count(),
             audit_id=audit_id,
         )
         await self._add(run)
@@ -148,7 +149,7 @@ class BulkRuns:
 
     async def act_on(self, action: RunAction, stream: str, ids: Sequence[str]) -> int:
         """Replay or discard these dead letters at once; return how many were still there."""
-        dead_letters = DeadLetters(self._client, stream)
+        dead_letters = PartitionedDeadLetters(self._client, stream)
         if action is RunAction.DISCARD:
             return await dead_letters.discard_ids(ids)
         return sum([(await dead_letters.replay(DeadFilter(id=one))).replayed for one in ids])
@@ -226,7 +227,7 @@ class _Carrier:
     def __init__(self, runs: BulkRuns, run: BulkRun) -> None:
         self._runs = runs
         self._run = run
-        self._dead_letters = DeadLetters(runs.client, run.stream)
+        self._dead_letters = PartitionedDeadLetters(runs.client, run.stream)
         self._stopped = False
         self._saved_at = time.monotonic()
 

@@ -248,6 +248,43 @@ def test_a_range_stands_for_many_messages() -> None:
     assert (summary["messages"], summary["anomalies"]) == (1_000, {})
 
 
+KILLED_PRIMARY = rec("fault", 3.0, kind="kill primary", scope="server", loses_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "lost", "by_replication"),
+    [
+        (rec("enqueue", 2.5, id="1", replicated=False), 0, 1),
+        (rec("enqueue", 2.5, id="1"), 1, 0),
+        (rec("enqueue", 1.5, id="1", replicated=False), 1, 0),
+        (rec("enqueue", 2.5, id="1", expect="unsure"), 0, 0),
+    ],
+    ids=["just before, without a replica", "with a replica", "long before", "not answered"],
+)
+def test_a_killed_primary_explains_what_no_replica_had(message: Record, lost: int, by_replication: int) -> None:
+    found = judge(message, KILLED_PRIMARY)
+
+    assert found["anomalies"].get("lost", 0) == lost
+    assert found["lost_by_replication"] == by_replication
+
+
+def test_a_message_of_one_stage_has_its_effect_there() -> None:
+    header = a_header(promise={"effects": "once", "stages": ["queue", "app"], "repeatable": ["queue"]})
+    sent = [rec("enqueue", id="1", of="queue"), rec("enqueue", id="2", of="app")]
+
+    repeated = judge(
+        sent, rec("state", effects=["1", "1"], of="queue"), rec("state", effects=["2"], of="app"), header=header
+    )
+    twice = judge(
+        sent, rec("state", effects=["1"], of="queue"), rec("state", effects=["2", "2"], of="app"), header=header
+    )
+    elsewhere = judge(sent, rec("state", effects=["1", "2"], of="queue"), header=header)
+
+    assert repeated["anomalies"] == {}
+    assert twice["anomalies"] == {"effect twice": 1}
+    assert elsewhere["anomalies"] == {"lost": 1}
+
+
 def test_the_command_exits_with_one_for_a_bad_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "good.jsonl.xz", tmp_path / "bad.jsonl"
     lines = [a_header(), *a_life("a"), *END]
