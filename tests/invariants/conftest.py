@@ -15,6 +15,7 @@ collect_ignore = (
     # App's storm ended with 1 in one of two whole runs, for a cause that is not found yet.
     else [
         "test_a_rabbitmq_cluster_loses_nothing.py",
+        "test_fail_overs_lose_nothing.py",
         "test_hosts_apart_lose_nothing.py",
         "test_effect_once_through_an_app.py",
     ]
