@@ -95,9 +95,11 @@ screenshots: $(READY) servers ## Write docs/img/dashboard-*.png
 	@$(BIN)/python scripts/dashboard_screenshots.py
 
 .PHONY: api
-api: $(READY) ## Write docs/api.md and docs/metrics.md from the code
+api: $(READY) ## Write the reference pages of the documentation and its drawings from the code
 	@$(BIN)/python scripts/api_docs.py
 	@$(BIN)/python scripts/metrics_docs.py
+	@$(BIN)/python scripts/reference_docs.py
+	@$(BIN)/python scripts/draw_diagrams.py
 
 DOCS := .cache/docs-venv
 $(DOCS)/.ready: requirements-docs.lock

@@ -136,11 +136,11 @@ def pick_mirror(sources: Sequence[Source], codename: str | None) -> Source:
     )
 
 
-def mirror_stanza(mirror: Source) -> str:
+def mirror_stanza(mirror: Source, suites: str = SUITE) -> str:
     """Write the private source: the machine's mirror and keyring, another suite."""
     # Without Signed-By apt falls back on the machine's trusted keys; it never goes unsigned.
     keyring = f"Signed-By: {mirror.signed_by}\n" if mirror.signed_by else ""
-    return f"Types: deb\nURIs: {mirror.uri}\nSuites: {SUITE}\nComponents: main\nTargets: Packages\n{keyring}"
+    return f"Types: deb\nURIs: {mirror.uri}\nSuites: {suites}\nComponents: main\nTargets: Packages\n{keyring}"
 
 
 def run(*command: str) -> str:
@@ -159,13 +159,13 @@ def run(*command: str) -> str:
 class PrivateApt:
     """An apt that reads the unstable suite and knows of no installed package."""
 
-    def __init__(self, folder: Path, mirror: Source) -> None:
+    def __init__(self, folder: Path, mirror: Source, *, suites: str = SUITE) -> None:
         self._archives = folder / "archives"
         for name in ("state", "lists/partial", "archives/partial"):
             (folder / name).mkdir(parents=True)
         # Nothing is installed, so every library down to libc is downloaded.
         (folder / "status").touch()
-        (folder / "mirror.sources").write_text(mirror_stanza(mirror), "utf-8")
+        (folder / "mirror.sources").write_text(mirror_stanza(mirror, suites), "utf-8")
         architecture = run("dpkg", "--print-architecture").strip()
         conf = folder / "apt.conf"
         conf.write_text(APT_CONF.format(folder=folder, architecture=architecture), "utf-8")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from conquiet.app.batch_invocation import BatchInvocation
@@ -69,6 +70,7 @@ class Assembly:
         self._settings = settings
         self.stream = stream
         self.group = group
+        self.table_names = {"inbox": settings.inbox, "outbox": settings.outbox}
         self._own_tables = tables
         self.decode = require_one_decode(decode, settings)
         self._rabbit: str | None = url_or(rabbit, RABBIT)
@@ -151,16 +153,22 @@ class Assembly:
 
     def create_tables(self) -> None:
         """Create the tables of inbox and outbox, and those of the application, unless they exist."""
-        from conquiet.transactional.schema import create_tables
+        from conquiet.transactional.migrations import create_tables
 
         engine = self.database.sync_engine()
-        create_tables(engine, inbox=self._settings.inbox, outbox=self._settings.outbox)
+        create_tables(engine, **self.table_names)
         if self._own_tables is not None:
             self._own_tables.create_all(engine)
 
     def database_probes(self) -> list[ServerProbe]:
-        """Return a probe for the database if the assembled workers need it."""
-        return [probe_database(self.database.sync_engine())] if DB in self._needs else []
+        """Return a probe for the database, with the tables, if the assembled workers need it.
+
+        The probe raises ``ConfigurationError`` if a table is missing.
+        """
+        if DB not in self._needs:
+            return []
+        check = partial(require_tables, tables=self._tables) if self._tables else None
+        return [probe_database(self.database.sync_engine(), check)]
 
     def broker_probes(self) -> list[ServerProbe]:
         """Return a probe for each broker that the assembled workers need."""
@@ -170,11 +178,6 @@ class Assembly:
         if RABBIT in self._needs and self._rabbit is not None:
             found.append(probe_rabbit(self._rabbit))
         return found
-
-    async def check_tables(self) -> None:
-        """Raise ``ConfigurationError`` if a table is missing that the assembled workers need."""
-        if self._tables:
-            await asyncio.to_thread(require_tables, self.database.sync_engine(), self._tables)
 
     async def close(self) -> None:
         """Close what was opened. It is opened again when it is needed."""

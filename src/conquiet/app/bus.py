@@ -28,6 +28,7 @@ class Message:
         at: When it is due.
         key: Messages of one key run one at a time and in order.
         headers: What travels with it.
+        keep_result_s: How long what its handler returns is kept after its end; None keeps nothing.
     """
 
     event: str
@@ -38,6 +39,7 @@ class Message:
     at: datetime | None = None
     key: str | None = None
     headers: Headers | None = field(default=None, repr=False)
+    keep_result_s: float | None = None
 
 
 class Bus(Protocol):
@@ -57,6 +59,14 @@ class Bus(Protocol):
 
     def send_many_sync(self, messages: list[Message]) -> list[str]:
         """Send many of one stream from a thread."""
+        ...
+
+    async def wait_for(self, message: Message, timeout_s: float) -> Any:
+        """Send from a coroutine, and return what the handler returns."""
+        ...
+
+    def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
+        """Send from a thread, and return what the handler returns."""
         ...
 
     async def close(self) -> None:
@@ -117,6 +127,26 @@ class RedisBus:
             return partitions.emit(message.event, message.data, **_options(message)).id
         return emitter.emit(message.event, message.data, stream=message.stream, **_options(message)).id
 
+    async def wait_for(self, message: Message, timeout_s: float) -> Any:
+        """See ``Bus``."""
+        from conquiet.processor.results import JobHandle
+
+        emitter, partitions = self._opened()
+        if partitions is not None and message.stream == self._stream:
+            (sent,) = await partitions.emit_many(_new([message]))
+        else:
+            (sent,) = await emitter.emit_many(_new([message]), stream=message.stream)
+        return await JobHandle(self._client, sent.stream, sent.id).result(timeout_s=timeout_s)
+
+    def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
+        """See ``Bus``."""
+        emitter, partitions = self._opened_sync()
+        if partitions is not None and message.stream == self._stream:
+            (sent,) = partitions.emit_many(_new([message]))
+        else:
+            (sent,) = emitter.emit_many(_new([message]), stream=message.stream)
+        return emitter.job(sent.id, stream=sent.stream).result(timeout_s=timeout_s)
+
     async def close(self) -> None:
         """Close connections. The next message opens them again, also in another event loop."""
         client, self._client, self._emitter, self._partitions = self._client, None, None, None
@@ -165,6 +195,15 @@ def _new(messages: list[Message]) -> "list[NewMessage]":
     from conquiet.processor.emit_requests import NewMessage
 
     return [
-        NewMessage(one.event, one.data, id=one.id, delay_s=one.delay_s, at=one.at, key=one.key, headers=one.headers)
+        NewMessage(
+            one.event,
+            one.data,
+            id=one.id,
+            delay_s=one.delay_s,
+            at=one.at,
+            key=one.key,
+            headers=one.headers,
+            keep_result_s=one.keep_result_s,
+        )
         for one in messages
     ]

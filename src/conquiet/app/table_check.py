@@ -6,28 +6,22 @@ from typing import TYPE_CHECKING, Any
 from conquiet.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection
 
 
-def require_tables(engine: "Engine", tables: Collection[str]) -> None:
+def require_tables(connection: "Connection", tables: Collection[str]) -> None:
     """Raise ``ConfigurationError`` if one of these tables does not exist."""
     from sqlalchemy import inspect
-    from sqlalchemy.exc import SQLAlchemyError
 
     from conquiet.db.engine_pool import database_address
-    from conquiet.db.errors import OperationInfo, as_write_error
 
-    try:
-        with engine.connect() as connection:
-            found = {table: _has_table(inspect(connection), table) for table in sorted(tables)}
-    except SQLAlchemyError as error:
-        info, server = OperationInfo("looking for the app's tables"), database_address(engine)
-        raise as_write_error(error, info, connecting=True, server=server) from error
-    missing = [table for table, exists in found.items() if not exists]
+    inspector = inspect(connection)
+    missing = [table for table in sorted(tables) if not _has_table(inspector, table)]
     if missing:
+        what = f"the table {missing[0]} does" if len(missing) == 1 else f"the tables {', '.join(missing)} do"
         raise ConfigurationError(
-            f"the table {' and the table '.join(missing)} does not exist in the app's database: create it once "
-            "with 'conquiet db init module:app' or app.create_tables()"
+            f"{what} not exist in the app's database ({database_address(connection.engine)}): run "
+            "'conquiet db init module:app' once, or call app.create_tables()"
         )
 
 

@@ -41,7 +41,7 @@ from conquiet.processor.partitions import Layout  # noqa: E402
 from conquiet.processor.pauses import Pauses  # noqa: E402
 from conquiet.processor.policy import HandlerCancelledError, RateLimit, Reason, Reject, Retry, RetryPolicy  # noqa: E402
 from conquiet.processor.processor import Processor  # noqa: E402
-from conquiet.processor.results import JobHandle, Progress  # noqa: E402
+from conquiet.processor.results import JobHandle, Progress, SyncJobHandle  # noqa: E402
 from conquiet.processor.settings import ProcessorSettings  # noqa: E402
 from conquiet.processor.sync_emitter import SyncEmitter  # noqa: E402
 
@@ -83,5 +83,6 @@ __all__ = [
     "RetryPolicy",
     "SyncEmitter",
     "SyncJobContext",
+    "SyncJobHandle",
     "SyncPartitionedEmitter",
 ]

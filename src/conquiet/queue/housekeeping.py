@@ -17,6 +17,7 @@ handler that blocks the event loop does not stop it.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import threading
@@ -109,7 +110,7 @@ class _StreamState:
     leased: bool = False
     pause: int = 1
     failures: int = 0
-    outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are not trimmed"))
+    outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are neither read nor trimmed"))
     growth: GrowthWatch = field(default_factory=GrowthWatch)
     held_back: HeldBackWatch = field(default_factory=HeldBackWatch)
 
@@ -265,8 +266,12 @@ class StreamHousekeeper:
     def _trim(self, stream: str, state: _StreamState, retention: Retention) -> None:
         """Remove, step by step, what every group is done with, if the lease is ours."""
         gaps_from, removed_so_far = "", 0
-        for _ in range(_STEPS_PER_PASS):
+        ends_at = time.monotonic() + retention.interval_s / 2
+        for step in itertools.count():
             now = time.monotonic()
+            # A step in the gaps reads at most 256 KiB: of large messages that is a few dozen, so it may take many.
+            if step >= _STEPS_PER_PASS and (not gaps_from or now >= ends_at):
+                return
             reply = self._step(stream, retention, gaps_from)
             outcome = text(reply[0])
             if outcome == "held":
