@@ -73,9 +73,10 @@ class Crew:
             pid = rng.choice(self._pids)
             if rng.random() < 0.15:
                 self.stops += 1
-                self._history.record("fault", kind="SIGSTOP", target=pid)
+                self._history.stop(pid)
                 os.kill(pid, signal.SIGSTOP)
                 await asyncio.sleep(STOPPED_S)
+                self._history.resume(pid)
                 os.kill(pid, signal.SIGCONT)
             else:
                 self.kills += 1

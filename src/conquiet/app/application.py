@@ -200,6 +200,17 @@ class App(Declarations, EmitAndWait):
         """Create the tables of inbox and outbox, and those given as ``tables``, unless they exist."""
         self._assembly.create_tables()
 
+    def migrate_tables(self, *, dry_run: bool = False) -> tuple[str, ...]:
+        """Bring inbox and outbox to the layout of this version of conquiet; return the statements.
+
+        Args:
+            dry_run: Return the statements and run none.
+        """
+        from conquiet.transactional.migrations import migrate_tables
+
+        engine = self._assembly.database.sync_engine()
+        return migrate_tables(engine, **self._assembly.table_names, dry_run=dry_run)
+
     # ------------------------------------------------------------ run
     async def run(self, only: Iterable[Part] | None = None) -> None:
         """Run until ``stop()``: handlers and queues, the relay and the scheduler.
@@ -217,10 +228,8 @@ class App(Declarations, EmitAndWait):
             self._workers = workers = self._assembly.workers(only, self._concurrency, self._emission)
             try:
                 wait = ServerWait(self._wait_s, lambda: self._life.is_stopping)
-                await wait.until_up(self._assembly.database_probes())
-                if not self._life.is_stopping:  # before the brokers: a missing table is a mistake, known at once
-                    await self._assembly.check_tables()
-                await wait.until_up(self._assembly.broker_probes())
+                # The database first: a missing table is a mistake, known at once.
+                await wait.until_up([*self._assembly.database_probes(), *self._assembly.broker_probes()])
                 if not self._life.is_stopping:
                     await workers.run()
             finally:

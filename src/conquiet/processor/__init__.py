@@ -8,6 +8,7 @@
     Settler             retries and dead letters, gathered  settlement.py, records.py (pure)
     Mover               what is due goes to its stream      delays.py
     KeyedAcks           order by key                        ordering.py, lua/ordering.lua
+    PartitionedProcessor, PartitionedStream                 one stream over many slots: partition*.py
     Pauses, DeadLetters, Jobs, KeyOrder                     what operators ask for
     scripts             the atomic steps                    scripts.py, lua/
 
@@ -34,7 +35,7 @@ from conquiet.processor.envelope import Envelope  # noqa: E402
 from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
 from conquiet.processor.key_order import KeyLine, KeyOrder, OrderReport  # noqa: E402
 from conquiet.processor.partitioned import PartitionedProcessor  # noqa: E402
-from conquiet.processor.partitioned_emitter import PartitionedEmitter  # noqa: E402
+from conquiet.processor.partitioned_emitter import PartitionedEmitter, SyncPartitionedEmitter  # noqa: E402
 from conquiet.processor.partitioned_stream import PartitionedBacklog, PartitionedStream  # noqa: E402
 from conquiet.processor.partitions import Layout  # noqa: E402
 from conquiet.processor.pauses import Pauses  # noqa: E402
@@ -83,4 +84,5 @@ __all__ = [
     "SyncEmitter",
     "SyncJobContext",
     "SyncJobHandle",
+    "SyncPartitionedEmitter",
 ]

@@ -256,7 +256,7 @@ def test_a_killed_lease_holder_is_replaced(raw: Redis, redis_url: str, stream: s
     raw.xack(stream, "fast", *read(raw, stream, "fast", 500))
 
     with StreamHousekeeper(raw, [stream], retention=QUICK):
-        wait_until(lambda: raw.xlen(stream) == 1, timeout_s=15)
+        wait_until(lambda: raw.xlen(stream) == 1)
         assert raw.get(housekeeping_key(stream)) != token
 
     assert raw.exists(housekeeping_key(stream)) == 0
