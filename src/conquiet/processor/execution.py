@@ -394,4 +394,8 @@ class Execution:
         return KeepPending(settlement.failure) if is_held else settlement
 
 
-_FATES = {type(ACKNOWLEDGE): "ignore", Defer: "leave", DeadLetter: "dead_letter"}
+_FATES = {
+    type(ACKNOWLEDGE): "acknowledged and ignored",
+    Defer: "left for a worker that has one",
+    DeadLetter: "dead-lettered",
+}
