@@ -21,7 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import fetch_servers
-from fetch_servers import FetchError, PrivateApt, Product, Source
+from fetch_servers import FetchError, PrivateApt, Source
+from server_launchers import Product
 
 UBUNTU = "http://mirror.example.org/ubuntu"
 UBUNTU_SUITES = "noble noble-updates"

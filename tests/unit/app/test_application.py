@@ -186,7 +186,7 @@ async def test_a_missing_table_is_one_sentence_at_the_start(tmp_path: Path) -> N
 
     with pytest.raises(
         ConfigurationError,
-        match=r"the table conquiet_inbox and the table conquiet_outbox does not exist .*conquiet db init module:app",
+        match=r"the tables conquiet_inbox, conquiet_outbox do not exist .*conquiet db init module:app",
     ):
         await app.run()
 
