@@ -21,11 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import fetch_servers
-<<<<<<< HEAD
-from fetch_servers import FetchError, PrivateApt, Source
-=======
 from fetch_servers import FetchError, PrivateApt
->>>>>>> main
 from server_launchers import Product
 
 VERSIONS = ("3.13", "3.14")
