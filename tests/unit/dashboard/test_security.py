@@ -131,7 +131,7 @@ async def test_an_authorize_that_returns_nonsense_is_an_error(make: Make, client
         await client_of(make(authorize=lambda _: True)).get("/")
 
 
-async def test_a_body_that_does_not_say_how_large_it_is_is_refused_unread(make: Make, client_of: Client) -> None:
+async def test_a_body_of_unknown_size_is_refused_unread(make: Make, client_of: Client) -> None:
     """Sent in chunks, it has no length: it would be read whole, however long."""
     read = 0
 
