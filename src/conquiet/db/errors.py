@@ -286,6 +286,11 @@ def as_write_error(
     return _KINDS.get(fault, DbWriteError)(f"{info} failed{shown}: {description}", **facts)
 
 
+def is_refused_login(error: BaseException) -> bool:
+    """Return whether the server answered and refused the user name or the password."""
+    return _is_refused_login(error, number_of(error), sqlstate_of(error))
+
+
 def describe_error(error: BaseException) -> str | None:
     """Return what a log may show of an error of SQLAlchemy: number and kind, the name of a missing table, no value."""
     if not isinstance(error, DBAPIError | PoolTimeoutError):

@@ -57,7 +57,7 @@ ASKED = ["inspect"], ["schedule", "list"], ["demo"]
         ("redis://127.0.0.1:1?password=geheim@", "Redis at redis://*** does not answer"),
         ("redis://:geheim@host/shop", "the database in the Redis URL must be a number"),
         ("redis://:geheim@host/-1", "the database in the Redis URL must be a number"),
-        ("redis://:geheim@..:1/0", "the Redis URL cannot be used (UnicodeError)"),
+        ("redis://:geheim@..:1/0", "the Redis URL cannot be used (Unicode"),
         ("unix://:geheim@/nowhere.sock", "Redis at unix://***@/nowhere.sock does not answer"),
         ("redis://:geheim@[::1]:1/0", "Redis at redis://***@[::1]:1/0 does not answer"),
     ],

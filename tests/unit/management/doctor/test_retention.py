@@ -1,7 +1,5 @@
 """Thresholds of the checks of what is kept."""
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 from sqlalchemy import create_engine, text
 
@@ -74,8 +72,8 @@ def test_the_age_of_rows_is_read_on_sqlite() -> None:
     create_tables(engine)
     assert examine_inbox(engine) == []
     with engine.begin() as connection:
-        then = (datetime.now(UTC) - timedelta(days=40)).isoformat(" ")
-        connection.execute(text("INSERT INTO conquiet_inbox VALUES ('s', 'g', '1', :then, NULL)"), {"then": then})
+        then = "strftime('%Y-%m-%d %H:%M:%f', 'now', '-40 days')"
+        connection.execute(text(f"INSERT INTO conquiet_inbox VALUES ('s', 'g', '1', {then}, NULL)"))
 
     (finding,) = examine_inbox(engine)
 
