@@ -2,7 +2,7 @@
 
     kill_leader    the node that leads a quorum queue dies, and another one leads
     drain          maintenance: a node gives its leaders away and closes its connections, then serves again
-    cut_off        a partition: a node and the others do not hear each other, then they do again
+    cut_off        a partition: a node and the others do not reach each other, then they do again
 
 The nodes share one cookie and one epmd, which has a process of its own: an epmd that a node has started would die with
 that node.
@@ -70,7 +70,7 @@ class RabbitMQNode(RabbitMQServer):
     ) -> None:
         super().__init__(binary=binary)
         self._cookie, self._shared_epmd_port, self._join = cookie, epmd_port, join
-        # A node that is cut off stops serving until it hears the others again, and comes back by itself.
+        # A node that is cut off stops serving until it reaches the others again, and comes back by itself.
         self._extra_config = ("cluster_partition_handling = pause_minority",)
         if join is not None:
             self._extra_config += (
