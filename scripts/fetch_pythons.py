@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Fetch newer Python interpreters than this machine has, without installing anything.
 
-    python scripts/fetch_pythons.py --into .servers 3.12 3.13 3.14
+    python scripts/fetch_pythons.py --into .servers 3.13 3.14
 
-3.13 and 3.14 come from Debian's unstable suite, 3.12 from Ubuntu 24.04 (Debian's archive no longer has it), whose key
-Debian's package ``ubuntu-keyring`` brings. Each is unpacked with its own libc, like the servers of ``fetch_servers``:
+They come from Debian's unstable suite, which no longer has 3.12. Each is unpacked with its own libc, like the servers
+of ``fetch_servers``:
 
     <into>/python3.13/bin/python3.13   starts the interpreter with that libc
 
@@ -21,14 +21,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import fetch_servers
-from fetch_servers import FetchError, PrivateApt, Source
+from fetch_servers import FetchError, PrivateApt
 from server_launchers import Product
 
-UBUNTU = "http://mirror.example.org/ubuntu"
-UBUNTU_SUITES = "noble noble-updates"
-KEYRING_PACKAGE = "ubuntu-keyring"
-FROM_UBUNTU = frozenset({"3.12"})
-VERSIONS = ("3.12", "3.13", "3.14")
+VERSIONS = ("3.13", "3.14")
 
 # An environment finds sys.executable and pyvenv.cfg from argv[0], which has to be this file; the interpreter finds
 # its library from its own path.
@@ -53,19 +49,8 @@ def fetch(versions: Sequence[str], into: Path) -> None:
     mirror = fetch_servers.pick_mirror(fetch_servers.read_sources(fetch_servers.APT_FOLDER), codename)
     with fetch_servers.staging_folder(into) as staging:
         debian = PrivateApt(staging / "debian", mirror)
-        ubuntu: PrivateApt | None = None
         for version in missing:
-            if version in FROM_UBUNTU and ubuntu is None:
-                ubuntu = _ubuntu_apt(debian, staging)
-            source = ubuntu if version in FROM_UBUNTU and ubuntu is not None else debian
-            print(_fetch_one(source, version, into, staging), flush=True)
-
-
-def _ubuntu_apt(debian: PrivateApt, staging: Path) -> PrivateApt:
-    debian.unpack(KEYRING_PACKAGE, staging / "keyring")
-    keyring = staging / "keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg"
-    source = Source(UBUNTU, (UBUNTU_SUITES,), ("main",), str(keyring))
-    return PrivateApt(staging / "ubuntu", source, suites=UBUNTU_SUITES)
+            print(_fetch_one(debian, version, into, staging), flush=True)
 
 
 def _fetch_one(apt: PrivateApt, version: str, into: Path, staging: Path) -> str:

@@ -2,10 +2,11 @@
 
     python scripts/follow_tutorial.py
 
-Every line that begins with ``$`` in a console block is typed as it stands, in order, in a new folder. Replaced are only
+Every line that begins with ``$`` in a console block is typed as it stands, in order, in a new folder. Replaced is only
 what the page itself leaves open: the name ``conquiet`` in ``pip install`` (by a wheel of this checkout), the URL that
-``conquiet dev`` prints, and the process id of the worker. Programs that run until they are stopped are left running, as
-in a terminal of their own. Prints the seconds of each command, and fails if an order is lost or doubled.
+``conquiet dev`` prints, the process id of the worker, and the database of the last step. Programs that run until they
+are stopped are left running, as in a terminal of their own. Prints the seconds of each command; fails if an order is
+lost or doubled.
 """
 
 import os
@@ -60,6 +61,8 @@ class Terminal:
         elif command.startswith("export CONQUIET_REDIS_URL="):
             url = self._wait("its URL", lambda: re.search(r"at (redis://\S+?),", self._log("conquiet dev")))
             self._environment["CONQUIET_REDIS_URL"] = url[1]
+        elif command.startswith("export CONQUIET_DB_URL="):
+            self._environment["CONQUIET_DB_URL"] = f"sqlite:///{self._folder / '.conquiet' / 'dev.db'}"
         elif command.startswith(ENDLESS):
             self._start(command)
         else:
@@ -103,8 +106,6 @@ class Terminal:
 
     def _start(self, command: str) -> None:
         name = " ".join(command.split()[:2])
-        if name == "conquiet worker":  # on the servers of this run; the reader has others
-            self._environment["CONQUIET_DB_URL"] = f"sqlite:///{self._folder / '.conquiet' / 'dev.db'}"
         log = self._folder / f"{name.replace(' ', '-')}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -12,6 +12,7 @@ charged: each message has its effect once, at its first attempt. ``CONQUIET_TORT
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ async def test_an_application_goes_on_with_the_promoted_replica(
                 await asyncio.to_thread(change)
                 before = await asyncio.to_thread(lambda: len(effects_of(pair)))
                 # Before the old primary ends: one that only refuses writes must be given up for the other.
-                await wait_until_async(lambda before=before: len(effects_of(pair)) > before + 5, timeout_s=60)
+                await wait_until_async(partial(has_more_effects, pair, before + 5), timeout_s=60)
             await asyncio.to_thread(pair.rejoin)
         history.recovery()
         stop.set()
@@ -156,6 +157,11 @@ async def test_an_application_goes_on_with_the_promoted_replica(
     history.record("state", effects=effects_of(pair), left={"dead letters": dead})
 
     assert history.judge()["examples"] == {}
+
+
+def has_more_effects(pair: Pair, than: int) -> bool:
+    """Return whether the primary has more effects than that."""
+    return len(effects_of(pair)) > than
 
 
 def effects_of(pair: Pair) -> list[str]:

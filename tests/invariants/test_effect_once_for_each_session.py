@@ -16,6 +16,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -69,11 +70,13 @@ class Zygote:
     """One worker at a time, started again after each death."""
 
     def __init__(self, settings: dict[str, Any], worker: Path = WORKER) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         self._process = subprocess.Popen(
             [sys.executable, str(worker), json.dumps(settings)],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
         )
         self._facts: queue.Queue[dict[str, int]] = queue.Queue()
@@ -98,9 +101,14 @@ class Zygote:
             return self._facts.get_nowait()["ended"]
         return None
 
+    def said(self) -> str:
+        """Return the end of what the workers wrote to stderr: why one ended by itself."""
+        self._errors.seek(0)
+        return self._errors.read()[-6_000:].decode(errors="replace")
+
     def stop(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
-        assert self._facts.get(timeout=60)["ended"] == 0
+        assert self._facts.get(timeout=60)["ended"] == 0, self.said()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -112,6 +120,7 @@ class Zygote:
         self._reader.join(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
+        self._errors.close()
 
 
 class Cell:
@@ -200,7 +209,7 @@ class Cell:
                 status = worker.ended()
                 if status is None:
                     continue
-                assert status in {signal.SIGKILL, signal.SIGSTOP}, f"a worker ended with {status}"
+                assert status in {signal.SIGKILL, signal.SIGSTOP}, f"a worker ended with {status}: {worker.said()}"
                 self.done["paused" if status == signal.SIGSTOP else "killed"] += 1
                 self._lose_a_reply(lost_commits)
                 if restart is not None and len(left) < len(points) / 2:

@@ -21,8 +21,9 @@ WORKER = Path(__file__).with_name("app_worker.py")
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 POINTS = ("after-inbox", "mid-handler", "before-commit", "after-commit")
 KILLS_EACH = 25 if TORTURE else 1
-MESSAGES = 2_000 if TORTURE else 60
+MESSAGES = 2_000 if TORTURE else 40
 DATABASES = {"mysql": MySQLServer, "postgresql": PostgresServer}
+Database = MySQLServer | PostgresServer
 
 
 class AppCell(Cell):
@@ -39,7 +40,22 @@ class AppCell(Cell):
         return super().is_settled()
 
 
-MakeCell = Callable[..., tuple[AppCell, MySQLServer | PostgresServer]]
+MakeCell = Callable[..., tuple[AppCell, Database]]
+
+
+@pytest.fixture(scope="module")
+def start_database() -> Iterator[Callable[[str], Database]]:
+    """``start_database("mysql")``: a server that the storms of this file may kill and restart, one after the other."""
+    started: dict[str, Database] = {}
+
+    def start(name: str) -> Database:
+        if name not in started:
+            started[name] = DATABASES[name]().start()
+        return started[name]
+
+    yield start
+    for server in started.values():
+        server.stop()
 
 
 @pytest.fixture
@@ -48,20 +64,20 @@ def make_cell(
     request: pytest.FixtureRequest,
     key_prefix: str,
     new_history: Callable[..., Any],
+    start_database: Callable[[str], Database],
 ) -> Iterator[MakeCell]:
-    made: list[tuple[AppCell, Any]] = []
+    made: list[AppCell] = []
 
-    def make(broker: str, database: str, **options: Any) -> tuple[AppCell, MySQLServer | PostgresServer]:
-        server = DATABASES[database]().start()
+    def make(broker: str, database: str, **options: Any) -> tuple[AppCell, Database]:
+        server = start_database(database)
         url = request.getfixturevalue("redis_url" if broker == "redis" else "amqp_url")
         options |= {"kind": "AsyncSession", "history": new_history, "facts": {"name": broker}}
-        made.append((AppCell(server, fault_proxy(server.url), broker, url, f"{key_prefix}app", **options), server))
-        return made[-1]
+        made.append(AppCell(server, fault_proxy(server.url), broker, url, f"{key_prefix}app", **options))
+        return made[-1], server
 
     yield make
-    for cell, server in made:
+    for cell in made:
         cell.close()
-        server.stop()
 
 
 CELLS = [("redis", "mysql"), ("rabbitmq", "postgresql")]

@@ -131,13 +131,20 @@ class RedisBus:
         """See ``Bus``."""
         from conquiet.processor.results import JobHandle
 
-        (sent,) = await self._opened().emit_many(_new([message]), stream=message.stream)
+        emitter, partitions = self._opened()
+        if partitions is not None and message.stream == self._stream:
+            (sent,) = await partitions.emit_many(_new([message]))
+        else:
+            (sent,) = await emitter.emit_many(_new([message]), stream=message.stream)
         return await JobHandle(self._client, sent.stream, sent.id).result(timeout_s=timeout_s)
 
     def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``."""
-        emitter = self._opened_sync()
-        (sent,) = emitter.emit_many(_new([message]), stream=message.stream)
+        emitter, partitions = self._opened_sync()
+        if partitions is not None and message.stream == self._stream:
+            (sent,) = partitions.emit_many(_new([message]))
+        else:
+            (sent,) = emitter.emit_many(_new([message]), stream=message.stream)
         return emitter.job(sent.id, stream=sent.stream).result(timeout_s=timeout_s)
 
     async def close(self) -> None:

@@ -2,7 +2,7 @@
 
     kill_leader    the node that leads a quorum queue dies, and another one leads
     drain          maintenance: a node gives its leaders away and closes its connections, then serves again
-    cut_off        a partition: a node and the others cannot reach each other, then they can again
+    cut_off        a partition: a node and the others do not reach each other, then they do again
 
 The nodes share one cookie and one epmd, which has a process of its own: an epmd that a node has started would die with
 that node.

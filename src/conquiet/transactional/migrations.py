@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Table, inspect, text
+from sqlalchemy import inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateColumn, CreateIndex
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.schema import Table
 
 logger = FactLogger(__name__)
 
@@ -184,7 +185,7 @@ def _layouts(connection: "Connection", inbox: str, outbox: str) -> tuple[TableLa
     )
 
 
-def _layout(connection: "Connection", wanted: Table, name: str, create: list[str]) -> TableLayout:
+def _layout(connection: "Connection", wanted: "Table", name: str, create: list[str]) -> TableLayout:
     found: Any = inspect(connection)
     if not found.has_table(wanted.name, schema=wanted.schema):
         return TableLayout(name, exists=False, recorded=None, missing_columns=(), missing_indexes=(),

@@ -9,6 +9,7 @@ from tests.integration.dashboard.test_requests import open_client, post  # noqa:
 
 from conquiet.dashboard import runs as dashboard_runs
 from conquiet.errors import ConfigurationError
+from conquiet.management.audit import record_action
 from conquiet.management.bulk_runs import BulkRun, BulkRuns, RunAction, RunState
 from conquiet.processor.dead_letters import DeadFilter
 from conquiet.testing import wait_until_async
@@ -54,7 +55,7 @@ async def test_a_run_confirmed_before_its_count_has_ended_is_carried_out(
     """The page shows the count while the task that counted still writes the audit. No page is open afterwards."""
     add_dead("orders", 3)
     go_on = threading.Event()
-    record = dashboard_runs.record_action
+    record = record_action
 
     def record_later(*arguments: Any, **facts: Any) -> Any:
         go_on.wait(60)
