@@ -7,7 +7,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 servers=${CONQUIET_SERVERS_DIR:-$PWD/.servers}
-versions=${PYTHON_VERSIONS:-3.12 3.13 3.14}
+versions=${PYTHON_VERSIONS:-3.13 3.14}
 tests=${PYTHON_TESTS:-tests/unit tests/integration/queue tests/integration/processor tests/integration/transactional tests/integration/app}
 failed=()
 

@@ -123,14 +123,25 @@ class Zygote:
         self._errors.close()
 
 
+def is_cluster(url: str) -> bool:
+    return "cluster=true" in url
+
+
+def open_redis(url: str) -> Any:
+    """Return a client of a Redis, or of a Redis Cluster."""
+    return redis.RedisCluster.from_url(url.partition("?")[0]) if is_cluster(url) else redis.Redis.from_url(url)
+
+
 class Cell:
     """One database, one source of messages, two workers.
 
     Attributes:
         worker: Their program.
+        through: What is between the engine and the handler, for the name of the storm.
     """
 
     worker = WORKER
+    through = ""
 
     def __init__(
         self,
@@ -154,9 +165,11 @@ class Cell:
         database = database_facts(self.engine)
         engine = "runtime.Consumer" if broker == "redis" else "RabbitConsumer"
         where = "one Redis" if broker == "redis" else "one RabbitMQ, classic queue"
+        where = "Redis Cluster: 3 masters, 3 replicas" if is_cluster(url) else where
+        place = f"{facts['name']} Cluster" if is_cluster(url) else facts["name"]
         self.history = history(
-            f"{kind} of {database['name']} with {facts['name']}",
-            Row(f"{engine}, inbox, {kind}", database["name"], where),
+            f"{self.through}{kind} of {database['name']} with {place}",
+            Row(f"{self.through}{engine}, inbox, {kind}", database["name"], where),
             seed=SEED,
             promise={"effects": "once", "stages": ["1", "2"]},  # an effect is two rows
             servers=[facts, database],
@@ -170,11 +183,16 @@ class Cell:
         self.done: Counter[str] = Counter()
         self.sent = 0
 
+    @property
+    def source(self) -> str:
+        """The stream or queue of the messages."""
+        return self._source
+
     def send(self, count: int) -> None:
         numbers = range(self.sent, self.sent + count)
         self.history.record("enqueue", range=[self.sent, self.sent + count])
         if self._broker == "redis":
-            with redis.Redis.from_url(self._url) as client, client.pipeline() as pipe:
+            with open_redis(self._url) as client, client.pipeline() as pipe:
                 if not self.sent:
                     client.xgroup_create(self._source, "g", "0", mkstream=True)
                 for number in numbers:
@@ -238,7 +256,7 @@ class Cell:
     def is_settled(self) -> bool:
         """Return whether no message is unread, pending or ready."""
         if self._broker == "redis":
-            with redis.Redis.from_url(self._url) as client:
+            with open_redis(self._url) as client:
                 info: Any = client.xinfo_groups(self._source)
                 (group,) = info
                 unread: Any = client.xrange(self._source, f"({group['last-delivered-id'].decode()}", "+", count=1)

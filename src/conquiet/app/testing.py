@@ -350,7 +350,7 @@ class TestApp:
             return
         failure = describe(error, store_text=self._app.assembly.processor_settings.store_error_text)
         assert failure is not None  # noqa: S101 - there is an error
-        self._end(stream, envelope, DEAD, failure.type)
+        self._end(stream, envelope, DEAD, type(error).__name__)
         self.dead_letters.append(
             DeadRecord(
                 reason=decided.reason,

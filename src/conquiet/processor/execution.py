@@ -236,6 +236,11 @@ class Execution:
         is_asked = message.cancel_requested or isinstance(failure, JobCancelledError)
         return await self._canceller.cancel(message, leases) if is_asked and not message.acknowledged else None
 
+    async def keep_result(self, message: RuntimeMessage, envelope: Envelope) -> None:
+        """Write that a message of a batch has succeeded, without a value, if something waits for it."""
+        if envelope.keep_result_ms is not None:
+            await self._results.succeeded(self._keys[message.stream], envelope, None)
+
     async def record(self, message: RuntimeMessage, envelope: Envelope, state: JobState) -> None:
         """Record the state of a message of a batch, if states are kept."""
         if self._jobs is None:
@@ -389,4 +394,8 @@ class Execution:
         return KeepPending(settlement.failure) if is_held else settlement
 
 
-_FATES = {type(ACKNOWLEDGE): "ignore", Defer: "leave", DeadLetter: "dead_letter"}
+_FATES = {
+    type(ACKNOWLEDGE): "acknowledged and ignored",
+    Defer: "left for a worker that has one",
+    DeadLetter: "dead-lettered",
+}

@@ -51,3 +51,22 @@ async def test_a_syncer_that_raises_is_named_by_its_line(
     assert line.startswith("ERROR fatal error, the consumer stops: KeyError at ")
     assert "test_log_lines.py:" in line
     assert " in charge" in line
+
+
+@pytest.mark.parametrize("log_tracebacks", [False, True])
+async def test_the_whole_traceback_of_a_syncer_needs_to_be_asked_for(
+    rabbit: Rabbit,
+    action: MakeAction,
+    caplog: pytest.LogCaptureFixture,
+    log_tracebacks: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+
+    async def charge(message: Any) -> bool:
+        raise KeyError("a text that may quote the message")
+
+    with pytest.raises(FatalSyncerError):
+        await RabbitConsumer(rabbit.url, queue, charge, log_tracebacks=log_tracebacks).run()
+
+    assert ("a text that may quote the message" in caplog.text) is log_tracebacks
