@@ -126,13 +126,15 @@ def test_an_error_of_the_applications_statement_names_the_table_only() -> None:
     import conquiet.db.errors  # noqa: F401 - describes errors of SQLAlchemy
 
     canary = "jane@example.org"
+    engine = create_engine("sqlite://")
 
     def book() -> None:
-        with create_engine("sqlite://").connect() as connection:
+        with engine.connect() as connection:
             connection.execute(text("INSERT INTO ledger (mail) VALUES (:mail)"), {"mail": canary})
 
     with pytest.raises(Exception, match="no such table") as caught:
         book()
+    engine.dispose()
 
     described = describe_error(caught.value)
     assert "there is no table ledger" in described["reason"]
