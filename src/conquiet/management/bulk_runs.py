@@ -176,16 +176,12 @@ class BulkRuns:
         """Write the progress of a run and keep its lease; raise if it is ours no longer."""
         if not await self._client.eval(RESERVE_NAME, 1, _lease(run.id), self._owner, _LEASE_MS):
             raise _StoppedError
-        written = await self._client.eval(
-            _SAVE_IF_ACTIVE, 1, _key(run.id), msgspec.json.encode(run), _KEPT_S, f'"state":"{run.state.value}"'
-        )
-        if not written:
-            raise _StoppedError
+        await self._save_if_unchanged(run, run.state)
 
     async def finish(self, run: BulkRun, state: RunState, error: str = "") -> BulkRun:
-        """Write how a run ended."""
+        """Write how a run ended; raise if its state was changed meanwhile: a cancellation is not overwritten."""
         ended = replace(run, state=state, error=error)
-        await self._save(ended)
+        await self._save_if_unchanged(ended, run.state)
         return ended
 
     @property
@@ -203,17 +199,22 @@ class BulkRuns:
         await self._save(changed)
         return changed
 
+    async def _save_if_unchanged(self, run: BulkRun, state: RunState) -> None:
+        words = msgspec.json.encode(run), _KEPT_S, f'"state":"{state.value}"'
+        if not await self._client.eval(_SAVE_IF_UNCHANGED, 1, _key(run.id), *words):
+            raise _StoppedError
+
     async def _save(self, run: BulkRun) -> None:
         await self._client.set(_key(run.id), msgspec.json.encode(run), ex=_KEPT_S)
 
 
-_SAVE_IF_ACTIVE: Final = """
+_SAVE_IF_UNCHANGED: Final = """
 local now = redis.call('GET', KEYS[1])
 if not now or not string.find(now, ARGV[3], 1, true) then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 return 1
 """
-"""Write the progress of a run unless its state was changed. KEYS: run; ARGV: run as JSON, seconds, its state."""
+"""Write a run unless its state was changed. KEYS: run; ARGV: run as JSON, seconds, the state it was in."""
 
 
 class _Carrier:
@@ -244,7 +245,7 @@ class _Carrier:
             return None
         except ConquietError as error:
             # Without a text: it may quote an address. The class says what to look for.
-            with contextlib.suppress(ConquietError):
+            with contextlib.suppress(ConquietError, _StoppedError):
                 return await self._runs.finish(self._run, RunState.FAILED, type(error).__name__)
             return None
 
