@@ -1,15 +1,17 @@
 """All streams at a glance, cheaply enough for a page that is refreshed every second.
 
     StreamDirectory    finds the streams: a few SCAN steps at a time, never KEYS
-    read_fleet         one script call for a hundred streams, so a thousand cost ten commands
+    read_fleet         one script call for a hundred streams, so a thousand cost ten commands; in a Redis Cluster one
+                       for each stream: a script may use keys of one slot only
+    count_retrying     how many of the delayed messages wait for a further attempt
     flow               what came in and went out per second between two readings
 
 ``overview.describe_stream`` reports more about one stream, and sends several commands for each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from conquiet.management.overview import companion
 from conquiet.management.redis_admin import RedisAdmin, display_name
@@ -18,6 +20,9 @@ from conquiet.redis_transport.replies import text
 
 if TYPE_CHECKING:
     from conquiet.redis_transport.commands import Word
+    from conquiet.redis_transport.routing import Address
+
+T = TypeVar("T")
 
 PER_CALL: Final = 100
 """Streams read by one script call: about a millisecond and a half, during which the server does nothing else."""
@@ -64,6 +69,35 @@ return {redis.call('TIME'), found}
 """
 """Describe streams. KEYS: for each its key, delayed set, dead letters and pauses; ARGV: most groups of each. Payloads
 stay on the server: XINFO STREAM and XRANGE read entries, and only their ids are returned."""
+
+
+MOST_DELAYED: Final = 1_000
+"""Delayed messages of one stream that ``count_retrying`` looks at."""
+
+_RETRYING_PER_CALL: Final = 10
+_MOST_BYTES: Final = 1_000_000
+
+_RETRYING: Final = """
+local found = {}
+for at, key in ipairs(KEYS) do
+  local total = redis.pcall('ZCARD', key)
+  local retrying, seen, size = 0, 0, 0
+  if type(total) ~= 'number' then total = 0 end
+  while seen < math.min(total, tonumber(ARGV[1])) and size < tonumber(ARGV[2]) do
+    local page = redis.call('ZRANGE', key, seen, math.min(seen + 20, tonumber(ARGV[1])) - 1)
+    if #page == 0 then break end
+    for _, raw in ipairs(page) do
+      size = size + #raw
+      if tonumber(string.match(raw, '"attempt":(%d+)') or 1) > 1 then retrying = retrying + 1 end
+    end
+    seen = seen + #page
+  end
+  found[at] = {retrying, seen, total}
+end
+return found
+"""
+"""Count retries. KEYS: delayed sets; ARGV: most messages, most bytes of each. The attempt stands before the data in a
+message of ours, so the first one is the envelope's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +190,50 @@ def _rate(before: int | None, after: int | None, seconds: float) -> float | None
 def read_fleet(server: RedisAdmin, keys: Sequence[bytes]) -> list[StreamGlance]:
     """Return the streams of these keys. Those that are gone are left out."""
     found: list[StreamGlance] = []
-    for start in range(0, len(keys), PER_CALL):
-        chunk = keys[start : start + PER_CALL]
+    for chunk in chunks_of(server, keys, PER_CALL):
         names: list[Word] = []
         for key in chunk:
             names += (key, companion(key, b"delayed"), companion(key, b"dead"), companion(key, b"paused"))
-        time, rows = server.call("EVAL", _FLEET, len(names), *names, _MOST_GROUPS)
+        time, rows = server.call("EVAL", _FLEET, len(names), *names, _MOST_GROUPS, stream=display_name(chunk[0]))
         now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
         found += [_glance(key, row, now_ms) for key, row in zip(chunk, rows, strict=True) if row]
+    return found
+
+
+def chunks_of(server: RedisAdmin, keys: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Return the parts of a list that one script call may read: each alone in a cluster, ``size`` of them otherwise."""
+    step = 1 if server.is_cluster else size
+    return (keys[start : start + step] for start in range(0, len(keys), step))
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedCounts:
+    """What waits in the delayed set of a stream.
+
+    Attributes:
+        retrying: Messages that wait for a further attempt, of those looked at.
+        looked_at: Messages that were looked at, those that are due first.
+        total: Messages in the set.
+    """
+
+    retrying: int
+    looked_at: int
+    total: int
+
+    @property
+    def is_exact(self) -> bool:
+        """True if all messages were looked at."""
+        return self.looked_at >= self.total
+
+
+def count_retrying(server: RedisAdmin, keys: Sequence[bytes]) -> dict[bytes, DelayedCounts]:
+    """Return how many delayed messages of these streams are retries. At most 1,000 messages, or a megabyte, of each."""
+    found: dict[bytes, DelayedCounts] = {}
+    for chunk in chunks_of(server, keys, _RETRYING_PER_CALL):
+        names = [companion(key, b"delayed") for key in chunk]
+        words: list[Word] = [*names, MOST_DELAYED, _MOST_BYTES]
+        reply = server.call("EVAL", _RETRYING, len(names), *words, stream=display_name(chunk[0]))
+        found |= {key: DelayedCounts(*row) for key, row in zip(chunk, reply, strict=True)}
     return found
 
 
@@ -208,7 +278,7 @@ class StreamDirectory:
 
     def __init__(self, *, most: int = MOST_STREAMS) -> None:
         self._most = most
-        self._cursor = "0"
+        self._left: list[tuple[Address | None, str]] = []
         self._known: set[bytes] = set()
         self._seen: set[bytes] = set()
         self.complete = False
@@ -217,10 +287,14 @@ class StreamDirectory:
     def advance(self, server: RedisAdmin, *, steps: int = 20) -> None:
         """Scan the next part of the keyspace: ``steps`` thousand keys."""
         for _ in range(steps):
-            reply = server.call("SCAN", self._cursor, "COUNT", _SCAN_COUNT, "TYPE", "stream")
-            self._cursor = text(reply[0])
+            if not self._left:  # a new pass, over each master of a cluster
+                self._left = [(master, "0") for master in server.masters()]
+            master, cursor = self._left[0]
+            reply = server.call_each(master, "SCAN", cursor, "COUNT", _SCAN_COUNT, "TYPE", "stream")
             self._add(reply[1])
-            if self._cursor == "0":
+            cursor = text(reply[0])
+            self._left[:1] = [] if cursor == "0" else [(master, cursor)]
+            if not self._left:
                 self.complete = len(self._seen) <= self._most
                 self._known, self._seen = set(sorted(self._seen)[: self._most]), set()
                 return
