@@ -114,7 +114,7 @@ def describe_error(error: BaseException | None) -> dict[str, str]:
     if error is None:
         return {}
     frames = list(_frames_of(error))
-    own = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)]
+    own = [frame for frame in frames if _is_of_application(frame.filename)]
     described = {"error": type(error).__name__}
     if frames:
         last = (own or frames)[-1]
@@ -144,10 +144,17 @@ def reason_of(error: BaseException) -> str:
 
 
 def _frames_of(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """Yield the frames from the first one outside of conquiet on; all of them if there is none outside."""
+    """Yield the frames from the first one of the application on; all of them if there is none.
+
+    What is before it (a thread of the pool, our own adapters) is the same for every message.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    start = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)), 0)
+    start = next((at for at, frame in enumerate(frames) if _is_of_application(frame.filename)), 0)
     yield from frames[start:]
+
+
+def _is_of_application(filename: str) -> bool:
+    return not filename.startswith(_PACKAGE) and not any(part in filename for part in _LIBRARIES)
 
 
 def _shown_path(filename: str) -> str:

@@ -134,14 +134,14 @@ class Fleet:
     async def retrying(self, streams: list[StreamGlance]) -> dict[bytes, DelayedCounts]:
         """Return how many of the delayed messages are retries; read again every five seconds."""
         now = time.monotonic()
-        waiting = [one.raw_key for one in streams if one.delayed]
-        due = [key for key in waiting if now - self._retrying.get(key, (float("-inf"),))[0] > self._retrying_s]
+        waiting = [one for one in streams if one.delayed]
+        due = [one for one in waiting if now - self._retrying.get(one.raw_key, (float("-inf"),))[0] > self._retrying_s]
         if due:
             found = await self._servers.redis(lambda admin: count_retrying(admin, due))
             if len(self._retrying) > 10 * len(streams) + 1_000:
                 self._retrying.clear()
             self._retrying |= {key: (now, counts) for key, counts in found.items()}
-        return {key: self._retrying[key][1] for key in waiting if key in self._retrying}
+        return {one.raw_key: self._retrying[one.raw_key][1] for one in waiting if one.raw_key in self._retrying}
 
     @property
     def _retrying_s(self) -> float:

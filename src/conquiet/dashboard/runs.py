@@ -36,8 +36,8 @@ class RunCarrier:
     def start(self, run_id: str) -> None:
         """Work on a run. If this process does already, look at it once more after that.
 
-        A page shows a run as counted a moment before the task that counted it has ended. A run that is confirmed in
-        that moment would otherwise wait for the next look for abandoned runs, and without a visitor there is none.
+        A page shows a run as counted a moment before the task that counted it has ended. A run confirmed in that
+        moment would otherwise wait for the next search for abandoned runs, and without a visitor there is none.
         """
         if run_id in self._tasks:
             self._again.add(run_id)

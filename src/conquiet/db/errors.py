@@ -273,6 +273,11 @@ def as_write_error(
     return _KINDS.get(fault, DbWriteError)(f"{info} failed{shown}: {description}", **facts)
 
 
+def is_refused_login(error: BaseException) -> bool:
+    """Return whether the server answered and refused the user name or the password."""
+    return _is_refused_login(error, number_of(error), sqlstate_of(error))
+
+
 def _is_refused_login(error: BaseException, number: int | None, state: str | None) -> bool:
     # libpq reports a refused password without a code; the text is searched and not shown.
     return number in {1045, 1698} or state in {"28P01", "28000"} or "password authentication failed" in str(error)

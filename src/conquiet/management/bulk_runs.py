@@ -28,7 +28,8 @@ from conquiet.management.bulk_run_models import ACTIVE, BulkRun, RunAction, RunS
 from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.bulk import BulkReport
 from conquiet.management.jobs.models import JobFilter, JobPhase
-from conquiet.processor.dead_letters import DeadFilter, DeadLetters
+from conquiet.processor.dead_letters import DeadFilter
+from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 from conquiet.redis_transport.client import AsyncClient, is_cluster
 from conquiet.redis_transport.liveness import RELEASE_NAME, RESERVE_NAME
 
@@ -82,7 +83,7 @@ class BulkRuns:
             state=RunState.COUNTING,
             created_ms=now_ms,
             rate_per_s=float(rate_per_s),
-            total=await DeadLetters(self._client, stream).count(),
+            total=await PartitionedDeadLetters(self._client, stream).count(),
             audit_id=audit_id,
         )
         await self._add(run)
@@ -152,7 +153,7 @@ class BulkRuns:
 
     async def act_on(self, action: RunAction, stream: str, ids: Sequence[str]) -> int:
         """Replay or discard these dead letters at once; return how many were still there."""
-        dead_letters = DeadLetters(self._client, stream)
+        dead_letters = PartitionedDeadLetters(self._client, stream)
         if action is RunAction.DISCARD:
             return await dead_letters.discard_ids(ids)
         return sum([(await dead_letters.replay(DeadFilter(id=one))).replayed for one in ids])
@@ -194,14 +195,17 @@ class BulkRuns:
         return self._client  # type: ignore[no-any-return]
 
     async def _change(self, run_id: str, before: set[RunState], after: RunState) -> BulkRun:
-        run = await self.get(run_id)
-        if run is None:
-            raise ConfigurationError("there is no such run any more")
-        if run.state not in before:
-            raise ConfigurationError(f"the run is {run.state.value}; it cannot become {after.value}")
-        changed = replace(run, state=after)
-        await self._save(changed)
-        return changed
+        while True:
+            run = await self.get(run_id)
+            if run is None:
+                raise ConfigurationError("there is no such run any more")
+            if run.state not in before:
+                raise ConfigurationError(f"the run is {run.state.value}; it cannot become {after.value}")
+            changed = replace(run, state=after)
+            # A cancel and a confirm may meet, and a step of the process that carries the run out.
+            with contextlib.suppress(_StoppedError):
+                await self._save_if_unchanged(changed, run.state)
+                return changed
 
     async def _save_if_unchanged(self, run: BulkRun, state: RunState) -> None:
         words = msgspec.json.encode(run), _KEPT_S, f'"state":"{state.value}"'
@@ -227,7 +231,7 @@ class _Carrier:
     def __init__(self, runs: BulkRuns, run: BulkRun) -> None:
         self._runs = runs
         self._run = run
-        self._dead_letters = DeadLetters(runs.client, run.stream)
+        self._dead_letters = PartitionedDeadLetters(runs.client, run.stream)
         self._stopped = False
         self._saved_at = time.monotonic()
 

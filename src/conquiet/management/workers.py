@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from conquiet.management.fleet import chunks_of
 from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts
 from conquiet.management.models import ConsumerState
 from conquiet.management.redis_admin import RedisAdmin, display_name
@@ -106,7 +105,9 @@ def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> l
     wanted = [(stream, group) for stream, group in groups if _is_text(stream) and _is_text(group)]
     attempts = counts_attempts(server) if wanted else False
     found: list[StreamWorker] = []
-    for chunk in chunks_of(server, wanted, _PER_CALL):
+    step = 1 if server.is_cluster else _PER_CALL  # a script may use keys of one slot only
+    for start in range(0, len(wanted), step):
+        chunk = wanted[start : start + step]
         keys: list[Word] = []
         for raw_stream, raw_group in chunk:
             stream, group = raw_stream.decode(), raw_group.decode()

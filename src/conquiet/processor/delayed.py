@@ -183,7 +183,9 @@ class DelayedPromoter:
 
     async def _serve(self, keys: Keys) -> None:
         woken = self._woken[keys.stream]
-        outage = OutageWatch("Redis", f"delayed messages of {printable(keys.stream)} are not moved to it")
+        outage = OutageWatch(
+            "Redis", f"nothing is read from {printable(keys.stream)}, nor are delayed messages moved to it"
+        )
         try:
             await self._serve_with(keys, woken, outage)
         finally:

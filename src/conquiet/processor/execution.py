@@ -99,7 +99,7 @@ class Execution:
         results: ResultWriter,
         foreign: ForeignGuard | None = None,
     ) -> None:
-        self._group = group
+        self.group = group
         self._runners = runners
         self._keys = keys
         self._pauses = pauses
@@ -132,7 +132,7 @@ class Execution:
             message.decoded = envelope = from_payload(message.data, entry_id=message.id)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
             envelope = None
-        if envelope is not None and envelope.group not in {None, self._group}:
+        if envelope is not None and envelope.group not in {None, self.group}:
             return ACKNOWLEDGE  # another group's retry, which a dead letter of ours would bring back for us
         return DeadLetter(Reason.DELIVERIES_EXHAUSTED.value, note=_EXHAUSTED)
 
@@ -194,7 +194,7 @@ class Execution:
             return self._unless_foreign(message, DeadLetter(Reason.NOT_AN_ENVELOPE.value, error, error.reason))
         if self._foreign is not None:
             self._foreign.accept(message.stream)
-        if envelope.group is not None and envelope.group != self._group:
+        if envelope.group is not None and envelope.group != self.group:
             return ACKNOWLEDGE  # another group's retry; ours has dealt with this message
         if envelope.key is not None and not await self._has_turn(message, envelope):
             return MOVED
@@ -256,7 +256,7 @@ class Execution:
             message.stream,
             message_id=envelope.id,
             event=envelope.event,
-            group=self._group,
+            group=self.group,
             attempt=envelope.attempt,
             headers=envelope.headers,
             first_attempt=envelope.first_attempt,
@@ -266,9 +266,10 @@ class Execution:
                 span.fail(settlement.failure)
                 if envelope.first_attempt is None:
                     envelope.first_attempt = span.headers.get("traceparent")
-            span.set("conquiet.settlement", settlement_name(settlement))
-            if message.lease_lost:
-                span.set("conquiet.lease.lost", value=True)
+            if not span.is_dropped:
+                span.set("conquiet.settlement", settlement_name(settlement))
+                if message.lease_lost:
+                    span.set("conquiet.lease.lost", value=True)
             return settlement
 
     async def _invoke(
