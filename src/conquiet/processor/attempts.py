@@ -26,7 +26,7 @@ class FailedAttempt(msgspec.Struct, frozen=True, array_like=True):
     """One attempt that failed.
 
     Attributes:
-        attempt: Its number, from 1; it begins anew after a replay.
+        attempt: Its number, from 1; it restarts at 1 after a replay.
         ended_ms: When it ended, by the server's clock.
         duration_ms: How long its handler ran.
         error_type: Class of the error.

@@ -60,7 +60,7 @@ def test_sizes_have_a_unit() -> None:
         (DelayedCounts(retrying=400, looked_at=1_000, total=5_000), 5_000, "5\u202f000", "400 of 1\u202f000"),
     ],
 )
-def test_retries_are_told_apart_from_delayed_messages(
+def test_retries_are_counted_apart_from_delayed_messages(
     counts: DelayedCounts | None, delayed: int, waiting: str, again: str
 ) -> None:
     assert first_waits(counts, delayed) == waiting
