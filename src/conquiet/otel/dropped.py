@@ -6,6 +6,8 @@ the sender, or the sampler drops everything. Any other sampler is asked.
 
 Nothing is recorded, but the decision travels on: a message that the handler emits carries a context that is not
 sampled.
+
+See docs/decisions/0059.
 """
 
 import re

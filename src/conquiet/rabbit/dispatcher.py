@@ -182,7 +182,8 @@ class Dispatcher:
         disposition = decide(verdict, delivery.facts, self.policy)
         if self.moves:
             disposition = _MOVING.get(disposition, disposition)
-        report_unprocessed(delivery, verdict, disposition, self.policy)
+        tracebacks = self._config.log_tracebacks
+        report_unprocessed(delivery, verdict, disposition, self.policy, tracebacks=tracebacks)
         parks = disposition is Disposition.DEAD_LETTER_AND_STOP and delivery.session.is_open
         place = "is back in the queue"
         if parks and self.moves:

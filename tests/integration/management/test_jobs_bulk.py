@@ -217,3 +217,38 @@ async def test_a_reset_asks_for_the_name_and_leaves_running_jobs(
 
 async def _dead(aio: redis.asyncio.Redis, stream: str, count: int) -> bool:
     return int(await aio.xlen(keys_of(stream).dead)) == count
+
+
+async def test_a_limit_holds_over_several_steps_and_a_resumed_run(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    await _emit(aio, stream, "remind", MANY)
+
+    def die_after_one(_report: BulkReport) -> None:
+        raise _KilledError
+
+    with pytest.raises(_KilledError):
+        await jobs.bulk("cancel", "waiting", name="some", limit=150, on_progress=die_after_one)
+    done = await jobs.bulk("cancel", "waiting", name="some", limit=150)
+
+    assert (done.matched, done.changed, done.done) == (150, 150, True)
+    assert len((await jobs.list("waiting", limit=200)).jobs) == MANY - 150
+
+
+async def test_a_run_leaves_alone_what_was_emitted_after_it_began(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    """The jobs at the end of the stream are met last: a run that takes them never ends while others emit."""
+    await _emit(aio, stream, "remind", MANY)
+
+    def die_after_one(_report: BulkReport) -> None:
+        raise _KilledError
+
+    with pytest.raises(_KilledError):
+        await jobs.bulk("cancel", "waiting", name="monday", on_progress=die_after_one)
+    await asyncio.sleep(0.005)  # the server's next millisecond
+    await _emit(aio, stream, "late", 5)
+    done = await jobs.bulk("cancel", "waiting", name="monday")
+
+    assert (done.changed, done.done) == (MANY, True)
+    assert [job.event for job in (await jobs.list("waiting")).jobs] == ["late"] * 5

@@ -129,7 +129,7 @@ async def test_the_order_by_key_holds_while_entries_are_removed(processor: Proce
     assert effects == {account: list(range(60)) for account in ("a", "b", "c")}
 
 
-async def test_jobs_are_listed_moved_and_cancelled_in_a_stream_that_is_kept_short(
+async def test_jobs_of_a_trimmed_stream_are_listed_moved_and_cancelled(
     processor: Processor, client: Any, stream: str, jobs: JobAdmin
 ) -> None:
     seen: list[str] = []
