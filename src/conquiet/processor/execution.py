@@ -48,7 +48,7 @@ from conquiet.processor.results import DEAD, ResultWriter
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
-from conquiet.processor.unknown import decide_unknown
+from conquiet.processor.unknown import FATES, decide_unknown
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import Outcome
 from conquiet.runtime.message import RuntimeMessage
@@ -255,6 +255,9 @@ class Execution:
     ) -> Settlement:
         if tracing.active is None:
             return await self._invoke(message, leases, envelope, runner)
+        if (make_current := tracing.active.dropped(envelope.headers)) is not None:
+            make_current()  # the context is the message's own, and ends with it
+            return await self._invoke(message, leases, envelope, runner)
         with tracing.active.process(
             "redis",
             message.stream,
@@ -360,7 +363,7 @@ class Execution:
                 "no handler for event %(event_name)s of message %(message_id)s: %(fate)s. Known: %(known)s",
                 event_name=envelope.event,
                 message_id=message.id,
-                fate=_FATES[type(settlement)],
+                fate=FATES[type(settlement)],
                 known=", ".join(self._runners),
                 stream=message.stream,
             )
@@ -392,10 +395,3 @@ class Execution:
         later = partial(self._settler.settle, message, settlement)
         is_held = self._foreign.must_hold(message.stream, message.id, later)
         return KeepPending(settlement.failure) if is_held else settlement
-
-
-_FATES = {
-    type(ACKNOWLEDGE): "acknowledged and ignored",
-    Defer: "left for a worker that has one",
-    DeadLetter: "dead-lettered",
-}
