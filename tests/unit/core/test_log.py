@@ -120,7 +120,7 @@ def test_frames_begin_with_the_application_and_end_where_it_was_left() -> None:
     assert "functions.py" not in described["frames"]
 
 
-def test_an_error_of_the_applications_own_statement_names_the_table_and_shows_no_value() -> None:
+def test_an_error_of_the_applications_statement_names_the_table_only() -> None:
     from sqlalchemy import create_engine, text
 
     import conquiet.db.errors  # noqa: F401 - describes errors of SQLAlchemy
