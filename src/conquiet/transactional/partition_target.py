@@ -46,9 +46,8 @@ class ToPartitions(ToProcessor):
         from conquiet.processor.partition_routing import PartitionRouter
         from conquiet.processor.partitions import require_stream_name
 
-        super().__init__(
-            redis, require_stream_name(stream), event, max_payload_bytes=max_payload_bytes, replicas=replicas
-        )
+        name = require_stream_name(stream)
+        super().__init__(redis, name, event, max_payload_bytes=max_payload_bytes, replicas=replicas)
         self._router = PartitionRouter()
 
     def _send(self, encoded: Sequence[bytes], keys: Sequence[bytes | None]) -> None:
