@@ -67,12 +67,12 @@ class TransactionGuard:
             raise as_write_error(self.failure, _STATEMENT) from self.failure
         self._may_commit = True
 
-    def take_over(self) -> None:
-        """Guard the connection again, after a part of the transaction that had a guard of its own."""
-        other = _guards.get(self.connection)
+    def take_over(self, connection: "Connection") -> None:
+        """Guard the connection again, after a part of its transaction that had a guard of its own."""
+        other = _guard_of(connection)
         if other is not None and other is not self:
             self.failure = self.failure or other.failure
-            _guards[self.connection] = self
+            setattr(connection, _GUARD, self)
 
     def on_commit(self) -> None:
         """Refuse a COMMIT that is not ours."""
