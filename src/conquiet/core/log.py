@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +31,13 @@ from conquiet.errors import ConquietError
 
 _SHOWN: Final = 500
 _FRAMES: Final = 12
+_LIBRARY_FRAMES: Final = 3
 _CAUSES: Final = 5
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")  # noqa: PTH120
 _NAMED: Final = re.compile(r"%\((\w+)\)")
+
+_describers: list[Callable[[BaseException], str | None]] = []
 
 _tracebacks = bool(os.environ.get("CONQUIET_DEBUG"))  # set by --debug, for child processes too
 
@@ -43,6 +46,12 @@ def show_tracebacks(*, shown: bool = True) -> None:
     """Log whole tracebacks from now on, in this process. They hold exception texts, which may quote messages."""
     global _tracebacks  # noqa: PLW0603 - one switch for the process, as logging itself is
     _tracebacks = shown
+
+
+def add_describer(describe: Callable[[BaseException], str | None]) -> None:
+    """Use a function that describes errors of a library, such as a driver, without any value; None for others."""
+    if describe not in _describers:
+        _describers.append(describe)
 
 
 class FactLogger:
@@ -114,7 +123,7 @@ def describe_error(error: BaseException | None) -> dict[str, str]:
     if error is None:
         return {}
     frames = list(_frames_of(error))
-    own = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)]
+    own = [frame for frame in frames if _is_of_application(frame.filename)]
     described = {"error": type(error).__name__}
     if frames:
         last = (own or frames)[-1]
@@ -123,13 +132,19 @@ def describe_error(error: BaseException | None) -> dict[str, str]:
         described["reason"] = reason
     if len(frames) > 1:
         described["frames"] = " > ".join(
-            f"{_shown_path(frame.filename)}:{frame.lineno} {frame.name}" for frame in frames[-_FRAMES:]
+            f"{_shown_path(frame.filename)}:{frame.lineno} {frame.name}" for frame in _most_relevant(frames)
         )
     return described
 
 
+def _most_relevant(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Return the last frames of the application, and the first few of the library that it called."""
+    last = max((at for at, frame in enumerate(frames) if _is_of_application(frame.filename)), default=len(frames) - 1)
+    return frames[: last + 1 + _LIBRARY_FRAMES][-_FRAMES:]
+
+
 def reason_of(error: BaseException) -> str:
-    """Return the text of an error of conquiet's own, or of one that caused this error; empty if there is none."""
+    """Return the text of an error of conquiet's own, or of one that caused it, or what a describer says; else empty."""
     current: BaseException | None = error
     for _ in range(_CAUSES):
         if isinstance(current, ConquietError):
@@ -140,14 +155,21 @@ def reason_of(error: BaseException) -> str:
         if current is None:
             break
         current = current.__cause__
-    return ""
+    return next((said for describe in _describers if (said := describe(error))), "")
 
 
 def _frames_of(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """Yield the frames from the first one outside of conquiet on; all of them if there is none outside."""
+    """Yield the frames from the first one of the application on; all of them if there is none.
+
+    What is before it (a thread of the pool, our own adapters) is the same for every message.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    start = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)), 0)
+    start = next((at for at, frame in enumerate(frames) if _is_of_application(frame.filename)), 0)
     yield from frames[start:]
+
+
+def _is_of_application(filename: str) -> bool:
+    return not filename.startswith(_PACKAGE) and not any(part in filename for part in _LIBRARIES)
 
 
 def _shown_path(filename: str) -> str:

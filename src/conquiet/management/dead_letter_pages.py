@@ -6,16 +6,21 @@ that is a bulk run (``bulk_runs``), not a page.
 
 import base64
 import contextlib
+import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from conquiet.management.overview import companion
-from conquiet.management.redis_admin import RedisAdmin, as_bytes
+from conquiet.management.partitions import partition_keys
+from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadMessage, read_dead_message
+from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import text
 
 __all__ = [
+    "CauseSample",
     "DeadFilter",
     "DeadLetterGroup",
     "DeadLetterPage",
@@ -28,7 +33,10 @@ __all__ = [
 ]
 
 SAMPLE: Final = 500
-"""Newest dead letters that ``sample_groups`` reads."""
+"""Dead letters that ``sample_groups`` reads at once unless more are asked for."""
+
+MOST_SAMPLED: Final = 5_000
+"""Most dead letters that ``sample_groups`` reads at once. Older ones are read by the next call."""
 
 _STEP: Final = 100
 _MOST_BYTES: Final = 4_000_000
@@ -87,7 +95,8 @@ def list_newest(
     server: RedisAdmin, stream: bytes, *, where: DeadFilter = EVERYTHING, limit: int = 50, before: str | None = None
 ) -> DeadLetterPage:
     """Return up to ``limit`` dead letters that match, newest first, from before the id ``before`` on."""
-    total = int(server.call("XLEN", companion(stream, b"dead"), stream=""))
+    keys = partition_keys(server, stream)
+    total = sum(int(server.call("XLEN", companion(key, b"dead"), stream=display_name(key))) for key in keys)
     items: list[DeadMessage] = []
     looked_at, last = 0, before
     for one in _newest(server, stream, before, _MOST_READ):
@@ -99,12 +108,27 @@ def list_newest(
     return DeadLetterPage(tuple(items), total, looked_at, last if looked_at >= _MOST_READ else None)
 
 
-def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE) -> tuple[list[DeadLetterGroup], int]:
-    """Return what the newest dead letters died of, most frequent first, and how many were looked at."""
+@dataclass(frozen=True, slots=True)
+class CauseSample:
+    """What some dead letters died of.
+
+    Attributes:
+        groups: By event and error, most frequent first.
+        looked_at: Dead letters that were read.
+        older: Id to go on from; None if there are no older ones.
+    """
+
+    groups: tuple[DeadLetterGroup, ...]
+    looked_at: int
+    older: str | None
+
+
+def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, before: str | None = None) -> CauseSample:
+    """Return what the newest dead letters died of, or the newest before an id. At most 5,000 are read."""
     members: dict[tuple[str, str], list[DeadMessage]] = {}
-    looked_at = 0
-    for one in _newest(server, stream, None, sample):
-        looked_at += 1
+    looked_at, last, most = 0, None, min(sample, MOST_SAMPLED)
+    for one in _newest(server, stream, before, most):
+        looked_at, last = looked_at + 1, one.id
         members.setdefault((one.record.event, one.record.error_type or one.record.reason), []).append(one)
     groups = [
         DeadLetterGroup(
@@ -118,21 +142,33 @@ def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE) ->
         )
         for (event, cause), those in members.items()
     ]
-    return sorted(groups, key=lambda one: (-one.count, one.event, one.cause)), looked_at
+    ordered = sorted(groups, key=lambda one: (-one.count, one.event, one.cause))
+    return CauseSample(tuple(ordered), looked_at, last if looked_at >= most else None)
 
 
 def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:
     """Return one dead letter; None if it is gone."""
-    reply = server.call("XRANGE", companion(stream, b"dead"), dead_id, dead_id, "COUNT", 1)
-    return _message(reply[0]) if reply else None
+    for key in partition_keys(server, stream):
+        reply = server.call("XRANGE", companion(key, b"dead"), dead_id, dead_id, "COUNT", 1, stream=display_name(key))
+        if reply:
+            return _message(reply[0])
+    return None
 
 
 def _newest(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
+    """Read the newest of all partitions, newest first."""
+    each = [_newest_of(server, key, before, most) for key in partition_keys(server, stream)]
+    merged = heapq.merge(*each, key=lambda one: parse_id(one.id), reverse=True)
+    return itertools.islice(merged, most)
+
+
+def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
     start = "+" if before is None else f"({before}"
     read = 0
     while read < most:
         reply: list[Any] = server.call(
-            "EVAL", _PAGE, 1, companion(stream, b"dead"), start, min(_STEP, most - read), _MOST_BYTES
+            *("EVAL", _PAGE, 1, companion(stream, b"dead"), start, min(_STEP, most - read), _MOST_BYTES),
+            stream=display_name(stream),
         )
         if not reply:
             return

@@ -11,11 +11,12 @@ See docs/decisions/0013.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from conquiet.core import tracing
+from conquiet.core import causation, tracing
 from conquiet.core.functions import reject_unawaited
 from conquiet.core.log import FactLogger
 from conquiet.core.seen_ids import SeenIds
@@ -40,7 +41,7 @@ from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
 from conquiet.processor.foreign import ForeignGuard
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
-from conquiet.processor.jobs import JobRecorder, JobState
+from conquiet.processor.jobs import JobRecorder, JobState, Story
 from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, Reason, Reject, decide
@@ -48,7 +49,7 @@ from conquiet.processor.results import DEAD, ResultWriter
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
-from conquiet.processor.unknown import decide_unknown
+from conquiet.processor.unknown import UNKNOWN_FATES, decide_unknown
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import Outcome
 from conquiet.runtime.message import RuntimeMessage
@@ -98,7 +99,7 @@ class Execution:
         results: ResultWriter,
         foreign: ForeignGuard | None = None,
     ) -> None:
-        self._group = group
+        self.group = group
         self._runners = runners
         self._keys = keys
         self._pauses = pauses
@@ -131,7 +132,7 @@ class Execution:
             message.decoded = envelope = from_payload(message.data, entry_id=message.id)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
             envelope = None
-        if envelope is not None and envelope.group not in {None, self._group}:
+        if envelope is not None and envelope.group not in {None, self.group}:
             return ACKNOWLEDGE  # another group's retry, which a dead letter of ours would bring back for us
         return DeadLetter(Reason.DELIVERIES_EXHAUSTED.value, note=_EXHAUSTED)
 
@@ -193,7 +194,7 @@ class Execution:
             return self._unless_foreign(message, DeadLetter(Reason.NOT_AN_ENVELOPE.value, error, error.reason))
         if self._foreign is not None:
             self._foreign.accept(message.stream)
-        if envelope.group is not None and envelope.group != self._group:
+        if envelope.group is not None and envelope.group != self.group:
             return ACKNOWLEDGE  # another group's retry; ours has dealt with this message
         if envelope.key is not None and not await self._has_turn(message, envelope):
             return MOVED
@@ -236,6 +237,11 @@ class Execution:
         is_asked = message.cancel_requested or isinstance(failure, JobCancelledError)
         return await self._canceller.cancel(message, leases) if is_asked and not message.acknowledged else None
 
+    async def keep_result(self, message: RuntimeMessage, envelope: Envelope) -> None:
+        """Write that a message of a batch has succeeded, without a value, if something waits for it."""
+        if envelope.keep_result_ms is not None:
+            await self._results.succeeded(self._keys[message.stream], envelope, None)
+
     async def record(self, message: RuntimeMessage, envelope: Envelope, state: JobState) -> None:
         """Record the state of a message of a batch, if states are kept."""
         if self._jobs is None:
@@ -250,12 +256,15 @@ class Execution:
     ) -> Settlement:
         if tracing.active is None:
             return await self._invoke(message, leases, envelope, runner)
+        if (make_current := tracing.active.dropped(envelope.headers)) is not None:
+            make_current()  # the context is the message's own, and ends with it
+            return await self._invoke(message, leases, envelope, runner)
         with tracing.active.process(
             "redis",
             message.stream,
             message_id=envelope.id,
             event=envelope.event,
-            group=self._group,
+            group=self.group,
             attempt=envelope.attempt,
             headers=envelope.headers,
             first_attempt=envelope.first_attempt,
@@ -265,9 +274,10 @@ class Execution:
                 span.fail(settlement.failure)
                 if envelope.first_attempt is None:
                     envelope.first_attempt = span.headers.get("traceparent")
-            span.set("conquiet.settlement", settlement_name(settlement))
-            if message.lease_lost:
-                span.set("conquiet.lease.lost", value=True)
+            if not span.is_dropped:
+                span.set("conquiet.settlement", settlement_name(settlement))
+                if message.lease_lost:
+                    span.set("conquiet.lease.lost", value=True)
             return settlement
 
     async def _invoke(
@@ -275,6 +285,7 @@ class Execution:
     ) -> Settlement:
         if self._jobs is not None:
             await self._jobs.record(self._keys[message.stream], envelope, JobState.RUNNING)
+        handling = causation.begin(message.stream, envelope.id)
         running = self._cancels.running
         running[message] = asyncio.current_task() if runner.is_async else None
         failure: Exception | None = None
@@ -295,7 +306,8 @@ class Execution:
             if envelope.keep_result_ms is not None:
                 await self._results.succeeded(self._keys[message.stream], envelope, answer)
             if self._jobs is not None:
-                await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED)
+                story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=handling.caused)
+                await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED, story)
             runner.count(message.stream, "done")
             message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
             return ACKNOWLEDGE
@@ -354,7 +366,7 @@ class Execution:
                 "no handler for event %(event_name)s of message %(message_id)s: %(fate)s. Known: %(known)s",
                 event_name=envelope.event,
                 message_id=message.id,
-                fate=_FATES[type(settlement)],
+                fate=UNKNOWN_FATES[type(settlement)],
                 known=", ".join(self._runners),
                 stream=message.stream,
             )
@@ -386,6 +398,3 @@ class Execution:
         later = partial(self._settler.settle, message, settlement)
         is_held = self._foreign.must_hold(message.stream, message.id, later)
         return KeepPending(settlement.failure) if is_held else settlement
-
-
-_FATES = {type(ACKNOWLEDGE): "ignore", Defer: "leave", DeadLetter: "dead_letter"}

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.core.batch_run import Outcome
 from conquiet.errors import ConflictError, LifecycleError, MessageInProgressError
+from conquiet.rabbit.spans import RefusedBySyncer
 from conquiet.rabbit.syncer import (
     DONE,
     POSTPONED,
     REFUSED,
     ContractBroken,
     Interruption,
+    Requeue,
     SyncerResult,
     interpret_error,
     interpret_result,
@@ -81,6 +83,17 @@ def outcomes_of(result: object) -> "list[Any] | None":
     if isinstance(verdict, ContractBroken):
         raise BrokenError(verdict)
     return None
+
+
+def failure_of(outcome: Outcome) -> BaseException | None:
+    """Return what a span shows as the failure of one message; ``Requeue`` is none."""
+    match outcome:
+        case RefusedError() | BrokenError():
+            return RefusedBySyncer()
+        case Requeue():
+            return None
+        case _:
+            return outcome
 
 
 def report_of(outcome: Outcome) -> SyncerResult | Interruption:

@@ -20,9 +20,10 @@ from conquiet.core.batch_run import BatchRun
 from conquiet.core.batching import BatchAssembler, BatchSettings
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.worker_pool import WorkerPool
-from conquiet.rabbit.batch_results import CURRENT_BATCH, outcomes_of, report_of
+from conquiet.rabbit.batch_results import CURRENT_BATCH, failure_of, outcomes_of, report_of
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
+from conquiet.rabbit.spans import batch_span
 from conquiet.rabbit.syncer import interpret_error
 from conquiet.rabbit.workers import Finish
 
@@ -141,7 +142,9 @@ class BatchWorkers:
             else:
                 self._finish(delivery, report)
         if members:
-            outcomes = await BatchRun(members, self._call).run()
+            with batch_span([delivery for delivery, _ in members]) as span:
+                outcomes = await BatchRun(members, self._call).run()
+                span.record([failure_of(outcome) for outcome in outcomes])
             for (delivery, _), outcome in zip(members, outcomes, strict=True):
                 self._finish(delivery, report_of(outcome))
             members[0][0].session.flush()

@@ -103,7 +103,7 @@ class SyncBatches:
                     )
                 except Exception as ending:
                     raise _TransactionEnded(ending) from ending
-                guard.take_over()
+                guard.take_over(db.connection)
                 if error is not None:
                     raise error
 
