@@ -20,7 +20,7 @@ import pytest
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import RabbitError
-from conquiet.rabbit import DeadLetters, DeliveryFilter, Outgoing, Publisher, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit import DeliveryFilter, Outgoing, Publisher, RabbitConsumer, RabbitDeadLetters, SchemaRegistry
 from conquiet.testing import RabbitMQClusterServer, wait_until_async
 
 FAULTS = int(os.environ.get("CONQUIET_CLUSTER_FAULTS", "100"))
@@ -121,7 +121,7 @@ async def test_a_cluster_whose_nodes_die_loses_nothing_and_settles_by_the_rules(
     await storm
     good = {number for number in range(total) if number % 10}
     await wait_until_async(lambda: good <= set(handled), timeout_s=120)
-    letters = DeadLetters(urls, "dead")
+    letters = RabbitDeadLetters(urls, "dead")
 
     async def depth(queue: str) -> int:
         return int((await asyncio.to_thread(_queue, cluster, vhost, queue)).get("messages", -1))

@@ -161,9 +161,9 @@ def probe_rabbit(url: str) -> ServerProbe:
 def _connect(engine: Any) -> Exception | None:
     from sqlalchemy.exc import SQLAlchemyError
 
-    from conquiet.db.errors import Fault, fault_of
+    from conquiet.db.errors import DbErrorKind, fault_of
 
-    not_there = {Fault.GONE, Fault.UNREACHABLE}
+    not_there = {DbErrorKind.GONE, DbErrorKind.UNREACHABLE}
     try:
         with engine.connect():
             return None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BatchHandler = Callable[[list[QueueMessage], Any], object]
+QueueBatchHandler = Callable[[list[QueueMessage], Any], object]
 """A plain function, called with messages and a ``DbSession``. Its return value is ignored."""
 
 
@@ -49,7 +49,7 @@ class BatchMessageRunner:
     def __init__(
         self,
         consumer: "QueueConsumer",
-        handler: BatchHandler,
+        handler: QueueBatchHandler,
         engine: "Engine",
         settings: BatchSettings,
         *,

@@ -25,7 +25,7 @@ from conquiet.errors import ConflictError, LifecycleError, MessageInProgressErro
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.syncer import DONE, POSTPONED, REFUSED, ContractBroken, interpret_error, interpret_result
-from conquiet.rabbit.workers import Finish, Report
+from conquiet.rabbit.workers import Finish, RunResult
 
 Member = tuple[Delivery, Any]
 """A delivery and its message."""
@@ -58,7 +58,7 @@ def current_deliveries() -> list[Delivery]:
 
 
 class BatchWorkers:
-    """Runs a batch syncer, ``async def`` or plain; see ``Workers``.
+    """Runs a batch syncer, ``async def`` or plain; see ``SyncerWorkers``.
 
     Args:
         syncer: Called with a list of messages.
@@ -92,41 +92,41 @@ class BatchWorkers:
         self._closing = False
 
     def start(self) -> None:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         self._pool.start()
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         for delivery in deliveries:
             size = self._size_for(delivery)
             key: Hashable = size
             self._assembler.add(key, delivery, size=size, within_s=self._settings.within_s)
 
     def halt(self) -> None:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         self._halted = True
 
     def take_unstarted(self) -> list[Delivery]:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         unstarted, self._unstarted = self._unstarted, []
         queued = [delivery for batch in self._pool.drain_queue() for delivery in batch]
         return unstarted + queued + self._assembler.take()
 
     @property
     def running(self) -> int:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         return sum(len(batch) for batch in self._pool.running)
 
     def owns_current_task(self) -> bool:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         return self._pool.owns_current_task()
 
     async def drained(self) -> None:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         await self._pool.wait_idle()
 
     def abandon(self) -> int:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         if self._closing:
             return 0
         self._closing = True
@@ -135,7 +135,7 @@ class BatchWorkers:
         return running
 
     async def close(self) -> int:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         abandoned = self.abandon()
         await self._pool.close(timeout_s=1.0)
         if self._threads is not None:
@@ -198,7 +198,7 @@ class BatchWorkers:
             raise _BrokenError(verdict)
 
 
-def _report(outcome: Outcome) -> Report:
+def _report(outcome: Outcome) -> RunResult:
     """Return what the run of one message has ended with. Pure."""
     match outcome:
         case None:

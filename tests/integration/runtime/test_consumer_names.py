@@ -59,7 +59,7 @@ async def test_the_name_of_a_process_that_died_here_is_taken_over_at_once(
         [
             sys.executable,
             "-c",
-            "from conquiet.runtime.naming import _machine; import os; print(_machine(), os.getpid())",
+            "from conquiet.runtime.name_reservation import _machine; import os; print(_machine(), os.getpid())",
         ],
         capture_output=True,
         text=True,

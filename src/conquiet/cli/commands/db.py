@@ -58,7 +58,7 @@ def init(
 
 def _init_app(target: str) -> None:
     from conquiet.app import App
-    from conquiet.cli.worker.targets import load_object
+    from conquiet.cli.worker.worker_loader import load_object
 
     found = load_object(target)
     if not isinstance(found, App):

@@ -72,9 +72,8 @@ def test_the_age_of_rows_is_read_on_sqlite() -> None:
     create_tables(engine)
     assert examine_inbox(engine) == []
     with engine.begin() as connection:
-        connection.execute(
-            text("INSERT INTO conquiet_inbox VALUES ('s', 'g', '1', strftime('%Y-%m-%d', 'now', '-40 days'), NULL)")
-        )
+        then = "strftime('%Y-%m-%d %H:%M:%f', 'now', '-40 days')"
+        connection.execute(text(f"INSERT INTO conquiet_inbox VALUES ('s', 'g', '1', {then}, NULL)"))
 
     (finding,) = examine_inbox(engine)
 
