@@ -63,7 +63,7 @@ conformance: $(READY) servers ## Run the tests that prove rules; print proved / 
 	@$(BIN)/python scripts/conformance.py --report $(REPORT)
 
 .PHONY: matrix
-matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9 (fetched) and other library versions
+matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9, RabbitMQ 4, Python 3.13, 3.14 (fetched), other libraries
 	@PYTHON="$(BIN)/python" scripts/matrix.sh -n $(WORKERS) --dist loadgroup $(ARGS)
 
 .PHONY: torture
@@ -95,9 +95,11 @@ screenshots: $(READY) servers ## Write docs/img/dashboard-*.png
 	@$(BIN)/python scripts/dashboard_screenshots.py
 
 .PHONY: api
-api: $(READY) ## Write docs/api.md and docs/metrics.md from the code
+api: $(READY) ## Write the reference pages of the documentation and its drawings from the code
 	@$(BIN)/python scripts/api_docs.py
 	@$(BIN)/python scripts/metrics_docs.py
+	@$(BIN)/python scripts/reference_docs.py
+	@$(BIN)/python scripts/draw_diagrams.py
 
 DOCS := .cache/docs-venv
 $(DOCS)/.ready: requirements-docs.lock

@@ -120,7 +120,9 @@ def queue(url: str, n: int, kind: str) -> None:
                 meter.tick()
         else:
             while not meter.spent:
-                consumer.ack(consumer.next())
+                message = consumer.next()
+                assert message is not None
+                consumer.ack(message)
                 meter.tick()
     meter.report()
 

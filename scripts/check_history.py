@@ -19,15 +19,16 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from history_records import History, Line, read, stage_and_id
+from history_causes import SLACK_S, Causes, kills
+from history_records import History, read, stage_and_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from history_records import Line
+
 SHOWN = 5
 """So many examples of each anomaly are printed."""
-SLACK_S = 1.0
-"""A fault is written down before it strikes; the process it hits may still do this much."""
 
 
 class Anomaly(Enum):
@@ -79,7 +80,8 @@ def find_lost_and_twice(history: History) -> Iterator[Finding]:
     done = {stage: Counter(history.effects.get(stage, ())) for stage in _stages(history)}
     for message, line in history.enqueued.items():
         expected = line.get("expect", "effect")
-        times = [count[message] for count in done.values()]
+        stages = [line["of"]] if "of" in line else list(done)
+        times = [done[stage][message] for stage in stages]
         if message in history.cancelled:
             if any(times):
                 yield Finding(Anomaly.CANCELLED_RAN, f"message {message} ran after its cancel was confirmed")
@@ -87,13 +89,37 @@ def find_lost_and_twice(history: History) -> Iterator[Finding]:
         if expected == "dead":
             yield from _judge_doomed(message, dead[message], sum(times))
             continue
-        if min(times) == 0 and not (expected == "either" and dead[message]):
+        if min(times) == 0 and not _may_be_missing(history, line, dead[message]):
             yield Finding(Anomaly.LOST, f"message {message} " + ("is dead-lettered" if dead[message] else "is nowhere"))
-        if mode == "once" and (max(times) > 1 or (dead[message] and any(times))):
+        is_once = mode == "once" and not set(stages) <= set(history.promise.get("repeatable", ()))
+        if is_once and (max(times) > 1 or (dead[message] and any(times))):
             yield Finding(Anomaly.TWICE, f"message {message}: {max(times)} effects, {dead[message]} dead letters")
     for stage, count in done.items():
         for message in count.keys() - history.enqueued.keys():
             yield Finding(Anomaly.TWICE, f"effect {message} {stage} belongs to no message")
+
+
+def _may_be_missing(history: History, line: Line, dead: int) -> bool:
+    """Return whether a message may have no effect: it is a dead letter, or its sender was not answered."""
+    expected = line.get("expect", "effect")
+    return expected == "unsure" or (expected == "either" and dead > 0) or is_lost_by_replication(history, line)
+
+
+def is_lost_by_replication(history: History, line: Line) -> bool:
+    """Return whether a killed primary explains a missing message: it was sent just before, and not to a replica."""
+    if line.get("replicated", True):
+        return False
+    ages = ((fault["t"] - line["t"], fault.get("loses_s")) for fault in history.faults)
+    return any(loses_s is not None and -SLACK_S <= age_s <= loses_s for age_s, loses_s in ages)
+
+
+def lost_by_replication(history: History) -> int:
+    """Return how many messages are missing that were sent without a replica just before a primary was killed."""
+    seen = {message for messages in history.effects.values() for message in messages} | set(history.dead)
+    return sum(
+        message not in seen and line.get("expect") != "unsure" and is_lost_by_replication(history, line)
+        for message, line in history.enqueued.items()
+    )
 
 
 def _judge_doomed(message: str, dead: int, effects: int) -> Iterator[Finding]:
@@ -177,7 +203,7 @@ def find_stuck(history: History) -> Iterator[Finding]:
 
 def find_lock_violations(history: History) -> Iterator[Finding]:
     """No two processes are inside one lock at a time. A killed holder has left it."""
-    killed = _kills(history)
+    killed = kills(history)
     holder: dict[str, tuple[str, float]] = {}
     for line in sorted(history.locks, key=lambda each: each["t"]):
         name, process = str(line["name"]), str(line["p"])
@@ -224,64 +250,6 @@ def find_unreached_points(history: History) -> Iterator[Finding]:
 
 
 # ------------------------------------------------------------------ why a message was delivered again
-def _kills(history: History) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = defaultdict(list)
-    for line in history.faults:
-        if line["kind"].startswith("kill"):
-            found[str(line.get("target"))].append(line["t"])
-    return found
-
-
-class Causes:
-    """Finds the fault behind a second delivery."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._kills = _kills(history)
-        self._stops: dict[str, list[Line]] = defaultdict(list)
-        self._common: list[Line] = []
-        for line in history.faults:
-            if line.get("scope", "process") == "process":
-                self._stops[str(line.get("target"))].append(line)
-            else:
-                self._common.append(line)
-        self._slow_s = history.header.get("claim_idle_s")
-
-    def of(self, first: Line, second: Line) -> str | None:
-        """Return what made ``second`` follow ``first``; None if nothing did."""
-        began, again, process = first["t"], second["t"], str(first["p"])
-        errors = self._history.errors.get(process, ())
-        returned = self._history.returned.get(stage_and_id(first), ())
-        killed = any(t <= again and began <= t + SLACK_S for t in self._kills.get(process, ()))
-        stopped = any(began - SLACK_S <= line["t"] <= again for line in self._stops.get(process, ()))
-        struck = (
-            str(line["kind"])
-            for line in self._common
-            if line["t"] <= again and began <= line.get("until", line["t"] + SLACK_S)
-        )
-        broken = any(line["t"] <= again for line in self._common)
-        candidates: list[tuple[bool, str]] = [
-            (killed, "kill"),
-            (stopped, "stop"),
-            (any(began <= line["t"] <= again for line in returned), "returned by the handler"),
-            (any(began <= t <= again for t in self._history.ends.get(process, ())), "clean stop"),
-            (bool(kind := next(struck, "")), kind),
-            (broken and any(began <= t <= again for t in errors), "error after a server's fault"),
-            (self._was_slow(first, again), "slower than the claim threshold"),
-        ]
-        return next((name for holds, name in candidates if holds), None)
-
-    def _was_slow(self, first: Line, again: float) -> bool:
-        """Return whether the first delivery took longer than allowed, or its process got no processor for a while."""
-        if self._slow_s is None:
-            return False
-        stalls = self._history.stalls.get(str(first["p"]), ())
-        if any(first["t"] <= line["until"] and line["t"] <= again for line in stalls):
-            return True
-        since = float(first.get("since") or first["t"])
-        return bool(again - since >= self._slow_s)
-
-
 def explain(history: History) -> tuple[Counter[str], list[Finding]]:
     """Name the cause of each delivery after a message's first, and report those without one."""
     causes, found = Counter[str](), list[Finding]()
@@ -330,6 +298,7 @@ def judge(history: History) -> dict[str, Any]:
         "fault_kinds": dict(sorted(Counter(str(line["kind"]) for line in history.faults).items())),
         "deliveries": sum(map(len, history.deliveries.values())),
         "again": sum(causes.values()),
+        "lost_by_replication": lost_by_replication(history),
         "causes": dict(sorted(causes.items())),
         "points": {point: history.reached[point] for point in sorted(history.header.get("points", {}))},
         "lines": history.lines,

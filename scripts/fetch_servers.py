@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fetch newer servers than this machine has, without installing anything.
 
-MySQL, Redis and Valkey come from Debian's unstable suite through an apt configuration whose
+MySQL, Redis, Valkey and RabbitMQ come from Debian's unstable suite through an apt configuration whose
 lists, cache, state and dpkg status are private. The mirror and its keyring are those of the
 machine's own apt sources. What comes out, per product:
 
@@ -9,8 +9,7 @@ machine's own apt sources. What comes out, per product:
     <into>/mysql/root/        the unpacked packages, their libc included
     <into>/mysql/bin/mysqld   starts the server with that libc; call it like any other mysqld
 
-RabbitMQ is not here: Erlang's launcher starts further programs of its own, each of which would need
-this libc too. CONTRIBUTING.md says how the tests were run on RabbitMQ 4.
+RabbitMQ's root is entered by chroot, so it needs root: Erlang starts further programs, which need this libc too.
 """
 
 import argparse
@@ -27,6 +26,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from server_launchers import PRODUCTS, Product, chroot_launcher_text, launcher_text
 
 APT_FOLDER = Path("/etc/apt")
 OS_RELEASE = Path("/etc/os-release")
@@ -62,48 +63,9 @@ Dir::Etc::Preferences "/dev/null";
 Dir::Etc::PreferencesParts "/dev/null";
 """
 
-# --inhibit-cache: a library missing from the root must fail, not be borrowed from the machine.
-LAUNCHER = """\
-#!/bin/sh
-# Written by scripts/fetch_servers.py. Finds everything from its own place, so the folder may move.
-root=$(dirname -- "$(readlink -f -- "$0")")/../root
-root=$(cd -- "$root" && pwd -P) || exit 127
-{prelude}exec "$root/{loader}" --inhibit-cache --library-path "$root/{libraries}" "$root/{binary}" "$@"
-"""
-
-# mysqld insists on its defaults options being first.
-MYSQLD_PRELUDE = """\
-case ${1-} in
---no-defaults | --defaults-file=* | --defaults-extra-file=*) first=$1 && shift ;;
-*) first= ;;
-esac
-set -- ${first:+"$first"} --basedir="$root/usr" --lc-messages-dir="$root/usr/share/mysql" "$@"
-"""
-
 
 class FetchError(Exception):
     """A product could not be fetched; what was there before is still there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One server: the package that brings it and the programs to make callable."""
-
-    name: str
-    package: str
-    server: str
-    extras: tuple[str, ...] = ()
-    prelude: str = ""
-
-
-PRODUCTS = {
-    product.name: product
-    for product in (
-        Product("mysql", "mysql-server-core", "usr/sbin/mysqld", prelude=MYSQLD_PRELUDE),
-        Product("redis", "redis-server", "usr/bin/redis-server", ("usr/bin/redis-cli",)),
-        Product("valkey", "valkey-server", "usr/bin/valkey-server", ("usr/bin/valkey-cli",)),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +136,11 @@ def pick_mirror(sources: Sequence[Source], codename: str | None) -> Source:
     )
 
 
-def mirror_stanza(mirror: Source) -> str:
+def mirror_stanza(mirror: Source, suites: str = SUITE) -> str:
     """Write the private source: the machine's mirror and keyring, another suite."""
     # Without Signed-By apt falls back on the machine's trusted keys; it never goes unsigned.
     keyring = f"Signed-By: {mirror.signed_by}\n" if mirror.signed_by else ""
-    return f"Types: deb\nURIs: {mirror.uri}\nSuites: {SUITE}\nComponents: main\nTargets: Packages\n{keyring}"
+    return f"Types: deb\nURIs: {mirror.uri}\nSuites: {suites}\nComponents: main\nTargets: Packages\n{keyring}"
 
 
 def run(*command: str) -> str:
@@ -197,13 +159,13 @@ def run(*command: str) -> str:
 class PrivateApt:
     """An apt that reads the unstable suite and knows of no installed package."""
 
-    def __init__(self, folder: Path, mirror: Source) -> None:
+    def __init__(self, folder: Path, mirror: Source, *, suites: str = SUITE) -> None:
         self._archives = folder / "archives"
         for name in ("state", "lists/partial", "archives/partial"):
             (folder / name).mkdir(parents=True)
         # Nothing is installed, so every library down to libc is downloaded.
         (folder / "status").touch()
-        (folder / "mirror.sources").write_text(mirror_stanza(mirror), "utf-8")
+        (folder / "mirror.sources").write_text(mirror_stanza(mirror, suites), "utf-8")
         architecture = run("dpkg", "--print-architecture").strip()
         conf = folder / "apt.conf"
         conf.write_text(APT_CONF.format(folder=folder, architecture=architecture), "utf-8")
@@ -211,15 +173,16 @@ class PrivateApt:
         # Without this option an unreachable mirror is a warning and an empty list.
         run(*self._apt_get, "-o", "APT::Update::Error-Mode=any", "update")
 
-    def unpack(self, package: str, root: Path) -> tuple[str, int]:
-        """Unpack a package and its libraries; return its version and the bytes downloaded."""
-        run(*self._apt_get, "install", "--download-only", package)
-        debs = list(self._archives.glob("*.deb"))
+    def unpack(self, package: str, root: Path, system: Sequence[str] = ()) -> tuple[str, int]:
+        """Unpack a package and its libraries, or a whole system; return its version and the bytes downloaded."""
+        run(*self._apt_get, "install", "--download-only", package, *system)
+        # base-files first: it has the links from /bin and /lib into /usr.
+        debs = sorted(self._archives.glob("*.deb"), key=lambda deb: not deb.name.startswith("base-files_"))
         version = ""
         for deb in debs:
             name, _, rest = deb.name.partition("_")
             # Programs such as systemd or passwd are depended on by install scripts only.
-            if name.startswith(("lib", package.partition("-")[0])):
+            if system or name.startswith(("lib", package.partition("-")[0])):
                 run("dpkg-deb", "-x", str(deb), str(root))
             if name == package:
                 version = re.sub(r"^\d+%3a", "", rest.rpartition("_")[0])
@@ -227,13 +190,6 @@ class PrivateApt:
         for deb in debs:
             deb.unlink()
         return version, downloaded
-
-
-def launcher_text(product: Product, binary: str, loader: str) -> str:
-    """Write the sh script that runs a binary of the root with the root's own libc."""
-    libraries = loader.rpartition("/")[0]
-    prelude = product.prelude if binary == product.server else ""
-    return LAUNCHER.format(prelude=prelude, loader=loader, libraries=libraries, binary=binary)
 
 
 def slim(root: Path) -> None:
@@ -249,6 +205,9 @@ def slim(root: Path) -> None:
 def write_launchers(product: Product, folder: Path) -> None:
     """Make the product's programs callable and see that the server starts."""
     root = folder / "root"
+    if product.system:
+        write_chroot_launchers(product, folder)
+        return
     loaders = [path.relative_to(root) for path in root.glob("usr/lib/*/ld*.so.[0-9]")]
     if not loaders:
         raise FetchError(f"the packages of {product.name} brought no dynamic loader")
@@ -259,6 +218,22 @@ def write_launchers(product: Product, folder: Path) -> None:
             launcher.write_text(launcher_text(product, binary, str(loaders[0])), "utf-8")
             launcher.chmod(0o755)
     run(str(folder / "bin" / Path(product.server).name), "--version")
+
+
+def write_chroot_launchers(product: Product, folder: Path) -> None:
+    """Make the programs of a whole system callable, and see that one of them starts."""
+    root = folder / "root"
+    for name in ("proc", "dev", "tmp"):
+        (root / name).mkdir(exist_ok=True)
+    shutil.copy("/etc/hosts", root / "etc/hosts")  # Erlang looks up the names of nodes
+    (folder / "bin").mkdir()
+    for binary in (product.server, *product.extras):
+        launcher = folder / "bin" / Path(binary).name
+        launcher.write_text(chroot_launcher_text(binary), "utf-8")
+        launcher.chmod(0o755)
+    if os.geteuid() != 0:
+        raise FetchError(f"{product.name} runs in a chroot, which needs root")
+    run(str(folder / "bin" / Path(product.extras[0]).name), "version")
 
 
 def fetched_version(into: Path, product: Product) -> str | None:
@@ -274,7 +249,7 @@ def fetch(apt: PrivateApt, product: Product, into: Path, staging: Path) -> str:
     started = time.monotonic()
     fresh, final = staging / product.name, into / product.name
     (fresh / "root").mkdir(parents=True)
-    version, downloaded = apt.unpack(product.package, fresh / "root")
+    version, downloaded = apt.unpack(product.package, fresh / "root", product.system)
     slim(fresh / "root")
     write_launchers(product, fresh)
     (fresh / "VERSION").write_text(f"{version}\n", "utf-8")

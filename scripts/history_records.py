@@ -43,6 +43,7 @@ class History:
     ends: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     stalls: dict[str, list[Line]] = field(default_factory=lambda: defaultdict(list))
     errors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    lost: dict[tuple[str, float], list[float]] = field(default_factory=lambda: defaultdict(list))
     armed: Counter[str] = field(default_factory=Counter)
     reached: Counter[str] = field(default_factory=Counter)
     left: Line = field(default_factory=dict)
@@ -116,6 +117,15 @@ def _phase(history: History, line: Line) -> None:
         history.recovery_began_s = line["t"]
 
 
+def _resume(history: History, line: Line) -> None:
+    """Note in the last stop of the process when it ended."""
+    stops = [each for each in history.faults if each.get("target") == line["target"] and each["kind"] == "SIGSTOP"]
+    if stops and "until" not in stops[-1]:
+        stops[-1]["until"] = line["t"]
+    else:
+        history.problems.append(f"process {line['target']} was resumed and had not been stopped")
+
+
 def stage_and_id(line: Line) -> tuple[str, str]:
     """Return the message of a record, with the stage of its life."""
     return (line.get("of", ""), str(line["id"]))
@@ -136,6 +146,8 @@ _RECORDS: dict[str, Callable[[History, Line], None]] = {
     "unlock": lambda h, line: h.locks.append(line),
     "add": lambda h, line: h.added.append(line),
     "fault": lambda h, line: h.faults.append(line),
+    "resume": _resume,
+    "lost": lambda h, line: h.lost[(str(line["p"]), line["link"])].append(line["t"]),
     "exit": lambda h, line: h.ends[str(line["target"])].append(line["t"]),
     "error": lambda h, line: h.errors[str(line["p"])].append(line["t"]),
     "stall": lambda h, line: h.stalls[str(line["p"])].append(line),

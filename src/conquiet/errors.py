@@ -21,6 +21,7 @@
     │   └── ServerUnreachableError           a server could not be reached at the start; nothing was read
     ├── JobCancelledError                    an operator has cancelled the job; it has no effect
     ├── JobFailedError                       the job whose result was waited for is dead
+    ├── JobResultError                       the job has succeeded, and its result does not fit the type asked for
     ├── JobTimeoutError (TimeoutError)       the job whose result was waited for has not ended in time; it goes on
     ├── HandlerTimeoutError (TimeoutError)   a handler exceeded its timeout; cancelled, or still running in its thread
     ├── QueueError                           Redis refused or did not answer
@@ -219,6 +220,22 @@ class JobFailedError(ConquietError):
 
     job_id: str | None = None
     reason: str | None = None
+
+
+class JobResultError(ConquietError):
+    """The job has succeeded, and what its handler returned does not fit the type that was asked for.
+
+    Its effect counts. The result has no value if it could not be written as JSON, or if the worker was killed between
+    its commit and the result.
+
+    Attributes:
+        reason: Why, from a closed list of texts.
+        path: Keys and indexes that lead to the value that does not fit. The value is in no part of the error.
+    """
+
+    event: str | None = None
+    reason: str | None = None
+    path: str = ""
 
 
 class JobTimeoutError(ConquietError, TimeoutError):

@@ -41,7 +41,7 @@ def start(command: Path, clean_environment: Callable[..., dict[str, str]], home:
         argv = ["make", "--no-print-directory", "-C", str(ROOT), "-o", ".venv/.ready", "demo"]
         process: subprocess.Popen[str] = subprocess.Popen(
             argv if by_make else [command, "demo", *words],
-            env=clean_environment(TMPDIR=str(home), TERM="xterm", MAKEFLAGS="", MAKELEVEL="0"),
+            env=clean_environment(TMPDIR=str(home), TERM="xterm", MAKEFLAGS="", MAKELEVEL="0", ARGS=""),
             **options,
         )
         started.append(process)

@@ -1,4 +1,4 @@
-"""The README's programs are run as they stand there: in a process of their own, on real servers, until SIGTERM.
+"""The programs of README.md and docs/programs.md are run as they stand there: on real servers.
 
 Its first command, ``make demo``, is run in ``test_demo.py``.
 """
@@ -27,7 +27,8 @@ from conquiet.testing import wait_until
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGE = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
+PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README + PAGE, re.DOTALL)
 
 HANGS_S = 300.0
 """Only a program that hangs takes as long as this, on a busy machine too."""

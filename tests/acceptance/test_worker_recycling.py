@@ -135,9 +135,11 @@ def test_processes_are_recycled_one_at_a_time_at_no_cost(workers: Workers, clien
 
         def both_were_replaced() -> bool:
             nonlocal emitted
-            emitter.emit_many([NewMessage("pay", id=f"m{emitted + number}") for number in range(20)])
-            emitted += 20
-            return len({line[3] for line in _results(client, key_prefix)}) >= 4
+            results = _results(client, key_prefix)
+            if len(results) == emitted:
+                emitter.emit_many([NewMessage("pay", id=f"m{emitted + number}") for number in range(20)])
+                emitted += 20
+            return len({line[3] for line in results}) >= 4
 
         wait_until(both_were_replaced, timeout_s=120, message=workers.log)
         wait_until(lambda: len(_results(client, key_prefix)) >= emitted, timeout_s=120, message=workers.log)

@@ -75,14 +75,25 @@ class History:
         """Note that a process is about to be killed."""
         self.record("fault", kind="kill -9", target=process, point=point)
 
+    def stop(self, process: int, point: str = "") -> None:
+        """Note that a process is about to be stopped (SIGSTOP)."""
+        self.record("fault", kind="SIGSTOP", target=process, point=point)
+
+    def resume(self, process: int) -> None:
+        """Note that a stopped process is about to go on (SIGCONT)."""
+        self.record("resume", target=process)
+
     @contextlib.contextmanager
-    def outage(self, kind: str, *, charges: bool = False) -> Iterator[None]:
-        """Note a fault of a server, from now until the block is left. No attempt may be charged for it."""
+    def outage(self, kind: str, *, charges: bool = False, loses_s: float | None = None) -> Iterator[None]:
+        """Note a fault of a server, from now until the block is left. No attempt may be charged for it.
+
+        ``loses_s``: how long before it a message may have been sent that only the killed server had.
+        """
         began = time.monotonic()
         yield
-        self.record(
-            "fault", kind=kind, scope="server", until=round(time.monotonic() + 1.0, 6), charges=charges, began=began
-        )
+        facts = {} if loses_s is None else {"loses_s": loses_s}
+        until = round(time.monotonic() + 1.0, 6)
+        self.record("fault", kind=kind, scope="server", until=until, charges=charges, began=began, **facts)
 
     def recovery(self) -> None:
         """Note that no fault is injected from now on: everything has to drain in time."""
@@ -116,7 +127,7 @@ class History:
             header["claim_idle_s"] = self.claim_idle_s
         found = merge(self.folder)
         for line in found:
-            for name in ("t", "until", "began", "since"):
+            for name in ("t", "until", "began", "since", "link"):
                 if name in line:
                     line[name] = round(line[name] - self.started_s, 6)
             if "began" in line:

@@ -196,6 +196,7 @@ def main() -> None:
         _, status = os.waitpid(pid, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             time.sleep(PAUSE_S)
+            record("resume", target=pid)
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.3)
             record("fault", kind="kill -9", target=pid, point="pause")

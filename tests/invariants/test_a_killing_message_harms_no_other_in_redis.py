@@ -5,6 +5,7 @@ time, as a supervisor would. None of the others is dead-lettered or stuck.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from conquiet.processor import SyncEmitter
 from conquiet.testing import wait_until
 
 KILLER = 13
+TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 
 RUNTIME = """
 import asyncio, logging, os, signal, sys
@@ -71,11 +73,17 @@ asyncio.run(processor.start())
 """
 
 
-@pytest.mark.parametrize(
-    ("concurrency", "innocents", "name"),
-    [(1, 50, ""), (10, 50, ""), (50, 200, ""), (10, 50, "same"), (50, 200, "same")],
-)
-@pytest.mark.parametrize("engine", ["runtime", "processor"])
+# Every engine, every concurrency and both kinds of names; all combinations at full size.
+SMALL = [("runtime", 10, 50, ""), ("processor", 1, 50, "same"), ("processor", 50, 200, "")]
+ALL = [
+    (engine, concurrency, innocents, name)
+    for engine in ("runtime", "processor")
+    for concurrency, innocents in ((1, 50), (10, 50), (50, 200))
+    for name in ("", "same")
+]
+
+
+@pytest.mark.parametrize(("engine", "concurrency", "innocents", "name"), ALL if TORTURE else SMALL)
 def test_the_delivery_cap_ends_the_killer_and_no_other(
     redis_url: str,
     key_prefix: str,

@@ -73,9 +73,10 @@ class Crew:
             pid = rng.choice(self._pids)
             if rng.random() < 0.15:
                 self.stops += 1
-                self._history.record("fault", kind="SIGSTOP", target=pid)
+                self._history.stop(pid)
                 os.kill(pid, signal.SIGSTOP)
                 await asyncio.sleep(STOPPED_S)
+                self._history.resume(pid)
                 os.kill(pid, signal.SIGCONT)
             else:
                 self.kills += 1
@@ -102,7 +103,7 @@ class Crew:
         self._zygote.stdout.close()
 
 
-@pytest.mark.timeout(900 if TORTURE else 240)
+@pytest.mark.timeout(3_600 if TORTURE else 240)
 async def test_each_job_has_its_effect_once_or_is_cancelled(
     database: str, redis_url: str, key_prefix: str, new_history: Callable[..., History]
 ) -> None:

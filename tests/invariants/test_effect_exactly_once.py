@@ -141,7 +141,7 @@ class Chaos:
         self.missing[point] -= 1
         if self._done["stopped"] < self._stops and point in {"read", "before-inbox", "mid-handler"}:
             # Frozen for longer than the claim threshold: another worker runs the message meanwhile.
-            self._history.record("fault", kind="SIGSTOP", target=pid, point=point)
+            self._history.stop(pid, point)
             os.kill(pid, signal.SIGSTOP)
             os.kill(pid, signal.SIGUSR1)
             self._done["stopped"] += 1
@@ -150,6 +150,7 @@ class Chaos:
             self._kill(pid, point)
 
     def _resume(self, pid: int, point: str) -> None:
+        self._history.resume(pid)
         os.kill(pid, signal.SIGCONT)
         self._later.append((time.monotonic() + 0.3, lambda: self._kill(pid, point)))
 

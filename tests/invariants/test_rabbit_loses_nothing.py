@@ -30,17 +30,27 @@ MESSAGES, FAULTS = (25_000, 250) if TORTURE else (2_000, 20)
 BACKLOG = 300
 
 WORKER = """
-import asyncio, logging, os, sys
+import asyncio, logging, os, sys, time
 from conquiet.core.backoff import Backoff
-from conquiet.rabbit import SchemaRegistry, run_process
+from conquiet.rabbit import SchemaRegistry, current_delivery, run_process
+from conquiet.rabbit.connection import Link
 from tests.invariants.recorder import Recorder
 url, queue, path, history = sys.argv[1:]
 record = Recorder(history)
+record.watch(4.0)  # without heartbeats for 5 to 10 s the broker ends a connection
+open_link = Link.open
+async def open_and_note(*arguments, **options):
+    opened = round(time.monotonic(), 6)
+    link = await open_link(*arguments, **options)
+    link.opened = opened
+    link.lost.add_done_callback(lambda _: record("lost", link=opened))
+    return link
+Link.open = open_and_note
 log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 logging.disable(logging.CRITICAL)
 async def syncer(message):
     number = message["number"]
-    record("deliver", id=number)
+    record("deliver", id=number, link=current_delivery().session.link.opened)
     await asyncio.sleep(0.002)
     if number % 10 == 0:
         record("release", id=number)
@@ -120,10 +130,11 @@ class Storm:
             del self.workers[victim]
             self.start_worker()
         elif kind == "SIGSTOP":
-            self.history.record("fault", kind="SIGSTOP", target=worker.pid)
+            self.history.stop(worker.pid)
             worker.send_signal(signal.SIGSTOP)
             others_go_on = before if len(self.workers) == 1 else before + 1
             wait_until(lambda: self.settled() >= min(others_go_on, self.published))
+            self.history.resume(worker.pid)
             worker.send_signal(signal.SIGCONT)
         else:
             with self.history.outage(kind):

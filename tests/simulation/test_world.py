@@ -15,7 +15,7 @@ from conquiet.runtime.acknowledger import Acknowledger
 
 ROOT = Path(__file__).parents[2]
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
-SEEDS = 10_000 if TORTURE else 25
+SEEDS = 10_000 if TORTURE else 12
 
 
 def test_no_seed_has_an_anomaly() -> None:

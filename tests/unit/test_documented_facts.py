@@ -92,6 +92,23 @@ def test_every_option_that_the_handbook_names_exists() -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGES["cli"])) <= known
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "backlog",
+        "visibility timeout",
+        "DLQ",
+        "at-least-once",
+        "poison message",
+        "backpressure",
+        "idempotency key",
+        "saga",
+    ],
+)
+def test_words_that_people_search_for_are_on_the_site(word: str) -> None:
+    assert word in PAGES["moving-here"]
+
+
 def test_contributing_names_every_target_of_make() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)) - {"help"}

@@ -68,12 +68,7 @@ def test_the_tree_in_the_docstring_names_every_error(cls: type[Exception]) -> No
 
 
 def facts_of(cls: type[Exception]) -> set[str]:
-    return {
-        name
-        for base in cls.__mro__
-        if issubclass(base, ConquietError)
-        for name in vars(base).get("__annotations__", {})
-    }
+    return {name for base in cls.__mro__ if issubclass(base, ConquietError) for name in inspect.get_annotations(base)}
 
 
 def test_an_undeclared_fact_is_refused() -> None:

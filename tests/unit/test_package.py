@@ -141,9 +141,9 @@ def test_all_installs_nothing_that_no_module_imports() -> None:
     for module, distributions in packages_distributions().items():
         for distribution in distributions:
             modules_of.setdefault(distribution.lower().replace("_", "-"), set()).add(module)
-    needed = requirements_of_all()
+    needed, imported = requirements_of_all(), imported_modules()
 
-    unused = {name for name in needed if not modules_of.get(name, {name}) & imported_modules()}
+    unused = {name for name in needed if not modules_of.get(name, {name}) & imported}
     assert unused - READ_AS_DATA - DRIVERS == set()
     assert {"redis", "sqlalchemy", "pika", "typer"} <= needed
 

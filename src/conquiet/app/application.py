@@ -24,6 +24,7 @@ from conquiet.app.parameters import SessionKind, Signature, Source
 from conquiet.app.registry import Registry
 from conquiet.app.server_wait import ServerWait
 from conquiet.app.settings import AppSettings
+from conquiet.app.waiting import EmitAndWait
 from conquiet.app.worker_group import WorkerGroup, WorkerHealth
 from conquiet.core.lifecycle import Lifecycle, Status
 from conquiet.core.tracing import Headers
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _READY_POLL_S = 0.01
 
 
-class App(Declarations):
+class App(Declarations, EmitAndWait):
     """An application: its handlers, schedules and queues, and the servers they run on.
 
     A server that is not given is taken from the environment (``CONQUIET_REDIS_URL``, ``CONQUIET_DB_URL``,
@@ -199,6 +200,17 @@ class App(Declarations):
         """Create the tables of inbox and outbox, and those given as ``tables``, unless they exist."""
         self._assembly.create_tables()
 
+    def migrate_tables(self, *, dry_run: bool = False) -> tuple[str, ...]:
+        """Bring inbox and outbox to the layout of this version of conquiet; return the statements.
+
+        Args:
+            dry_run: Return the statements and run none.
+        """
+        from conquiet.transactional.migrations import migrate_tables
+
+        engine = self._assembly.database.sync_engine()
+        return migrate_tables(engine, **self._assembly.table_names, dry_run=dry_run)
+
     # ------------------------------------------------------------ run
     async def run(self, only: Iterable[Part] | None = None) -> None:
         """Run until ``stop()``: handlers and queues, the relay and the scheduler.
@@ -216,10 +228,8 @@ class App(Declarations):
             self._workers = workers = self._assembly.workers(only, self._concurrency, self._emission)
             try:
                 wait = ServerWait(self._wait_s, lambda: self._life.is_stopping)
-                await wait.until_up(self._assembly.database_probes())
-                if not self._life.is_stopping:  # before the brokers: a missing table is a mistake, known at once
-                    await self._assembly.check_tables()
-                await wait.until_up(self._assembly.broker_probes())
+                # The database first: a missing table is a mistake, known at once.
+                await wait.until_up([*self._assembly.database_probes(), *self._assembly.broker_probes()])
                 if not self._life.is_stopping:
                     await workers.run()
             finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from conquiet.app.batch_invocation import BatchInvocation
@@ -14,6 +15,8 @@ from conquiet.app.parameters import SessionKind
 from conquiet.app.registry import Handler, Registry
 from conquiet.app.server_wait import ServerProbe, probe_database, probe_rabbit, probe_redis
 from conquiet.app.settings import AppSettings, missing_server, redis_client, require_one_decode, url_or, with_decode
+from conquiet.app.stream_workers import new_processor, new_target
+from conquiet.app.table_check import require_tables
 from conquiet.app.worker_group import WorkerGroup
 from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.server_urls import DB, RABBIT, REDIS
@@ -67,6 +70,7 @@ class Assembly:
         self._settings = settings
         self.stream = stream
         self.group = group
+        self.table_names = {"inbox": settings.inbox, "outbox": settings.outbox}
         self._own_tables = tables
         self.decode = require_one_decode(decode, settings)
         self._rabbit: str | None = url_or(rabbit, RABBIT)
@@ -87,7 +91,12 @@ class Assembly:
     def bus(self) -> Bus:
         """Where messages without a transaction go."""
         if self._bus is None:
-            self._bus = RedisBus(self._require_redis("emit sends to Redis"), self.stream, self.processor_settings)
+            self._bus = RedisBus(
+                self._require_redis("emit sends to Redis"),
+                self.stream,
+                self.processor_settings,
+                is_partitioned=self._is_partitioned,
+            )
         return self._bus
 
     @bus.setter
@@ -144,16 +153,22 @@ class Assembly:
 
     def create_tables(self) -> None:
         """Create the tables of inbox and outbox, and those of the application, unless they exist."""
-        from conquiet.transactional.schema import create_tables
+        from conquiet.transactional.migrations import create_tables
 
         engine = self.database.sync_engine()
-        create_tables(engine, inbox=self._settings.inbox, outbox=self._settings.outbox)
+        create_tables(engine, **self.table_names)
         if self._own_tables is not None:
             self._own_tables.create_all(engine)
 
     def database_probes(self) -> list[ServerProbe]:
-        """Return a probe for the database if the assembled workers need it."""
-        return [probe_database(self.database.sync_engine())] if DB in self._needs else []
+        """Return a probe for the database, with the tables, if the assembled workers need it.
+
+        The probe raises ``ConfigurationError`` if a table is missing.
+        """
+        if DB not in self._needs:
+            return []
+        check = partial(require_tables, tables=self._tables) if self._tables else None
+        return [probe_database(self.database.sync_engine(), check)]
 
     def broker_probes(self) -> list[ServerProbe]:
         """Return a probe for each broker that the assembled workers need."""
@@ -163,11 +178,6 @@ class Assembly:
         if RABBIT in self._needs and self._rabbit is not None:
             found.append(probe_rabbit(self._rabbit))
         return found
-
-    async def check_tables(self) -> None:
-        """Raise ``ConfigurationError`` if a table is missing that the assembled workers need."""
-        if self._tables:
-            await asyncio.to_thread(self._check_tables)
 
     async def close(self) -> None:
         """Close what was opened. It is opened again when it is needed."""
@@ -274,11 +284,11 @@ class Assembly:
         ]
 
     def _processor(self, concurrency: int, environment: HandlerEnvironment) -> "Worker":
-        from conquiet.processor.processor import Processor
-
-        processor = Processor(
-            self._require_redis("handlers read from Redis"),
-            [self.stream],
+        redis = self._require_redis("handlers read from Redis")
+        processor = new_processor(
+            redis,
+            self.stream,
+            self._settings.partitions,
             concurrency=concurrency,
             group=self.group,
             settings=self.processor_settings,
@@ -352,13 +362,18 @@ class Assembly:
 
     def _relay(self) -> "Worker":
         redis = self._require_redis("the relay publishes to Redis")
-        from conquiet.transactional.targets import ToProcessor
-
-        targets = {stream: ToProcessor(redis, stream) for stream in self.streams}
+        targets = {
+            stream: new_target(redis, stream, is_partitioned=self._is_partitioned and stream == self.stream)
+            for stream in self.streams
+        }
         self._targets += targets.values()
         self._tables.add(self._settings.outbox)
         self._needs.add(DB)
         return self.relay(targets)
+
+    @property
+    def _is_partitioned(self) -> bool:
+        return self._settings.partitions > 1
 
     def _require_redis(self, why: str) -> "AnyRedis":
         if self._redis is None:
@@ -366,32 +381,6 @@ class Assembly:
         self._needs.add(REDIS)
         return self._redis
 
-    def _check_tables(self) -> None:
-        from sqlalchemy import inspect
-        from sqlalchemy.exc import SQLAlchemyError
-
-        from conquiet.db.engine_pool import database_address
-        from conquiet.db.errors import OperationInfo, as_write_error
-
-        engine = self.database.sync_engine()
-        try:
-            with engine.connect() as connection:
-                found = {table: _has_table(inspect(connection), table) for table in sorted(self._tables)}
-        except SQLAlchemyError as error:
-            info, server = OperationInfo("looking for the app's tables"), database_address(engine)
-            raise as_write_error(error, info, connecting=True, server=server) from error
-        missing = [table for table, exists in found.items() if not exists]
-        if missing:
-            raise ConfigurationError(
-                f"the table {' and the table '.join(missing)} does not exist in the app's database: create it once "
-                "with 'conquiet db init module:app' or app.create_tables()"
-            )
-
 
 async def _leave_to_others(_ctx: Any) -> None:
     """Acknowledge a message that another group handles."""
-
-
-def _has_table(inspector: Any, table: str) -> bool:
-    schema, _, name = table.rpartition(".")
-    return bool(inspector.has_table(name, schema=schema or None))

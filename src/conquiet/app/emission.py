@@ -154,6 +154,14 @@ class Emission:
         data = [message.data for message in messages]
         return self._outbox().add_many(session, first.stream, data, event=event, delay_s=delay_s)
 
+    async def emit_and_wait(self, event: str, payload: Any, options: "EmitOptions", timeout_s: float) -> Any:
+        """Emit from a coroutine, and return what the handler returns, as JSON."""
+        return await self._bus().wait_for(self._message(event, payload, options), timeout_s)
+
+    def emit_and_wait_sync(self, event: str, payload: Any, options: "EmitOptions", timeout_s: float) -> Any:
+        """Emit from a plain function, and return what the handler returns, as JSON."""
+        return self._bus().wait_for_sync(self._message(event, payload, options), timeout_s)
+
     def _delay_in_outbox(self, message: Message) -> float | None:
         if message.id is not None:
             raise ConfigurationError(
@@ -172,19 +180,28 @@ class Emission:
         if options.at is not None:
             _require_moment(options.at)
         return Message(
-            event, data, self._stream_of(event), options.id, options.delay_s, options.at, options.key, options.headers
+            event,
+            data,
+            self._stream_of(event),
+            options.id,
+            options.delay_s,
+            options.at,
+            options.key,
+            options.headers,
+            options.keep_result_s,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class EmitOptions:
-    """When a message is due, its identity, and the key that it is ordered by."""
+    """When a message is due, its identity, the key that it is ordered by, and how long its result is kept."""
 
     delay_s: float | None = None
     at: datetime | None = None
     id: str | None = None
     key: str | None = None
     headers: Headers | None = None
+    keep_result_s: float | None = None
 
 
 class Emit:

@@ -1,9 +1,10 @@
 """What ``TestApp`` has in place of Redis: a clock that the test moves, and messages in memory by due time."""
 
+import asyncio
 import contextlib
 import heapq
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -14,7 +15,7 @@ from conquiet.app.bus import Message
 from conquiet.core.json_codec import CodecError
 from conquiet.core.tracing import Headers
 from conquiet.core.validation import require_seconds
-from conquiet.errors import ConfigurationError
+from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.dead_letter_record import DeadRecord
 from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
 from conquiet.processor.policy import Reason
@@ -66,6 +67,11 @@ class TestClock:
     def move_to(self, due_ms: int) -> None:
         """Move on to the time at which a message is due; never back."""
         self._now_ms = max(self._now_ms, due_ms)
+
+    def pass_to(self, due_ms: int) -> None:
+        """Move on to a time, and let the next ``drain()`` end there or later."""
+        self.move_to(due_ms)
+        self._until_ms = max(self._until_ms, self._now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,11 @@ class MemoryBroker:
         self.emitted: list[EmittedMessage] = []
         self.delays_s: dict[str, float] = {}
         self.outbox_used = False
+        self.results: dict[tuple[str, str], tuple[str, bytes]] = {}
+        """How jobs ended that something waits for: state and value, by stream and id."""
+        self.wait: Callable[[str, str, float], Awaitable[Any]] | None = None
+        """Runs what is due until a job of a stream has ended, and returns its result."""
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     # ------------------------------------------------------------ Bus
     async def send(self, message: Message) -> str:
@@ -156,6 +167,19 @@ class MemoryBroker:
     def send_many_sync(self, messages: list[Message]) -> list[str]:
         """Queue messages."""
         return [self.send_sync(message) for message in messages]
+
+    async def wait_for(self, message: Message, timeout_s: float) -> Any:
+        """Queue a message, and run what is due until it has ended."""
+        message_id = self.send_sync(message)
+        assert self.wait is not None  # noqa: S101 - TestApp sets it
+        return await self.wait(message.stream, message_id, timeout_s)
+
+    def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
+        """Do the same from the thread of a handler."""
+        assert self.loop is not None  # noqa: S101 - TestApp sets it
+        if _running_loop() is self.loop:
+            raise LifecycleError("a coroutine cannot wait in emit_and_wait_sync: call 'await app.emit_and_wait(…)'")
+        return asyncio.run_coroutine_threadsafe(self.wait_for(message, timeout_s), self.loop).result()
 
     async def close(self) -> None:
         """Close nothing."""
@@ -232,7 +256,22 @@ class MemoryBroker:
 
 def _envelope(message: Message, message_id: str) -> Envelope:
     headers = None if message.headers is None else dict(message.headers)
-    return Envelope(event=message.event, id=message_id, data=message.data, key=message.key, headers=headers)
+    kept_ms = None if message.keep_result_s is None else round(message.keep_result_s * _MS)
+    return Envelope(
+        event=message.event,
+        id=message_id,
+        data=message.data,
+        key=message.key,
+        headers=headers,
+        keep_result_ms=kept_ms,
+    )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class MemoryTarget:

@@ -25,7 +25,7 @@ def is_model(annotation: object) -> bool:
     if annotation is dict or get_origin(annotation) in {dict, Mapping} or is_typeddict(annotation):
         return True
     return isinstance(annotation, type) and (
-        issubclass(annotation, msgspec.Struct) or dataclasses.is_dataclass(annotation) or _is_pydantic(annotation)
+        issubclass(annotation, msgspec.Struct) or dataclasses.is_dataclass(annotation) or is_pydantic(annotation)
     )
 
 
@@ -44,7 +44,7 @@ class PayloadModel:
         self._event = event
         self._model = model
         self._is_plain = model is dict or get_origin(model) in {dict, Mapping}
-        self._is_pydantic = isinstance(model, type) and _is_pydantic(model)
+        self._is_pydantic = isinstance(model, type) and is_pydantic(model)
         if not self._is_plain and not self._is_pydantic:
             try:
                 msgspec.json.schema(model)
@@ -66,7 +66,7 @@ class PayloadModel:
         try:
             return msgspec.convert(data, self._model)
         except (msgspec.ValidationError, ValueError) as error:
-            raise self._does_not_fit(*_described(error)) from None
+            raise self._does_not_fit(*describe_misfit(error)) from None
 
     def encode(self, value: Any) -> dict[str, Any]:
         """Return the JSON object of a model's object, or of a mapping that fits the model.
@@ -112,7 +112,7 @@ def encode_untyped(value: Any) -> dict[str, Any]:
     """Return the JSON object of any model, for an event whose handler is not known here."""
     if isinstance(value, Mapping):
         return dict(value)
-    if _is_pydantic(type(value)):
+    if is_pydantic(type(value)):
         encoded: dict[str, Any] = value.model_dump(mode="json")
         return encoded
     try:
@@ -127,7 +127,7 @@ def encode_untyped(value: Any) -> dict[str, Any]:
     return built
 
 
-def _described(error: Exception) -> tuple[str, str]:
+def describe_misfit(error: Exception) -> tuple[str, str]:
     """Return path and reason without the value: of msgspec's own sentence only the known beginnings are kept."""
     text = str(error)
     path = _PATH.search(text)
@@ -135,7 +135,8 @@ def _described(error: Exception) -> tuple[str, str]:
     return (path.group(1) if path else "$", reason.group(1) if reason else "invalid value")
 
 
-def _is_pydantic(kind: type) -> bool:
+def is_pydantic(kind: type) -> bool:
+    """Return True for a class of pydantic's kind."""
     return callable(getattr(kind, "model_validate", None)) and callable(getattr(kind, "model_dump", None))
 
 

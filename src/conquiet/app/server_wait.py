@@ -125,11 +125,17 @@ def probe_redis(client: Any) -> ServerProbe:
     return ServerProbe(f"Redis{_redis_address(client)}", ask)
 
 
-def probe_database(engine: Any) -> ServerProbe:
-    """Return a probe that connects to the database; SQLite is always there."""
+def probe_database(engine: Any, check: Callable[[Any], None] | None = None) -> ServerProbe:
+    """Return a probe that connects to the database; SQLite is always there.
+
+    Args:
+        engine: The database.
+        check: Called with a connection once the database answers. A database that goes away during the check is waited
+            for as well; one that answers and refuses is then an error of the probe.
+    """
 
     async def ask() -> Exception | None:
-        return await asyncio.to_thread(_connect, engine)
+        return await asyncio.to_thread(_connect, engine, check)
 
     url = engine.url
     name = url.get_backend_name()
@@ -158,20 +164,36 @@ def probe_rabbit(url: str) -> ServerProbe:
     return ServerProbe("RabbitMQ at " + ", ".join(f"{node.host}:{node.port}" for node in nodes), ask)
 
 
-def _connect(engine: Any) -> Exception | None:
+def _connect(engine: Any, check: Callable[[Any], None] | None) -> Exception | None:
     from sqlalchemy.exc import SQLAlchemyError
 
-    from conquiet.db.errors import DbErrorKind, fault_of
+    from conquiet.db.engine_pool import database_address
+    from conquiet.db.errors import OperationInfo, as_write_error
 
-    not_there = {DbErrorKind.GONE, DbErrorKind.UNREACHABLE}
     try:
-        with engine.connect():
+        with engine.connect() as connection:
+            if check is not None:
+                check(connection)
             return None
     except SQLAlchemyError as error:
-        # One that answers and refuses is reported by the check of the tables, which comes next. A port that accepts and
-        # hangs up does not answer: that is a proxy (of docker, of a load balancer) whose server is not there yet.
-        is_starting = any(phrase in str(error) for phrase in _STARTING_UP) or fault_of(error) in not_there
-        return error if is_starting or not _answers(engine.url) else None
+        if _is_not_there(error, engine):
+            return error
+        if check is None:
+            return None  # the first handler reports what it refuses
+        info, server = OperationInfo("looking for the app's tables"), database_address(engine)
+        raise as_write_error(error, info, connecting=True, server=server) from error
+
+
+def _is_not_there(error: Exception, engine: Any) -> bool:
+    """Return whether a failure may end by itself. One that answers and refuses a login does not."""
+    from conquiet.db.errors import DbErrorKind, fault_of, is_refused_login
+
+    if is_refused_login(error):
+        return False
+    # A port that accepts and hangs up does not answer: that is a proxy (of docker, of a load balancer) whose server is
+    # not there yet.
+    is_starting = any(phrase in str(error) for phrase in _STARTING_UP)
+    return is_starting or fault_of(error) in {DbErrorKind.GONE, DbErrorKind.UNREACHABLE} or not _answers(engine.url)
 
 
 def _answers(url: Any) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from conquiet.core.decode_function import require_decode
 from conquiet.core.server_urls import FILE, KEYS, configured_url
-from conquiet.core.validation import require_seconds, require_table
+from conquiet.core.validation import require_positive, require_seconds, require_table
 from conquiet.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class AppSettings:
         retention: How long rows stay in the inbox (30 days) and, parked, in the outbox; None deletes none. Each worker
             with handlers that have an inbox deletes old ones while it is idle, one host at a time.
         wait_s: How long ``run()`` waits for a server that cannot be reached at the start; 0 does not wait.
+        partitions: Partitions of the app's stream at least, so that a Redis Cluster serves it by several masters. A
+            stream that has fewer grows when workers start; the number does not shrink. Above 1, ``debounce`` is not
+            offered, and rate limits hold for each partition.
     """
 
     processor: "ProcessorSettings | None" = field(default=None)
@@ -41,12 +44,14 @@ class AppSettings:
     relay_poll_s: float = 0.2
     wait_s: float = 30.0
     retention: "DatabaseRetention | Keep | None" = "default"
+    partitions: int = 1
 
     def __post_init__(self) -> None:
         require_table("inbox", self.inbox)
         require_table("outbox", self.outbox)
         require_seconds("relay_poll_s", self.relay_poll_s)
         require_seconds("wait_s", self.wait_s, zero_allowed=True)
+        require_positive("partitions", self.partitions)
         if self.retention is not None and self.retention != "default" and not hasattr(self.retention, "inbox_s"):
             raise ConfigurationError("retention must be a DatabaseRetention, or None to delete no rows")
 

@@ -33,12 +33,14 @@ from conquiet.app.memory_broker import (
 )
 from conquiet.app.memory_queues import MemoryQueues
 from conquiet.core.batch_run import BatchRun
+from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
 from conquiet.errors import InfrastructureError, MessageInProgressError
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
 from conquiet.processor.dead_letter_record import DeadRecord, describe
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.policy import decide
+from conquiet.processor.results import DEAD, SUCCEEDED, ResultQuestions, encode_value
 from conquiet.processor.settings import HandlerSettings
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from conquiet.transactional.relay import OutboxRelay
 
 _MS = 1_000
+_THREADS = 8
 
 
 class TestApp:
@@ -96,6 +99,23 @@ class TestApp:
         """Emit as ``App.emit`` does."""
         return await self._app.emit(event, payload, session=session, delay_s=delay_s, at=at, id=id, key=key)
 
+    async def emit_and_wait(
+        self,
+        event: str,
+        payload: Any = None,
+        *,
+        returns: Any = None,
+        timeout_s: float = 30.0,
+        id: str | None = None,  # noqa: A002 - the word for it
+        key: str | None = None,
+    ) -> Any:
+        """Emit as ``App.emit_and_wait`` does. What is due is run until the job has ended, and the clock moves on.
+
+        Retries and other messages that become due meanwhile run at their time. If the job has not ended
+        within ``timeout_s`` of the test's clock, ``JobTimeoutError`` is raised at once.
+        """
+        return await self._app.emit_and_wait(event, payload, returns=returns, timeout_s=timeout_s, id=id, key=key)
+
     async def deliver(self, event: str, data: Mapping[str, Any], *, message_id: str) -> None:
         """Deliver a message as it is, unchecked: foreign, wrong or a second time."""
         envelope = Envelope(event=event, id=message_id, data=dict(data))
@@ -138,28 +158,19 @@ class TestApp:
         """
         ran = 0
         await self._relay_outbox()
-        while True:
-            if self._broker.outbox_used:
-                await self._relay_outbox()
-            if self._queues.has_messages:
-                ran += await self._queues.run_next()
-                continue
-            due_ms = self._next_due_ms()
-            if due_ms is None or due_ms > self.clock.until_ms:
-                self.clock.move_to(self.clock.until_ms)
-                return ran
-            self.clock.move_to(due_ms)
-            self._fire_schedules()
-            waiting_ms = self._broker.next_due_ms()
-            if waiting_ms is not None and waiting_ms <= self.clock.now_ms:
-                ran += await self._run_next()
+        while (handlers := await self._step(self.clock.until_ms)) is not None:
+            ran += handlers
+        self.clock.move_to(self.clock.until_ms)
+        return ran
 
     async def __aenter__(self) -> Self:
         assembly = self._app.assembly
         self._app.registry.events.require_complete()
         settings = assembly.processor_settings
         environment = assembly.environment(self._app.emission, asyncio.get_running_loop())
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="conquiet-test-handler")
+        # One at a time; more than one thread only if a plain function waits for the result of another one.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-test-handler")
+        self._broker.wait, self._broker.loop = self._wait, asyncio.get_running_loop()
         for event, function in assembly.functions(environment).items():
             options = self._app.registry.handlers[event].options
             handler = HandlerSettings(
@@ -201,6 +212,35 @@ class TestApp:
         await self._app.close()
 
     # ------------------------------------------------------------ inside
+    async def _step(self, until_ms: int) -> int | None:
+        """Run what is due next, until a time, and return how many handlers ran; None if nothing is due by then."""
+        if self._broker.outbox_used:
+            await self._relay_outbox()
+        if self._queues.has_messages:
+            return await self._queues.run_next()
+        due_ms = self._next_due_ms()
+        if due_ms is None or due_ms > until_ms:
+            return None
+        self.clock.move_to(due_ms)
+        self._fire_schedules()
+        waiting_ms = self._broker.next_due_ms()
+        if waiting_ms is not None and waiting_ms <= self.clock.now_ms:
+            return await self._run_next()
+        return 0
+
+    async def _wait(self, stream: str, job_id: str, timeout_s: float) -> Any:
+        """Run what is due until a job has ended, and return its result."""
+        asked = ResultQuestions(stream, job_id)
+        ends_ms = self.clock.now_ms + round(timeout_s * _MS)
+        try:
+            while (ended := self._broker.results.get((stream, job_id))) is None:
+                if await self._step(ends_ms) is None:
+                    self.clock.move_to(ends_ms)
+                    raise asked.too_late(timeout_s)
+        finally:
+            self.clock.pass_to(self.clock.now_ms)
+        return asked.value(*ended)
+
     def _executor(self) -> ThreadPoolExecutor:
         assert self._threads is not None  # noqa: S101 - entered
         return self._threads
@@ -250,7 +290,7 @@ class TestApp:
             return await self._run_batch(stream, envelope, runner)
         delivery = MemoryDelivery(stream, self._app.assembly.group, f"{self.clock.now_ms}-0")
         try:
-            await runner.invoke(envelope, delivery, self._broker, stream)  # type: ignore[arg-type]
+            answer = await runner.invoke(envelope, delivery, self._broker, stream)  # type: ignore[arg-type]
         except (InfrastructureError, MessageInProgressError):
             self._broker.keep_turn(stream, envelope)
             self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: nothing is charged
@@ -258,7 +298,19 @@ class TestApp:
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             if not delivery.acknowledged:
                 self._settle(stream, envelope, runner, error)
+        else:
+            self._end(stream, envelope, SUCCEEDED, answer)
         return 1
+
+    def _end(self, stream: str, envelope: Envelope, state: str, value: object) -> None:
+        """Keep how a job ended, if something waits for it."""
+        if envelope.keep_result_ms is None:
+            return
+        try:
+            encoded = encode_value(value, max_bytes=self._app.assembly.processor_settings.max_payload_bytes)
+        except CodecError:
+            encoded = b"null"  # as in Redis, where a warning is logged
+        self._broker.results[stream, envelope.id] = state, encoded
 
     async def _run_batch(self, stream: str, first: Envelope, runner: BatchHandlerRunner) -> int:
         """Run a message with others of its event that are due, as a processor would."""
@@ -279,6 +331,8 @@ class TestApp:
                 shared = outcome
             elif outcome is not None:
                 self._settle(stream, envelope, runner, outcome)
+            else:
+                self._end(stream, envelope, SUCCEEDED, None)
         if shared is not None:
             raise shared
         return len(members)
@@ -296,6 +350,7 @@ class TestApp:
             return
         failure = describe(error, store_text=self._app.assembly.processor_settings.store_error_text)
         assert failure is not None  # noqa: S101 - there is an error
+        self._end(stream, envelope, DEAD, type(error).__name__)
         self.dead_letters.append(
             DeadRecord(
                 reason=decided.reason,

@@ -50,11 +50,16 @@ def open_redis(flag: str) -> "Iterator[RedisAdmin]":
 
 @contextmanager
 def open_database(flag: str) -> "Iterator[Engine]":
-    """Open the configured database and check that it answers."""
+    """Open the configured database and check that it answers. A URL with an asynchronous driver works too."""
     require_extra("mysql", "sqlalchemy")
-    from sqlalchemy import create_engine
+    from sqlalchemy import create_engine, make_url
 
-    with checked_engine(require_url(flag, DB), lambda url: create_engine(url, hide_parameters=True)) as engine:
+    from conquiet.app.database import with_driver
+
+    def make(url: str) -> "Engine":
+        return create_engine(with_driver(make_url(url), asynchronous=False), hide_parameters=True)
+
+    with checked_engine(require_url(flag, DB), make) as engine:
         yield engine
 
 

@@ -69,9 +69,10 @@ class StreamSource:
         """Run ``await work(dead_letters)`` with the ``DeadLetters`` of this broker."""
         with open_redis(self._flag):  # reports a server that cannot be reached
             from conquiet.management.run_async import with_redis
-            from conquiet.processor import DeadLetters
+            from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 
-            return with_redis(require_url(self._flag, REDIS), lambda client: work(DeadLetters(client, self._stream)))
+            url = require_url(self._flag, REDIS)
+            return with_redis(url, lambda client: work(PartitionedDeadLetters(client, self._stream)))
 
     def where(self, selection: Selection) -> "DeadFilter":
         """Return the filter."""

@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -32,6 +32,7 @@ from conquiet.errors import ConquietError
 
 _SHOWN: Final = 500
 _FRAMES: Final = 12
+_LIBRARY_FRAMES: Final = 3
 _CAUSES: Final = 5
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")  # noqa: PTH120
@@ -41,6 +42,8 @@ _AS_THEY_ARE: Final = (int, float, dict, list, tuple)
 _Frame = tuple[str, int, str]
 """File, line and function."""
 
+_describers: list[Callable[[BaseException], str | None]] = []
+
 _tracebacks = bool(os.environ.get("CONQUIET_DEBUG"))  # set by --debug, for child processes too
 
 
@@ -48,6 +51,12 @@ def show_tracebacks(*, shown: bool = True) -> None:
     """Log whole tracebacks from now on, in this process. They hold exception texts, which may quote messages."""
     global _tracebacks  # noqa: PLW0603 - one switch for the process, as logging itself is
     _tracebacks = shown
+
+
+def add_describer(describe: Callable[[BaseException], str | None]) -> None:
+    """Use a function that describes errors of a library, such as a driver, without any value; None for others."""
+    if describe not in _describers:
+        _describers.append(describe)
 
 
 class FactLogger:
@@ -148,7 +157,7 @@ def describe_error(error: BaseException | None) -> dict[str, str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of an error of conquiet's own, or of one that caused this error; empty if there is none."""
+    """Return the text of an error of conquiet's own, or of one that caused it, or what a describer says; else empty."""
     current: BaseException | None = error
     for _ in range(_CAUSES):
         if isinstance(current, ConquietError):
@@ -159,7 +168,7 @@ def reason_of(error: BaseException) -> str:
         if current is None:
             break
         current = current.__cause__
-    return ""
+    return next((said for describe in _describers if (said := describe(error))), "")
 
 
 def _frames_of(trace: TracebackType | None) -> Iterator[_Frame]:
@@ -172,19 +181,23 @@ def _frames_of(trace: TracebackType | None) -> Iterator[_Frame]:
 
 @functools.lru_cache(maxsize=512)
 def _shown_frames(frames: tuple[_Frame, ...], folder: str) -> tuple[str, str]:
-    """Return the last frame of the user's own code, and the frames of the user's and of libraries' code.
+    """Return the last frame of the application, and its frames with the first few of the library that it called.
 
-    The frames begin with the first one outside of conquiet; all of them are shown if there is none outside. A handler
-    fails at the same place again and again, so the texts are kept.
+    What is before its first frame (a thread of the pool, our own adapters) is the same for every message; without any
+    frame of the application all are shown. A handler fails at the same place again and again: the texts are kept.
     """
-    start = next((at for at, (filename, _, _) in enumerate(frames) if not filename.startswith(_PACKAGE)), 0)
-    frames = frames[start:]
-    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
-    filename, line, name = (own or frames)[-1]
+    own = [at for at, (filename, _, _) in enumerate(frames) if _is_of_application(filename)]
+    first, last = (own[0], own[-1]) if own else (0, len(frames) - 1)
+    filename, line, name = frames[last]
     place = f"{_shown_path(filename, folder)}:{line} in {name}"
-    if len(frames) == 1:
+    if len(frames) - first == 1:
         return place, ""
-    return place, " > ".join(f"{_shown_path(path, folder)}:{line} {name}" for path, line, name in frames[-_FRAMES:])
+    shown = frames[first : last + 1 + _LIBRARY_FRAMES][-_FRAMES:]
+    return place, " > ".join(f"{_shown_path(path, folder)}:{line} {name}" for path, line, name in shown)
+
+
+def _is_of_application(filename: str) -> bool:
+    return not filename.startswith(_PACKAGE) and not any(part in filename for part in _LIBRARIES)
 
 
 def _current_folder() -> str:

@@ -7,9 +7,9 @@ row of the outbox.
 See docs/decisions/0059.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from conquiet.errors import ConfigurationError
 
@@ -19,8 +19,27 @@ _MOST_HEADERS = 32
 _LONGEST = 1_024
 
 
+class BatchMember(NamedTuple):
+    """One message of a batch, as its span links to it.
+
+    Attributes:
+        message_id: Its id.
+        headers: What travelled with it, if anything.
+        first_attempt: Context of its first attempt, if this is a later one.
+    """
+
+    message_id: str | None
+    headers: Headers | None = None
+    first_attempt: str | None = None
+
+
 class Span(Protocol):
     """One operation. As a context manager it is current inside the block, and ends with it."""
+
+    @property
+    def is_dropped(self) -> bool:
+        """True if the trace is sampled out: attributes go nowhere."""
+        ...
 
     @property
     def headers(self) -> dict[str, str]:
@@ -49,6 +68,11 @@ class Span(Protocol):
 class Tracing(Protocol):
     """Makes spans. No method raises."""
 
+    @property
+    def traces_roots(self) -> bool:
+        """False if a span without a sender is certainly dropped, and counted by no metric."""
+        ...
+
     def send(
         self,
         system: str,
@@ -74,7 +98,7 @@ class Tracing(Protocol):
         attempt: int | None = None,
         headers: Headers | None = None,
         first_attempt: str | None = None,
-        batch: list[Headers | None] | None = None,
+        batch: Sequence[BatchMember] | None = None,
     ) -> Span:
         """Begin to run a handler: a consumer's span. A ``batch`` is linked, message by message."""
         ...
@@ -94,6 +118,81 @@ class Tracing(Protocol):
 
 active: Tracing | None = None
 """The installed tracing; None, the default, traces nothing."""
+
+
+class NoSpan:
+    """The span of an operation that is not traced."""
+
+    __slots__ = ()
+    is_dropped: Final = True
+    headers: Final[dict[str, str]] = {}
+
+    def set(self, name: str, value: object) -> None:
+        """Do nothing."""
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing."""
+
+
+NO_SPAN: Final = NoSpan()
+
+
+class BatchSpan:
+    """The span of one batch: one operation that is linked to each of its messages. Does nothing without tracing.
+
+    Args:
+        system: The broker's kind.
+        destination: Stream or queue.
+        members: Returns the messages; called only if tracing is installed.
+        event: Their event, if they have one in common.
+        group: The consumer group.
+    """
+
+    __slots__ = ("_span",)
+
+    def __init__(
+        self,
+        system: str,
+        destination: str,
+        members: Callable[[], Sequence[BatchMember]],
+        *,
+        event: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        self._span: Span = (
+            NO_SPAN
+            if active is None
+            else active.process(system, destination, event=event, group=group, batch=members())
+        )
+
+    @property
+    def context(self) -> str | None:
+        """The context of the span, as a later attempt links to it."""
+        return self._span.headers.get("traceparent")
+
+    def record(self, outcomes: Sequence[BaseException | None]) -> None:
+        """Note how many messages have failed; the first failure is the error of the span."""
+        failed = [outcome for outcome in outcomes if outcome is not None]
+        self._span.set("conquiet.batch.failed", len(failed))
+        if failed:
+            self._span.fail(failed[0])
+
+    def __enter__(self) -> Self:
+        self._span.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._span.__exit__(kind, error, trace)
 
 
 def install(tracing: Tracing | None) -> None:

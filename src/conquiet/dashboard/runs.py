@@ -26,6 +26,7 @@ class RunCarrier:
         self._servers = servers
         self._owner = f"dashboard-{hostname()}-{os.getpid()}-{id(self):x}"
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
         self._adopted_at = float("-inf")
 
     def runs(self, client: object) -> BulkRuns:
@@ -33,12 +34,17 @@ class RunCarrier:
         return BulkRuns(client, self._owner)  # type: ignore[arg-type]  # given by Servers.redis_async
 
     def start(self, run_id: str) -> None:
-        """Work on a run, unless this process does."""
+        """Work on a run. If this process does already, look at it once more after that.
+
+        A page shows a run as counted a moment before the task that counted it has ended. A run confirmed in that
+        moment would otherwise wait for the next search for abandoned runs, and without a visitor there is none.
+        """
         if run_id in self._tasks:
+            self._again.add(run_id)
             return
         task = asyncio.create_task(self._carry_out(run_id), name=f"conquiet-run-{run_id}")
         self._tasks[run_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
+        task.add_done_callback(lambda ended: self._ended(run_id, ended))
 
     async def adopt(self) -> None:
         """Take over runs that no process works on. Looks at most every three seconds; never raises."""
@@ -56,6 +62,12 @@ class RunCarrier:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, run_id: str, task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(run_id, None)
+        if run_id in self._again and not task.cancelled():
+            self._again.discard(run_id)
+            self.start(run_id)
 
     async def _carry_out(self, run_id: str) -> None:
         ended: list[BulkRun] = []

@@ -17,6 +17,7 @@ from typing import Any, Final
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from conquiet.core.log import add_describer
 from conquiet.db.schema_errors import describe_missing_object
 from conquiet.db.sqlstate import FAILED_TRANSACTION, sqlstate_of
 from conquiet.errors import (
@@ -113,6 +114,18 @@ _DESCRIPTIONS: Final = {
     "needed one at once; raise pool_size or max_overflow of the engine, or lower the concurrency",
     DbErrorKind.OTHER: "the database refused it; the driver's error is the cause of this one",
 }
+
+_SHORTLY: Final = {
+    DbErrorKind.DUPLICATE: "a row with the same value of a unique key exists already",
+    DbErrorKind.CONFLICT: "it conflicted with another transaction",
+    DbErrorKind.LOCK_TIMEOUT: "another transaction held a lock for too long",
+    DbErrorKind.INTERRUPTED: "the server interrupted the statement",
+    DbErrorKind.GONE: "the connection was lost",
+    DbErrorKind.UNREACHABLE: "the server could not be reached or refused the connection",
+    DbErrorKind.READ_ONLY: "the server accepts no writes now",
+    DbErrorKind.POOL_EXHAUSTED: "no connection of the pool was free in time",
+}
+"""Descriptions of errors that the application's own statements raised: nothing is known of what it had written."""
 
 _REFUSED_LOGIN: Final = (
     "the server refused the user name or the password; put the right ones into the database URL; nothing was written"
@@ -273,6 +286,24 @@ def as_write_error(
     if server and fault in UNAVAILABLE:
         description = f"{description} (server {server})"
     return _KINDS.get(fault, DbWriteError)(f"{info} failed{shown}: {description}", **facts)
+
+
+def is_refused_login(error: BaseException) -> bool:
+    """Return whether the server answered and refused the user name or the password."""
+    return _is_refused_login(error, number_of(error), sqlstate_of(error))
+
+
+def describe_error(error: BaseException) -> str | None:
+    """Return what a log may show of an error of SQLAlchemy: number and kind, the name of a missing table, no value."""
+    if not isinstance(error, DBAPIError | PoolTimeoutError):
+        return None
+    number, state = number_of(error), sqlstate_of(error)
+    said = describe_missing_object(error, number, state, own_statement=False) or _SHORTLY.get(fault_of(error))
+    code = f"error {state or number}" if state or number else ""
+    return ": ".join(filter(None, (code, said))) or None
+
+
+add_describer(describe_error)
 
 
 def _is_refused_login(error: BaseException, number: int | None, state: str | None) -> bool:

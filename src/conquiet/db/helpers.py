@@ -12,10 +12,9 @@ from conquiet.db import sql
 from conquiet.db.columns import find_column
 from conquiet.db.dialects import is_mysql, is_postgres
 from conquiet.db.errors import DbErrorKind, OperationInfo, fault_of, other_key_error
+from conquiet.db.insert import report_duplicate
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LockTimeoutError
-from conquiet.metrics.registry import DB_DUPLICATE_INSERTS_TOTAL
-from conquiet.metrics.safety import count
 
 T = TypeVar("T")
 
@@ -85,7 +84,7 @@ def insert_idempotent(
             suffix = sql.SHARED if is_mysql(session.engine) else sql.PLAIN
             if session.execute_scalar(sql.select_id(table, id_column, suffix), {"w0": id_value}) is None:
                 raise other_key_error(error, info) from cause
-            count(DB_DUPLICATE_INSERTS_TOTAL, table)
+            report_duplicate(table)
             return False
     return True
 
@@ -102,7 +101,7 @@ def _insert_unless_exists(session: DbSession, table: str, row: Mapping[str, Any]
                 raise
             raise other_key_error(error, info) from error.__cause__
     if not inserted:
-        count(DB_DUPLICATE_INSERTS_TOTAL, table)
+        report_duplicate(table)
     return bool(inserted)
 
 

@@ -129,6 +129,11 @@ def _is_duplicate(error: DbWriteError) -> bool:
 
 
 def _duplicate(op: DbOperation) -> WriteOutcome:
-    count(DB_DUPLICATE_INSERTS_TOTAL, op.table)
-    logger.info("duplicate insert suppressed", table=op.table, errno=DUPLICATE_KEY)
+    report_duplicate(op.table)
     return _DUPLICATE
+
+
+def report_duplicate(table: str) -> None:
+    """Count and log a duplicate that was suppressed."""
+    count(DB_DUPLICATE_INSERTS_TOTAL, table)
+    logger.info("duplicate insert suppressed", table=table, errno=DUPLICATE_KEY)

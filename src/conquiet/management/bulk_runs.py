@@ -28,7 +28,8 @@ from conquiet.management.bulk_run_models import ACTIVE, BulkRun, RunAction, RunS
 from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.bulk import BulkReport
 from conquiet.management.jobs.models import JobFilter, JobPhase
-from conquiet.processor.dead_letters import DeadFilter, DeadLetters
+from conquiet.processor.dead_letters import DeadFilter
+from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 from conquiet.redis_transport.client import AsyncClient
 from conquiet.redis_transport.liveness import RELEASE_NAME, RESERVE_NAME
 
@@ -82,7 +83,7 @@ class BulkRuns:
             state=RunState.COUNTING,
             created_ms=now_ms,
             rate_per_s=float(rate_per_s),
-            total=await DeadLetters(self._client, stream).count(),
+            total=await PartitionedDeadLetters(self._client, stream).count(),
             audit_id=audit_id,
         )
         await self._add(run)
@@ -148,14 +149,14 @@ class BulkRuns:
 
     async def act_on(self, action: RunAction, stream: str, ids: Sequence[str]) -> int:
         """Replay or discard these dead letters at once; return how many were still there."""
-        dead_letters = DeadLetters(self._client, stream)
+        dead_letters = PartitionedDeadLetters(self._client, stream)
         if action is RunAction.DISCARD:
             return await dead_letters.discard_ids(ids)
         return sum([(await dead_letters.replay(DeadFilter(id=one))).replayed for one in ids])
 
     async def find_abandoned(self) -> list[BulkRun]:
         """Return active runs that no process works on."""
-        active = [run for run in await self.newest() if run.is_active]
+        active = [run for run in await self.newest(limit=KEPT) if run.is_active]
         return [run for run in active if not await self._client.exists(_lease(run.id))]
 
     async def carry_out(self, run_id: str, *, on_end: Callable[[BulkRun], Any] | None = None) -> None:
@@ -176,16 +177,12 @@ class BulkRuns:
         """Write the progress of a run and keep its lease; raise if it is ours no longer."""
         if not await self._client.eval(RESERVE_NAME, 1, _lease(run.id), self._owner, _LEASE_MS):
             raise _StoppedError
-        written = await self._client.eval(
-            _SAVE_IF_ACTIVE, 1, _key(run.id), msgspec.json.encode(run), _KEPT_S, f'"state":"{run.state.value}"'
-        )
-        if not written:
-            raise _StoppedError
+        await self._save_if_unchanged(run, run.state)
 
     async def finish(self, run: BulkRun, state: RunState, error: str = "") -> BulkRun:
-        """Write how a run ended."""
+        """Write how a run ended; raise if its state was changed meanwhile: a cancellation is not overwritten."""
         ended = replace(run, state=state, error=error)
-        await self._save(ended)
+        await self._save_if_unchanged(ended, run.state)
         return ended
 
     @property
@@ -194,26 +191,34 @@ class BulkRuns:
         return self._client  # type: ignore[no-any-return]
 
     async def _change(self, run_id: str, before: set[RunState], after: RunState) -> BulkRun:
-        run = await self.get(run_id)
-        if run is None:
-            raise ConfigurationError("there is no such run any more")
-        if run.state not in before:
-            raise ConfigurationError(f"the run is {run.state.value}; it cannot become {after.value}")
-        changed = replace(run, state=after)
-        await self._save(changed)
-        return changed
+        while True:
+            run = await self.get(run_id)
+            if run is None:
+                raise ConfigurationError("there is no such run any more")
+            if run.state not in before:
+                raise ConfigurationError(f"the run is {run.state.value}; it cannot become {after.value}")
+            changed = replace(run, state=after)
+            # A cancel and a confirm may meet, and a step of the process that carries the run out.
+            with contextlib.suppress(_StoppedError):
+                await self._save_if_unchanged(changed, run.state)
+                return changed
+
+    async def _save_if_unchanged(self, run: BulkRun, state: RunState) -> None:
+        words = msgspec.json.encode(run), _KEPT_S, f'"state":"{state.value}"'
+        if not await self._client.eval(_SAVE_IF_UNCHANGED, 1, _key(run.id), *words):
+            raise _StoppedError
 
     async def _save(self, run: BulkRun) -> None:
         await self._client.set(_key(run.id), msgspec.json.encode(run), ex=_KEPT_S)
 
 
-_SAVE_IF_ACTIVE: Final = """
+_SAVE_IF_UNCHANGED: Final = """
 local now = redis.call('GET', KEYS[1])
 if not now or not string.find(now, ARGV[3], 1, true) then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 return 1
 """
-"""Write the progress of a run unless its state was changed. KEYS: run; ARGV: run as JSON, seconds, its state."""
+"""Write a run unless its state was changed. KEYS: run; ARGV: run as JSON, seconds, the state it was in."""
 
 
 class _Carrier:
@@ -222,7 +227,7 @@ class _Carrier:
     def __init__(self, runs: BulkRuns, run: BulkRun) -> None:
         self._runs = runs
         self._run = run
-        self._dead_letters = DeadLetters(runs.client, run.stream)
+        self._dead_letters = PartitionedDeadLetters(runs.client, run.stream)
         self._stopped = False
         self._saved_at = time.monotonic()
 
@@ -244,7 +249,7 @@ class _Carrier:
             return None
         except ConquietError as error:
             # Without a text: it may quote an address. The class says what to look for.
-            with contextlib.suppress(ConquietError):
+            with contextlib.suppress(ConquietError, _StoppedError):
                 return await self._runs.finish(self._run, RunState.FAILED, type(error).__name__)
             return None
 

@@ -6,13 +6,17 @@ that is a bulk run (``bulk_runs``), not a page.
 
 import base64
 import contextlib
+import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from conquiet.management.overview import companion
-from conquiet.management.redis_admin import RedisAdmin, as_bytes
+from conquiet.management.partitions import partition_keys
+from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadMessage, read_dead_message
+from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import text
 
 __all__ = [
@@ -87,7 +91,8 @@ def list_newest(
     server: RedisAdmin, stream: bytes, *, where: DeadFilter = EVERYTHING, limit: int = 50, before: str | None = None
 ) -> DeadLetterPage:
     """Return up to ``limit`` dead letters that match, newest first, from before the id ``before`` on."""
-    total = int(server.call("XLEN", companion(stream, b"dead"), stream=""))
+    keys = partition_keys(server, stream)
+    total = sum(int(server.call("XLEN", companion(key, b"dead"), stream=display_name(key))) for key in keys)
     items: list[DeadMessage] = []
     looked_at, last = 0, before
     for one in _newest(server, stream, before, _MOST_READ):
@@ -123,16 +128,27 @@ def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE) ->
 
 def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:
     """Return one dead letter; None if it is gone."""
-    reply = server.call("XRANGE", companion(stream, b"dead"), dead_id, dead_id, "COUNT", 1)
-    return _message(reply[0]) if reply else None
+    for key in partition_keys(server, stream):
+        reply = server.call("XRANGE", companion(key, b"dead"), dead_id, dead_id, "COUNT", 1, stream=display_name(key))
+        if reply:
+            return _message(reply[0])
+    return None
 
 
 def _newest(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
+    """Read the newest of all partitions, newest first."""
+    each = [_newest_of(server, key, before, most) for key in partition_keys(server, stream)]
+    merged = heapq.merge(*each, key=lambda one: parse_id(one.id), reverse=True)
+    return itertools.islice(merged, most)
+
+
+def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
     start = "+" if before is None else f"({before}"
     read = 0
     while read < most:
         reply: list[Any] = server.call(
-            "EVAL", _PAGE, 1, companion(stream, b"dead"), start, min(_STEP, most - read), _MOST_BYTES
+            *("EVAL", _PAGE, 1, companion(stream, b"dead"), start, min(_STEP, most - read), _MOST_BYTES),
+            stream=display_name(stream),
         )
         if not reply:
             return

@@ -1,20 +1,23 @@
 """All streams at a glance, cheaply enough for a page that is refreshed every second.
 
     StreamDirectory    finds the streams: a few SCAN steps at a time, never KEYS
-    read_fleet         one script call for a hundred streams, so a thousand cost ten commands
+    read_fleet         one script call for a hundred streams (on a cluster: for each slot)
     flow               what came in and went out per second between two readings
 
 ``overview.describe_stream`` reports more about one stream, and sends several commands for each.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.management.overview import companion
+from conquiet.management.partitions import PartitionedStreams, layout_key, names_of, sum_known
 from conquiet.management.redis_admin import RedisAdmin, display_name
-from conquiet.redis_transport.ids import milliseconds_of
+from conquiet.processor.partitions import read_layout
+from conquiet.redis_transport.ids import milliseconds_of, parse_id
 from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.routing import slot_of
 
 if TYPE_CHECKING:
     from conquiet.redis_transport.commands import Word
@@ -33,7 +36,7 @@ local function field(row, name)
   return false
 end
 local found = {}
-for i = 1, #KEYS, 4 do
+for i = 1, #KEYS, 5 do
   local key = KEYS[i]
   local info = redis.pcall('XINFO', 'STREAM', key)
   if info.err then
@@ -53,17 +56,18 @@ for i = 1, #KEYS, 4 do
     end
     local delayed, dead = redis.pcall('ZCARD', KEYS[i + 1]), redis.pcall('XLEN', KEYS[i + 2])
     local paused = redis.pcall('HKEYS', KEYS[i + 3])
+    local layout = redis.pcall('HMGET', KEYS[i + 4], 'count', 'previous', 'next')
     found[#found + 1] = {
       field(info, 'length'), field(info, 'entries-added'), field(info, 'last-generated-id'),
       type(delayed) == 'number' and delayed or 0, type(dead) == 'number' and dead or 0,
-      paused.err and {} or paused, #rows, groups
+      paused.err and {} or paused, #rows, groups, layout.err and {} or layout
     }
   end
 end
 return {redis.call('TIME'), found}
 """
-"""Describe streams. KEYS: for each its key, delayed set, dead letters and pauses; ARGV: most groups of each. Payloads
-stay on the server: XINFO STREAM and XRANGE read entries, and only their ids are returned."""
+"""Describe streams. KEYS: for each its key, delayed set, dead letters, pauses and number of partitions; ARGV: most
+groups of each. Payloads stay on the server: XINFO STREAM and XRANGE read entries, and only their ids are returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class StreamGlance:
         added: Entries ever added; None before Redis 7.
         paused: ``*`` if the whole stream is paused, else events.
         group_count: Groups there are; at most 20 of them are in ``groups``.
+        partitions: Streams that these figures are of, together.
     """
 
     key: str
@@ -108,6 +113,7 @@ class StreamGlance:
     groups: tuple[GroupGlance, ...]
     raw_key: bytes
     at_ms: int
+    partitions: int = 1
 
     @property
     def lag(self) -> int | None:
@@ -154,21 +160,41 @@ def _rate(before: int | None, after: int | None, seconds: float) -> float | None
 
 
 def read_fleet(server: RedisAdmin, keys: Sequence[bytes]) -> list[StreamGlance]:
-    """Return the streams of these keys. Those that are gone are left out."""
-    found: list[StreamGlance] = []
-    for start in range(0, len(keys), PER_CALL):
-        chunk = keys[start : start + PER_CALL]
+    """Return the streams of these keys, each with all its partitions. Those that are gone are left out."""
+    found = _read(server, keys)
+    parts = {key: names_of(key, one.partitions)[1:] for key, one in found.items() if one.partitions > 1}
+    others = _read(server, [name for names in parts.values() for name in names])
+    return [
+        join_glances([one, *(others[name] for name in parts.get(key, ()) if name in others)])
+        for key, one in found.items()
+    ]
+
+
+def _read(server: RedisAdmin, keys: Sequence[bytes]) -> dict[bytes, StreamGlance]:
+    found: dict[bytes, StreamGlance] = {}
+    for chunk in _chunks(keys, in_cluster=server.is_cluster):
         names: list[Word] = []
         for key in chunk:
             names += (key, companion(key, b"delayed"), companion(key, b"dead"), companion(key, b"paused"))
-        time, rows = server.call("EVAL", _FLEET, len(names), *names, _MOST_GROUPS)
+            names.append(layout_key(key))
+        time, rows = server.call("EVAL", _FLEET, len(names), *names, _MOST_GROUPS, stream=display_name(chunk[0]))
         now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
-        found += [_glance(key, row, now_ms) for key, row in zip(chunk, rows, strict=True) if row]
+        found |= {key: _glance(key, row, now_ms) for key, row in zip(chunk, rows, strict=True) if row}
     return found
 
 
+def _chunks(keys: Sequence[bytes], *, in_cluster: bool) -> Iterator[Sequence[bytes]]:
+    """Cut keys into those of one script call: on a cluster all of them are in one slot."""
+    slots: dict[int, list[bytes]] = {}
+    for key in keys:
+        slots.setdefault(slot_of(key) if in_cluster else 0, []).append(key)
+    for those in slots.values():
+        for start in range(0, len(those), PER_CALL):
+            yield those[start : start + PER_CALL]
+
+
 def _glance(key: bytes, row: list[Any], now_ms: int) -> StreamGlance:
-    length, added, last_id, delayed, dead, paused, group_count, groups = row
+    length, added, last_id, delayed, dead, paused, group_count, groups, layout = row
     return StreamGlance(
         key=display_name(key),
         length=length,
@@ -181,6 +207,41 @@ def _glance(key: bytes, row: list[Any], now_ms: int) -> StreamGlance:
         groups=tuple(_group(one, now_ms) for one in groups),
         raw_key=key,
         at_ms=now_ms,
+        partitions=read_layout(layout).to_read if layout else 1,
+    )
+
+
+def join_glances(partitions: Sequence[StreamGlance]) -> StreamGlance:
+    """Return the partitions of a stream, partition 0 first, as one stream. Groups are joined by name. Pure."""
+    first = partitions[0]
+    if len(partitions) == 1:
+        return first
+    groups: dict[bytes, list[GroupGlance]] = {}
+    for one in partitions:
+        for group in one.groups:
+            groups.setdefault(group.raw_name, []).append(group)
+    return replace(
+        first,
+        length=sum(one.length for one in partitions),
+        added=sum_known([one.added for one in partitions]),
+        last_id=max((one.last_id for one in partitions), key=parse_id),
+        delayed=sum(one.delayed for one in partitions),
+        dead=sum(one.dead for one in partitions),
+        paused=tuple(sorted({event for one in partitions for event in one.paused})),
+        group_count=max(len(groups), *(one.group_count for one in partitions)),
+        groups=tuple(_join_groups(those) for those in groups.values()),
+    )
+
+
+def _join_groups(groups: Sequence[GroupGlance]) -> GroupGlance:
+    ages = [group.oldest_age_s for group in groups if group.oldest_age_s is not None]
+    return replace(
+        groups[0],
+        consumers=max(group.consumers for group in groups),  # a worker has the same name in every partition
+        pending=sum(group.pending for group in groups),
+        lag=sum_known([group.lag for group in groups]),
+        entries_read=sum_known([group.entries_read for group in groups]),
+        oldest_age_s=max(ages, default=None),
     )
 
 
@@ -209,21 +270,30 @@ class StreamDirectory:
     def __init__(self, *, most: int = MOST_STREAMS) -> None:
         self._most = most
         self._cursor = "0"
+        self._node = 0
         self._known: set[bytes] = set()
         self._seen: set[bytes] = set()
         self.complete = False
         """A whole pass was made, and there are no more streams than the directory holds."""
 
     def advance(self, server: RedisAdmin, *, steps: int = 20) -> None:
-        """Scan the next part of the keyspace: ``steps`` thousand keys."""
+        """Scan the next part of the keyspace: ``steps`` thousand keys, on a cluster of one node after the other."""
+        streams = PartitionedStreams(server)
+        masters = server.masters()
         for _ in range(steps):
-            reply = server.call("SCAN", self._cursor, "COUNT", _SCAN_COUNT, "TYPE", "stream")
+            self._node = min(self._node, len(masters) - 1)  # a node may have left the cluster
+            reply = server.call_each(masters[self._node], "SCAN", self._cursor, "COUNT", _SCAN_COUNT, "TYPE", "stream")
             self._cursor = text(reply[0])
-            self._add(reply[1])
+            self._add(streams.stream_of(key) for key in reply[1])
             if self._cursor == "0":
-                self.complete = len(self._seen) <= self._most
-                self._known, self._seen = set(sorted(self._seen)[: self._most]), set()
-                return
+                self._node = (self._node + 1) % len(masters)
+                if self._node == 0:
+                    self._end_pass()
+                    return
+
+    def _end_pass(self) -> None:
+        self.complete = len(self._seen) <= self._most
+        self._known, self._seen = set(sorted(self._seen)[: self._most]), set()
 
     def _add(self, page: Iterable[bytes]) -> None:
         found = {key for key in page if is_shown(key)}

@@ -1,5 +1,6 @@
 """Remove consumers and trim streams without losing entries. Each step is one script: docs/decisions/0011."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from conquiet.core.redaction import printable
@@ -7,8 +8,10 @@ from conquiet.core.validation import require_seconds, require_text
 from conquiet.errors import NoSuchStreamError, OperatorError
 from conquiet.management.liveness import ALIVE_MS, counts_attempts
 from conquiet.management.models import RemovalReport, TrimReport
-from conquiet.management.overview import describe_stream, require_group
+from conquiet.management.overview import describe_key, describe_stream, require_group
+from conquiet.management.partitions import partition_keys
 from conquiet.management.redis_admin import RedisAdmin
+from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.liveness import liveness_key, registry_key
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.retention_scripts import REMOVE_CONSUMER, TRIM
@@ -45,13 +48,31 @@ def remove_consumer(
         NoSuchStreamError: There is no such stream, group or consumer.
     """
     require_text("consumer", consumer)
-    require_group(describe_stream(server, stream), group)
+    facts = require_group(describe_stream(server, stream), group)
     if new_owner == consumer:
         raise OperatorError("a consumer cannot be its own new owner", stream=stream)
     counts = counts_attempts(server)
     proof = "1" if force or (counts and min_idle_ms >= ALIVE_MS) else ""
-    keys = (stream, liveness_key(stream, group, consumer), registry_key(stream, group))
     words: tuple[Word, ...] = (group, consumer, new_owner, min_idle_ms, _STEP, proof)
+    names = [key.decode() for key in partition_keys(server, stream)]
+    if len(names) > 1 and any(one.name == consumer for one in facts.consumers):
+        # It need not be a consumer of each partition.
+        names = [name for name in names if _has_consumer(server, name, group, consumer)]
+    moved = sum(_remove(server, name, words, counts_attempts=counts) for name in names)
+    return RemovalReport(consumer, new_owner or None, moved)
+
+
+def _has_consumer(server: RedisAdmin, stream: str, group: str, consumer: str) -> bool:
+    with suppress(NoSuchStreamError):
+        facts = require_group(describe_key(server, stream), group)
+        return any(one.name == consumer for one in facts.consumers)
+    return False
+
+
+def _remove(server: RedisAdmin, stream: str, words: "tuple[Word, ...]", *, counts_attempts: bool) -> int:
+    """Remove a consumer of one partition; return how many of its entries were transferred."""
+    group, consumer = str(words[0]), str(words[1])
+    keys = (stream, liveness_key(stream, group, consumer), registry_key(stream, group))
     moved = 0
     while True:
         state, number = server.call("EVAL", REMOVE_CONSUMER, len(keys), *keys, *words, stream=stream, group=group)
@@ -59,14 +80,14 @@ def remove_consumer(
             case "more":
                 moved += number
             case "removed":
-                return RemovalReport(consumer, new_owner or None, moved + number)
+                return int(moved + number)
             case "missing":
                 raise NoSuchStreamError(
                     f"group {printable(group)!r} of {printable(stream)!r} has no consumer {printable(consumer)!r}",
                     stream=stream,
                 )
             case refused:
-                why = _explain_refusal(refused, number, counts_attempts=counts)
+                why = _explain_refusal(refused, number, counts_attempts=counts_attempts)
                 raise OperatorError(f"consumer {printable(consumer)!r} {why}", stream=stream)
 
 
@@ -113,8 +134,20 @@ def trim(server: RedisAdmin, stream: str, *, older_than_s: float | None = None, 
         OperatorError: The stream has no group, so it is not known what is needed.
     """
     keep_s = 0.0 if older_than_s is None else require_seconds("older_than_s", older_than_s, zero_allowed=True)
+    names = [key.decode() for key in partition_keys(server, stream)]
+    if len(names) > 1:
+        names = [name for name in names if server.is_stream(name)] or [stream]
+    reports = [_trim(server, name, round(keep_s * 1000), dry_run=dry_run) for name in names]
+    return TrimReport(
+        min((report.below_id for report in reports), key=parse_id),
+        None if dry_run else sum(report.removed or 0 for report in reports),
+        sum(report.length for report in reports),
+    )
+
+
+def _trim(server: RedisAdmin, stream: str, keep_ms: int, *, dry_run: bool) -> TrimReport:
+    """Trim one partition."""
     server.require_stream(stream)
-    keep_ms = round(keep_s * 1000)
     below, _, length, _ = _step(server, stream, keep_ms, "report", "")
     removed, gaps_from = 0, "0-0"
     while not dry_run:

@@ -89,6 +89,7 @@ class StreamReport(Report):
         delayed: Delayed messages of the processor; None if the key beside the stream is not the processor's, or may not
             be read. The same holds for ``dead_letters`` and ``paused``.
         dead_letters: Dead letters of the processor.
+        partitions: Streams that these figures are of, together; see ``PartitionedProcessor``.
     """
 
     key: str
@@ -101,6 +102,7 @@ class StreamReport(Report):
     paused: tuple[str, ...] | None
     groups: tuple[GroupReport, ...]
     raw_key: bytes
+    partitions: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from conquiet.core.redaction import printable
 from conquiet.errors import GroupMissingError, NoSuchStreamError, WrongKeyTypeError
 from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts, read_liveness
 from conquiet.management.models import ConsumerReport, GroupReport, StreamList, StreamReport
+from conquiet.management.partitions import PartitionedStreams, join_reports, partition_keys
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError
@@ -52,6 +53,7 @@ def list_streams(
 def _find(server: RedisAdmin, pattern: str, limit: int, max_keys: int) -> tuple[list[bytes], bool]:
     keys: set[bytes] = set()
     seen = 0
+    streams = PartitionedStreams(server)
     for master in server.masters():  # each node of a cluster has its own keys
         cursor = ""
         while cursor != "0":
@@ -61,7 +63,7 @@ def _find(server: RedisAdmin, pattern: str, limit: int, max_keys: int) -> tuple[
             reply = server.call_each(master, *words)
             cursor, page = text(reply[0]), reply[1]
             seen += _SCAN_COUNT
-            keys |= {key for key in page if not _is_companion(key)}
+            keys |= {streams.stream_of(key) for key in page if not _is_companion(key)}
     return sorted(keys)[:limit], len(keys) <= limit
 
 
@@ -71,7 +73,26 @@ def _is_companion(key: bytes) -> bool:
 
 
 def describe_stream(server: RedisAdmin, key: str | bytes, *, alive_ms: int = ALIVE_MS) -> StreamReport:
-    """Describe one stream in full. A key may be bytes: not every name in a Redis is UTF-8.
+    """Describe one stream in full, with all its partitions. A key may be bytes: not every name in a Redis is UTF-8.
+
+    Raises:
+        NoSuchStreamError: There is none.
+        WrongKeyTypeError: The key holds something else.
+    """
+    keys = partition_keys(server, key)
+    if len(keys) == 1:
+        return describe_key(server, key, alive_ms=alive_ms)
+    found = []
+    for one in keys:
+        with suppress(NoSuchStreamError):  # no message was sent there, and no worker has read it yet
+            found.append(describe_key(server, one, alive_ms=alive_ms))
+    if not found:
+        server.require_stream(key)
+    return join_reports(as_bytes(key), found, len(keys))
+
+
+def describe_key(server: RedisAdmin, key: str | bytes, *, alive_ms: int = ALIVE_MS) -> StreamReport:
+    """Describe the stream at one key: one partition, if the stream has several.
 
     Raises:
         NoSuchStreamError: There is none.

@@ -7,14 +7,18 @@ if TYPE_CHECKING:
 
 
 async def pause_stream(client: "AsyncClient", stream: str, event: str | None = None) -> bool:
-    """Pause a stream, or one event of it, on all hosts; False if it was paused."""
-    from conquiet.processor import Pauses
+    """Pause a stream with all its partitions, or one event of it, on all hosts; False if it was paused."""
+    from conquiet.processor.partition_layout import partition_names
+    from conquiet.processor.pauses import Pauses
 
-    return await Pauses(client).pause(stream, event)
+    pauses = Pauses(client)
+    return any([await pauses.pause(name, event) for name in await partition_names(client, stream)])
 
 
 async def resume_stream(client: "AsyncClient", stream: str, event: str | None = None) -> bool:
     """End a pause; False if there was none."""
-    from conquiet.processor import Pauses
+    from conquiet.processor.partition_layout import partition_names
+    from conquiet.processor.pauses import Pauses
 
-    return await Pauses(client).resume(stream, event)
+    pauses = Pauses(client)
+    return any([await pauses.resume(name, event) for name in await partition_names(client, stream)])

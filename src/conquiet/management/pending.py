@@ -1,15 +1,17 @@
 """List and reclaim entries that were delivered and not acknowledged."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.management.liveness import ALIVE_MS
 from conquiet.management.models import ConsumerState, PendingReport, ReclaimReport
-from conquiet.management.overview import describe_stream, require_group
+from conquiet.management.overview import describe_key, require_group
+from conquiet.management.partitions import partition_keys
 from conquiet.management.redis_admin import RedisAdmin, display_name
 from conquiet.management.scripts import RECLAIM
+from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import Pending, entries, pending_rows, text
 
 if TYPE_CHECKING:
@@ -50,12 +52,26 @@ class PendingFilter:
 def list_pending(
     server: RedisAdmin, stream: str, group: str, where: PendingFilter | None = None, *, alive_ms: int = ALIVE_MS
 ) -> list[PendingReport]:
-    """Return pending entries in the order of their ids. Changes nothing.
+    """Return pending entries in the order of their ids, of all partitions. Changes nothing.
 
     Raises:
         NoSuchStreamError: There is no such stream or group.
     """
-    rows, states = _find(server, stream, group, where or PendingFilter(), alive_ms)
+    names = _partitions(server, stream)
+    found = [report for name in names for report in _list_key(server, name, group, where or PendingFilter(), alive_ms)]
+    if len(names) == 1:
+        return found
+    return sorted(found, key=lambda report: parse_id(report.id))[: (where or PendingFilter()).limit]
+
+
+def _partitions(server: RedisAdmin, stream: str) -> list[str]:
+    """Return the partitions of a stream that there are."""
+    names = [key.decode() for key in partition_keys(server, stream)]
+    return names if len(names) == 1 else [name for name in names if server.is_stream(name)] or [stream]
+
+
+def _list_key(server: RedisAdmin, stream: str, group: str, where: PendingFilter, alive_ms: int) -> list[PendingReport]:
+    rows, states = _find(server, stream, group, where, alive_ms)
     return [
         PendingReport(
             id=row.id,
@@ -73,7 +89,7 @@ def _find(
     server: RedisAdmin, stream: str, group: str, where: PendingFilter, alive_ms: int
 ) -> tuple[list[tuple[Pending, bool]], dict[str, ConsumerState]]:
     """Return the rows, each with whether its entry was deleted, and the state of each consumer."""
-    facts = require_group(describe_stream(server, stream, alive_ms=alive_ms), group)
+    facts = require_group(describe_key(server, stream, alive_ms=alive_ms), group)
     states = {consumer.name: consumer.state for consumer in facts.consumers}
     dead = {name for name, state in states.items() if state is ConsumerState.DEAD}
     rows: list[Pending] = []
@@ -130,17 +146,29 @@ def reclaim(
             "a number of deliveries, or dead owners only"
         )
     new_owner = require_text("owner", owner) if owner else RECLAIMED
+    claimed: list[str] = []
+    for name in _partitions(server, stream):
+        left = replace(where, limit=max(1, where.limit - len(claimed)))
+        if len(claimed) < where.limit:
+            age = "" if owner else str(_LONG_AGO_MS)
+            count = "0" if reset_deliveries else ""
+            claimed += _reclaim_key(server, name, group, left, (new_owner, age, count), dry_run=dry_run)
+    return ReclaimReport(tuple(claimed), new_owner, dry_run=dry_run, reset=reset_deliveries)
+
+
+def _reclaim_key(
+    server: RedisAdmin, stream: str, group: str, where: PendingFilter, how: tuple[str, str, str], *, dry_run: bool
+) -> list[str]:
+    """Claim entries of one partition; return their ids. ``how``: new owner, idle time, delivery count."""
     found, _ = _find(server, stream, group, where, ALIVE_MS)
     rows = [row for row, trimmed in found if not trimmed]
     if dry_run:
-        return ReclaimReport(tuple(row.id for row in rows), new_owner, dry_run=True, reset=reset_deliveries)
-    age = "" if owner else str(_LONG_AGO_MS)
-    count = "0" if reset_deliveries else ""
+        return [row.id for row in rows]
     claimed: list[str] = []
     for start in range(0, len(rows), _PAGE):
         seen: list[Word] = []
         for row in rows[start : start + _PAGE]:
             seen += [row.id, row.consumer, row.idle_ms, row.deliveries]
-        reply = server.call("EVAL", RECLAIM, 1, stream, group, new_owner, age, count, *seen, stream=stream, group=group)
+        reply = server.call("EVAL", RECLAIM, 1, stream, group, *how, *seen, stream=stream, group=group)
         claimed += map(text, reply)
-    return ReclaimReport(tuple(claimed), new_owner, dry_run=False, reset=reset_deliveries)
+    return claimed

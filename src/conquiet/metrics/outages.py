@@ -2,7 +2,8 @@
 
 Several parts of a process use one server: the fetcher, the acknowledger, the heartbeat, housekeeping. Each has an
 ``OutageWatch`` and reports its own failures and successes to it. Together they are one outage: it begins with the first
-part that fails and ends when every part that failed has succeeded, or has been closed.
+part that fails and ends when every part that failed has succeeded, or has been closed. A part that was dropped without
+``close()`` is forgotten: it must not hide the next outage of its server.
 
     first failure ──▶ one line ──▶ further failures: counted ──▶ last part succeeds ──▶ one line, with the length
 
@@ -12,6 +13,7 @@ See docs/decisions/0058.
 import logging
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 
 from conquiet.core.log import FactLogger
@@ -33,7 +35,7 @@ class _Outage:
     address: str
     began_at: float
     attempts: int = 0
-    parts: set[int] = field(default_factory=set)
+    parts: "weakref.WeakSet[OutageWatch]" = field(default_factory=weakref.WeakSet)
 
 
 class _Outages:
@@ -46,12 +48,13 @@ class _Outages:
     def add(self, watch: "OutageWatch", error: BaseException | None, address: str) -> None:
         count(SERVER_FAILED_ATTEMPTS_TOTAL, watch.server)
         with self._lock:
+            self._forget_dropped()
             outage = self._find(watch.server, address)
             is_new = outage is None
             if outage is None:
                 outage = self._current[watch.server, address] = _Outage(address, time.monotonic())
             outage.attempts += 1
-            outage.parts.add(id(watch))
+            outage.parts.add(watch)
         if is_new:
             count(SERVER_OUTAGES_TOTAL, watch.server)
             where = " at %(address)s" if address else ""
@@ -67,8 +70,9 @@ class _Outages:
     def remove(self, watch: "OutageWatch", *, is_back: bool) -> None:
         ended: list[_Outage] = []
         with self._lock:
+            self._forget_dropped()
             for key, outage in list(self._current.items()):
-                outage.parts.discard(id(watch))
+                outage.parts.discard(watch)
                 if not outage.parts:
                     del self._current[key]
                     ended.append(outage)
@@ -84,10 +88,18 @@ class _Outages:
                 attempts=outage.attempts,
             )
 
+    def _forget_dropped(self) -> None:
+        for key, outage in list(self._current.items()):
+            if not outage.parts:
+                del self._current[key]
+
     def _find(self, server: str, address: str) -> _Outage | None:
-        """Return the outage of that address; of any address of that server if this part does not know its own."""
-        if address or (server, "") in self._current:
-            return self._current.get((server, address)) or self._current.get((server, ""))
+        """Return the outage of that address; of any address of that server if this part does not know its own.
+
+        An outage without an address is no reason to log nothing of a known one: it may be another server.
+        """
+        if address:
+            return self._current.get((server, address))
         return next((one for (kind, _), one in self._current.items() if kind == server), None)
 
 
@@ -109,12 +121,15 @@ class OutageWatch:
         self.server = server
         self.stops = stops
         self.is_failing = False
+        self._is_closed = False
 
     def failed(self, error: BaseException | None, *, address: str = "") -> None:
-        """Report a failed attempt. The first one of all parts is logged."""
-        self.is_failing = True
+        """Report a failed attempt. The first one of all parts is logged; none of a part that was closed."""
         if error is not None:
             setattr(error, _REPORTED, True)
+        if self._is_closed:  # a thread that had an answer under way: an outage would have no end
+            return
+        self.is_failing = True
         _OUTAGES.add(self, error, address)
 
     def succeeded(self) -> None:
@@ -125,6 +140,7 @@ class OutageWatch:
 
     def close(self) -> None:
         """Leave: the part ends."""
+        self._is_closed = True
         if self.is_failing:
             self.is_failing = False
             _OUTAGES.remove(self, is_back=False)

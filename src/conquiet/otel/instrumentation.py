@@ -10,7 +10,7 @@ See docs/decisions/0059.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,9 +23,12 @@ from conquiet._version import __version__
 from conquiet.core import tracing
 from conquiet.errors import ConfigurationError
 from conquiet.otel import conventions as names
+from conquiet.otel.dropped import CountedDroppedSpan, DroppedSpan, DropRules, counts_nothing
 
 _SCOPE: Final = "conquiet"
 _FIRST_ATTEMPT: Final = "traceparent"
+_LABELS: Final = frozenset({names.SYSTEM, names.DESTINATION, names.OPERATION_NAME, names.GROUP})
+_MOST_LABELS: Final = 1_000
 
 
 class ContextMode(Enum):
@@ -45,7 +48,7 @@ def instrument(
 
     Args:
         tracer_provider: The global one if left out.
-        meter_provider: The global one if left out.
+        meter_provider: The global one if left out. It must be set before: without one, dropped spans are not counted.
         context: ``child``, or ``link``: a trace of its own for each handler, linked to the sender.
 
     Raises:
@@ -57,7 +60,8 @@ def instrument(
         raise ConfigurationError("context must be 'child' or 'link'") from None
     tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider)
     meter = metrics.get_meter(_SCOPE, __version__, meter_provider)
-    tracing.install(_Instrumentation(tracer, _Instruments(meter), mode))
+    counts = not counts_nothing(meter_provider or metrics.get_meter_provider())
+    tracing.install(_Instrumentation(tracer, _Instruments(meter), mode, counts=counts))
 
 
 def uninstrument() -> None:
@@ -74,14 +78,25 @@ class _Instruments:
         self.operation = meter.create_histogram(names.OPERATION_DURATION, "s", "Duration of a call of the broker")
         self.process = meter.create_histogram(names.PROCESS_DURATION, "s", "Duration of a handler")
 
+    def ended_one(self, duration_s: float, labels: dict[str, Any]) -> None:
+        """Count one message that was handled."""
+        self.consumed.add(1, labels)
+        self.process.record(duration_s, labels)
+
 
 class _Instrumentation:
     """Implements ``core.tracing.Tracing``."""
 
-    def __init__(self, tracer: trace.Tracer, instruments: _Instruments, mode: ContextMode) -> None:
+    def __init__(self, tracer: trace.Tracer, instruments: _Instruments, mode: ContextMode, *, counts: bool) -> None:
         self._tracer = tracer
         self._instruments = instruments
         self._mode = mode
+        self._counts = counts
+        rules = DropRules(tracer)
+        self.traces_roots = counts or not rules.roots
+        # With links each message begins a trace of its own, whatever became of the sender's.
+        self._dropped = rules.dropped if mode is ContextMode.CHILD else lambda _headers: rules.dropped(None)
+        self._kept_labels: dict[tuple[str, str, str | None], dict[str, Any]] = {}
 
     def send(
         self,
@@ -117,8 +132,14 @@ class _Instrumentation:
         attempt: int | None = None,
         headers: tracing.Headers | None = None,
         first_attempt: str | None = None,
-        batch: list[tracing.Headers | None] | None = None,
-    ) -> "_Span":
+        batch: Sequence[tracing.BatchMember] | None = None,
+    ) -> "_Span | DroppedSpan":
+        if batch is None and first_attempt is None and (dropped := self._dropped(headers)) is not None:
+            if not self._counts:
+                return dropped
+            return CountedDroppedSpan(
+                dropped.sender, self._instruments.ended_one, self._labels(system, destination, group)
+            )
         attributes = _attributes(
             system,
             destination,
@@ -129,13 +150,13 @@ class _Instrumentation:
             attempt=attempt,
             count=None if batch is None else len(batch),
         )
-        sent_by = [] if headers is None else _links(headers)
-        links = [link for one in batch or () if one is not None for link in _links(one)]
+        links = [] if batch is None else _batch_links(batch)
         parent: Any = otel_context.Context()  # of no span that may be current in the worker
-        if batch is None and self._mode is ContextMode.CHILD and headers is not None:
-            parent = propagate.extract(headers, parent)
-        else:
-            links += sent_by
+        if headers is not None:
+            if batch is None and self._mode is ContextMode.CHILD:
+                parent = propagate.extract(headers, parent)
+            else:
+                links += _links(headers)
         if first_attempt is not None:
             links += _links({_FIRST_ATTEMPT: first_attempt})
         instruments = self._instruments
@@ -145,6 +166,15 @@ class _Instrumentation:
             instruments.process.record(duration_s, labels)
 
         return _Span(self._tracer, f"process {destination}", SpanKind.CONSUMER, attributes, ended, parent, links=links)
+
+    def _labels(self, system: str, destination: str, group: str | None) -> dict[str, Any]:
+        """Return the labels of a handler's metrics; there are as many as streams and queues."""
+        found = self._kept_labels.get((system, destination, group))
+        if found is None:
+            found = _metric_labels(_attributes(system, destination, names.PROCESS, group=group))
+            if len(self._kept_labels) < _MOST_LABELS:
+                self._kept_labels[system, destination, group] = found
+        return found
 
     def settle(self, system: str, destination: str, *, operation: str, message_id: str | None = None) -> "_Span":
         attributes = _attributes(system, destination, names.SETTLE, operation=operation, message_id=message_id)
@@ -187,6 +217,10 @@ class _Span:
         self._span = tracer.start_span(name, parent, kind, attributes, links, record_exception=False)
 
     @property
+    def is_dropped(self) -> bool:
+        return not self._span.is_recording()
+
+    @property
     def headers(self) -> dict[str, str]:
         carried = {} if self._carried is None else dict(self._carried)
         propagate.inject(carried, trace.set_span_in_context(self._span))
@@ -212,8 +246,7 @@ class _Span:
         if error is not None and self._failed is None:
             self.fail(error)
         self._span.end()
-        kept = (names.SYSTEM, names.DESTINATION, names.OPERATION_NAME, names.GROUP)
-        labels = {name: value for name, value in self._attributes.items() if name in kept}
+        labels = _metric_labels(self._attributes)
         if self._failed is not None:
             labels[names.ERROR_TYPE] = self._failed
         self._ended(time.monotonic() - self._began, labels)
@@ -247,10 +280,27 @@ def _attributes(  # noqa: PLR0913 - the same
     }
 
 
-def _links(headers: Mapping[str, str]) -> list[Link]:
+def _metric_labels(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes that metrics have too: those with few values."""
+    return {name: value for name, value in attributes.items() if name in _LABELS}
+
+
+def _links(headers: Mapping[str, str], message_id: str | None = None) -> list[Link]:
     """Return a link to the span that wrote these headers, if they name one."""
     found = trace.get_current_span(propagate.extract(headers, otel_context.Context())).get_span_context()
-    return [Link(found)] if found.is_valid else []
+    attributes = None if message_id is None else {names.MESSAGE_ID: message_id}
+    return [Link(found, attributes)] if found.is_valid else []
+
+
+def _batch_links(batch: Sequence[tracing.BatchMember]) -> list[Link]:
+    """Return the links of a batch: to the sender of each message, and to its first attempt."""
+    links: list[Link] = []
+    for member in batch:
+        if member.headers is not None:
+            links += _links(member.headers, member.message_id)
+        if member.first_attempt is not None:
+            links += _links({_FIRST_ATTEMPT: member.first_attempt}, member.message_id)
+    return links
 
 
 def _plain(value: object) -> str | int | float | bool:

@@ -8,6 +8,7 @@
     Settler             retries and dead letters, gathered  settlement.py, records.py (pure)
     Mover               what is due goes to its stream      delays.py
     KeyedAcks           order by key                        ordering.py, lua/ordering.lua
+    PartitionedProcessor, PartitionedStream                 one stream over many slots: partition*.py
     Pauses, DeadLetters, Jobs, KeyOrder                     what operators ask for
     scripts             the atomic steps                    scripts.py, lua/
 
@@ -34,13 +35,13 @@ from conquiet.processor.envelope import Envelope  # noqa: E402
 from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
 from conquiet.processor.key_order import KeyLine, KeyOrder, OrderReport  # noqa: E402
 from conquiet.processor.partitioned import PartitionedProcessor  # noqa: E402
-from conquiet.processor.partitioned_emitter import PartitionedEmitter  # noqa: E402
+from conquiet.processor.partitioned_emitter import PartitionedEmitter, SyncPartitionedEmitter  # noqa: E402
 from conquiet.processor.partitioned_stream import PartitionedBacklog, PartitionedStream  # noqa: E402
 from conquiet.processor.partitions import Layout  # noqa: E402
 from conquiet.processor.pauses import Pauses  # noqa: E402
 from conquiet.processor.policy import HandlerCancelledError, RateLimit, Reason, Reject, Retry, RetryPolicy  # noqa: E402
 from conquiet.processor.processor import Processor  # noqa: E402
-from conquiet.processor.results import JobHandle, Progress  # noqa: E402
+from conquiet.processor.results import JobHandle, Progress, SyncJobHandle  # noqa: E402
 from conquiet.processor.settings import ProcessorSettings  # noqa: E402
 from conquiet.processor.sync_emitter import SyncEmitter  # noqa: E402
 
@@ -82,4 +83,6 @@ __all__ = [
     "RetryPolicy",
     "SyncEmitter",
     "SyncJobContext",
+    "SyncJobHandle",
+    "SyncPartitionedEmitter",
 ]

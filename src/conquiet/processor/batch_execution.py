@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from conquiet.core import tracing
 from conquiet.core.batch_run import BatchRun, Outcome
 from conquiet.core.batching import BatchSettings
 from conquiet.core.settlement import ACKNOWLEDGE, Defer, KeepPending, Settlement
@@ -95,11 +96,23 @@ class BatchExecution:
         call = partial(runner.invoke_batch, stream=members[0].delivery.stream)
         messages = [member.delivery.message for member in members]
         self._execution.begin(messages)
+        span = tracing.BatchSpan(
+            "redis",
+            messages[0].stream,
+            lambda: [_linked(member.envelope) for member in members],
+            event=members[0].envelope.event,
+            group=self._execution.group,
+        )
         try:
-            outcomes = await BatchRun(members, call, lost=_lost).run()
+            with span:
+                outcomes = await BatchRun(members, call, lost=_lost).run()
+                span.record(outcomes)
         except BaseException:
             self._execution.abandon(messages)
             raise
+        for member, outcome in zip(members, outcomes, strict=True):
+            if outcome is not None and member.envelope.first_attempt is None:
+                member.envelope.first_attempt = span.context
         return {
             _name(member.delivery.message): await self._decide(runner, member, outcome, leases)
             for member, outcome in zip(members, outcomes, strict=True)
@@ -116,10 +129,15 @@ class BatchExecution:
             return KeepPending(outcome)  # of its new owner now; not a failed attempt
         if outcome is not None:
             return await self._execution.failed(message, member.envelope, runner, outcome)
+        await self._execution.keep_result(message, member.envelope)
         await self._execution.record(message, member.envelope, JobState.SUCCEEDED)
         runner.count(message.stream, "done")
         message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
         return ACKNOWLEDGE
+
+
+def _linked(envelope: Envelope) -> tracing.BatchMember:
+    return tracing.BatchMember(envelope.id, envelope.headers, envelope.first_attempt)
 
 
 def _name(message: RuntimeMessage) -> str:

@@ -99,7 +99,7 @@ class Execution:
         results: ResultWriter,
         foreign: ForeignGuard | None = None,
     ) -> None:
-        self._group = group
+        self.group = group
         self._runners = runners
         self._keys = keys
         self._pauses = pauses
@@ -133,7 +133,7 @@ class Execution:
             message.decoded = envelope = from_payload(message.data, entry_id=message.id)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
             envelope = None
-        if envelope is not None and envelope.group not in {None, self._group}:
+        if envelope is not None and envelope.group not in {None, self.group}:
             return ACKNOWLEDGE  # another group's retry, which a dead letter of ours would bring back for us
         return DeadLetter(Reason.DELIVERIES_EXHAUSTED.value, note=_EXHAUSTED)
 
@@ -207,7 +207,7 @@ class Execution:
             return self._unless_foreign(message, DeadLetter(Reason.NOT_AN_ENVELOPE.value, error, error.reason))
         if self._foreign is not None and message.stream not in self._foreign.ours:
             self._foreign.accept(message.stream)
-        if envelope.group is not None and envelope.group != self._group:
+        if envelope.group is not None and envelope.group != self.group:
             return ACKNOWLEDGE  # another group's retry; ours has dealt with this message
         return envelope
 
@@ -253,6 +253,11 @@ class Execution:
             return None
         is_asked = message.cancel_requested or isinstance(failure, JobCancelledError)
         return await self._canceller.cancel(message, leases) if is_asked and not message.acknowledged else None
+
+    async def keep_result(self, message: RuntimeMessage, envelope: Envelope) -> None:
+        """Write that a message of a batch has succeeded, without a value, if something waits for it."""
+        if envelope.keep_result_ms is not None:
+            await self._results.succeeded(self._keys[message.stream], envelope, None)
 
     async def record(self, message: RuntimeMessage, envelope: Envelope, state: JobState) -> None:
         """Record the state of a message of a batch, if states are kept."""
@@ -386,4 +391,8 @@ class Execution:
         return KeepPending(settlement.failure) if is_held else settlement
 
 
-_FATES = {type(ACKNOWLEDGE): "ignore", Defer: "leave", DeadLetter: "dead_letter"}
+_FATES = {
+    type(ACKNOWLEDGE): "acknowledged and ignored",
+    Defer: "left for a worker that has one",
+    DeadLetter: "dead-lettered",
+}

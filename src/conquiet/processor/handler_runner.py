@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from conquiet.core.functions import call_in_thread, cancellation_of
+from conquiet.core.functions import call_in_thread_for_result, cancellation_of
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.errors import HandlerTimeoutError, InfrastructureError, MessageInProgressError
@@ -160,5 +160,5 @@ class HandlerRunner:
         run = contextvars.copy_context().run
         context = SyncJobContext(ctx, loop)
         return loop.run_in_executor(
-            self._executor(), run, call_in_thread, "the handler", self._settings.function, context
+            self._executor(), run, call_in_thread_for_result, "the handler", self._settings.function, context
         )

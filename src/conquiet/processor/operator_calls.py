@@ -51,6 +51,7 @@ class OperatorCalls:
         id: str | None = None,  # noqa: A002 - the word for it
         stream: str | None = None,
         max_attempts: int | None = None,
+        key: str | None = None,
     ) -> Any:
         """Emit one message and return what its handler returns, through all its attempts. Any worker may handle it.
 
@@ -64,13 +65,14 @@ class OperatorCalls:
             id: Identity of the message; see ``emit``.
             stream: Another stream than the first one.
             max_attempts: Attempts in total, in place of the handler's setting.
+            key: Messages of one key run one at a time and in order: those ahead of it are waited for, too.
 
         Raises:
             JobFailedError: The job is dead.
             JobCancelledError: It was cancelled.
             JobTimeoutError: It has not ended in time.
         """
-        message = NewMessage(event, data, id, max_attempts=max_attempts, keep_result_s=keep_result_s)
+        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
         emitted = (await self._emitter.emit_many([message], stream=stream))[0]
         return await JobHandle(self._client, emitted.stream, emitted.id).result(timeout_s=timeout_s)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from conquiet.errors import ConfigurationError
 from conquiet.processor.keys import keys_of
-from conquiet.processor.partitions import Layout, partition_name, require_partitions, require_stream_name
+from conquiet.processor.partitions import Layout, partition_name, read_layout, require_partitions, require_stream_name
 from conquiet.processor.pauses import WHOLE_STREAM, Pauses
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient
@@ -35,8 +35,7 @@ class PartitionLayout:
 
     async def read(self) -> Layout:
         """Return the number of partitions; one if the stream was never partitioned."""
-        count, previous, following = await self._call("partition_count")
-        return Layout(int(count), int(previous) if previous else None, int(following) if following else None)
+        return read_layout(await self._call("partition_count"))
 
     async def grow(self, partitions: int) -> Layout:
         """Grow to this number, unless there are as many. Workers notice it within seconds.
@@ -96,3 +95,11 @@ class PartitionLayout:
 
     async def _run(self, name: str, *args: int) -> Any:
         return await script(name).call(self._client, (self._name,), args, stream=self._stream)
+
+
+async def partition_names(client: AsyncClient, stream: str) -> list[str]:
+    """Return the keys of a stream's partitions: the stream alone if it has no others."""
+    if "{" in stream or "}" in stream:
+        return [stream]  # its partitions could not have hash tags of their own
+    layout = await PartitionLayout(client, stream).read()
+    return [partition_name(stream, index) for index in range(layout.to_read)]

@@ -241,6 +241,11 @@ class PartitionedProcessor:
         return str(self._options["consumer_id"])
 
     @property
+    def abandoned(self) -> int:
+        """Handlers that did not end within their grace period."""
+        return sum(processor.abandoned for processor in self._running.values())
+
+    @property
     def partitions(self) -> int:
         """Partitions that are read here."""
         return self._covered
@@ -257,9 +262,9 @@ class PartitionedProcessor:
         """Emit one message: by its key, or to the partitions in turn; see ``PartitionedEmitter``."""
         return await self._emitter.emit(event, data, **options)
 
-    async def emit_many(self, messages: Iterable[NewMessage]) -> list[Emitted]:
+    async def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
         """Emit many messages; see ``PartitionedEmitter``."""
-        return await self._emitter.emit_many(messages)
+        return await self._emitter.emit_many(messages, replicas=replicas)
 
     @property
     def as_stream(self) -> PartitionedStream:

@@ -1,4 +1,4 @@
-"""Emits to the partitions of a stream: by key, or in turn.
+"""Emit to the partitions of a stream: by key, or in turn; with asyncio and without.
 
 A message with a key asks the partition that has had the key so far. It is added there, or the answer is the number of
 partitions after a growth: then it goes to the key's new partition, and so do all later ones, without asking.
@@ -6,27 +6,26 @@ partitions after a growth: then it goes to the key's new partition, and so do al
 See docs/decisions/0051.
 """
 
-import time
+import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from conquiet.core.seen_ids import SeenIds
+from conquiet.core import tracing
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.errors import ConfigurationError
-from conquiet.processor.emit_requests import EmitPlanner, Emitted, NewMessage, ScriptCall, new_states, parse_reply
+from conquiet.processor.emit_requests import EmitPlanner, Emitted, NewMessage, new_states, with_headers
 from conquiet.processor.emitter import Emitter
-from conquiet.processor.jobs import JobRecorder
+from conquiet.processor.jobs import JobRecorder, record_new
+from conquiet.processor.keys import keys_of
 from conquiet.processor.partition_layout import PartitionLayout
-from conquiet.processor.partitions import Layout, partition_name, partition_of
+from conquiet.processor.partition_routing import PartitionRouter, Placed, asking, read_answers
+from conquiet.processor.partitions import Layout, partition_name, read_layout, require_stream_name
+from conquiet.processor.scripts import script
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AsyncClient
-
-Placed = tuple[int, NewMessage, int | None]
-"""Place in the call, message, and the partition that has sent its key on."""
-
-_LAYOUT_AGE_S = 5.0
-_PER_MESSAGE = 4
-"""Arguments of ``emit.lua`` for each message."""
+from conquiet.redis_transport.client import AnyRedis, AsyncClient, clone_sync
+from conquiet.redis_transport.confirmation import Confirmation
+from conquiet.redis_transport.confirmed import run_confirmed, run_confirmed_sync
 
 
 class PartitionedEmitter:
@@ -50,87 +49,162 @@ class PartitionedEmitter:
         self._client = client
         self._stream = stream
         self._layouts = PartitionLayout(client, stream)
-        self._plans = EmitPlanner(stream, ProcessorSettings() if settings is None else settings)
+        self._settings = ProcessorSettings() if settings is None else settings
+        self._plans = EmitPlanner(stream, self._settings)
         self._jobs = jobs
-        self._layout: Layout | None = None
-        self._read_at = 0.0
-        self._next = 0
-        self._arrived = SeenIds()
+        self._router = PartitionRouter()
 
     @takes_keywords_of(Emitter.emit)
     async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
         """Emit one message; options as ``Emitter.emit``, without ``stream`` and ``debounce``."""
-        if options.pop("stream", None) is not None or options.pop("debounce", None) is not None:
-            raise ConfigurationError("a partitioned stream takes neither stream nor debounce. Nothing was sent")
-        return (await self.emit_many([NewMessage(event, data, **options)]))[0]
+        _require_possible(options)
+        replicas = options.pop("replicas", None)
+        return (await self.emit_many([NewMessage(event, data, **options)], replicas=replicas))[0]
 
-    async def emit_many(self, messages: Iterable[NewMessage]) -> list[Emitted]:
+    async def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
         """Emit many messages: those of one partition atomically per chunk, those of one key in order."""
-        waiting: list[Placed] = [(place, message, None) for place, message in enumerate(messages)]
+        how = self._settings.confirmation(replicas)
+        batch = _checked(messages)
+        if tracing.active is None:
+            return await self._emit(batch, how)
+        with tracing.active.send("redis", self._stream, count=len(batch)) as span:
+            return await self._emit(with_headers(batch, span.headers), how)
+
+    async def _emit(self, messages: Sequence[NewMessage], how: Confirmation) -> list[Emitted]:
+        waiting = [Placed(place, message) for place, message in enumerate(messages)]
         emitted: dict[int, Emitted] = {}
         while waiting:
             layout = await self._current()
             moved: list[Placed] = []
-            for index, those in self._by_partition(waiting, layout).items():
-                moved += await self._send(index, those, emitted)
-            for _, message, sent_by in moved:
-                self._layout = None
-                key = message.key or ""
-                if layout.previous is not None and partition_of(key, layout.previous) == sent_by:
-                    # It has no message in the partition before the growth, and never gets one there again.
-                    self._arrived.add(str(layout.count), key)
+            for index, those in self._router.by_partition(waiting, layout).items():
+                moved += await self._send(index, those, emitted, how)
+            for placed in moved:
+                self._router.note_sent_on(placed.message.key or "", placed.sent_by, layout)
             waiting = moved
         return [emitted[place] for place in sorted(emitted)]
 
-    def _by_partition(self, messages: Sequence[Placed], layout: Layout) -> dict[int, list[Placed]]:
-        found: dict[int, list[Placed]] = {}
-        for placed in messages:
-            found.setdefault(self._choose(placed[1], placed[2], layout), []).append(placed)
-        return found
-
-    def _choose(self, message: NewMessage, sent_by: int | None, layout: Layout) -> int:
-        if not isinstance(message, NewMessage):
-            raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
-        if message.key is None:
-            # Whatever has an id has one place: a second one with it is found there.
-            self._next += 1
-            return self._next % layout.count if message.id is None else partition_of(message.id, layout.count)
-        if self._arrived.is_known(str(layout.count), message.key):
-            return partition_of(message.key, layout.count)
-        return layout.place_after(message.key, sent_by)
-
-    async def _send(self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted]) -> list[Placed]:
+    async def _send(
+        self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted], how: Confirmation
+    ) -> list[Placed]:
         """Send to one partition; return the messages whose keys belong to another one by now."""
         moved: list[Placed] = []
         places = iter(messages)
-        for planned in self._plans.steps([message for _, message, _ in messages], partition_name(self._stream, index)):
-            step = _asking(planned)
-            reply = await step.script.call(self._client, step.names, step.args, stream=step.keys.stream)
-            here = [next(places) for _ in step.messages]
-            kept = [number for number, answer in enumerate(reply) if answer[:1] != b">"]
-            moved += [
-                (place, message, index)
-                for (place, message, _), answer in zip(here, reply, strict=True)
-                if answer[:1] == b">"
-            ]
-            part = step._replace(messages=[step.messages[number] for number in kept])
-            sent = parse_reply(part, [reply[number] for number in kept])
-            emitted |= {here[number][0]: one for number, one in zip(kept, sent, strict=True)}
-            if self._jobs is not None and (states := new_states(part, sent)):
+        name = partition_name(self._stream, index)
+        for step in map(asking, self._plans.steps([placed.message for placed in messages], name)):
+            if how.replicas:
+                reply = await run_confirmed(step.script, self._client, step.names, step.args, how, name)
+            else:
+                reply = await step.script.call(self._client, step.names, step.args, stream=name)
+            answers = read_answers(step, reply, [next(places) for _ in step.messages], index)
+            moved += answers.moved
+            emitted |= dict(zip(answers.places, answers.sent, strict=True))
+            if self._jobs is not None and (states := new_states(answers.step, answers.sent)):
                 await self._jobs.record_all(step.keys, states, only_new=True)
         return moved
 
     async def _current(self) -> Layout:
-        if self._layout is None or time.monotonic() - self._read_at > _LAYOUT_AGE_S:
-            self._layout, self._read_at = await self._layouts.read(), time.monotonic()
-        return self._layout
+        layout = self._router.layout
+        if layout is None:
+            layout = self._router.layout = await self._layouts.read()
+        return layout
 
 
-def _asking(step: ScriptCall) -> ScriptCall:
-    """Return the step with messages that are due now only if their key has not moved."""
-    if step.script.name != "emit":
-        return step
-    args = list(step.args)
-    for place in range(1, len(args), _PER_MESSAGE):
-        args[place] = args[place] or "?"
-    return step._replace(args=args)
+class SyncPartitionedEmitter:
+    """Emits to one partitioned stream from plain functions, by any number of threads; see ``SyncEmitter``.
+
+    Args:
+        redis: A client of redis-py. It stays as it is; connections of our own are opened.
+        stream: The stream's name.
+        settings: As for ``SyncEmitter``.
+    """
+
+    def __init__(self, redis: AnyRedis, stream: str, settings: ProcessorSettings | None = None) -> None:
+        self._stream = require_stream_name(stream)
+        self._settings = ProcessorSettings() if settings is None else settings
+        self._plans = EmitPlanner(stream, self._settings)
+        self._client = clone_sync(redis)
+        self._router = PartitionRouter()
+        self._routing = threading.Lock()
+
+    @takes_keywords_of(Emitter.emit)
+    def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
+        """Emit one message; see ``PartitionedEmitter.emit``."""
+        _require_possible(options)
+        replicas = options.pop("replicas", None)
+        return self.emit_many([NewMessage(event, data, **options)], replicas=replicas)[0]
+
+    def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
+        """Emit many messages; see ``PartitionedEmitter.emit_many``."""
+        how = self._settings.confirmation(replicas)
+        batch = _checked(messages)
+        if tracing.active is None:
+            return self._emit(batch, how)
+        with tracing.active.send("redis", self._stream, count=len(batch)) as span:
+            return self._emit(with_headers(batch, span.headers), how)
+
+    def close(self) -> None:
+        """Close our connections."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close our connections."""
+        self.close()
+
+    def _emit(self, messages: Sequence[NewMessage], how: Confirmation) -> list[Emitted]:
+        waiting = [Placed(place, message) for place, message in enumerate(messages)]
+        emitted: dict[int, Emitted] = {}
+        while waiting:
+            layout = self._current()
+            with self._routing:
+                chosen = self._router.by_partition(waiting, layout)
+            moved = [placed for index, those in chosen.items() for placed in self._send(index, those, emitted, how)]
+            with self._routing:
+                for placed in moved:
+                    self._router.note_sent_on(placed.message.key or "", placed.sent_by, layout)
+            waiting = moved
+        return [emitted[place] for place in sorted(emitted)]
+
+    def _send(
+        self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted], how: Confirmation
+    ) -> list[Placed]:
+        moved: list[Placed] = []
+        places = iter(messages)
+        name = partition_name(self._stream, index)
+        for step in map(asking, self._plans.steps([placed.message for placed in messages], name)):
+            if how.replicas:
+                reply = run_confirmed_sync(step.script, self._client, step.names, step.args, how, name)
+            else:
+                reply = step.script.call_sync(self._client, step.names, step.args, stream=name)
+            answers = read_answers(step, reply, [next(places) for _ in step.messages], index)
+            moved += answers.moved
+            emitted |= dict(zip(answers.places, answers.sent, strict=True))
+            if self._settings.job_ttl_s is not None:
+                states = new_states(answers.step, answers.sent)
+                record_new(self._client, step.keys, states, ttl_s=self._settings.job_ttl_s)
+        return moved
+
+    def _current(self) -> Layout:
+        layout = self._router.layout
+        if layout is None:
+            names = (f"{keys_of(self._stream).base}:partitions",)
+            reply = script("partition_count").call_sync(self._client, names, (), stream=self._stream)
+            layout = self._router.layout = read_layout(reply)
+        return layout
+
+
+def _require_possible(options: dict[str, Any]) -> None:
+    if options.pop("stream", None) is not None or options.pop("debounce", None) is not None:
+        raise ConfigurationError("a partitioned stream takes neither stream nor debounce. Nothing was sent")
+
+
+def _checked(messages: Iterable[NewMessage]) -> list[NewMessage]:
+    batch = list(messages)
+    for message in batch:
+        if not isinstance(message, NewMessage):
+            raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
+    return batch

@@ -3,14 +3,15 @@
 See docs/decisions/0051.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from conquiet.core.replay_report import ReplayReport
-from conquiet.processor.dead_letters import DeadFilter, DeadGroup, DeadLetters, DeadMessage
+from conquiet.processor.dead_letters import DeadFilter, DeadGroup, DeadMessage
 from conquiet.processor.key_order import KeyOrder
-from conquiet.processor.partition_layout import PartitionLayout
-from conquiet.processor.partitions import Layout, partition_name, require_stream_name
+from conquiet.processor.partition_layout import PartitionLayout, partition_names
+from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
+from conquiet.processor.partitions import Layout, require_stream_name
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient
@@ -60,8 +61,7 @@ class PartitionedStream:
 
     async def names(self) -> list[str]:
         """Return the keys of the partitions: ordinary streams."""
-        layout = await self._layout.read()
-        return [partition_name(self._stream, index) for index in range(layout.to_read)]
+        return await partition_names(self._client, self._stream)
 
     async def pause(self, event: str | None = None) -> bool:
         """Pause all partitions, or one event of them, on all hosts. False if all were paused already."""
@@ -97,51 +97,33 @@ class PartitionedStream:
 
     async def dead_letters(self, where: DeadFilter | None = None, *, limit: int = 100) -> list[DeadMessage]:
         """Return the oldest ``limit`` dead letters of all partitions, oldest first."""
+        all_of_them = self.all_dead_letters
         found: list[DeadMessage] = []
-        for one in await self._dead_letters():
-            cursor: str | None = None
-            here: list[DeadMessage] = []
-            while len(here) < limit:
-                page = await one.list(cursor=cursor, limit=limit, where=where or DeadFilter())
-                here += page.items
-                cursor = page.cursor
-                if cursor is None:
-                    break
-            found += here[:limit]
-        return sorted(found, key=lambda dead: dead.died_ms)[:limit]
+        cursor: str | None = None
+        while len(found) < limit:
+            page = await all_of_them.list(cursor=cursor, limit=limit, where=where or DeadFilter())
+            found += page.items
+            cursor = page.cursor
+            if cursor is None:
+                break
+        return found[:limit]
 
-    async def dead_groups(self) -> list[DeadGroup]:
+    async def dead_groups(self) -> Sequence[DeadGroup]:
         """Return what the dead letters died of, most frequent first."""
-        found: dict[tuple[str, str], DeadGroup] = {}
-        for one in await self._dead_letters():
-            for group in await one.groups():
-                known = found.get((group.event, group.error_type))
-                if known is None:
-                    found[group.event, group.error_type] = group
-                    continue
-                older = min(known, group, key=lambda one: one.first_ms)
-                found[group.event, group.error_type] = replace(
-                    older, count=known.count + group.count, last_ms=max(known.last_ms, group.last_ms)
-                )
-        return sorted(found.values(), key=lambda group: -group.count)
+        return await self.all_dead_letters.groups()
 
     async def replay(self, where: DeadFilter, *, dry_run: bool = False) -> ReplayReport:
         """Return dead letters to the end of their partitions; a message with a key joins the line of its key."""
-        reports = [await one.replay(where, dry_run=dry_run) for one in await self._dead_letters()]
-        sums: dict[str, int] = defaultdict(int)
-        for report in reports:
-            sums["matched"] += report.matched
-            sums["replayed"] += report.replayed
-            sums["gone"] += report.gone
-            sums["unreplayable"] += report.unreplayable
-        return ReplayReport(sums["matched"], sums["replayed"], sums["gone"], sums["unreplayable"], dry_run)
+        return await self.all_dead_letters.replay(where, dry_run=dry_run)
 
     async def discard(self, where: DeadFilter, *, dry_run: bool = False) -> int:
         """Delete dead letters for good. Returns how many (in a dry run: would be)."""
-        return sum([await one.discard(where, dry_run=dry_run) for one in await self._dead_letters()])
+        return await self.all_dead_letters.discard(where, dry_run=dry_run)
 
-    async def _dead_letters(self) -> list[DeadLetters]:
-        return [DeadLetters(self._client, name) for name in await self.names()]
+    @property
+    def all_dead_letters(self) -> PartitionedDeadLetters:
+        """The dead letters of all partitions, with everything that ``DeadLetters`` offers."""
+        return PartitionedDeadLetters(self._client, self._stream)
 
 
 def _facts_of(name: str) -> tuple[str, str, str]:

@@ -9,7 +9,9 @@ See docs/decisions/0051.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError
@@ -50,6 +52,12 @@ class Layout:
         places = self.places_of(key)
         following = places.index(sent_by) + 1 if sent_by in places else 0
         return places[min(following, len(places) - 1)]
+
+
+def read_layout(reply: Sequence[Any]) -> Layout:
+    """Return the layout from its three fields on the server; those that are missing are None or empty."""
+    count, previous, following = reply
+    return Layout(int(count or 1), int(previous) if previous else None, int(following) if following else None)
 
 
 def require_partitions(value: object) -> int:

@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from conquiet.core.json_codec import CodecError, encode_json
+from conquiet.core.json_codec import NOT_JSON_TYPE, CodecError, encode_json
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, JobCancelledError, JobFailedError, JobTimeoutError, QueueError
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.scripts import script
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, SyncClient
 from conquiet.redis_transport.errors import translate_errors
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class ResultWriter:
         """Write what a handler has returned. A value that is no JSON is left out, and logged."""
         encoded = b"null"
         try:
-            encoded = encode_json(value, max_bytes=self._max_bytes)
+            encoded = encode_value(value, max_bytes=self._max_bytes)
         except CodecError as error:
             logger.warning(
                 "result of job %s of event %s is not kept: %s",
@@ -99,6 +99,107 @@ class ResultWriter:
             )
 
 
+def encode_value(value: object, *, max_bytes: int) -> bytes:
+    """Return what a handler has returned as JSON: a JSON value, or an object of a model.
+
+    Models are msgspec structs, dataclasses and pydantic models, also inside of lists and dicts. Dates, UUIDs and
+    decimals become text.
+
+    Raises:
+        CodecError: It is neither, or too large.
+    """
+    try:
+        return encode_json(value, max_bytes=max_bytes)
+    except CodecError as error:
+        if error.reason != NOT_JSON_TYPE:
+            raise
+        refused = error
+    try:
+        built = msgspec.to_builtins(value, enc_hook=_dumped)
+    except (TypeError, ValueError, NotImplementedError, RecursionError):
+        raise refused from None
+    return encode_json(built, max_bytes=max_bytes)
+
+
+def _dumped(value: Any) -> Any:
+    """Return a pydantic object as JSON types, for msgspec."""
+    if callable(getattr(type(value), "model_dump", None)):
+        return value.model_dump(mode="json")
+    raise NotImplementedError
+
+
+class ResultQuestions:
+    """What is asked about one job, and what the answers mean. Pure.
+
+    Args:
+        stream: The job's stream.
+        job_id: Its id.
+    """
+
+    def __init__(self, stream: str, job_id: str) -> None:
+        self.keys = keys_of(stream)
+        self._stream = stream
+        self._id = job_id
+
+    def read(self, ends_at: float) -> tuple[str | int, ...]:
+        """Return the command that waits for the result, for a second at most."""
+        left_ms = round((ends_at - time.monotonic()) * 1000)
+        return ("XREAD", "BLOCK", max(1, min(left_ms, _SLICE_MS)), "STREAMS", self.keys.result(self._id), "0-0")
+
+    def value(self, state: str, value: bytes) -> Any:
+        """Return what the handler returned, or raise how the job ended."""
+        decoded = msgspec.json.decode(value)
+        if state == SUCCEEDED:
+            return decoded
+        if state == CANCELLED:
+            raise self._cancelled()
+        raise JobFailedError(
+            f"job {printable(self._id)} of stream {printable(self._stream)!r} is dead: {printable(decoded)}",
+            job_id=self._id,
+            reason=str(decoded),
+        )
+
+    def raise_if_cancelled(self, reply: Any) -> None:
+        """Raise ``JobCancelledError`` if the job's cancellation says so."""
+        if dict(zip(reply[::2], reply[1::2], strict=True)).get(b"state") == b"cancelled":
+            raise self._cancelled()
+
+    def too_late(self, timeout_s: float) -> JobTimeoutError:
+        """Return the error of a wait that was too short."""
+        return JobTimeoutError(
+            f"job {printable(self._id)} of stream {printable(self._stream)!r} has not ended within "
+            f"{timeout_s:g} s, or its result is not kept: emit it with keep_result_s",
+            job_id=self._id,
+            timeout_s=timeout_s,
+        )
+
+    def _cancelled(self) -> JobCancelledError:
+        return JobCancelledError(
+            f"job {printable(self._id)} of stream {printable(self._stream)!r} was cancelled", job_id=self._id
+        )
+
+
+def parse_result(reply: Any) -> tuple[str, bytes] | None:
+    """Return state and value from the reply of XREAD; None if the job has not ended."""
+    if not reply:
+        return None
+    pairs = list(reply.values()) if isinstance(reply, dict) else [entries for _, entries in reply]
+    entries = pairs[0]
+    if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], list | tuple):
+        entries = entries[0]  # redis-py 8 with RESP3 nests once more
+    fields = entries[0][1]
+    facts = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+    return facts[b"state"].decode(), facts[b"value"]
+
+
+def parse_progress(reply: Any) -> Progress | None:
+    """Return the progress that a job's hash holds; None if there is none."""
+    facts = {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
+    if not facts:
+        return None
+    return Progress(float(facts["fraction"]), facts["text"], int(facts["at_ms"]))
+
+
 async def report_progress(client: AsyncClient, stream: str, job_id: str, fraction: object, text: object) -> None:
     """Write how far a job is; see ``JobContext.progress``."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
@@ -119,11 +220,12 @@ class JobHandle:
 
     Attributes:
         id: The job's id.
+        stream: Its stream.
     """
 
     def __init__(self, client: AsyncClient, stream: str, job_id: str) -> None:
         self._client = client
-        self._keys = keys_of(stream)
+        self._questions = ResultQuestions(stream, job_id)
         self.id = job_id
         self.stream = stream
 
@@ -141,63 +243,63 @@ class JobHandle:
             JobTimeoutError: It did not end in time. It goes on; wait again if you like.
             QueueError: The server refused or did not answer.
         """
+        asked = self._questions
         ends_at = time.monotonic() + require_seconds("timeout_s", timeout_s, zero_allowed=True)
         while True:
-            left_ms = round((ends_at - time.monotonic()) * 1000)
-            found = await self._read(max(1, min(left_ms, _SLICE_MS)))
-            if found is not None:
-                return self._value(*found)
-            if await self._is_cancelled():
-                raise self._cancelled()
+            with translate_errors("waiting for a result", stream=self.stream):
+                reply = await self._client.execute_command(*asked.read(ends_at))  # type: ignore[no-untyped-call]
+            if (found := parse_result(reply)) is not None:
+                return asked.value(*found)
+            asked.raise_if_cancelled(
+                await script("hash").call(self._client, (asked.keys.cancelled(self.id),), (), stream=self.stream)
+            )
             if time.monotonic() >= ends_at:
-                raise JobTimeoutError(
-                    f"job {printable(self.id)} of stream {printable(self.stream)!r} has not ended within "
-                    f"{timeout_s:g} s, or its result is not kept: emit it with keep_result_s",
-                    job_id=self.id,
-                    timeout_s=timeout_s,
-                )
+                raise asked.too_late(timeout_s)
 
     async def progress(self) -> Progress | None:
         """Return what the job's handler has reported last; None if it has reported nothing."""
-        reply = await script("hash").call(self._client, (self._keys.progress(self.id),), (), stream=self.stream)
-        facts = {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
-        if not facts:
-            return None
-        return Progress(float(facts["fraction"]), facts["text"], int(facts["at_ms"]))
+        names = (self._questions.keys.progress(self.id),)
+        return parse_progress(await script("hash").call(self._client, names, (), stream=self.stream))
 
-    async def _read(self, block_ms: int) -> tuple[str, bytes] | None:
-        with translate_errors("waiting for a result", stream=self.stream):
-            reply: Any = await self._client.execute_command(  # type: ignore[no-untyped-call]
-                "XREAD", "BLOCK", block_ms, "STREAMS", self._keys.result(self.id), "0-0"
+
+class SyncJobHandle:
+    """``JobHandle`` for code without asyncio: the same answers, only the waiting differs.
+
+    Args:
+        client: A client without retries; it stays the caller's. Its socket timeout is longer than a second.
+        stream: Its stream.
+        job_id: The job's id.
+
+    Attributes:
+        id: The job's id.
+        stream: Its stream.
+    """
+
+    def __init__(self, client: SyncClient, stream: str, job_id: str) -> None:
+        self._client = client
+        self._questions = ResultQuestions(stream, job_id)
+        self.id = job_id
+        self.stream = stream
+
+    def __repr__(self) -> str:
+        return f"SyncJobHandle(id={self.id!r}, stream={self.stream!r})"
+
+    def result(self, *, timeout_s: float = 30.0) -> Any:
+        """Wait until the job has ended, and return what its handler returned; see ``JobHandle.result``."""
+        asked = self._questions
+        ends_at = time.monotonic() + require_seconds("timeout_s", timeout_s, zero_allowed=True)
+        while True:
+            with translate_errors("waiting for a result", stream=self.stream):
+                reply = self._client.execute_command(*asked.read(ends_at))  # type: ignore[no-untyped-call]
+            if (found := parse_result(reply)) is not None:
+                return asked.value(*found)
+            asked.raise_if_cancelled(
+                script("hash").call_sync(self._client, (asked.keys.cancelled(self.id),), (), stream=self.stream)
             )
-        if not reply:
-            return None
-        pairs = list(reply.values()) if isinstance(reply, dict) else [entries for _, entries in reply]
-        entries = pairs[0]
-        if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], list | tuple):
-            entries = entries[0]  # redis-py 8 with RESP3 nests once more
-        fields = entries[0][1]
-        facts = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
-        return facts[b"state"].decode(), facts[b"value"]
+            if time.monotonic() >= ends_at:
+                raise asked.too_late(timeout_s)
 
-    async def _is_cancelled(self) -> bool:
-        names = (self._keys.cancelled(self.id),)
-        reply = await script("hash").call(self._client, names, (), stream=self.stream)
-        return dict(zip(reply[::2], reply[1::2], strict=True)).get(b"state") == b"cancelled"
-
-    def _value(self, state: str, value: bytes) -> Any:
-        decoded = msgspec.json.decode(value)
-        if state == SUCCEEDED:
-            return decoded
-        if state == CANCELLED:
-            raise self._cancelled()
-        raise JobFailedError(
-            f"job {printable(self.id)} of stream {printable(self.stream)!r} is dead: {printable(decoded)}",
-            job_id=self.id,
-            reason=str(decoded),
-        )
-
-    def _cancelled(self) -> JobCancelledError:
-        return JobCancelledError(
-            f"job {printable(self.id)} of stream {printable(self.stream)!r} was cancelled", job_id=self.id
-        )
+    def progress(self) -> Progress | None:
+        """Return what the job's handler has reported last; None if it has reported nothing."""
+        names = (self._questions.keys.progress(self.id),)
+        return parse_progress(script("hash").call_sync(self._client, names, (), stream=self.stream))

@@ -35,9 +35,10 @@ def traced(run: Run, group: str) -> Run:
                 span.fail(settlement.failure)
                 if envelope.first_attempt is None:
                     envelope.first_attempt = span.headers.get("traceparent")
-            span.set("conquiet.settlement", settlement_name(settlement))
-            if message.lease_lost:
-                span.set("conquiet.lease.lost", value=True)
+            if not span.is_dropped:
+                span.set("conquiet.settlement", settlement_name(settlement))
+                if message.lease_lost:
+                    span.set("conquiet.lease.lost", value=True)
             return settlement
 
     return run_in_span

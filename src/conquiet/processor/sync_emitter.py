@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from conquiet.core import tracing
 from conquiet.core.tracing import Headers
+from conquiet.core.validation import require_text
 from conquiet.processor.emit_requests import (
     Delay,
     EmitPlanner,
@@ -18,6 +19,7 @@ from conquiet.processor.emit_requests import (
     with_headers,
 )
 from conquiet.processor.jobs import record_new
+from conquiet.processor.results import SyncJobHandle
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, clone_sync
 from conquiet.redis_transport.confirmation import Confirmation
@@ -76,6 +78,30 @@ class SyncEmitter:
         batch = list(messages)
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
             return self._send(self._plans.steps(with_headers(batch, span.headers), stream), how)
+
+    def emit_and_wait(
+        self,
+        event: str,
+        data: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 30.0,
+        keep_result_s: float = 3_600.0,
+        id: str | None = None,  # noqa: A002 - the word for it
+        stream: str | None = None,
+        max_attempts: int | None = None,
+        key: str | None = None,
+    ) -> Any:
+        """Emit one message and return what its handler returns; see ``Processor.emit_and_wait``.
+
+        The calling thread waits, and holds one connection meanwhile.
+        """
+        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
+        emitted = self.emit_many([message], stream=stream)[0]
+        return SyncJobHandle(self._client, emitted.stream, emitted.id).result(timeout_s=timeout_s)
+
+    def job(self, job_id: str, *, stream: str | None = None) -> SyncJobHandle:
+        """Return a job by its id, to wait for its result or to see its progress. Sends nothing."""
+        return SyncJobHandle(self._client, self._plans.name(stream), require_text("id", job_id))
 
     def close(self) -> None:
         """Close our connections."""

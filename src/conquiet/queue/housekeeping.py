@@ -17,6 +17,7 @@ handler that blocks the event loop does not stop it.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import threading
@@ -74,6 +75,8 @@ _TIMEOUT_S = 5.0
 _FIRST_ERROR_S = 1.0
 _LONGEST_ERROR_S = 60.0
 _POLL_S = 0.01
+_LONGEST_PAUSE = 4
+"""Intervals between two passes of a stream that has nothing to remove; the lease holds for six."""
 
 _TRIM = Script.from_source("trim", TRIM, action="trimming")
 _REMOVE_NAMES = Script.from_source("remove_dead_names", REMOVE_DEAD_NAMES, action="removing dead consumers")
@@ -93,6 +96,7 @@ class _StreamState:
         gaps_at: Time of the next search in them.
         found_in_gaps: Entries that the current search has removed.
         leased: We have held its lease.
+        pause: Intervals until the next pass: more with each that has found nothing to remove.
         failures: Errors in a row.
         outage: Logs that the server is unavailable.
     """
@@ -104,10 +108,16 @@ class _StreamState:
     gaps_at: float = 0.0
     found_in_gaps: int = 0
     leased: bool = False
+    pause: int = 1
     failures: int = 0
-    outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are not trimmed"))
+    outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are neither read nor trimmed"))
     growth: GrowthWatch = field(default_factory=GrowthWatch)
     held_back: HeldBackWatch = field(default_factory=HeldBackWatch)
+
+    def schedule_next(self, now: float, interval_s: float, *, removed: bool) -> None:
+        """Plan the next pass: soon after one that removed something, later if the stream is idle."""
+        self.pause = 1 if removed else min(2 * self.pause, _LONGEST_PAUSE)
+        self.next_at = now + self.pause * interval_s
 
     def searched_gaps(self, cursor: str, removed: int, now: float) -> None:
         """Note a step in the gaps. A search reads entries, so one that found nothing is not repeated at once."""
@@ -255,9 +265,13 @@ class StreamHousekeeper:
 
     def _trim(self, stream: str, state: _StreamState, retention: Retention) -> None:
         """Remove, step by step, what every group is done with, if the lease is ours."""
-        gaps_from = ""
-        for _ in range(_STEPS_PER_PASS):
+        gaps_from, removed_so_far = "", 0
+        ends_at = time.monotonic() + retention.interval_s / 2
+        for step in itertools.count():
             now = time.monotonic()
+            # A step in the gaps reads at most 256 KiB: of large messages that is a few dozen, so it may take many.
+            if step >= _STEPS_PER_PASS and (not gaps_from or now >= ends_at):
+                return
             reply = self._step(stream, retention, gaps_from)
             outcome = text(reply[0])
             if outcome == "held":
@@ -265,10 +279,12 @@ class StreamHousekeeper:
                 state.next_at = now + int(reply[2]) / 1000 + retention.interval_s * random.random()  # noqa: S311
                 return
             state.leased = True
-            state.next_at = now + retention.interval_s
             if outcome != "ok":
+                state.schedule_next(now, retention.interval_s, removed=False)
                 return
             _, needed, removed, length, undone, slowest, cursor = reply
+            removed_so_far += removed
+            state.schedule_next(now, retention.interval_s, removed=removed_so_far > 0)
             count(QUEUE_ENTRIES_TRIMMED_TOTAL, stream, n=removed)
             if state.held_back.observe(text(needed), length, now):
                 logger.warning(

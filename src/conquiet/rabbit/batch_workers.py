@@ -24,7 +24,8 @@ from conquiet.core.worker_pool import WorkerPool
 from conquiet.errors import ConflictError, LifecycleError, MessageInProgressError
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
-from conquiet.rabbit.syncer import DONE, POSTPONED, REFUSED, ContractBroken, interpret_error, interpret_result
+from conquiet.rabbit.spans import RefusedBySyncer, batch_span
+from conquiet.rabbit.syncer import DONE, POSTPONED, REFUSED, ContractBroken, Requeue, interpret_error, interpret_result
 from conquiet.rabbit.workers import Finish, RunResult
 
 Member = tuple[Delivery, Any]
@@ -168,7 +169,9 @@ class BatchWorkers:
             else:
                 self._finish(delivery, report)
         if members:
-            outcomes = await BatchRun(members, self._call).run()
+            with batch_span([delivery for delivery, _ in members]) as span:
+                outcomes = await BatchRun(members, self._call).run()
+                span.record([_failure(outcome) for outcome in outcomes])
             for (delivery, _), outcome in zip(members, outcomes, strict=True):
                 self._finish(delivery, _report(outcome))
             members[0][0].session.flush()
@@ -196,6 +199,17 @@ class BatchWorkers:
             raise _RefusedError
         if isinstance(verdict, ContractBroken):
             raise _BrokenError(verdict)
+
+
+def _failure(outcome: Outcome) -> BaseException | None:
+    """Return what a span shows as the failure of one message; ``Requeue`` is none. Pure."""
+    match outcome:
+        case _RefusedError() | _BrokenError():
+            return RefusedBySyncer()
+        case Requeue():
+            return None
+        case _:
+            return outcome
 
 
 def _report(outcome: Outcome) -> RunResult:

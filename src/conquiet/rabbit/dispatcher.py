@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.log import FactLogger
-from conquiet.core.redaction import printable
 from conquiet.errors import FatalSyncerError, RabbitError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.batch_workers import BatchWorkers
@@ -23,14 +22,14 @@ from conquiet.rabbit.config import RabbitConfig
 from conquiet.rabbit.counters import DeliveryOutcome, DeliveryStats
 from conquiet.rabbit.dead_letter_headers import dead_queue
 from conquiet.rabbit.dead_letter_mover import DeadLetterMover
-from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.outage import SyncerPause
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.publisher import Publisher
 from conquiet.rabbit.settle import Disposition, Verdict, decide
-from conquiet.rabbit.syncer import DONE, ContractBroken, Postponed, Rejected, Syncer, Unavailable
+from conquiet.rabbit.settlement_log import report_unprocessed
+from conquiet.rabbit.syncer import DONE, ContractBroken, Postponed, Syncer, Unavailable
 from conquiet.rabbit.workers import RunResult, SyncerWorkers, TaskWorkers, ThreadWorkers
 
 logger = FactLogger(__name__)
@@ -183,7 +182,8 @@ class Dispatcher:
         disposition = decide(verdict, delivery.facts, self.policy)
         if self.moves:
             disposition = _MOVING.get(disposition, disposition)
-        self._log_unprocessed(delivery, verdict, disposition)
+        tracebacks = self._config.log_tracebacks
+        report_unprocessed(delivery, verdict, disposition, self.policy, tracebacks=tracebacks)
         parks = disposition is Disposition.DEAD_LETTER_AND_STOP and delivery.session.is_open
         place = "is back in the queue"
         if parks and self.moves:
@@ -197,24 +197,6 @@ class Dispatcher:
             place = "was dead-lettered" if parks else place
         if disposition in _STOPPING:
             self._break_off(verdict, place)
-
-    def _log_unprocessed(self, delivery: Delivery, verdict: Verdict, disposition: Disposition) -> None:
-        """Log what becomes of a message that was not processed, and why: everything but its contents."""
-        facts: dict[str, Any] = {
-            "queue": self._queue,
-            "delivery_tag": delivery.tag,
-            "message_id": None if delivery.message_id is None else printable(delivery.message_id),
-            "redelivered": delivery.redelivered,
-            "verdict": type(verdict).__name__,
-            "disposition": disposition.value,
-        }
-        if isinstance(verdict, Unreadable | Rejected | ContractBroken | KeyFault):
-            facts["reason"] = verdict.reason
-        if disposition in _STOPPING:
-            # The exception itself stays out of the log: its text may quote the message.
-            logger.error("fatal error, the consumer stops", **facts)
-        else:
-            logger.warning("message not processed", **facts)
 
     def _break_off(self, verdict: Verdict, place: str) -> None:
         """End the consumer with the verdict: nothing starts from here on."""

@@ -90,6 +90,18 @@ class SettlePolicy:
         return (facts.delivery_count or 0) >= self.max_requeues
 
 
+def attempt_of(facts: DeliveryFacts, policy: SettlePolicy) -> tuple[int, int] | None:
+    """Return which attempt at the message this is, and how many it has at most; None where that is not known."""
+    if policy.name == "redelivered":
+        return (2 if facts.redelivered else 1), 2
+    most = policy.max_requeues + 1
+    if not facts.redelivered:
+        return 1, most
+    if not facts.delivery_count and not facts.counts_failures:
+        return None  # the queue does not count
+    return min((facts.delivery_count or 0) + 1, most), most
+
+
 _EXHAUSTED: Final[dict[OnExhausted, Disposition]] = {
     "move": Disposition.MOVE,
     "drop": Disposition.DROP,

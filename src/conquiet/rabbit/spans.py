@@ -1,5 +1,6 @@
 """Spans around a syncer and around a publication, if tracing is installed; see ``core.tracing``."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -52,6 +53,24 @@ def process_span(delivery: Delivery) -> ProcessSpan:
             "rabbitmq",
             delivery.queue,
             message_id=delivery.message_id,
+            attempt=_attempt(delivery),
             headers=tracing.read_headers(delivery.headers),
         )
     )
+
+
+def batch_span(deliveries: Sequence[Delivery]) -> tracing.BatchSpan:
+    """Return the span of a batch, linked to the sender of each delivery."""
+    return tracing.BatchSpan("rabbitmq", deliveries[0].queue, lambda: [_member(each) for each in deliveries])
+
+
+def _member(delivery: Delivery) -> tracing.BatchMember:
+    return tracing.BatchMember(delivery.message_id, tracing.read_headers(delivery.headers))
+
+
+def _attempt(delivery: Delivery) -> int | None:
+    """Return which attempt this is; None where the queue does not count."""
+    if not delivery.redelivered:
+        return 1
+    count = delivery.facts.delivery_count
+    return None if not count else count + 1

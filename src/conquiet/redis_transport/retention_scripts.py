@@ -42,7 +42,7 @@ local length = redis.call('XLEN', stream)
 if #groups == 0 then return {'no groups', '', 0, length, length, '', ''} end
 
 local needed, slowest, delivered
-local undone = 0
+local undone, held_back = 0, 0
 for _, row in ipairs(groups) do
   local name, last, pending = field(row, 'name'), field(row, 'last-delivered-id'), field(row, 'pending')
   local first = last
@@ -53,6 +53,7 @@ for _, row in ipairs(groups) do
   if not needed or before(first, needed) then needed, slowest = first, name end
   if not delivered or before(last, delivered) then delivered = last end
   undone = math.max(undone, pending + (field(row, 'lag') or 0))
+  held_back = held_back + pending
 end
 if keep_ms > 0 then
   local t = redis.call('TIME')
@@ -66,7 +67,12 @@ if mode == 'report' or spare <= 0 then return {'ok', needed, 0, length, undone, 
 local removed = redis.call('XTRIM', stream, 'MINID', '~', needed, 'LIMIT', math.min(limit, spare))
 if removed == 0 and keep_min == 0 then removed = redis.call('XTRIM', stream, 'MINID', needed) end
 local cursor = ''
-if removed == 0 and gaps_from ~= '' and before(needed, delivered) then
+local has_gaps = removed == 0 and gaps_from ~= '' and before(needed, delivered)
+if has_gaps and (redis.REDIS_VERSION_NUM or 0) >= 0x80200 and held_back <= 10000 then
+  removed = redis.call('XTRIM', stream, 'MINID', '~', delivered, 'LIMIT', math.min(limit, spare), 'ACKED')
+  cursor = gaps_from
+end
+if has_gaps and removed == 0 then
   cursor = before(gaps_from, needed) and needed or gaps_from
   local held, upto, most = {}, delivered, 1000
   for _, row in ipairs(groups) do
@@ -107,8 +113,10 @@ A group needs everything from its oldest pending entry on, or, with none pending
 first, then single entries.
 
 Gaps lie behind an entry that stays pending: a handler of an hour, a message that is never acknowledged. What every
-group has been given and none has pending is deleted there, one by one. That reads the entries, so a step ends after
-1,000 of them or 256 KiB.
+group has been given and none has pending is deleted there. Redis 8.2 and newer find these entries by themselves
+(ACKED), without reading their data; they walk over what is pending, in each step, so it is not used with more than
+10,000 pending entries. On other servers, and for what ACKED leaves in a large node, they are deleted one by one. That
+reads the entries, so a step ends after 1,000 of them or 256 KiB. See docs/decisions/0048.
 
 Ids are compared as text without leading zeros, because a Lua number cannot hold 64 bits.
 """

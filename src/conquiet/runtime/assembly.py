@@ -171,6 +171,6 @@ def _acknowledger(
     topology: Topology, stream: str, group: str, settings: RuntimeSettings, table: LeaseTable, reports: Reports
 ) -> Acknowledger:
     connection = AsyncRedisConnection(topology, stream, "ack")
-    outage = OutageWatch("Redis", "nothing is acknowledged")
+    outage = OutageWatch("Redis", "nothing is read or acknowledged")
     reconnect = Reconnect(settings.reconnect, settings.max_reconnects, connection.name, outage)
     return Acknowledger(connection, group=group, table=table, reconnect=reconnect, on_error=reports.error)

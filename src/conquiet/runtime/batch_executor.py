@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from conquiet.core import tracing
 from conquiet.core.batch_run import BatchRun, Outcome
 from conquiet.core.batching import BatchSettings
 from conquiet.core.functions import (
@@ -42,6 +43,7 @@ class HandlerBatching:
         self._is_async = is_async(handler)
         require_arguments("handler", handler, "messages", "contexts")
         require_made_for(handler, "group", group)
+        self._group = group
         self._found = (_KEY, settings)
         self.largest = settings.size
 
@@ -61,7 +63,16 @@ class HandlerBatching:
             MessageContext(message, leases) if self._is_async else SyncMessageContext(message, leases, loop)
             for message in messages
         ]
-        outcomes = await BatchRun(contexts, self._call, lost=lost_lease).run()
+        # SPEC(001): an entry is one JSON object, the caller's: it has no context that the span could link to.
+        span = tracing.BatchSpan(
+            "redis",
+            messages[0].stream,
+            lambda: [tracing.BatchMember(message.id) for message in messages],
+            group=self._group,
+        )
+        with span:
+            outcomes = await BatchRun(contexts, self._call, lost=lost_lease).run()
+            span.record(outcomes)
         return [ACKNOWLEDGE if outcome is None else settlement_of(outcome) for outcome in outcomes]
 
     async def execute_one(self, message: RuntimeMessage, leases: LeaseManager) -> Settlement:

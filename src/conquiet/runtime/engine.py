@@ -83,7 +83,9 @@ class Engine:
         self._topology = topology_of(redis, timeout_s=settings.heartbeat_timeout_s)
         self._lifecycle = Lifecycle("this Consumer")
         self._dispatcher = EventDispatcher()
-        self._lease_outage = OutageWatch("Redis", "leases are not renewed and other workers may claim running messages")
+        self._lease_outage = OutageWatch(
+            "Redis", "nothing is read, and leases are not renewed: other workers may claim running messages"
+        )
         self._stop_asked = False
         self._forced = asyncio.Event()
         self._ready = asyncio.Event()

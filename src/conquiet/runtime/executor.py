@@ -129,7 +129,8 @@ class HandlerExecutor:
         hooks = ((on_exhausted, "on_exhausted"), (on_malformed, "on_malformed"))
         if batch is None:
             run: Execute = _UserFunction(handler, "handler", threads, group, success=ACKNOWLEDGE).run
-            self.execute: Execute = run if tracing.active is None else _traced(run, group)
+            traced = tracing.active is not None and tracing.active.traces_roots
+            self.execute: Execute = _traced(run, group) if traced else run
         else:
             from conquiet.runtime.batch_executor import HandlerBatching
 
@@ -216,23 +217,48 @@ class _UserFunction:
 
 
 def _traced(run: Execute, group: str) -> Execute:
-    """Return the executor with a span around each run."""
+    """Return the executor with a span around each run. A handler that never suspends costs no coroutine here either."""
 
-    async def execute(message: RuntimeMessage, leases: LeaseManager) -> Settlement:
+    def execute(message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         assert tracing.active is not None  # noqa: S101 - asked when it was built
         # SPEC(001): an entry is one JSON object, the caller's: there is no place in it for a context.
-        with tracing.active.process("redis", message.stream, message_id=message.id, group=group) as span:
-            settlement = run(message, leases)
-            if not isinstance(settlement, Settlement):
-                settlement = await settlement
-            if settlement.failure is not None:
-                span.fail(settlement.failure)
-            span.set("conquiet.settlement", settlement_name(settlement))
-            if message.lease_lost:
-                span.set("conquiet.lease.lost", value=True)
-            return settlement
+        span = tracing.active.process("redis", message.stream, message_id=message.id, group=group)
+        span.__enter__()
+        try:
+            outcome = run(message, leases)
+            if isinstance(outcome, Settlement):
+                _record(span, message, outcome)
+        except BaseException as error:
+            span.__exit__(type(error), error, error.__traceback__)
+            raise
+        if not isinstance(outcome, Settlement):
+            return finish(span, message, outcome)
+        span.__exit__(None, None, None)
+        return outcome
+
+    async def finish(span: tracing.Span, message: RuntimeMessage, begun: Awaitable[Settlement]) -> Settlement:
+        error: BaseException | None = None
+        try:
+            settlement = await begun
+            _record(span, message, settlement)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            span.__exit__(None if error is None else type(error), error, None)
+        return settlement
 
     return execute
+
+
+def _record(span: tracing.Span, message: RuntimeMessage, settlement: Settlement) -> None:
+    """Note what becomes of the message."""
+    if not span.is_dropped:
+        span.set("conquiet.settlement", settlement_name(settlement))
+        if message.lease_lost:
+            span.set("conquiet.lease.lost", value=True)
+    if settlement.failure is not None:
+        span.fail(settlement.failure)
 
 
 def _exhausted(message: RuntimeMessage) -> DeliveriesExhaustedError:

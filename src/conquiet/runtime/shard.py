@@ -131,14 +131,16 @@ class Shard:
 
     async def close(self) -> list[RuntimeMessage]:
         """Close the connections. Return what was not confirmed to be acknowledged."""
-        if self._unblocking is not None:
-            await asyncio.gather(self._unblocking, return_exceptions=True)
-        if self.acknowledger.is_open:
-            with contextlib.suppress(ConnectionLostError):
-                await self._name.release(self.streams, self.acknowledger.execute)
-        unacknowledged = await self.acknowledger.close()
-        await self.connection.close()
-        self._reconnect.close()
+        try:
+            if self._unblocking is not None:
+                await asyncio.gather(self._unblocking, return_exceptions=True)
+            if self.acknowledger.is_open:
+                with contextlib.suppress(ConnectionLostError):
+                    await self._name.release(self.streams, self.acknowledger.execute)
+            unacknowledged = await self.acknowledger.close()
+            await self.connection.close()
+        finally:
+            self._reconnect.close()
         return unacknowledged
 
     async def _wait_if_moved(self, lost: ConnectionLostError) -> None:

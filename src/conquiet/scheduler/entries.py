@@ -82,7 +82,11 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """One moment, given as a datetime with a time zone."""
+    """One moment.
+
+    Attributes:
+        at: The moment, a datetime with a time zone.
+    """
 
     at: datetime
 

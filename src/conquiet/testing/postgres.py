@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from typing import TYPE_CHECKING, ClassVar
 
@@ -75,6 +76,25 @@ class PostgresServer(PrivateServer):
     def drop_database(self, name: str) -> None:
         """Drop a database, closing the connections that still use it."""
         postgres_databases.drop_database(self.url, name)
+
+    # ------------------------------------------------------------------ replication
+    def follow(self, primary: PostgresServer) -> None:
+        """Become a streaming replica of another server: give up the data, copy the other's, and start again.
+
+        A server that was killed, or was the primary before, follows the one that was promoted in its place.
+        """
+        if self.is_running:
+            self.kill()
+        shutil.rmtree(self._data)
+        copy = discovery.find_beside(self._binary, "pg_basebackup")
+        argv = [str(copy), f"--pgdata={self._data}", f"--host={primary.host}", f"--port={primary.port}"]
+        argv += [f"--username={USER}", "--wal-method=stream", "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        self._run_to_end(self._as_account(argv))
+        self.restart()
+
+    def promote(self) -> None:
+        """Let a replica become a primary, and return once it accepts writes."""
+        postgres_databases.execute(self.url, "SELECT pg_promote(true, 60)")
 
     def _prepare(self) -> None:
         if self._account is not None:

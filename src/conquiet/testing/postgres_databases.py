@@ -11,13 +11,13 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 def create_database(server_url: str, name: str) -> str:
     """Create ``name`` (UTF-8) and return ``server_url`` with it as the database."""
-    _execute(server_url, f"CREATE DATABASE {quoted(name)} TEMPLATE template0 ENCODING 'UTF8'")
+    execute(server_url, f"CREATE DATABASE {quoted(name)} TEMPLATE template0 ENCODING 'UTF8'")
     return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
 
 
 def drop_database(server_url: str, name: str) -> None:
     """Drop ``name`` if it exists, closing the connections that still use it."""
-    _execute(server_url, f"DROP DATABASE IF EXISTS {quoted(name)} WITH (FORCE)")
+    execute(server_url, f"DROP DATABASE IF EXISTS {quoted(name)} WITH (FORCE)")
 
 
 def quoted(name: str) -> str:
@@ -36,7 +36,8 @@ def server_version(server_url: str) -> str:
     return f"{number // 10_000}.{number % 10_000}"
 
 
-def _execute(server_url: str, statement: str) -> None:
+def execute(server_url: str, statement: str) -> None:
+    """Run one statement, outside a transaction."""
     # Imported late: the pytest plugin is loaded in projects that have no driver.
     import psycopg
 

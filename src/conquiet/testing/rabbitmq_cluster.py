@@ -1,4 +1,8 @@
-"""A private RabbitMQ cluster on the loopback: nodes to kill, to pause, and quorum queues whose leader moves.
+"""A private RabbitMQ cluster on the loopback: nodes to kill, to cut off, and quorum queues whose leader moves.
+
+    kill_leader    the node that leads a quorum queue dies, and another one leads
+    drain          maintenance: a node gives its leaders away and closes its connections, then serves again
+    cut_off        a partition: a node and the others do not reach each other, then they do again
 
 The nodes share one cookie and one epmd, which has a process of its own: an epmd that a node has started would die with
 that node.
@@ -6,6 +10,7 @@ that node.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
@@ -21,6 +26,7 @@ from conquiet.testing.rabbitmq import RabbitMQServer
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -64,8 +70,10 @@ class RabbitMQNode(RabbitMQServer):
     ) -> None:
         super().__init__(binary=binary)
         self._cookie, self._shared_epmd_port, self._join = cookie, epmd_port, join
+        # A node that is cut off stops serving until it reaches the others again, and comes back by itself.
+        self._extra_config = ("cluster_partition_handling = pause_minority",)
         if join is not None:
-            self._extra_config = (
+            self._extra_config += (
                 "cluster_formation.peer_discovery_backend = classic_config",
                 f"cluster_formation.classic_config.nodes.1 = {join}",
             )
@@ -160,6 +168,31 @@ class RabbitMQClusterServer:
         dead.kill()
         wait_until(lambda: self._leads_elsewhere(queue, vhost, dead), timeout_s=_WAIT_S)
         return dead
+
+    @contextlib.contextmanager
+    def drain(self, node: RabbitMQNode) -> Iterator[None]:
+        """Put a node into maintenance for the length of the block: other nodes lead its queues, its clients leave."""
+        node.ctl("eval", "rabbit_maintenance:drain().")
+        try:
+            yield
+        finally:
+            node.ctl("eval", "rabbit_maintenance:revive().")
+            wait_until(self._is_whole, timeout_s=_WAIT_S)
+
+    @contextlib.contextmanager
+    def cut_off(self, node: RabbitMQNode) -> Iterator[None]:
+        """Cut a node off from the others for the length of the block, and wait until it is back.
+
+        Both sides close their connections and refuse new ones, because the cookies differ; clients reach all nodes.
+        """
+        others = ",".join(f"'{one.node}'" for one in self.nodes if one is not node)
+        cut = f"[begin erlang:set_cookie(N, cut_off), erlang:disconnect_node(N) end || N <- [{others}]]."
+        node.ctl("eval", cut)
+        try:
+            yield
+        finally:
+            node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{others}]].")
+            wait_until(self._is_whole, timeout_s=_WAIT_S)
 
     def revive(self, node: RabbitMQNode) -> None:
         """Start a dead node again and wait until it is back in the cluster."""

@@ -27,17 +27,19 @@ from conquiet.transactional.inbox import Inbox  # noqa: E402
 from conquiet.transactional.inbox_keys import InboxKey, by_outbox_id, outbox_id_of  # noqa: E402
 from conquiet.transactional.lease_check import Deduplicator, LeaseCheck  # noqa: E402 - after the check above
 from conquiet.transactional.metadata import metadata  # noqa: E402
+from conquiet.transactional.migrations import TableLayout, create_tables, migrate_tables, table_layouts  # noqa: E402
 from conquiet.transactional.outbox import Outbox, OutboxBacklog, ParkedMessage  # noqa: E402
 from conquiet.transactional.purging import DatabaseRetention, Purger  # noqa: E402
 from conquiet.transactional.relay import OutboxRelay, RelayHealth, RelayStats  # noqa: E402
 from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome  # noqa: E402
-from conquiet.transactional.schema import create_tables  # noqa: E402
+from conquiet.transactional.schema import SCHEMA_VERSION  # noqa: E402
 from conquiet.transactional.targets import Target, ToProcessor, ToStream  # noqa: E402
 
 if TYPE_CHECKING:
     from conquiet.transactional.rabbit_target import ToRabbit
 
 __all__ = [
+    "SCHEMA_VERSION",
     "DatabaseRetention",
     "Deduplicator",
     "Inbox",
@@ -52,6 +54,7 @@ __all__ = [
     "Purger",
     "RelayHealth",
     "RelayStats",
+    "TableLayout",
     "Target",
     "ToProcessor",
     "ToRabbit",
@@ -68,7 +71,9 @@ __all__ = [
     "for_runtime",
     "for_runtime_batch",
     "metadata",
+    "migrate_tables",
     "outbox_id_of",
+    "table_layouts",
 ]
 
 

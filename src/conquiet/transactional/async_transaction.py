@@ -216,7 +216,8 @@ def _disconnect(connection: AsyncConnection) -> None:
     if inner is None or inner.closed or inner.invalidated:
         return
     adapted: Any = inner.connection.dbapi_connection
-    close = getattr(adapted, "_terminate_force_close", None)
+    # SQLAlchemy 2.0.36 has the second name only. Called outside of a greenlet, as here, it does not wait.
+    close = getattr(adapted, "_terminate_force_close", None) or getattr(adapted, "terminate", None)
     if close is not None:
         close()
 

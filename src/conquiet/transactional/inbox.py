@@ -343,7 +343,7 @@ class Inbox:
         self._without_digest[engine] = True
         logger.warning(
             "inbox table is of an earlier version, without the column digest: a message whose entry id comes a second "
-            "time is taken for a duplicate; run create_tables(), 'conquiet db init' or the statement, and restart",
+            "time is taken for a duplicate; run 'conquiet db migrate' or the statement, and restart",
             table=self.table,
             statement=dialect.add_column(self.table, "digest"),
         )

@@ -28,7 +28,7 @@ from sqlalchemy.types import TypeEngine
 from conquiet.core.validation import require_table
 from conquiet.errors import ConfigurationError
 from conquiet.transactional.inbox_keys import MAX_PART_BYTES
-from conquiet.transactional.schema import INBOX_TABLE, OUTBOX_TABLE
+from conquiet.transactional.schema import INBOX_TABLE, OUTBOX_TABLE, schema_comment
 
 _MYSQL_OPTIONS: Final = {
     f"{database}_{option}": value
@@ -154,6 +154,7 @@ def _inbox(made: MetaData, full_name: str, types: _Types) -> None:
         PrimaryKeyConstraint("source", "consumer_group", "message_id"),
         Index(_index(name, "by_age", types), "handled_at"),
         schema=schema or None,
+        comment=schema_comment(),
         **options,
     )
 
@@ -180,6 +181,7 @@ def _outbox(made: MetaData, full_name: str, types: _Types) -> None:
         Index(_index(name, "by_due", types), "target", "parked", "free", "due_at", "seq"),
         Index(_index(name, "by_key", types), "target", "order_key", "parked", "seq"),
         schema=schema or None,
+        comment=schema_comment(),
         **types.options,
     )
 

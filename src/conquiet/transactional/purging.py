@@ -158,6 +158,7 @@ class Purger:
                     last_pass = time.monotonic()
         finally:
             self._lifecycle.finish()
+            self._outage.close()
 
     def purge_now(self) -> int:
         """Make one pass, if no other host is at it, and return how many rows were deleted."""

@@ -1,5 +1,6 @@
 -- The tables of the inbox and the outbox, for MySQL 8.0 and newer and MariaDB 10.6 and newer.
--- `create_tables(engine)` runs this file; running it again changes nothing.
+-- `create_tables(engine)` runs this file; running it again changes nothing. `conquiet db migrate` changes tables of an
+-- earlier version; the comment of a table says which one it has.
 --
 -- InnoDB and nothing else: the promise is that these rows and yours commit together.
 -- Names and ids are VARBINARY: with a text collation 'A-1' and 'a-1' would be one message.
@@ -16,7 +17,7 @@ CREATE TABLE IF NOT EXISTS `conquiet_inbox` (
     -- In this order, new rows of a stream lie side by side: ids grow, so a million old rows cost nothing.
     PRIMARY KEY (`source`, `consumer_group`, `message_id`),
     KEY `by_age` (`handled_at`)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC COMMENT = 'conquiet schema 3';
 
 -- One row per message that a transaction has caused and that is not published yet.
 CREATE TABLE IF NOT EXISTS `conquiet_outbox` (
@@ -39,4 +40,4 @@ CREATE TABLE IF NOT EXISTS `conquiet_outbox` (
     -- relays would deadlock.
     KEY `by_due` (`target`, `parked`, `free`, `due_at`, `seq`),
     KEY `by_key` (`target`, `order_key`, `parked`, `seq`)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC COMMENT = 'conquiet schema 3';

@@ -1,5 +1,6 @@
 -- The tables of the inbox and the outbox, for PostgreSQL 13 and newer.
--- `create_tables(engine)` runs this file; running it again changes nothing.
+-- `create_tables(engine)` runs this file; running it again changes nothing. `conquiet db migrate` changes tables of an
+-- earlier version; the comment of a table says which one it has.
 --
 -- Names and ids are bytea: equal means equal bytes, whatever the collation of the database.
 -- Times come from the database's own clock.
@@ -14,6 +15,8 @@ CREATE TABLE IF NOT EXISTS "conquiet_inbox" (
     "digest"         bytea       NULL,
     PRIMARY KEY ("source", "consumer_group", "message_id")
 );
+
+COMMENT ON TABLE "conquiet_inbox" IS 'conquiet schema 3';
 
 CREATE INDEX IF NOT EXISTS "conquiet_inbox_by_age" ON "conquiet_inbox" ("handled_at");
 
@@ -34,6 +37,8 @@ CREATE TABLE IF NOT EXISTS "conquiet_outbox" (
     "parked"     smallint    NOT NULL DEFAULT 0,
     "reason"     bytea       NULL       -- why the last attempt was refused
 );
+
+COMMENT ON TABLE "conquiet_outbox" IS 'conquiet schema 3';
 
 CREATE INDEX IF NOT EXISTS "conquiet_outbox_by_due" ON "conquiet_outbox" ("target", "parked", "free", "due_at", "seq");
 

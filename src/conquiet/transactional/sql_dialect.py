@@ -122,10 +122,6 @@ class SqlDialect:
         age_us = self.age_us.replace("created_at", "handled_at")
         return text(f"SELECT {age_us} AS age FROM {self.quote(table)} ORDER BY handled_at LIMIT 1")  # noqa: S608
 
-    def inbox_columns(self, table: str) -> TextClause:
-        """Return a query that fails if an inbox table lacks a column; it reads no row."""
-        return text(f"SELECT digest FROM {self.quote(table)} WHERE 1 = 0")  # noqa: S608
-
     def add_column(self, table: str, column: str) -> str:
         """Return what adds a column that a table of an earlier version lacks."""
         return f"ALTER TABLE {self.quote(table)} ADD COLUMN {column} {self.column_types[column]} NULL"
@@ -206,10 +202,6 @@ class SqlDialect:
         """Return the DELETE of at most ``:batch`` parked rows that are older than ``:ago``."""
         return self.delete_oldest(self.quote(table), "seq", f"parked = 1 AND created_at < {self.ago}")
 
-    def outbox_columns(self, table: str, column: str) -> TextClause:
-        """Return a query that fails if an outbox table lacks a column; it reads no row."""
-        return text(f"SELECT {column} FROM {self.quote(table)} WHERE 1 = 0")  # noqa: S608
-
 
 class MySqlDialect(SqlDialect):
     """MySQL and MariaDB."""
@@ -224,7 +216,7 @@ class MySqlDialect(SqlDialect):
     skip_locked = " FOR UPDATE SKIP LOCKED"
     due_index = " FORCE INDEX (by_due)"
     key_index = " FORCE INDEX (by_key)"
-    column_types: ClassVar[dict[str, str]] = {"digest": "VARBINARY(32)", "event": "VARBINARY(255)", "headers": "BLOB"}
+    column_types: ClassVar[dict[str, str]] = {"digest": "VARBINARY(32)"}
     # At the default level, REPEATABLE READ, a scan by FOR UPDATE or DELETE that reaches the end of an index keeps every
     # other transaction from inserting there until it commits.
     isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -273,7 +265,7 @@ class SqliteDialect(SqlDialect):
     ago = f"strftime({_SQLITE_FORMAT}, 'now', '-' || :ago)"
     age_us = "CAST((julianday('now') - julianday(created_at)) * 86400000000 AS INTEGER)"
     created_ms = "CAST(ROUND((julianday(created_at) - 2440587.5) * 86400000) AS INTEGER)"
-    column_types: ClassVar[dict[str, str]] = {"digest": "BLOB", "event": "BLOB", "headers": "BLOB"}
+    column_types: ClassVar[dict[str, str]] = {"digest": "BLOB"}
     has_row_locks = False
 
     def interval(self, seconds: float) -> str:
@@ -304,7 +296,7 @@ class PostgresDialect(SqlDialect):
     age_us = "CAST(EXTRACT(EPOCH FROM statement_timestamp() - created_at) * 1000000 AS bigint)"
     created_ms = "CAST(EXTRACT(EPOCH FROM created_at) * 1000 AS bigint)"
     skip_locked = " FOR UPDATE SKIP LOCKED"
-    column_types: ClassVar[dict[str, str]] = {"digest": "bytea", "event": "bytea", "headers": "bytea"}
+    column_types: ClassVar[dict[str, str]] = {"digest": "bytea"}
     isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
     mark = '"'
 

@@ -84,12 +84,9 @@ class ToStream:
 
     def publish(self, messages: Sequence[OutboxMessage]) -> Results:
         """See ``Target.publish``."""
-        from conquiet.redis_transport.commands import pack
-        from conquiet.redis_transport.confirmed import checked_call
-
-        how = self._confirmation
         results: Results = []
         encoded: list[bytes] = []
+        keys: list[bytes | None] = []
         blocked: set[bytes] = set()
         for message in messages:
             if message.key is not None and message.key in blocked:
@@ -103,16 +100,28 @@ class ToStream:
                     blocked.add(message.key)
             else:
                 results.append(PUBLISHED)
+                keys.append(message.key)
         if encoded:
-            packed = pack("EVAL", *self._script(encoded))
-            if how.replicas:
-                words = [packed, *(pack(*one) for one in how.commands(self.stream))]
-                replies = self._connection.call_together("EVAL", words, stream=self.stream, wait_s=how.timeout_s)
-                checked_call(replies, how, stream=self.stream, group="", command="EVAL")
-            else:
-                self._connection.call("EVAL", packed, stream=self.stream)
+            self._send(encoded, keys)
             count(QUEUE_MESSAGES_ENQUEUED_TOTAL, self.stream, n=len(encoded))
         return results
+
+    def _send(self, encoded: Sequence[bytes], keys: Sequence[bytes | None]) -> None:  # noqa: ARG002 - for subclasses
+        """Write all entries, whose keys are given beside them, or none."""
+        self._run(self._script(encoded), stream=self.stream)
+
+    def _run(self, words: "Sequence[str | bytes | int]", *, stream: str) -> Any:
+        """Run a script, and wait for the replicas that were asked for."""
+        from conquiet.redis_transport.commands import pack
+        from conquiet.redis_transport.confirmed import checked_call
+
+        how = self._confirmation
+        packed = pack("EVAL", *words)
+        if not how.replicas:
+            return self._connection.call("EVAL", packed, stream=stream)
+        commands = [packed, *(pack(*one) for one in how.commands(stream))]
+        replies = self._connection.call_together("EVAL", commands, stream=stream, wait_s=how.timeout_s)
+        return checked_call(replies, how, stream=stream, group="", command="EVAL")
 
     def close(self) -> None:
         """Close the connection. It may be called twice."""

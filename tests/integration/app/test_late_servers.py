@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url
 
 from conquiet import App
 from conquiet.app import AppSettings
-from conquiet.app.server_wait import probe_database
+from conquiet.app.server_wait import ServerWait, probe_database
+from conquiet.errors import DbWriteError
 from conquiet.testing import FaultProxy, free_port, wait_until_async
 from conquiet.testing.redis import RedisServer
 
@@ -57,8 +59,31 @@ async def test_a_port_that_accepts_and_hangs_up_is_not_an_answer(
     assert found is not None
 
 
-async def test_a_server_that_answers_and_refuses_is_not_waited_for(postgres_url: str) -> None:
-    engine = create_engine(make_url(postgres_url).set(username="stranger"))
+async def test_a_server_that_answers_and_refuses_is_not_waited_for(postgres_url: str, db_url: str) -> None:
+    for given in (postgres_url, db_url):
+        engine = create_engine(make_url(given).set(username="stranger", password="wrong"))
 
-    assert await probe_database(engine).ask() is None
+        assert await probe_database(engine).ask() is None
+        with pytest.raises(DbWriteError, match="looking for the app's tables failed"):
+            await probe_database(engine, lambda _connection: None).ask()
+        engine.dispose()
+
+
+async def test_a_database_that_goes_away_during_the_check_is_waited_for(
+    postgres_url: str, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
+    """It answered, and was restarted before the tables were looked for: the worker ended with exit code 1."""
+    proxy = fault_proxy(postgres_url)
+    engine = create_engine(proxy.url_for(postgres_url))
+    checks: list[bool] = []
+
+    def check(connection: Any) -> None:
+        if not checks:
+            proxy.cut()
+        checks.append(True)
+        connection.exec_driver_sql("SELECT 1")
+
+    await ServerWait(60.0, lambda: False).until_up([probe_database(engine, check)])
     engine.dispose()
+
+    assert len(checks) == 2

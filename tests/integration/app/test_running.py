@@ -125,9 +125,9 @@ async def test_a_queue_has_typed_handlers_with_an_effect_once(amqp_url: str, db_
             ("4", {"id": "c"}),
         ):
             await publisher.send(Outgoing("actions", body, message_id=message_id))
-        await wait_until_async(lambda: sorted(actions(db_file)) == ["a", "c"], timeout_s=20)
+        await wait_until_async(lambda: sorted(actions(db_file)) == ["a", "c"])
         dead = RabbitDeadLetters(amqp_url, "actions.dead")
-        await wait_until_async(lambda: _has(dead, 2), timeout_s=20)
+        await wait_until_async(lambda: _has(dead, 2))
 
     assert sorted(actions(db_file)) == ["a", "c"]
 

@@ -49,7 +49,9 @@ async def test_what_a_replica_has_confirmed_survives_its_master(redis_cluster: R
 
 async def test_without_a_replica_the_error_says_what_is_where(redis_cluster: RedisClusterServer, raw: Any) -> None:
     client = redis.asyncio.RedisCluster.from_url(redis_cluster.node_url)
-    processor = Processor(client, ["orders"])
+    # Before the pause: the node that the client asks for the slots may be the replica that is paused.
+    await client.initialize()
+    processor = Processor(client, ["orders"], settings=ProcessorSettings(replicas_timeout_s=5.0))
     replica = redis_cluster.replica_of(redis_cluster.master_of("orders"))
     target = ToStream(raw, "orders", replicas=1)
     with StreamProducer(raw, "orders") as producer, redis_cluster.pause_node(replica):

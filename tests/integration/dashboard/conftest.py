@@ -1,7 +1,6 @@
 """A dashboard on a real port before a real Redis, and one Chromium for all tests of a process."""
 
 import asyncio
-import os
 import shutil
 import socket
 import subprocess
@@ -13,13 +12,15 @@ from typing import Any, Self
 import pytest
 import pytest_asyncio
 import redis as redis_py
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from conquiet.dashboard import Dashboard
 from conquiet.dashboard.server import Listener, make_server, standalone
 from conquiet.processor.dead_letter_record import DeadRecord, encode_record
 from conquiet.processor.keys import keys_of
 from conquiet.testing import wait_until
+
+expect.set_options(timeout=60_000)  # as long as a busy machine may take; its default is 5 s
 
 TOKEN = "a token of 24 characters"
 FLAGS = [
@@ -75,10 +76,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-# Waited in vain for 60 s in one of two whole runs, for a cause that is not found yet.
-collect_ignore = [] if os.environ.get("CONQUIET_TORTURE") == "1" else ["test_cancelled_runs.py"]
 
 
 @pytest.fixture
@@ -140,7 +137,7 @@ async def browser(chromium: str) -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     made = await browser.new_context(viewport={"width": 1280, "height": 800})
-    made.set_default_timeout(30_000)
+    made.set_default_timeout(60_000)
     yield made
     await made.close()
 

@@ -80,6 +80,30 @@ async def test_focus_and_ticks_survive_a_live_update(page: Page, serve: Any, add
     assert await page.evaluate("document.activeElement.textContent") == "orders"
 
 
+@pytest.mark.parametrize("change", ["a row before it goes", "a row before it comes", "a notice comes"])
+async def test_focus_survives_an_update_that_changes_what_is_around(
+    page: Page, serve: Any, raw: redis_py.Redis, change: str
+) -> None:
+    """An element that is replaced or moved loses the focus, and with it a keyboard user the place."""
+    for stream in ("b-orders", "d-orders"):
+        raw.xadd(stream, {"data": "{}"})
+    served = serve()
+    await page.goto(served.url)
+    await page.locator("tbody a >> text=d-orders").focus()
+
+    if change == "a row before it goes":
+        raw.delete("b-orders")
+        await expect(page.locator("tbody tr")).to_have_count(1)
+    elif change == "a row before it comes":
+        raw.xadd("a-orders", {"data": "{}"})
+        await expect(page.locator("tbody tr")).to_have_count(3)
+    else:
+        raw.xgroup_create("b-orders", "processor", "0")
+        await expect(page.locator("#no-worker")).to_be_visible()
+
+    assert await page.evaluate("document.activeElement.textContent") == "d-orders"
+
+
 async def test_a_killed_worker_turns_red_when_its_liveness_ends(
     page: Page, serve: Any, raw: redis_py.Redis, start_worker: Callable[[], Any]
 ) -> None:

@@ -24,6 +24,7 @@ TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 HANDLERS = 10_000 if TORTURE else 400
 # In turn, so that on a fast machine and a slow one, with each driver, some are cancelled and some are done.
 WITHIN_S = (0.02, 0.1, 0.8)
+UNTOUCHED = 2  # of 20 run to their end: on a busy machine every other one may be cancelled
 
 both_drivers = pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 
@@ -95,7 +96,7 @@ async def test_cancelled_handlers_leave_nothing_at_the_server(
     for start in range(0, HANDLERS, 20):
         tasks = [asyncio.create_task(run(number)) for number in range(start, start + 20)]
         within_s = WITHIN_S[start // 20 % len(WITHIN_S)]
-        for task in tasks:
+        for task in tasks[UNTOUCHED:]:
             asyncio.get_running_loop().call_later(rng.uniform(0, within_s), task.cancel)
         for task in tasks:
             try:
@@ -109,9 +110,9 @@ async def test_cancelled_handlers_leave_nothing_at_the_server(
     assert pool.checkedout() == 0
     assert not async_transaction._detached
     # The server notices a closed connection when it reads from it again: give it a moment, not a collector.
-    await wait_until_async(lambda: at_the_server(engine)[1] == 0, timeout_s=20, message="no transaction left")
+    await wait_until_async(lambda: at_the_server(engine)[1] == 0, message="no transaction left")
     await wait_until_async(
-        lambda: at_the_server(engine)[0] <= idle_connections, timeout_s=20, message="no connection left but idle ones"
+        lambda: at_the_server(engine)[0] <= idle_connections, message="no connection left but idle ones"
     )
     found = effects()
     print(f"\n{driver}, {orm}: {HANDLERS} handlers, {cancelled} cancelled, {done} done, {found}")  # noqa: T201

@@ -30,7 +30,7 @@ async def test_a_debounced_message_that_is_first_to_be_due_wakes_the_movers(
 async def test_a_booked_turn_wakes_a_mover_that_sleeps_longer(
     make_processor: Callable[..., Processor],
 ) -> None:
-    processor = make_processor(refresh_s=60)
+    processor = make_processor(refresh_s=600)
     starts: list[float] = []
 
     @processor.handler("pay", rate=RateLimit(2, per_s=1.0))
@@ -38,11 +38,12 @@ async def test_a_booked_turn_wakes_a_mover_that_sleeps_longer(
         starts.append(time.monotonic())
 
     async with processor:
+        emitted = time.monotonic()  # the first turn is not before this; its handler may start late on a busy machine
         await processor.emit("pay")
         await processor.emit("pay")
-        await wait_until_async(lambda: len(starts) == 2, timeout_s=20)
+        await wait_until_async(lambda: len(starts) == 2)
 
-    assert starts[1] - starts[0] >= 0.4
+    assert starts[1] - emitted >= 0.4
 
 
 async def test_more_failures_at_once_than_a_chunk_holds_are_all_settled(
@@ -61,6 +62,6 @@ async def test_more_failures_at_once_than_a_chunk_holds_are_all_settled(
 
     async with processor:
         await processor.emit_many([NewMessage("pay", {"n": number}) for number in range(7)])
-        await wait_until_async(all_dead, timeout_s=20)
+        await wait_until_async(all_dead)
 
     assert await place.pending() == 0

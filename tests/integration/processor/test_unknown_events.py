@@ -187,7 +187,7 @@ async def test_few_foreign_entries_alone_are_dead_lettered_after_a_moment(
     async with processor:
         for _ in range(19):
             await client.xadd(stream, {"data": '{"temperature":21}'})
-        await wait_until_async(lambda: _is(place.dead, 19), timeout_s=15)
+        await wait_until_async(lambda: _is(place.dead, 19))
         await wait_until_async(lambda: _is(place.pending, 0))
 
 

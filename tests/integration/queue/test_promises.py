@@ -362,7 +362,7 @@ def test_either_signal_ends_every_loop_and_close_restores_both_handlers(
     sender.join()
     consumer.close()
 
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 90
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
 
 

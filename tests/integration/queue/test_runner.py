@@ -387,7 +387,7 @@ def test_the_recovery_loop_sleeps_between_claims_and_notices_stop(
     thread.start()
     wait_until(lambda: commands_of().get("xinfo|consumers", 0) >= 3)
     consumer.stop()
-    thread.join(5)
+    thread.join(60)
 
     assert not thread.is_alive()
     assert time.process_time() - used < 1

@@ -178,7 +178,7 @@ async def test_a_count_written_by_a_publisher_causes_no_endless_requeue(
     options: dict[str, Any] = {"settle": "delivery_count", "max_requeues": 3}
     async with SeedConsumer(rabbit.url, queue, syncer, **options) as consumer:
         await wait_until_async(lambda: consumer.count.nack >= 2)
-        await wait_until_async(lambda: consumer.count.dead_lettered == 1, timeout_s=5)
+        await wait_until_async(lambda: consumer.count.dead_lettered == 1)
 
     assert consumer.count.requeued == 1
     assert len(rabbit.take("dead")) == 1

@@ -24,7 +24,7 @@ async def acknowledged(consumer: RabbitConsumer, number: int) -> None:
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the texts without their facts, and without the lines about the start."""
     said = [record.getMessage() for record in caplog.records if record.name.startswith("conquiet.rabbit")]
-    texts = [text.partition(" [")[0].partition(": queue")[0] for text in said]
+    texts = [text.partition(" [")[0].partition(": ")[0] for text in said]
     return [text for text in texts if text not in {"worker starts", "worker ready", "worker draining"}]
 
 

@@ -66,7 +66,7 @@ async def make_engine(redis_url: str, stream: str) -> AsyncIterator[MakeEngine]:
             engine.stop()
             engine.stop()
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(engine.wait_for_active_tasks(), 5)
+                await asyncio.wait_for(engine.wait_for_active_tasks(), 60)
     await client.aclose()
 
 

@@ -364,7 +364,7 @@ async def test_a_silent_node_costs_the_others_neither_leases_nor_their_end(
         health = engine.health()
         engine.stop()
         engine.stop()
-        report = await asyncio.wait_for(running.task, 5)
+        report = await asyncio.wait_for(running.task, 60)
     finally:
         await asyncio.to_thread(silent.resume)
     raw.close()

@@ -454,7 +454,7 @@ async def test_start_ends_when_its_stop_event_is_set(make_engine: Any, enqueue: 
 
     enqueue(1)
     engine = make_engine(handler)
-    report = await asyncio.wait_for(engine.start(stop_event=stop), 5)
+    report = await asyncio.wait_for(engine.start(stop_event=stop), 60)
 
     assert report.succeeded == 1
     assert engine.status is Status.STOPPED

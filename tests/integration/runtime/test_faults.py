@@ -213,7 +213,7 @@ async def test_missing_rights_are_an_error_at_the_start(
     for command in ("eval", "xack", "xautoclaim", "xclaim", "xpending", "xreadgroup"):
         raw.acl_setuser("worker", enabled=True, nopass=True, keys=["*"], commands=["+@all", f"-{command}"])
         with pytest.raises(QueueError, match=f"allow the server's user .*{command.upper()}") as caught:
-            await asyncio.wait_for(make_engine(counting, redis=client, streams=["s"]).start(), 5)
+            await asyncio.wait_for(make_engine(counting, redis=client, streams=["s"]).start(), 60)
         assert caught.value.command == "EVAL"
         assert counts == {}
         assert raw.xpending("s", "processor")["pending"] == 0

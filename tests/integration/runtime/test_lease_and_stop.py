@@ -300,14 +300,14 @@ async def test_a_second_stop_forces(make_engine: Any, run: Any, enqueue: Any) ->
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         entered.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
-    engine = make_engine(handler, grace_s=60.0)
+    engine = make_engine(handler, grace_s=600.0)
     running = run(engine)
     await entered.wait()
     engine.stop()
     engine.stop()
-    report = await asyncio.wait_for(running.task, 5)
+    report = await asyncio.wait_for(running.task, 60)
 
     assert len(report.abandoned) == 1
 
@@ -383,7 +383,7 @@ async def test_stop_may_be_called_from_another_thread(make_engine: Any, run: Any
 
     await asyncio.to_thread(running.engine.stop)
 
-    await asyncio.wait_for(running.task, 5)
+    await asyncio.wait_for(running.task, 60)
 
 
 async def test_a_callback_that_is_async_may_be_slow_without_losing_events(

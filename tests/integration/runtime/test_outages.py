@@ -140,10 +140,10 @@ async def test_a_stop_ends_a_pause_at_once(make_engine: Any, run: Any, enqueue: 
     def handler(message: RuntimeMessage, ctx: Any) -> None:
         raise DatabaseUnavailableError("the database is away")
 
-    engine: Consumer = make_engine(handler, outage=Backoff(base_s=60, cap_s=60, jitter=0.0))
+    engine: Consumer = make_engine(handler, outage=Backoff(base_s=600, cap_s=600, jitter=0.0))
     running = run(engine)
     await wait_until_async(lambda: engine.health().paused)
-    report = await asyncio.wait_for(running.stop(), 5)
+    report = await asyncio.wait_for(running.stop(), 60)
 
     assert report.succeeded == 0
     assert {row["times_delivered"] for row in pending()} <= {0}

@@ -28,4 +28,4 @@ async def test_messages_that_come_a_few_at_a_time_fill_all_slots_although_no_han
 
 
 async def _length(items: list[str], wanted: int) -> None:
-    await wait_until_async(lambda: len(items) == wanted, timeout_s=5)
+    await wait_until_async(lambda: len(items) == wanted)

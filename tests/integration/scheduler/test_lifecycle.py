@@ -49,7 +49,7 @@ async def test_health_follows_the_lifecycle_and_never_raises(stage: Stage) -> No
 
     host.stop()
     assert (host.health().ready, host.health().reason) == (False, "stopping")
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
     assert (host.health().ready, host.health().reason) == (False, "stopped")
     await host.close()
     await host.close()
@@ -84,7 +84,7 @@ async def test_a_second_stop_interrupts_a_round_without_reply(
     assert not done, "the first stop waits for the running round"
     host.stop()
 
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
     assert "scheduler stopped by force; its last round was interrupted" in caplog.messages
 
 
@@ -102,7 +102,7 @@ async def test_a_cancelled_run_is_cancelled_and_ends_its_round(stage: Stage) -> 
     await wait_until_async(lambda: host.health().ready)
 
     running.cancel()
-    done, _ = await asyncio.wait([running], timeout=5)
+    done, _ = await asyncio.wait([running], timeout=60)
 
     assert done
     assert running.cancelled()

@@ -86,7 +86,7 @@ async def test_stop_ends_a_sleeping_loop_from_another_thread(stage: Stage) -> No
 
     threading.Thread(target=host.stop).start()
 
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
     with pytest.raises(LifecycleError):
         await host.start()
 
@@ -98,7 +98,7 @@ async def test_a_stop_event_ends_it_too(stage: Stage) -> None:
 
     event.set()
 
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
 
 
 async def test_as_a_context_it_fires_until_the_block_ends(stage: Stage) -> None:

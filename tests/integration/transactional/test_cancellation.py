@@ -107,10 +107,10 @@ async def test_cancelled_handlers_leave_nothing_at_the_server(
     assert pool.checkedout() == 0
     assert not async_transaction._detached
     # The server notices a closed connection when it reads from it again: give it a moment, not a collector.
-    await wait_until_async(lambda: at_the_server(engine)[1] == 0, timeout_s=20, message="no transaction left")
+    await wait_until_async(lambda: at_the_server(engine)[1] == 0, message="no transaction left")
     # At most: the pool also counts the places of connections that were closed.
     await wait_until_async(
-        lambda: at_the_server(engine)[0] <= idle_connections, timeout_s=20, message="no connection left but idle ones"
+        lambda: at_the_server(engine)[0] <= idle_connections, message="no connection left but idle ones"
     )
     found = effects()
     print(f"\n{driver}, {orm}: {HANDLERS} handlers, {cancelled} cancelled, {done} done, {found}")  # noqa: T201

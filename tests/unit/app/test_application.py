@@ -186,7 +186,7 @@ async def test_a_missing_table_is_one_sentence_at_the_start(tmp_path: Path) -> N
 
     with pytest.raises(
         ConfigurationError,
-        match=r"the table conquiet_inbox and the table conquiet_outbox does not exist .*conquiet db init module:app",
+        match=r"the tables conquiet_inbox, conquiet_outbox do not exist .*conquiet db init module:app",
     ):
         await app.run()
 
@@ -264,10 +264,12 @@ async def test_a_session_is_refused_by_the_emit_of_the_other_kind() -> None:
     app = App("shop", redis=NOWHERE, database="sqlite://")
     app.handler("order.paid")(handle)
 
-    with create_engine("sqlite://").connect() as session:
+    sync_engine = create_engine("sqlite://")
+    with sync_engine.connect() as session:
         assert isinstance(session, Connection)
         with pytest.raises(ConfigurationError, match=r"blocks the event loop: call app.emit_sync"):
             await app.emit("order.paid", OrderPaid("a"), session=session)
+    sync_engine.dispose()
     engine = create_async_engine("sqlite+aiosqlite://")
     async with engine.connect() as async_session:
         with pytest.raises(ConfigurationError, match=r"cannot await: call 'await app.emit"):

@@ -28,7 +28,8 @@ COMMANDS = commands(get_command(app))
 def test_all_commands_are_there() -> None:
     assert set(COMMANDS) == {
         "dashboard",
-        "db init", "db purge", "db status", "dead-letters discard", "dead-letters groups", "dead-letters list",
+        "db init", "db migrate", "db purge", "db status",
+        "dead-letters discard", "dead-letters groups", "dead-letters list",
         "dead-letters replay", "dead-letters show", "demo", "dev", "doctor", "emit", "enqueue", "inspect", "new",
         "jobs bulk", "jobs cancel", "jobs edit", "jobs list", "jobs reschedule", "jobs reset", "jobs retry",
         "jobs run-now", "jobs show", "keys",
@@ -119,7 +120,7 @@ def test_a_command_whose_extra_is_missing_says_which_one_to_install(
 
 
 def test_the_doctor_of_a_database_needs_no_redis(tmp_path: Path) -> None:
-    done = without(("redis", "hiredis", "msgspec", "pika"), "doctor", "--db-url", f"sqlite:///{tmp_path / 'shop.db'}")
+    done = without(("redis", "hiredis", "pika"), "doctor", "--db-url", f"sqlite:///{tmp_path / 'shop.db'}")
 
     assert "the database is sqlite" in done.stdout
     assert done.returncode == 0

@@ -7,6 +7,7 @@ import pytest
 from typer.main import get_command
 
 from conquiet.cli.app import app
+from conquiet.cli.connections import open_database
 
 SECRET = "geheim"
 
@@ -56,7 +57,7 @@ ASKED = ["inspect"], ["schedule", "list"], ["demo"]
         ("redis://127.0.0.1:1?password=geheim@", "Redis at redis://*** does not answer"),
         ("redis://:geheim@host/shop", "the database in the Redis URL must be a number"),
         ("redis://:geheim@host/-1", "the database in the Redis URL must be a number"),
-        ("redis://:geheim@..:1/0", "the Redis URL cannot be used (UnicodeError)"),
+        ("redis://:geheim@..:1/0", "the Redis URL cannot be used (Unicode"),
         ("unix://:geheim@/nowhere.sock", "Redis at unix://***@/nowhere.sock does not answer"),
         ("redis://:geheim@[::1]:1/0", "Redis at redis://***@[::1]:1/0 does not answer"),
     ],
@@ -104,3 +105,10 @@ def test_a_rabbitmq_url_that_cannot_be_used(
     said: Callable[..., str], words: tuple[str, ...], url: str, sentence: str
 ) -> None:
     assert sentence in said(*words, "--rabbit-url", url)
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "sqlite+pysqlite", "sqlite+aiosqlite"])
+def test_a_database_url_of_an_app_works_in_commands_too(tmp_path: Path, driver: str) -> None:
+    """An app takes a URL with an asynchronous driver; 'conquiet db init' said MissingGreenlet to it."""
+    with open_database(f"{driver}:///{tmp_path / 'shop.db'}") as engine, engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1

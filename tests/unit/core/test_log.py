@@ -1,12 +1,15 @@
 """One call gives the text and the extra fields."""
 
+import json
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import conquiet
+from conquiet.core.functions import call_in_thread
 from conquiet.core.log import FactLogger, describe_error, show_tracebacks
 from conquiet.errors import QueueError
 
@@ -99,3 +102,41 @@ def test_modules_log_through_the_helper() -> None:
     }
 
     assert direct - own == set(), "use conquiet.core.log.FactLogger"
+
+
+def test_frames_begin_with_the_application_and_end_where_it_was_left() -> None:
+    """In a thread the first frames are those of the pool and of our adapters: the same for every message."""
+
+    def parse() -> None:
+        json.loads("{")
+
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(call_in_thread, "the handler", parse).exception()
+
+    described = describe_error(error)
+    assert re.fullmatch(r".*test_log\.py:\d+ in parse", described["place"])
+    assert described["frames"].split(" > ")[0].endswith(" parse")
+    assert "thread.py" not in described["frames"]
+    assert "functions.py" not in described["frames"]
+
+
+def test_an_error_of_the_applications_own_statement_names_the_table_and_shows_no_value() -> None:
+    from sqlalchemy import create_engine, text
+
+    import conquiet.db.errors  # noqa: F401 - describes errors of SQLAlchemy
+
+    canary = "jane@example.org"
+
+    def book() -> None:
+        with create_engine("sqlite://").connect() as connection:
+            connection.execute(text("INSERT INTO ledger (mail) VALUES (:mail)"), {"mail": canary})
+
+    with pytest.raises(Exception, match="no such table") as caught:
+        book()
+
+    described = describe_error(caught.value)
+    assert "there is no table ledger" in described["reason"]
+    assert re.fullmatch(r".*test_log\.py:\d+ in book", described["place"])
+    assert " book > sqlalchemy/" in described["frames"], "the application, and what it called"
+    assert len(described["frames"].split(" > ")) <= 6
+    assert canary not in str(described)

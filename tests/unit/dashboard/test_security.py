@@ -1,7 +1,7 @@
 """What every request passes, proved for every route there is and not for a list of them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -129,6 +129,23 @@ async def test_an_async_authorize_is_awaited(make: Make, client_of: Client) -> N
 async def test_an_authorize_that_returns_nonsense_is_an_error(make: Make, client_of: Client) -> None:
     with pytest.raises(ConfigurationError, match="must return an Access"):
         await client_of(make(authorize=lambda _: True)).get("/")
+
+
+async def test_a_body_that_does_not_say_how_large_it_is_is_refused_unread(make: Make, client_of: Client) -> None:
+    """Sent in chunks, it has no length: it would be read whole, however long."""
+    read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b"do=replay"
+
+    app = make(authorize=all_rights)
+    method, path = next(iter(changing_routes(app)))
+    answer = await client_of(app).request(method, path, content=chunks())
+
+    assert answer.status_code == 413
+    assert "content-length" not in answer.request.headers
 
 
 async def test_a_large_body_is_refused_unread(make: Make, client_of: Client) -> None:

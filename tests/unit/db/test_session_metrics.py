@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Engine, text
 
-from conquiet.db import DbSession, helpers, insert_idempotent, metrics, occ_update
+from conquiet.db import DbSession, insert, insert_idempotent, metrics, occ_update
 from conquiet.db.session_metrics import WriteCounts, first_keyword
 from conquiet.errors import ConflictError, DbWriteError
 
@@ -116,7 +116,7 @@ def test_a_broken_metric_breaks_no_write_of_a_session(sqlite: Engine, monkeypatc
         cached.cache_clear()
     monkeypatch.setattr(metrics, "DB_WRITE_TOTAL", Broken())
     monkeypatch.setattr(metrics, "DB_WRITE_LATENCY_SECONDS", Broken())
-    monkeypatch.setattr(helpers, "DB_DUPLICATE_INSERTS_TOTAL", Broken())
+    monkeypatch.setattr(insert, "DB_DUPLICATE_INSERTS_TOTAL", Broken())
 
     with DbSession(sqlite) as session:
         session.execute(INSERT, {"id": 1})

@@ -44,8 +44,11 @@ def test_counting_ends_at_the_limit(engine: Engine) -> None:
 
 
 def test_a_missing_inbox_names_the_remedy() -> None:
+    engine = create_engine("sqlite://")
+
     with pytest.raises(DbWriteError, match="conquiet db init"):
-        inbox_size(create_engine("sqlite://"), "conquiet_inbox")
+        inbox_size(engine, "conquiet_inbox")
+    engine.dispose()
 
 
 def test_the_oldest_backlog_comes_first(engine: Engine) -> None:

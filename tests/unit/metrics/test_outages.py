@@ -66,3 +66,37 @@ def test_two_servers_have_outages_of_their_own(caplog: pytest.LogCaptureFixture)
     assert len(caplog.messages) == 4
     assert is_reported(error)
     assert not is_reported(QueueError("other"))
+
+
+def test_a_part_that_was_dropped_open_does_not_hide_the_next_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """A whole process would never report that server again."""
+    dropped = OutageWatch("Redis (dropped)", "nothing is read")
+    dropped.failed(QueueError("away"), address=ADDRESS)
+    del dropped
+
+    watch = OutageWatch("Redis (dropped)", "nothing is read")
+    watch.failed(QueueError("away"), address=ADDRESS)
+    watch.close()
+
+    assert sum("is unavailable" in text for text in caplog.messages) == 2
+
+
+def test_an_outage_without_an_address_does_not_hide_one_with_an_address(caplog: pytest.LogCaptureFixture) -> None:
+    unnamed, named = (OutageWatch("Redis (unnamed)", "nothing is read") for _ in range(2))
+
+    unnamed.failed(QueueError("away"))
+    named.failed(QueueError("away"), address=ADDRESS)
+    unnamed.close()
+    named.close()
+
+    assert f"Redis (unnamed) at {ADDRESS} is unavailable" in caplog.text
+
+
+def test_a_failure_after_the_end_of_a_part_begins_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """The heartbeat thread may have a command under way while its engine ends."""
+    watch = OutageWatch("Redis (late)", "leases are not renewed")
+    watch.close()
+
+    watch.failed(QueueError("away"), address=ADDRESS)
+
+    assert caplog.messages == []

@@ -74,8 +74,10 @@ async def test_a_stop_while_the_management_api_is_silent_ends_at_once() -> None:
         writer = await asked.get()
         consumer.stop()
 
-        async with asyncio.timeout(5):  # half of what the question itself may take
+        async with asyncio.timeout(60):
             assert (await running).ack == 0
+        asking = {thread.name for thread in set(threading.enumerate()) - before}
+        assert "conquiet-rabbit-api" in asking, "the question, which may take 10 s, was waited for"
         writer.close()
         await writer.wait_closed()
     for thread in set(threading.enumerate()) - before:

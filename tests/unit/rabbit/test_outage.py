@@ -51,4 +51,4 @@ async def test_a_probe_that_is_lost_with_its_link_is_followed_by_another() -> No
     probe.session.is_open = False
     outage.link_lost()
 
-    await wait_until_async(lambda: submitted == [probe, other], timeout_s=10)
+    await wait_until_async(lambda: submitted == [probe, other])

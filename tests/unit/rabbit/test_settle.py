@@ -9,7 +9,7 @@ from pika import BasicProperties
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.proca.decrypt import KeyFault
-from conquiet.rabbit.settle import DeliveryFacts, Disposition, Exhausted, SettlePolicy, Verdict, decide
+from conquiet.rabbit.settle import DeliveryFacts, Disposition, Exhausted, SettlePolicy, Verdict, attempt_of, decide
 from conquiet.rabbit.syncer import ContractBroken, Done, Refused
 
 FAILURES: list[Verdict] = [Refused(), Unreadable("body is not JSON"), Unreadable("unknown schema")]
@@ -111,3 +111,29 @@ def test_the_facts_are_read_from_what_the_broker_sent(headers: Any, facts: Deliv
     (delivery.headers or {}).clear()
 
     assert delivery.facts == facts
+
+
+@pytest.mark.parametrize(
+    ("facts", "policy", "expected"),
+    [
+        (DeliveryFacts(redelivered=False), SettlePolicy(), (1, 2)),
+        (DeliveryFacts(redelivered=True), SettlePolicy(), (2, 2)),
+        (DeliveryFacts(redelivered=False, delivery_count=7), SettlePolicy("delivery_count", max_requeues=4), (1, 5)),
+        (DeliveryFacts(redelivered=True, delivery_count=3), SettlePolicy("delivery_count", max_requeues=4), (4, 5)),
+        (DeliveryFacts(redelivered=True, delivery_count=9), SettlePolicy("delivery_count", max_requeues=4), (5, 5)),
+        (DeliveryFacts(redelivered=True, counts_failures=True), SettlePolicy("delivery_count", max_requeues=4), (1, 5)),
+        (DeliveryFacts(redelivered=True), SettlePolicy("delivery_count", max_requeues=4), None),
+    ],
+)
+def test_the_attempt_is_known_where_the_flag_or_the_queue_counts(
+    facts: DeliveryFacts, policy: SettlePolicy, expected: tuple[int, int] | None
+) -> None:
+    assert attempt_of(facts, policy) == expected
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_the_last_attempt_is_the_one_that_is_dead_lettered(count: int) -> None:
+    facts, policy = DeliveryFacts(count > 0, count or None), SettlePolicy("delivery_count", max_requeues=4)
+    attempt = attempt_of(facts, policy)
+    assert attempt is not None
+    assert (decide(Refused(), facts, policy) is Disposition.DEAD_LETTER) == (attempt[0] == attempt[1])

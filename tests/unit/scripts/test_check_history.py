@@ -140,6 +140,63 @@ def test_a_second_delivery_is_explained_by_its_fault(cause: str, records: list[R
     assert (summary["anomalies"], summary["causes"]) == ({}, {cause: 1})
 
 
+def linked(t: float, p: int, link: float, *, lost: float | None = None) -> list[Record]:
+    """Return a delivery by a connection, and its loss."""
+    return [
+        rec("deliver", t, p, id="a", link=link),
+        *([] if lost is None else [rec("lost", lost, p, link=link)]),
+    ]
+
+
+SETTLED = [rec("enqueue", id="a"), rec("effect", 3.0, id="a")]
+CUT = rec("fault", 2.0, 9, kind="reset", scope="server", until=3.0)
+STOP = [rec("fault", 2.0, 9, kind="SIGSTOP", target=2), rec("resume", 14.0, 9, target=2)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "records"),
+    [
+        # Its process got to the message long after the connection was cut.
+        ("connection lost after a fault", [linked(5.0, 2, 1.0, lost=5.1), CUT, linked(5.2, 1, 4.0)]),
+        ("sent before its connection was lost", [linked(5.0, 1, 4.0), CUT, linked(9.0, 2, 1.0, lost=9.1)]),
+        # The broker heard no heartbeat of process 2 and gave the message to process 1; then 2 woke up.
+        ("sent before its connection was lost", [linked(12.0, 1, 1.0), STOP, linked(16.0, 2, 1.0, lost=16.1)]),
+        ("connection lost after a fault", [linked(16.0, 2, 1.0, lost=16.1), STOP, linked(16.2, 1, 1.0)]),
+        ("sent before its process stood still", [linked(12.0, 1, 1.0), STOP, linked(14.5, 2, 1.0)]),
+        (
+            "sent before its connection was lost",
+            [linked(12.0, 1, 1.0), rec("stall", 2.0, 2, until=14.0), linked(16.0, 2, 1.0, lost=16.1)],
+        ),
+    ],
+)
+def test_a_process_that_gets_to_its_copy_late_is_explained(cause: str, records: list[Any]) -> None:
+    lines = [line for each in records for line in ([each] if isinstance(each, dict) else each)]
+    summary = judge(SETTLED, sorted(lines, key=lambda line: line["t"]))
+
+    assert (summary["anomalies"], summary["causes"]) == ({}, {cause: 1})
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [linked(5.0, 2, 1.0), CUT, linked(5.2, 1, 4.0)],  # the connection was not lost
+        [linked(5.0, 2, 4.0, lost=5.1), CUT, linked(5.2, 1, 4.0)],  # it was opened after the fault
+        [linked(5.0, 2, 0.5, lost=1.0), CUT, linked(5.2, 1, 4.0)],  # it had been lost before the fault
+        [linked(1.0, 1, 0.5), linked(1.5, 2, 1.0, lost=9.1), CUT],  # both were before the fault
+        [linked(12.0, 1, 1.0), STOP, linked(16.0, 2, 1.0)],  # it survived the stop, and this is two seconds later
+        [linked(1.5, 1, 1.0), STOP, linked(14.5, 2, 1.0)],  # the first was before the stop
+    ],
+)
+def test_a_connection_that_no_fault_ended_explains_nothing(records: list[Any]) -> None:
+    lines = [line for each in records for line in ([each] if isinstance(each, dict) else each)]
+
+    assert anomalies(SETTLED, sorted(lines, key=lambda line: line["t"])) == {Anomaly.UNEXPLAINED.value}
+
+
+def test_a_process_that_is_resumed_has_been_stopped() -> None:
+    assert anomalies(a_life("a"), rec("resume", 2.0, 9, target=1)) == {Anomaly.INVALID.value}
+
+
 def test_slowness_explains_a_claim_only_where_the_header_allows_it() -> None:
     assert anomalies(a_life("a"), AGAIN) == {Anomaly.UNEXPLAINED.value}
     assert anomalies(a_life("a"), AGAIN, header=a_header(claim_idle_s=0.5)) == set()
@@ -191,6 +248,43 @@ def test_a_range_stands_for_many_messages() -> None:
     assert (summary["messages"], summary["anomalies"]) == (1_000, {})
 
 
+KILLED_PRIMARY = rec("fault", 3.0, kind="kill primary", scope="server", loses_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "lost", "by_replication"),
+    [
+        (rec("enqueue", 2.5, id="1", replicated=False), 0, 1),
+        (rec("enqueue", 2.5, id="1"), 1, 0),
+        (rec("enqueue", 1.5, id="1", replicated=False), 1, 0),
+        (rec("enqueue", 2.5, id="1", expect="unsure"), 0, 0),
+    ],
+    ids=["just before, without a replica", "with a replica", "long before", "not answered"],
+)
+def test_a_killed_primary_explains_what_no_replica_had(message: Record, lost: int, by_replication: int) -> None:
+    found = judge(message, KILLED_PRIMARY)
+
+    assert found["anomalies"].get("lost", 0) == lost
+    assert found["lost_by_replication"] == by_replication
+
+
+def test_a_message_of_one_stage_has_its_effect_there() -> None:
+    header = a_header(promise={"effects": "once", "stages": ["queue", "app"], "repeatable": ["queue"]})
+    sent = [rec("enqueue", id="1", of="queue"), rec("enqueue", id="2", of="app")]
+
+    repeated = judge(
+        sent, rec("state", effects=["1", "1"], of="queue"), rec("state", effects=["2"], of="app"), header=header
+    )
+    twice = judge(
+        sent, rec("state", effects=["1"], of="queue"), rec("state", effects=["2", "2"], of="app"), header=header
+    )
+    elsewhere = judge(sent, rec("state", effects=["1", "2"], of="queue"), header=header)
+
+    assert repeated["anomalies"] == {}
+    assert twice["anomalies"] == {"effect twice": 1}
+    assert elsewhere["anomalies"] == {"lost": 1}
+
+
 def test_the_command_exits_with_one_for_a_bad_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "good.jsonl.xz", tmp_path / "bad.jsonl"
     lines = [a_header(), *a_life("a"), *END]
@@ -202,7 +296,7 @@ def test_the_command_exits_with_one_for_a_bad_history(tmp_path: Path, capsys: py
     assert "lost: message b is nowhere" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["check_history", "history_records"])
+@pytest.mark.parametrize("name", ["check_history", "history_causes", "history_records"])
 def test_the_checker_imports_the_standard_library_alone(name: str) -> None:
     tree = ast.parse((ROOT / "scripts" / f"{name}.py").read_text(encoding="utf-8"))
 
@@ -212,7 +306,7 @@ def test_the_checker_imports_the_standard_library_alone(name: str) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
     standard = {"argparse", "bisect", "collections", "dataclasses", "enum", "json", "lzma", "pathlib", "sys", "typing"}
-    assert found <= standard | {"__future__", "collections.abc", "history_records"}
+    assert found <= standard | {"__future__", "collections.abc", "history_causes", "history_records"}
 
 
 def test_the_format_page_names_every_record_and_anomaly() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import fetch_servers as script
 import pytest
+import server_launchers
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "fetch_servers.py"
 KEYRING = "/usr/share/keyrings/archive.gpg"
@@ -167,7 +168,7 @@ def a_product_folder(folder: Path, product: Any) -> Path:
     loader.chmod(0o755)
     launcher = folder / "bin" / Path(product.server).name
     launcher.parent.mkdir()
-    launcher.write_text(script.launcher_text(product, product.server, LOADER))
+    launcher.write_text(server_launchers.launcher_text(product, product.server, LOADER))
     launcher.chmod(0o755)
     return launcher
 
@@ -179,7 +180,7 @@ def arguments_seen(launcher: Path, *arguments: str) -> list[str]:
 
 
 def test_a_launcher_uses_the_loader_and_libraries_of_its_own_root(tmp_path: Path) -> None:
-    launcher = a_product_folder(tmp_path / "redis", script.PRODUCTS["redis"])
+    launcher = a_product_folder(tmp_path / "redis", server_launchers.PRODUCTS["redis"])
 
     done = subprocess.run([launcher, "--port", "1"], check=True, capture_output=True, text=True)
 
@@ -190,7 +191,7 @@ def test_a_launcher_uses_the_loader_and_libraries_of_its_own_root(tmp_path: Path
 
 
 def test_a_launcher_works_after_a_move_and_through_a_link(tmp_path: Path) -> None:
-    a_product_folder(tmp_path / "before", script.PRODUCTS["redis"])
+    a_product_folder(tmp_path / "before", server_launchers.PRODUCTS["redis"])
     moved = (tmp_path / "before").rename(tmp_path / "after the move")
     link = tmp_path / "link"
     link.symlink_to(moved / "bin" / "redis-server")
@@ -201,7 +202,7 @@ def test_a_launcher_works_after_a_move_and_through_a_link(tmp_path: Path) -> Non
 @pytest.mark.parametrize("first", ["--no-defaults", "--defaults-file=/some file", "--defaults-extra-file=x"])
 def test_mysqld_gets_its_folders_right_after_a_defaults_option(tmp_path: Path, first: str) -> None:
     """Mysqld refuses a defaults option anywhere but in the first place."""
-    launcher = a_product_folder(tmp_path, script.PRODUCTS["mysql"])
+    launcher = a_product_folder(tmp_path, server_launchers.PRODUCTS["mysql"])
 
     seen = arguments_seen(launcher, first, "--datadir=/some where")
 
@@ -212,7 +213,7 @@ def test_mysqld_gets_its_folders_right_after_a_defaults_option(tmp_path: Path, f
 
 @pytest.mark.parametrize("arguments", [[], ["--version"]])
 def test_mysqld_gets_its_folders_first_without_a_defaults_option(tmp_path: Path, arguments: list[str]) -> None:
-    launcher = a_product_folder(tmp_path, script.PRODUCTS["mysql"])
+    launcher = a_product_folder(tmp_path, server_launchers.PRODUCTS["mysql"])
 
     seen = arguments_seen(launcher, *arguments)
 
@@ -227,7 +228,7 @@ def test_mysqld_gets_its_folders_first_without_a_defaults_option(tmp_path: Path,
 
 
 def test_only_a_folder_with_a_marker_counts_as_fetched(tmp_path: Path) -> None:
-    mysql, redis, valkey = script.PRODUCTS.values()
+    mysql, redis, valkey, _ = server_launchers.PRODUCTS.values()
     a_fetched("mysql", tmp_path, "9.9.9-1")
     (tmp_path / "redis").mkdir()
     a_fetched("valkey", tmp_path, "")
@@ -259,14 +260,14 @@ def test_a_refresh_or_a_missing_product_does_need_apt(
 
     assert script.main(["--into", str(tmp_path), *arguments]) == 1
     assert "apt-get and dpkg-deb are needed" in capsys.readouterr().err
-    assert script.fetched_version(tmp_path, script.PRODUCTS["redis"]) == "1.2.3-4"
+    assert script.fetched_version(tmp_path, server_launchers.PRODUCTS["redis"]) == "1.2.3-4"
 
 
 def test_the_list_names_each_product_and_its_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a_fetched("redis", tmp_path, "8.0.0-1")
 
     assert script.main(["--into", str(tmp_path), "--list"]) == 0
-    assert capsys.readouterr().out == "mysql -\nredis 8.0.0-1\nvalkey -\n"
+    assert capsys.readouterr().out == "mysql -\nredis 8.0.0-1\nvalkey -\nrabbitmq -\n"
 
 
 def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
@@ -311,3 +312,13 @@ def test_a_set_uid_bit_does_not_survive_unpacking(tmp_path: Path) -> None:
 def test_the_script_names_no_host() -> None:
     """The mirror is the machine's own: another machine may not reach any other."""
     assert "http" not in SCRIPT.read_text()
+
+
+def test_a_program_of_a_whole_system_runs_inside_its_root() -> None:
+    """Erlang starts further programs, so RabbitMQ cannot be started by a loader."""
+    product = server_launchers.PRODUCTS["rabbitmq"]
+
+    text = server_launchers.chroot_launcher_text(product.server)
+
+    assert 'chroot "$0" /usr/lib/rabbitmq/bin/rabbitmq-server' in text
+    assert "base-files" in product.system  # the links from /bin and /lib

@@ -82,12 +82,12 @@ def test_an_outbox_that_cannot_be_read_is_the_reason(recorder: Recorder) -> None
 
 def test_stop_finishes_the_batch_and_a_second_run_is_refused(engine: Engine, recorder: Recorder) -> None:
     add(engine, "a", "b")
-    relay = OutboxRelay(engine, {"t": recorder}, poll_s=30.0)
+    relay = OutboxRelay(engine, {"t": recorder}, poll_s=600.0)
 
     with running(relay) as thread:
         wait_until(lambda: len(recorder.names) == 2, message="published")
         relay.stop()
-        thread.join(5)
+        thread.join(60)
 
         assert not thread.is_alive(), "a stop ends the pause"
         with pytest.raises(LifecycleError):

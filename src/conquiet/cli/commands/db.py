@@ -1,6 +1,6 @@
 """``conquiet db``: the tables of the inbox and the outbox."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,12 @@ from conquiet.cli.option_types import finite
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.settings import AsJson, DbUrl
 
-app = typer.Typer(help="Create the tables of the inbox and the outbox, and keep them small.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from conquiet.app import App
+
+app = typer.Typer(
+    help="Create the tables of the inbox and the outbox, update them, and keep them small.", no_args_is_help=True
+)
 
 _INBOX = "conquiet_inbox"
 _OUTBOX = "conquiet_outbox"
@@ -56,15 +61,60 @@ def init(
     typer.echo(f"{inbox} and {outbox} are there")
 
 
+@app.command()
+@handle_errors
+def migrate(
+    target: Annotated[
+        str, typer.Argument(metavar="[MODULE:APP]", help="Change the tables in the database of this App.")
+    ] = "",
+    inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
+    outbox: Annotated[str, typer.Option(help="Name of the outbox table.")] = _OUTBOX,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements instead of running them.")] = False,
+    db_url: DbUrl = "",
+) -> None:
+    """Bring the tables to the layout of this version: missing tables, columns, indexes and the recorded version.
+
+    A second run finds nothing to do. Several hosts may run it at once: one works, the others wait. Workers may run
+    meanwhile; the changes are additions. An ALTER TABLE gives up after 10 s of waiting for a long transaction.
+
+    Exit codes: 0 up to date, 1 the database refused, 2 usage error or no database.
+
+    Examples:
+        conquiet db migrate --dry-run
+
+        conquiet db migrate --db-url postgresql+psycopg://app@db/shop
+
+        conquiet db migrate shop:app
+    """
+    from conquiet.transactional import SCHEMA_VERSION, migrate_tables
+
+    if target:
+        statements = _load_app(target).migrate_tables(dry_run=dry_run)
+    else:
+        with open_database(db_url) as engine:
+            statements = migrate_tables(engine, inbox=inbox, outbox=outbox, dry_run=dry_run)
+    if dry_run:
+        for statement in statements:
+            typer.echo(f"{statement};")
+        return
+    done = f"{len(statements)} statements run" if statements else "nothing to do"
+    typer.echo(f"schema {SCHEMA_VERSION}: {done}")
+
+
 def _init_app(target: str) -> None:
+    found = _load_app(target)
+    found.create_tables()
+    typer.echo(f"the tables of {found.name} are there")
+
+
+def _load_app(target: str) -> "App":
     from conquiet.app import App
     from conquiet.cli.worker.worker_loader import load_object
 
     found = load_object(target)
     if not isinstance(found, App):
         raise CommandError(f"{target} is a {type(found).__name__}, not an App", fix="name an App, or give --db-url")
-    found.create_tables()
-    typer.echo(f"the tables of {found.name} are there")
+    return found
 
 
 @app.command()

@@ -123,6 +123,7 @@ def _database(flag: str, connections: int) -> "list[Finding]":
     from conquiet.management.doctor.findings import Finding, Severity
     from conquiet.management.doctor.mysql import examine_mysql
     from conquiet.management.doctor.postgres import examine_postgres
+    from conquiet.management.doctor.schema import examine_schema
 
     with open_database(flag) as engine:
         from sqlalchemy.exc import SQLAlchemyError
@@ -132,18 +133,19 @@ def _database(flag: str, connections: int) -> "list[Finding]":
         )
         if examine is not None:
             try:
-                return examine(engine, wanted_connections=connections)
+                return [*examine(engine, wanted_connections=connections), *examine_schema(engine)]
             except SQLAlchemyError as error:
                 raise CannotConnectError("the database", find_url(flag, DB), error) from error
-    return [
-        Finding(
-            "database.dialect",
-            Severity.WARNING,
-            f"the database is {engine.dialect.name}",
-            "SQLite has one writer at a time and is for demos and tests",
-            "use MySQL 8, MariaDB 10.6 or PostgreSQL 13, or newer",
-        )
-    ]
+        return [
+            Finding(
+                "database.dialect",
+                Severity.WARNING,
+                f"the database is {engine.dialect.name}",
+                "SQLite has one writer at a time and is for demos and tests",
+                "use MySQL 8, MariaDB 10.6 or PostgreSQL 13, or newer",
+            ),
+            *(examine_schema(engine) if engine.dialect.name == "sqlite" else ()),
+        ]
 
 
 def _inbox(flag: str, redis_flag: str, retention_s: float) -> "list[Finding]":

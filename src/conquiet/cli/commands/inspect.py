@@ -45,7 +45,8 @@ def inspect(
     """Show streams, groups, lag, pending and consumers. Changes nothing.
 
     A consumer is live if it has read within a minute, idle if not and its worker renews a liveness key, else dead.
-    Before Redis 7.2 the server does not count reads that returned nothing: it is unknown then.
+    Before Redis 7.2 the server does not count reads that returned nothing: it is unknown then. The partitions of a
+    stream are shown as one stream.
 
     Exit codes: 0 shown, 1 the server refused a command, 2 no server or no such stream.
 
@@ -112,7 +113,8 @@ def _rows(facts: "StreamReport") -> list[dict[str, Any]]:
 
 
 def _show_one(facts: "StreamReport") -> None:
-    print_rows(f"Stream {facts.key}", _COLUMNS, _rows(facts), empty="")
+    partitions = f", {facts.partitions} partitions" if facts.partitions > 1 else ""
+    print_rows(f"Stream {facts.key}{partitions}", _COLUMNS, _rows(facts), empty="")
     consumers = [
         {
             "group": group.name,

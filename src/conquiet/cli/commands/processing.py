@@ -41,8 +41,9 @@ def emit(
         conquiet emit order.created @orders.jsonl --stream orders --key customer-7
     """
     from conquiet.errors import QueueError
+    from conquiet.management.partitions import count_partitions
     from conquiet.management.run_async import with_redis
-    from conquiet.processor import Emitted, Emitter, NewMessage
+    from conquiet.processor import Emitted, Emitter, NewMessage, PartitionedEmitter
 
     if not stream:
         raise CommandError("no stream was given", fix="give --stream NAME")
@@ -52,7 +53,7 @@ def emit(
     emitted: list[Emitted] = []
 
     async def work(client: Any) -> None:
-        emitter = Emitter(client, stream)
+        emitter = PartitionedEmitter(client, stream) if is_partitioned else Emitter(client, stream)
         async for batch in LineBatcher(read_payloads(data), size=_BATCH).batches_async():
             messages = [
                 NewMessage(event, one, id=message_id or None, delay_s=delay or None, key=key or None) for one in batch
@@ -62,6 +63,7 @@ def emit(
 
     with open_redis(redis_url) as server, progress("emitted") as advance:
         server.is_stream(stream)
+        is_partitioned = count_partitions(server, stream) > 1
         try:
             with_redis(require_url(redis_url, REDIS), work)
         except CommandError as error:
@@ -115,12 +117,12 @@ def resume(
 
 
 def _change(stream: str, event: str, redis_url: str, verb: str, done: str, nothing: str) -> None:
+    from conquiet.management.pauses import pause_stream, resume_stream
     from conquiet.management.run_async import with_redis
-    from conquiet.processor import Pauses
 
     async def work(client: Any) -> bool:
-        pauses = Pauses(client)
-        return bool(await getattr(pauses, verb)(stream, event or None))
+        change = pause_stream if verb == "pause" else resume_stream
+        return await change(client, stream, event or None)
 
     with open_redis(redis_url) as server:
         if verb == "pause":

@@ -37,36 +37,48 @@
 
   const blank = (node) => node.nodeType === Node.TEXT_NODE && !node.nodeValue.trim();
 
+  const same = (one, other) =>
+    one.nodeType === other.nodeType && one.nodeName === other.nodeName && (one.id || "") === (other.id || "");
+
+  const nextLike = (node, wanted) => {
+    while (node && (node.id || !same(node, wanted))) node = node.nextSibling;
+    return node;
+  };
+
   // Change `old` into `fresh` in place: focus, selection and what a user has typed or ticked stay. Space between
-  // elements is passed over: the page and its updates differ there, and an element that is moved loses the focus.
+  // elements is passed over: the page and its updates differ there. An element that is replaced or moved loses the
+  // focus, so what is gone is removed first, and what is new is put between what stays.
   function morph(old, fresh) {
     if (old.isEqualNode(fresh)) return;
-    if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || (old.id || "") !== (fresh.id || "")) {
-      old.replaceWith(fresh.cloneNode(true));
-      return;
-    }
+    if (!same(old, fresh)) { old.replaceWith(fresh.cloneNode(true)); return; }
     if (old.nodeType !== Node.ELEMENT_NODE) {
       if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
       return;
     }
     for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
     for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-    const ids = new Map();
-    for (const child of old.children) if (child.id) ids.set(child.id, child);
+    const wantedIds = new Map([...fresh.children].map((child) => [child.id, child]));
+    const known = new Map();
+    for (const child of [...old.children]) {
+      if (!child.id) continue;
+      const stays = wantedIds.has(child.id) && same(child, wantedIds.get(child.id)) && !known.has(child.id);
+      if (stays) known.set(child.id, child); else child.remove();
+    }
     let at = old.firstChild;
-    for (const wanted of [...fresh.childNodes]) {
+    for (const wanted of fresh.childNodes) {
       if (blank(wanted)) continue;
       while (at && blank(at)) at = at.nextSibling;
-      const known = wanted.id ? ids.get(wanted.id) : null;
-      if (known && known !== at) old.insertBefore(known, at);
-      if (known) { at = known.nextSibling; morph(known, wanted); continue; }
-      if (at && !(at.id && wanted.id !== at.id)) {
+      const found = wanted.id ? known.get(wanted.id) : nextLike(at, wanted);
+      known.delete(wanted.id);  // a second one of that name is new
+      if (!found) { old.insertBefore(wanted.cloneNode(true), at); continue; }
+      if (wanted.id && found !== at) old.insertBefore(found, at);
+      while (at && !wanted.id && at !== found) {
         const next = at.nextSibling;
-        morph(at, wanted);
+        if (!at.id) at.remove();
         at = next;
-      } else {
-        old.insertBefore(wanted.cloneNode(true), at);
       }
+      at = found.nextSibling;
+      morph(found, wanted);
     }
     while (at) { const next = at.nextSibling; at.remove(); at = next; }
   }
@@ -85,7 +97,9 @@
       const fresh = live.cloneNode(false);
       fresh.append(holder.content);
       if ("away" in live.dataset && !fresh.querySelector(".notice.bad")) { location.reload(); return; }
+      const active = document.activeElement;
       morph(live, fresh);
+      if (live.contains(active) && active !== document.activeElement) active.focus({ preventScroll: true });  // it was moved
       live.dataset.updates = String(Number(live.dataset.updates || 0) + 1);
       fresh.remove();
       say("live");

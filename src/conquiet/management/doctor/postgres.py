@@ -199,7 +199,7 @@ def check_tables(facts: PostgresFacts) -> Iterator[Finding]:
                 f"{table} lacks the index {', '.join(absent)}",
                 "without its primary key the inbox lets duplicates through; without the others purge and relay "
                 "read the whole table",
-                "create it as transactional/schema_postgresql.sql has it",
+                "conquiet db migrate; a missing primary key you have to add yourself",
             )
 
 

@@ -7,7 +7,7 @@ its message: an entry that is pending or undelivered, a delayed retry, a dead le
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_table
@@ -137,15 +137,14 @@ CHECKS = (check_purge, check_comebacks)
 
 
 def _oldest_row_s(engine: "Engine", table: str) -> float | None:
-    from sqlalchemy import MetaData, Table, select
-    from sqlalchemy import func as functions
-    from sqlalchemy.schema import Column
+    from sqlalchemy import text
 
-    schema, _, name = table.rpartition(".")
-    handled_at: Any = Column("handled_at")
-    found = Table(name, MetaData(), handled_at, schema=schema or None)
+    from conquiet.db import sql
+    from conquiet.db.dialects import is_postgres
+
+    name = sql.quoted(table, sql.DOUBLE_QUOTE if is_postgres(engine) else sql.BACKTICK)
     with engine.connect() as connection:
-        oldest = connection.scalar(select(functions.min(found.c.handled_at)))
+        oldest = connection.scalar(text(f"SELECT MIN(handled_at) FROM {name}"))  # noqa: S608 - a checked identifier
     if oldest is None:
         return None
     if not isinstance(oldest, datetime):  # SQLite has text

@@ -29,7 +29,12 @@ from conquiet.management.models import Report
 
 _STEP = 100
 _KEPT_MS = 7 * 86_400_000
+_KEYS_STEP = 10
 _WAITS = frozenset({JobPhase.DELAYED, JobPhase.RETRYING})
+_LISTS = frozenset({JobPhase.PARKED, JobPhase.BEHIND})
+
+
+_Step = tuple[Sequence[JobReport], int, str]
 
 
 class BulkAction(StrEnum):
@@ -42,7 +47,7 @@ class BulkAction(StrEnum):
 
 
 _PHASES = {
-    BulkAction.CANCEL: frozenset({*_WAITS, JobPhase.WAITING, JobPhase.RUNNING, JobPhase.PARKED}),
+    BulkAction.CANCEL: frozenset({*_WAITS, *_LISTS, JobPhase.WAITING, JobPhase.RUNNING}),
     BulkAction.RUN_NOW: _WAITS,
     BulkAction.RESCHEDULE: _WAITS,
     BulkAction.RETRY: frozenset({JobPhase.DEAD}),
@@ -125,7 +130,8 @@ class BulkRunner:
         report = BulkReport(**saved.report)
         due = "" if action is not BulkAction.RESCHEDULE else await self._control.due_in(delay_s or 0.0)
         pace = _Pace(None if dry_run else rate_per_s)
-        async for jobs, scanned, cursor in self._steps(phase, where, report.cursor):
+        removed = _Removed()
+        async for jobs, scanned, cursor in self._steps(phase, where, report.cursor, removed):
             meant = [job for job in jobs if not job.emitted_ms or job.emitted_ms <= saved.began_ms]
             if limit is not None:
                 meant = meant[: max(0, limit - report.matched)]
@@ -133,6 +139,7 @@ class BulkRunner:
             for job in meant if not dry_run else ():
                 await pace.wait()
                 changes.append(await self._change(action, job, due))
+            removed.count = sum(one.change in {JobChange.CANCELLED, JobChange.GONE} for one in changes)
             report = _counted(report, len(meant), scanned, changes, cursor)
             if limit is not None and report.matched >= limit:
                 report = replace(report, done=True)
@@ -160,27 +167,65 @@ class BulkRunner:
 
     # ------------------------------------------------------------ steps
 
-    async def _steps(
-        self, phase: JobPhase, where: JobFilter, cursor: str
-    ) -> AsyncIterator[tuple[Sequence[JobReport], int, str]]:
-        """Yield the jobs of each step, how many were looked at, and where to go on; empty at the end.
+    async def _steps(self, phase: JobPhase, where: JobFilter, cursor: str, removed: "_Removed") -> AsyncIterator[_Step]:
+        """Yield the jobs of each step, how many were looked at, and where to go on; empty at the end."""
+        if phase in _WAITS:
+            steps = self._scan_delayed(phase, where, cursor)
+        elif phase in _LISTS:
+            steps = self._walk_lists(phase, where, cursor, removed)
+        else:
+            steps = self._pages(phase, where, cursor)
+        async for step in steps:
+            yield step
 
-        The delayed set is scanned and not paged: a scan shows each member that stays, whatever else is removed.
+    async def _pages(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_Step]:
+        position: str | None = cursor or None
+        while True:
+            page = await self._reader.list(phase, where, cursor=position, limit=_STEP)
+            position = page.cursor
+            yield page.jobs, page.scanned, position or ""
+            if position is None:
+                return
+
+    async def _walk_lists(
+        self, phase: JobPhase, where: JobFilter, cursor: str, removed: "_Removed"
+    ) -> AsyncIterator[_Step]:
+        """Walk through lists of messages, each from its end.
+
+        Workers take messages from the beginning of a list and new ones join at its end. So a place counted from the
+        beginning would skip messages; counted from the end it may only show one twice.
         """
-        if phase not in _WAITS:
-            position: str | None = cursor or None
-            while True:
-                page = await self._reader.list(phase, where, cursor=position, limit=_STEP)
-                following = page.cursor
-                if phase is JobPhase.PARKED and following is not None:
-                    following = None if not page.jobs else f"{following.partition('~')[0]}~0"
-                yield page.jobs, page.scanned, following or ""
-                if following is None:
-                    return
-                position = following
+        decoder, at = await self._decoder(), int(cursor or 0)
+        while True:
+            names, following = await self._lists(phase, at)
+            for name in names:
+                left_out = 0
+                while members := await self._reader.call("job_tail", (name,), (left_out, _STEP)):
+                    now_ms = await self._reader.now_ms()
+                    read = decoder.behind if phase is JobPhase.BEHIND else decoder.parked
+                    found = [read(raw, now_ms) for raw in members]
+                    yield [job for job in found if job is not None and where.accepts(job)], len(found), str(at)
+                    left_out += len(members) - removed.count
+            yield (), 0, str(following) if following else ""
+            if not following:
+                return
+            at = following
+
+    async def _lists(self, phase: JobPhase, at: int) -> tuple[list[str], int]:
+        """Return the names of some lists, and where to go on; 0 at the end."""
+        keys = self._reader.keys
+        if phase is JobPhase.PARKED:
+            return [keys.parked_event(event.decode()) for event in await self._reader.parked_events()], 0
+        following, pairs = await self._reader.call("job_scan", (keys.waiting_keys,), (at, _KEYS_STEP))
+        return [keys.waiting(key.decode()) for key in pairs[::2]], int(following)
+
+    async def _decoder(self) -> JobDecoder:
         group = await self._reader.group()
-        decoder = JobDecoder(self._reader.keys.stream, "" if group is None else group.name, with_data=False)
-        at = int(cursor or 0)
+        return JobDecoder(self._reader.keys.stream, "" if group is None else group.name, with_data=False)
+
+    async def _scan_delayed(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_Step]:
+        """Scan the delayed set. A scan shows each member that stays, whatever else is removed; a page would not."""
+        decoder, at = await self._decoder(), int(cursor or 0)
         while True:
             following_at, pairs = await self._reader.call("job_scan", (self._reader.keys.delayed,), (at, _STEP))
             now_ms = await self._reader.now_ms()
@@ -247,6 +292,13 @@ class BulkRunner:
 
     def _key(self, name: str) -> str:
         return f"{self._reader.keys.base}:bulk:{name}"
+
+
+@dataclass(slots=True)
+class _Removed:
+    """How many messages of the last step are in their list no more."""
+
+    count: int = 0
 
 
 class _Pace:

@@ -4,7 +4,9 @@
 -- ARGV: payload, 'delayed', 'parked' or 'behind', phase, event, group, id, ms the record is kept, what the names of sets of ids begin with
 -- Answers 1, or 0 if the job is not there any more.
 local removed
-if ARGV[2] == 'delayed' then removed = redis.call('ZREM', KEYS[1], ARGV[1]) else removed = redis.call('LREM', KEYS[1], 1, ARGV[1]) end
+if ARGV[2] == 'delayed' then removed = redis.call('ZREM', KEYS[1], ARGV[1])
+-- From the end of the list, where a bulk run begins: so a long list is not searched again for each of its messages.
+else removed = redis.call('LREM', KEYS[1], -1, ARGV[1]) end
 if removed == 0 then return 0 end
 release_message(KEYS[5], KEYS[6], ARGV[1])
 if ARGV[2] == 'behind' then

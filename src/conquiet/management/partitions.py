@@ -1,0 +1,121 @@
+"""The partitions of a stream, seen as one stream: their keys, and their reports joined.
+
+Partition 0 is the stream itself; see docs/decisions/0051.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from conquiet.management.models import ConsumerReport, ConsumerState, GroupReport, StreamReport
+from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
+from conquiet.processor.partitions import partition_name, read_layout
+from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.errors import ResponseError
+from conquiet.redis_transport.hash_tags import slot_prefix
+from conquiet.redis_transport.ids import parse_id
+
+_PARTITION: Final = re.compile(rb"\{(?P<stream>[^{}]+):(?P<index>[1-9][0-9]{0,3})\}")
+_FROM_LIVE_TO_DEAD: Final = (ConsumerState.LIVE, ConsumerState.IDLE, ConsumerState.UNKNOWN, ConsumerState.DEAD)
+
+
+def layout_key(stream: bytes) -> bytes:
+    """Return the key of the number of a stream's partitions."""
+    return slot_prefix(stream.decode("latin-1")).encode("latin-1") + b":partitions"  # a name need not be UTF-8
+
+
+def count_partitions(server: RedisAdmin, stream: str | bytes) -> int:
+    """Return how many partitions workers read; 1 if there is one, or if this user may not read their number."""
+    raw = as_bytes(stream)
+    if b"{" in raw or b"}" in raw:
+        return 1
+    packed = pack("HMGET", layout_key(raw), "count", "previous", "next")
+    reply = server.send(packed, 1, command="HMGET", stream=display_name(raw))[0]
+    return partitions_in(reply)
+
+
+def partitions_in(reply: Any) -> int:
+    """Return the number of partitions from a reply to HMGET; 1 if the server refused it, or holds none."""
+    return 1 if isinstance(reply, ResponseError) else read_layout(reply).to_read
+
+
+def partition_keys(server: RedisAdmin, stream: str | bytes) -> list[bytes]:
+    """Return the keys of a stream's partitions, which are ordinary streams: itself alone if it has no others."""
+    return names_of(as_bytes(stream), count_partitions(server, stream))
+
+
+def names_of(stream: bytes, count: int) -> list[bytes]:
+    """Return the keys of so many partitions."""
+    name = stream.decode("latin-1")
+    return [stream, *(partition_name(name, index).encode("latin-1") for index in range(1, count))]
+
+
+class PartitionedStreams:
+    """Finds the stream that a key is a partition of. The number of partitions of each stream is read once."""
+
+    def __init__(self, server: RedisAdmin) -> None:
+        self._server = server
+        self._counts: dict[bytes, int] = {}
+
+    def stream_of(self, key: bytes) -> bytes:
+        """Return the stream whose partition this key is, or the key itself."""
+        match = _PARTITION.fullmatch(key)
+        if match is None:
+            return key
+        stream = match["stream"]
+        if stream not in self._counts:
+            self._counts[stream] = count_partitions(self._server, stream)
+        return stream if int(match["index"]) < self._counts[stream] else key
+
+
+# ------------------------------------------------------------------ many reports, one stream
+def join_reports(stream: bytes, reports: Sequence[StreamReport], partitions: int) -> StreamReport:
+    """Return one report for the partitions of a stream. Groups and consumers are joined by name."""
+    groups: dict[bytes, list[GroupReport]] = {}
+    for report in reports:
+        for group in report.groups:
+            groups.setdefault(group.raw_name, []).append(group)
+    first_ids = [report.first_id for report in reports if report.first_id is not None]
+    paused = [report.paused for report in reports if report.paused is not None]
+    return StreamReport(
+        key=display_name(stream),
+        length=sum(report.length for report in reports),
+        first_id=min(first_ids, key=parse_id, default=None),
+        last_id=max((report.last_id for report in reports), key=parse_id),
+        memory_bytes=sum_known([report.memory_bytes for report in reports]),
+        delayed=sum_known([report.delayed for report in reports]),
+        dead_letters=sum_known([report.dead_letters for report in reports]),
+        paused=tuple(sorted({event for one in paused for event in one})) if paused else None,
+        groups=tuple(_join_groups(those) for those in groups.values()),
+        raw_key=stream,
+        partitions=partitions,
+    )
+
+
+def _join_groups(groups: Sequence[GroupReport]) -> GroupReport:
+    consumers: dict[str, ConsumerReport] = {}
+    for group in groups:
+        for one in group.consumers:
+            known = consumers.get(one.name)
+            consumers[one.name] = one if known is None else _join_consumers(known, one)
+    ages = [group.oldest_age_s for group in groups if group.oldest_age_s is not None]
+    return replace(
+        groups[0],
+        lag=sum_known([group.lag for group in groups]),
+        pending=sum(group.pending for group in groups),
+        last_delivered_id=max((group.last_delivered_id for group in groups), key=parse_id),
+        oldest_age_s=max(ages, default=None),
+        consumers=tuple(consumers.values()),
+    )
+
+
+def _join_consumers(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:
+    state = min(one.state, other.state, key=_FROM_LIVE_TO_DEAD.index)
+    return ConsumerReport(one.name, one.pending + other.pending, min(one.idle_ms, other.idle_ms), state)
+
+
+def sum_known(values: Sequence[int | None]) -> int | None:
+    """Return the sum of the values; None if one of them is not known."""
+    known = [value for value in values if value is not None]
+    return None if len(known) < len(values) else sum(known)

@@ -1,0 +1,135 @@
+"""The dead letters of all partitions of a stream, as those of one.
+
+Each partition has dead letters of its own, with ids of its own: two partitions may give the same id within one
+millisecond. What names a dead letter by its id then means both.
+
+See docs/decisions/0051.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from conquiet.core.replay_report import ReplayReport
+from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadGroup, DeadLetters, DeadMessage, DeadPage
+from conquiet.processor.partition_layout import partition_names
+from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.ids import parse_id
+
+
+class PartitionedDeadLetters:
+    """Looks at, replays and discards the dead letters of a stream, partitioned or not; see ``DeadLetters``.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        stream: The stream's name. Each call finds out how many partitions it has.
+    """
+
+    def __init__(self, client: AsyncClient, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+
+    async def list(self, *, cursor: str | None = None, limit: int = 100, where: DeadFilter = EVERYTHING) -> DeadPage:
+        """Return up to ``limit`` dead letters from ``cursor`` on, oldest first; more if several have the last id.
+
+        With a filter a page may hold fewer, even none, and still have a cursor.
+        """
+        pages = [await one.list(cursor=cursor, limit=limit) for one in await self._partitions()]
+        items = sorted((item for page in pages for item in page.items), key=_age)
+        has_more = len(items) > limit or any(page.cursor is not None for page in pages)
+        if not has_more:
+            return DeadPage(tuple(item for item in items if where.accepts(item)), None)
+        last = items[min(limit, len(items)) - 1]
+        shown = [item for item in items if _age(item) <= _age(last)]
+        return DeadPage(tuple(item for item in shown if where.accepts(item)), last.id)
+
+    async def show(self, dead_id: str) -> DeadMessage | None:
+        """Return one dead letter; None if it is gone."""
+        for one in await self._partitions():
+            found = await one.show(dead_id)
+            if found is not None:
+                return found
+        return None
+
+    async def groups(self) -> Sequence[DeadGroup]:
+        """Return what they died of, most frequent first. Reads all of them, page by page."""
+        found: dict[tuple[str, str], DeadGroup] = {}
+        for one in await self._partitions():
+            for group in await one.groups():
+                known = found.get((group.event, group.error_type))
+                found[group.event, group.error_type] = group if known is None else _joined(known, group)
+        return sorted(found.values(), key=lambda group: -group.count)
+
+    async def replay(
+        self,
+        where: DeadFilter,
+        *,
+        dry_run: bool = False,
+        rate_per_s: float | None = None,
+        limit: int | None = None,
+        to: str | None = None,
+        on_progress: Callable[[ReplayReport], None] | None = None,
+    ) -> ReplayReport:
+        """Return dead letters to the end of their partitions; a message with a key joins the line of its key.
+
+        One partition after the other: ``rate_per_s`` holds for all of them, ``limit`` too.
+        """
+        total = ReplayReport(0, 0, 0, 0, dry_run)
+        for one in await self._partitions():
+            before = total
+            left = None if limit is None else limit - before.replayed
+            if left == 0:
+                break
+            report = await one.replay(
+                where,
+                dry_run=dry_run,
+                rate_per_s=rate_per_s,
+                limit=left,
+                to=to,
+                on_progress=None if on_progress is None else _adding(on_progress, before),
+            )
+            total = _sum(before, report)
+        return total
+
+    async def discard(self, where: DeadFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
+        """Delete dead letters for good, ``limit`` of them at most. Returns how many (in a dry run: would be)."""
+        deleted = 0
+        for one in await self._partitions():
+            left = None if limit is None else limit - deleted
+            if left == 0:
+                break
+            deleted += await one.discard(where, dry_run=dry_run, limit=left)
+        return deleted
+
+    async def discard_ids(self, ids: Sequence[str]) -> int:
+        """Delete these dead letters for good, in one step for each partition. Returns how many there were."""
+        return sum([await one.discard_ids(ids) for one in await self._partitions()])
+
+    async def count(self) -> int:
+        """Return how many there are."""
+        return sum([await one.count() for one in await self._partitions()])
+
+    async def _partitions(self) -> Sequence[DeadLetters]:
+        return [DeadLetters(self._client, name) for name in await partition_names(self._client, self._stream)]
+
+
+def _age(dead: DeadMessage) -> tuple[int, int]:
+    return parse_id(dead.id)
+
+
+def _joined(one: DeadGroup, other: DeadGroup) -> DeadGroup:
+    older = min(one, other, key=lambda group: group.first_ms)
+    return replace(older, count=one.count + other.count, last_ms=max(one.last_ms, other.last_ms))
+
+
+def _sum(one: ReplayReport, other: ReplayReport) -> ReplayReport:
+    return ReplayReport(
+        one.matched + other.matched,
+        one.replayed + other.replayed,
+        one.gone + other.gone,
+        one.unreplayable + other.unreplayable,
+        one.dry_run,
+    )
+
+
+def _adding(report: Callable[[ReplayReport], None], before: ReplayReport) -> Callable[[ReplayReport], None]:
+    return lambda so_far: report(_sum(before, so_far))

@@ -1,0 +1,81 @@
+"""A relay's target for a partitioned stream: each message goes to the partition of its key, others in turn.
+
+See docs/decisions/0051.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from conquiet.transactional.targets import ToProcessor
+
+if TYPE_CHECKING:
+    from conquiet.processor.partitions import Layout
+    from conquiet.redis_transport.client import AnyRedis
+
+
+class _Placed(NamedTuple):
+    """A payload on its way: its key, and the partition that has sent the key on."""
+
+    payload: bytes
+    key: str | None
+    sent_by: int | None = None
+
+
+class ToPartitions(ToProcessor):
+    """To the handlers of a ``PartitionedProcessor``; see ``ToProcessor``.
+
+    Messages of one key go out in order. A batch is one step on the server for each partition.
+
+    Args:
+        redis: As for ``ToStream``.
+        stream: The partitioned stream.
+        event: As for ``ToProcessor``.
+        max_payload_bytes: Largest entry.
+        replicas: As for ``ToStream``.
+    """
+
+    def __init__(self, redis: "AnyRedis", stream: str, event: str | None = None, **options: Any) -> None:
+        from conquiet.processor.partition_routing import PartitionRouter
+        from conquiet.processor.partitions import require_stream_name
+
+        super().__init__(redis, require_stream_name(stream), event, **options)
+        self._router = PartitionRouter()
+
+    def _send(self, encoded: Sequence[bytes], keys: Sequence[bytes | None]) -> None:
+        waiting = [
+            _Placed(payload, None if key is None else key.decode()) for payload, key in zip(encoded, keys, strict=True)
+        ]
+        while waiting:
+            layout = self._current()
+            chosen: dict[int, list[_Placed]] = {}
+            for placed in waiting:
+                index = self._router.choose(placed.key, None, placed.sent_by, layout)
+                chosen.setdefault(index, []).append(placed)
+            waiting = [moved for index, those in chosen.items() for moved in self._send_to(index, those)]
+            for placed in waiting:
+                self._router.note_sent_on(placed.key or "", placed.sent_by, layout)
+
+    def _send_to(self, index: int, messages: Sequence[_Placed]) -> list[_Placed]:
+        """Send to one partition; return the messages whose keys belong to another one by now."""
+        from conquiet.processor.keys import keys_of
+        from conquiet.processor.partitions import partition_name
+        from conquiet.processor.scripts import script
+
+        keys = keys_of(partition_name(self.stream, index))
+        args = [value for placed in messages for value in (placed.payload, "?", 0, 0)]
+        words = (script("emit").source, 4, keys.stream, keys.delayed, keys.wake, keys.order, *args)
+        reply = self._run(words, stream=keys.stream)
+        return [
+            placed._replace(sent_by=index) for placed, answer in zip(messages, reply, strict=True) if answer[:1] == b">"
+        ]
+
+    def _current(self) -> "Layout":
+        from conquiet.processor.keys import keys_of
+        from conquiet.processor.partitions import read_layout
+        from conquiet.redis_transport.commands import pack
+
+        layout = self._router.layout
+        if layout is None:
+            packed = pack("HMGET", f"{keys_of(self.stream).base}:partitions", "count", "previous", "next")
+            layout = self._router.layout = read_layout(self._connection.call("HMGET", packed, stream=self.stream))
+        return layout

@@ -1,0 +1,152 @@
+"""Rules about all reading, asked of every way to read: counted, nothing acknowledged, no thread, no loop."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from sqlalchemy import Engine, create_engine
+from tests.integration.queue.conftest import MakeConsumer
+
+from conquiet.queue import QueueConsumer
+
+Read = Callable[[QueueConsumer], int]
+
+
+def claim(consumer: QueueConsumer) -> int:
+    return len(consumer.claim_stale(1))
+
+
+WAYS: dict[str, Read] = {
+    "next": lambda consumer: sum(consumer.next(block_ms=50) is not None for _ in range(3)),
+    "next_batch": lambda consumer: len(consumer.next_batch(3, block_ms=50)),
+    "iter_messages": lambda consumer: len(list(itertools.islice(consumer.iter_messages(), 3))),
+    "read": lambda consumer: len(consumer.queue.read(50, 3)),
+}
+COMMANDS: dict[str, tuple[Callable[[QueueConsumer], object], str]] = {
+    # what is called, and the command that it sends once
+    "read": (lambda consumer: consumer.queue.read(50, 3), "xreadgroup"),
+    "next_batch": (lambda consumer: consumer.next_batch(3, block_ms=50), "xreadgroup"),
+    "enqueue": (lambda consumer: consumer.queue.enqueue({"n": 9}), "xadd"),
+    "ack_id": (lambda consumer: consumer.ack_id("1-1"), "xack"),
+    "recover_own": (lambda consumer: consumer.recover_own(2), "xreadgroup"),
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+
+
+def counted(name: str, stream: str) -> float:
+    return REGISTRY.get_sample_value(f"conquiet_queue_{name}", {"stream": stream}) or 0.0
+
+
+@pytest.mark.spec("CQ-006.41", "CQ-001.12", "RS-007.1", "RS-007.4")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_read_counts_and_times_what_it_got(consumer: QueueConsumer, stream: str, way: str) -> None:
+    consumer.queue.enqueue_many([{"n": n} for n in range(3)])
+    before = counted("messages_read_total", stream), counted("read_latency_seconds_count", stream)
+
+    assert WAYS[way](consumer) == 3
+
+    assert counted("messages_read_total", stream) == before[0] + 3
+    assert counted("read_latency_seconds_count", stream) > before[1]
+
+
+@pytest.mark.spec("QC-008.3", "CQ-006.45")
+@pytest.mark.parametrize("way", [*WAYS, "claim_stale", "recover_own"])
+def test_no_way_to_get_messages_acknowledges_them(
+    consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str, pending: Any, way: str
+) -> None:
+    ids = consumer.queue.enqueue_many([{"n": n} for n in range(3)])
+    if way == "claim_stale":
+        make_consumer("bob").next_batch(3)
+        raw.xclaim(stream, "billing", "bob", 0, ids, idle=60_000, justid=True)
+        assert claim(consumer) == 3
+    elif way == "recover_own":
+        consumer.next_batch(3)
+        assert len(consumer.recover_own()) == 3
+    else:
+        assert WAYS[way](consumer) == 3
+    consumer.close()
+
+    assert sorted(pending()) == sorted(ids)
+    assert counted("messages_ack_total", stream) == 0
+
+
+@pytest.mark.spec("QC-002.4")
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_to_read_starts_a_thread(consumer: QueueConsumer, way: str) -> None:
+    consumer.queue.enqueue_many([{"n": n} for n in range(3)])
+    before = set(threading.enumerate())
+
+    WAYS[way](consumer)
+
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.spec("RS-005.2")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_method_of_the_queue_repeats_its_command(
+    consumer: QueueConsumer, commands_of: Callable[[], dict[str, int]], raw: Any, name: str
+) -> None:
+    consumer.queue.enqueue({"n": 1})
+    consumer.next_batch(1)
+    raw.config_resetstat()
+    call, command = COMMANDS[name]
+
+    call(consumer)
+
+    assert commands_of().get(command) == 1
+
+
+@pytest.mark.spec("QC-001.6")
+@pytest.mark.parametrize("way", ["run", "run recovering", "run_batches", "run_claim_stale"])
+def test_no_way_to_run_swallows_what_the_handler_raised(
+    consumer: QueueConsumer, make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str, pending: Any, way: str
+) -> None:
+    (entry,) = consumer.queue.enqueue_many([{"n": 1}])
+    raised = LookupError("no")
+
+    def handler(msg: Any, session: Any) -> None:
+        raise raised
+
+    if way == "run recovering":
+        consumer.next()
+    elif way == "run_claim_stale":
+        make_consumer("bob").next()
+        raw.xclaim(stream, "billing", "bob", 0, [entry], idle=3_600_000, justid=True)
+    ways: dict[str, Callable[[], None]] = {
+        "run": lambda: consumer.run(handler=handler, engine=engine),
+        "run recovering": lambda: consumer.run(handler=handler, engine=engine, recover=True),
+        "run_batches": lambda: consumer.run_batches(handler=handler, engine=engine, batch=5, within_s=0.01),
+        "run_claim_stale": lambda: consumer.run_claim_stale(handler=handler, engine=engine),
+    }
+    with pytest.raises(LookupError) as caught:
+        ways[way]()
+
+    assert caught.value is raised
+    assert list(pending()) == [entry]
+
+
+@pytest.mark.spec("CQ-006.42", "RS-007.2")
+def test_a_batch_is_acknowledged_and_counted_message_by_message(
+    consumer: QueueConsumer, engine: Engine, stream: str, pending: Any
+) -> None:
+    consumer.queue.enqueue_many([{"n": n} for n in range(5)])
+    before = counted("messages_ack_total", stream)
+    seen: list[Any] = []
+
+    def handler(msgs: list[Any], session: Any) -> None:
+        seen.extend(msgs)
+        if len(seen) == 5:
+            consumer.stop()
+
+    consumer.run_batches(handler=handler, engine=engine, batch=5, within_s=0.2)
+
+    assert counted("messages_ack_total", stream) == before + 5
+    assert pending() == {}
