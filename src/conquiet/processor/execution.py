@@ -302,9 +302,8 @@ class Execution:
                 return await self._canceller.cancel(message, leases)
             return await self.failed(message, envelope, runner, failure)
         finally:
-            del (
-                failure
-            )  # its traceback refers to this frame: a cycle, for which the garbage collector would have to run
+            # Its traceback refers to this frame: a cycle, and work for the garbage collector.
+            del failure
 
     async def _cancel_instead(self, message: RuntimeMessage) -> None:
         """Cancel a job whose message was to be stored elsewhere. Raises what prevents it: the message stays pending."""
