@@ -63,7 +63,7 @@ conformance: $(READY) servers ## Run the tests that prove rules; print proved / 
 	@$(BIN)/python scripts/conformance.py --report $(REPORT)
 
 .PHONY: matrix
-matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9, RabbitMQ 4 (fetched) and other library versions
+matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9, RabbitMQ 4, Python 3.13, 3.14 (fetched), other libraries
 	@PYTHON="$(BIN)/python" scripts/matrix.sh -n $(WORKERS) --dist loadgroup $(ARGS)
 
 .PHONY: torture

@@ -51,6 +51,7 @@ on "MySQL 9, Redis 8" tests/integration/transactional CONQUIET_TEST_DB_FLAVOURS=
   CONQUIET_REDIS_SERVER="$servers/redis/bin/redis-server"
 
 PYTHON=$python scripts/matrix_libraries.sh "${words[@]}" || failed+=("the libraries")
+PYTHON=$python scripts/matrix_pythons.sh "${words[@]}" || failed+=("the versions of Python")
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[@]}"

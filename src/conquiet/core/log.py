@@ -132,12 +132,12 @@ def describe_error(error: BaseException | None) -> dict[str, str]:
         described["reason"] = reason
     if len(frames) > 1:
         described["frames"] = " > ".join(
-            f"{_shown_path(frame.filename)}:{frame.lineno} {frame.name}" for frame in _most_telling(frames)
+            f"{_shown_path(frame.filename)}:{frame.lineno} {frame.name}" for frame in _most_relevant(frames)
         )
     return described
 
 
-def _most_telling(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+def _most_relevant(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return the last frames of the application, and the first few of the library that it called."""
     last = max((at for at, frame in enumerate(frames) if _is_of_application(frame.filename)), default=len(frames) - 1)
     return frames[: last + 1 + _LIBRARY_FRAMES][-_FRAMES:]

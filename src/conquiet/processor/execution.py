@@ -11,11 +11,12 @@ See docs/decisions/0013.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from conquiet.core import tracing
+from conquiet.core import causation, tracing
 from conquiet.core.functions import reject_unawaited
 from conquiet.core.log import FactLogger
 from conquiet.core.seen_ids import SeenIds
@@ -40,7 +41,7 @@ from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
 from conquiet.processor.foreign import ForeignGuard
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
-from conquiet.processor.jobs import JobRecorder, JobState
+from conquiet.processor.jobs import JobRecorder, JobState, Story
 from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, Reason, Reject, decide
@@ -48,7 +49,7 @@ from conquiet.processor.results import DEAD, ResultWriter
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
-from conquiet.processor.unknown import FATES, decide_unknown
+from conquiet.processor.unknown import UNKNOWN_FATES, decide_unknown
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import Outcome
 from conquiet.runtime.message import RuntimeMessage
@@ -284,6 +285,7 @@ class Execution:
     ) -> Settlement:
         if self._jobs is not None:
             await self._jobs.record(self._keys[message.stream], envelope, JobState.RUNNING)
+        handling = causation.begin(message.stream, envelope.id)
         running = self._cancels.running
         running[message] = asyncio.current_task() if runner.is_async else None
         failure: Exception | None = None
@@ -304,7 +306,8 @@ class Execution:
             if envelope.keep_result_ms is not None:
                 await self._results.succeeded(self._keys[message.stream], envelope, answer)
             if self._jobs is not None:
-                await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED)
+                story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=handling.caused)
+                await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED, story)
             runner.count(message.stream, "done")
             message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
             return ACKNOWLEDGE
@@ -363,7 +366,7 @@ class Execution:
                 "no handler for event %(event_name)s of message %(message_id)s: %(fate)s. Known: %(known)s",
                 event_name=envelope.event,
                 message_id=message.id,
-                fate=FATES[type(settlement)],
+                fate=UNKNOWN_FATES[type(settlement)],
                 known=", ".join(self._runners),
                 stream=message.stream,
             )

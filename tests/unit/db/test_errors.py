@@ -100,7 +100,6 @@ def test_sqlite_faults_are_recognized_by_their_codes() -> None:
     assert fault("INSERT INTO t VALUES (3, 'c', NULL)") is Fault.OTHER
     assert fault("SELECT nothing") is Fault.OTHER
     connection.close()
-    connection.close()
 
 
 def test_a_busy_sqlite_is_a_conflict() -> None:
