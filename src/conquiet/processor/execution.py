@@ -256,6 +256,9 @@ class Execution:
     ) -> Settlement:
         if tracing.active is None:
             return await self._invoke(message, leases, envelope, runner)
+        if (make_current := tracing.active.dropped(envelope.headers)) is not None:
+            make_current()  # the context is the message's own, and ends with it
+            return await self._invoke(message, leases, envelope, runner)
         with tracing.active.process(
             "redis",
             message.stream,
