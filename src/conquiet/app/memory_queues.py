@@ -131,7 +131,7 @@ class MemoryQueues:
 
         async def call(some: list[tuple[MemoryRabbitDelivery, Any]]) -> Any:
             context = copy_context()
-            context.run(CURRENT_BATCH.set, [delivery for delivery, _ in some])  # type: ignore[arg-type]
+            context.run(CURRENT_BATCH.set, [delivery for delivery, _ in some])  # type: ignore[misc]
             return outcomes_of(await self._call(queue, [message for _, message in some], context))
 
         interrupted: Exception | None = None  # raised at the end: each member is settled, or waits again

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conquiet.runtime.events import Failed, Started, Succeeded
+from conquiet.runtime.engine_events import Failed, Started, Succeeded
 from conquiet.testing import wait_until_async
 
 KINDS = ("async", "plain", "async batch", "plain batch")
