@@ -63,7 +63,7 @@ conformance: $(READY) servers ## Run the tests that prove rules; print proved / 
 	@$(BIN)/python scripts/conformance.py --report $(REPORT)
 
 .PHONY: matrix
-matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9, RabbitMQ 4 (fetched) and other library versions
+matrix: $(READY) servers ## The integration tests on MySQL 9, Redis 8, Valkey 9, RabbitMQ 4, Python 3.13, 3.14 (fetched), other libraries
 	@PYTHON="$(BIN)/python" scripts/matrix.sh -n $(WORKERS) --dist loadgroup $(ARGS)
 
 .PHONY: torture
@@ -81,7 +81,7 @@ bench: $(READY) servers ## Measure every package beside the raw client and its p
 
 # Peers are for comparison only: not locked, and never needed by anything else.
 PEERS := faststream[redis,rabbit] taskiq taskiq-redis taskiq-aio-pika dramatiq[redis,rabbitmq] celery[redis] streaq saq[redis] \
-	pydocket aio-pika apscheduler<4 croniter uvloop
+	pydocket aio-pika apscheduler<4 croniter uvloop procrastinate dbos chasquimq
 .PHONY: bench-peers
 bench-peers: ## Install the libraries that benchmarks compare with (newest releases, into .cache)
 	@$(PYTHON) -m venv .cache/bench-venv && $(PYTHON) -m venv .cache/bench-arq

@@ -11,12 +11,11 @@ from tests.invariants.histories import ROOT, History
 collect_ignore = (
     []
     if os.environ.get("CONQUIET_TORTURE") == "1"
-    # Only by ``make torture``: three brokers take a minute to start, network namespaces need root, and a worker of the
-    # App's storm ended with 1 in one of two whole runs, for a cause that is not found yet.
+    # Only by ``make torture``: three brokers take a minute to start, and network namespaces need root.
     else [
         "test_a_rabbitmq_cluster_loses_nothing.py",
+        "test_fail_overs_lose_nothing.py",
         "test_hosts_apart_lose_nothing.py",
-        "test_effect_once_through_an_app.py",
     ]
 )
 

@@ -16,6 +16,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -69,11 +70,13 @@ class Zygote:
     """One worker at a time, started again after each death."""
 
     def __init__(self, settings: dict[str, Any], worker: Path = WORKER) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         self._process = subprocess.Popen(
             [sys.executable, str(worker), json.dumps(settings)],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
         )
         self._facts: queue.Queue[dict[str, int]] = queue.Queue()
@@ -98,9 +101,14 @@ class Zygote:
             return self._facts.get_nowait()["ended"]
         return None
 
+    def said(self) -> str:
+        """Return the end of what the workers wrote to stderr: why one ended by itself."""
+        self._errors.seek(0)
+        return self._errors.read()[-6_000:].decode(errors="replace")
+
     def stop(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
-        assert self._facts.get(timeout=60)["ended"] == 0
+        assert self._facts.get(timeout=60)["ended"] == 0, self.said()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -112,6 +120,16 @@ class Zygote:
         self._reader.join(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
+        self._errors.close()
+
+
+def is_cluster(url: str) -> bool:
+    return "cluster=true" in url
+
+
+def open_redis(url: str) -> Any:
+    """Return a client of a Redis, or of a Redis Cluster."""
+    return redis.RedisCluster.from_url(url.partition("?")[0]) if is_cluster(url) else redis.Redis.from_url(url)
 
 
 class Cell:
@@ -119,9 +137,11 @@ class Cell:
 
     Attributes:
         worker: Their program.
+        through: What is between the engine and the handler, for the name of the storm.
     """
 
     worker = WORKER
+    through = ""
 
     def __init__(
         self,
@@ -145,9 +165,11 @@ class Cell:
         database = database_facts(self.engine)
         engine = "runtime.Consumer" if broker == "redis" else "RabbitConsumer"
         where = "one Redis" if broker == "redis" else "one RabbitMQ, classic queue"
+        where = "Redis Cluster: 3 masters, 3 replicas" if is_cluster(url) else where
+        place = f"{facts['name']} Cluster" if is_cluster(url) else facts["name"]
         self.history = history(
-            f"{kind} of {database['name']} with {facts['name']}",
-            Row(f"{engine}, inbox, {kind}", database["name"], where),
+            f"{self.through}{kind} of {database['name']} with {place}",
+            Row(f"{self.through}{engine}, inbox, {kind}", database["name"], where),
             seed=SEED,
             promise={"effects": "once", "stages": ["1", "2"]},  # an effect is two rows
             servers=[facts, database],
@@ -161,11 +183,16 @@ class Cell:
         self.done: Counter[str] = Counter()
         self.sent = 0
 
+    @property
+    def source(self) -> str:
+        """The stream or queue of the messages."""
+        return self._source
+
     def send(self, count: int) -> None:
         numbers = range(self.sent, self.sent + count)
         self.history.record("enqueue", range=[self.sent, self.sent + count])
         if self._broker == "redis":
-            with redis.Redis.from_url(self._url) as client, client.pipeline() as pipe:
+            with open_redis(self._url) as client, client.pipeline() as pipe:
                 if not self.sent:
                     client.xgroup_create(self._source, "g", "0", mkstream=True)
                 for number in numbers:
@@ -200,7 +227,7 @@ class Cell:
                 status = worker.ended()
                 if status is None:
                     continue
-                assert status in {signal.SIGKILL, signal.SIGSTOP}, f"a worker ended with {status}"
+                assert status in {signal.SIGKILL, signal.SIGSTOP}, f"a worker ended with {status}: {worker.said()}"
                 self.done["paused" if status == signal.SIGSTOP else "killed"] += 1
                 self._lose_a_reply(lost_commits)
                 if restart is not None and len(left) < len(points) / 2:
@@ -229,7 +256,7 @@ class Cell:
     def is_settled(self) -> bool:
         """Return whether no message is unread, pending or ready."""
         if self._broker == "redis":
-            with redis.Redis.from_url(self._url) as client:
+            with open_redis(self._url) as client:
                 info: Any = client.xinfo_groups(self._source)
                 (group,) = info
                 unread: Any = client.xrange(self._source, f"({group['last-delivered-id'].decode()}", "+", count=1)

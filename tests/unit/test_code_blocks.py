@@ -116,6 +116,19 @@ def known_commands() -> dict[str, set[str]]:
     return found
 
 
+def simple_commands(line: str) -> list[list[str]]:
+    """Return the words of each call of conquiet in a line of the shell, without variables that are set before it."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
+    lexer.commenters = "#"
+    found: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("|&;"):
+            found.append([])
+        elif found[-1] or not re.match(r"^[A-Z_]+=", word):
+            found[-1].append(word)
+    return [words for words in found if words and words[0] == "conquiet"]
+
+
 COMMANDS = known_commands()
 SHELL = [block for block in BLOCKS if block.language in {"console", "bash", "sh"} and block.reason is None]
 
@@ -123,19 +136,14 @@ SHELL = [block for block in BLOCKS if block.language in {"console", "bash", "sh"
 @pytest.mark.parametrize("block", SHELL, ids=[block.place for block in SHELL])
 def test_commands_and_options_of_a_shell_block_exist(block: Block) -> None:
     for line in block.code.splitlines():
-        command = line.removeprefix("$ ").partition(" #")[0]
-        for part in re.split(r"&&|\||;", command):
-            words = shlex.split(part) if "'" not in part or part.count("'") % 2 == 0 else part.split()
-            words = [word for word in words if not re.match(r"^[A-Z_]+=", word)]
-            if not words or words[0] != "conquiet":
-                continue
+        for words in simple_commands(line.removeprefix("$ ")):
             name = next(
                 (" ".join(words[1:end]) for end in (3, 2) if " ".join(words[1:end]) in COMMANDS and len(words) >= end),
                 None,
             )
-            assert name, f"{block.place}: there is no command {part.strip()!r}"
+            assert name, f"{block.place}: there is no command {line!r}"
             options = {word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1}
-            assert options <= COMMANDS[name] | {"--help", "--debug"}, part
+            assert options <= COMMANDS[name] | {"--help", "--debug"}, line
 
 
 def test_data_blocks_can_be_read() -> None:

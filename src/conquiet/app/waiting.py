@@ -220,7 +220,7 @@ def _limit(timeout_s: float) -> float:
 
 def _schema_of_pydantic(kind: type) -> dict[str, Any]:
     if is_pydantic(kind):
-        return {}
+        return {"type": "object"}
     raise NotImplementedError
 
 

@@ -160,7 +160,7 @@ class BulkRuns:
 
     async def find_abandoned(self) -> list[BulkRun]:
         """Return active runs that no process works on."""
-        active = [run for run in await self.newest() if run.is_active]
+        active = [run for run in await self.newest(limit=KEPT) if run.is_active]
         return [run for run in active if not await self._client.exists(_lease(run.id))]
 
     async def carry_out(self, run_id: str, *, on_end: Callable[[BulkRun], Any] | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from conquiet.management.overview import companion
 from conquiet.management.partitions import partition_keys
-from conquiet.management.redis_admin import RedisAdmin, as_bytes
+from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadMessage, read_dead_message
 from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import text
@@ -96,7 +96,7 @@ def list_newest(
 ) -> DeadLetterPage:
     """Return up to ``limit`` dead letters that match, newest first, from before the id ``before`` on."""
     keys = partition_keys(server, stream)
-    total = sum(int(server.call("XLEN", companion(key, b"dead"), stream="")) for key in keys)
+    total = sum(int(server.call("XLEN", companion(key, b"dead"), stream=display_name(key))) for key in keys)
     items: list[DeadMessage] = []
     looked_at, last = 0, before
     for one in _newest(server, stream, before, _MOST_READ):
@@ -149,7 +149,7 @@ def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, be
 def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:
     """Return one dead letter; None if it is gone."""
     for key in partition_keys(server, stream):
-        reply = server.call("XRANGE", companion(key, b"dead"), dead_id, dead_id, "COUNT", 1)
+        reply = server.call("XRANGE", companion(key, b"dead"), dead_id, dead_id, "COUNT", 1, stream=display_name(key))
         if reply:
             return _message(reply[0])
     return None
@@ -167,7 +167,8 @@ def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int)
     read = 0
     while read < most:
         reply: list[Any] = server.call(
-            "EVAL", _PAGE, 1, companion(stream, b"dead"), start, min(_STEP, most - read), _MOST_BYTES
+            *("EVAL", _PAGE, 1, companion(stream, b"dead"), start, min(_STEP, most - read), _MOST_BYTES),
+            stream=display_name(stream),
         )
         if not reply:
             return

@@ -207,7 +207,7 @@ def _read(server: RedisAdmin, keys: Sequence[bytes]) -> dict[bytes, StreamGlance
         for key in chunk:
             names += (key, companion(key, b"delayed"), companion(key, b"dead"), companion(key, b"paused"))
             names.append(layout_key(key))
-        time, rows = server.call("EVAL", _FLEET, len(names), *names, _MOST_GROUPS)
+        time, rows = server.call("EVAL", _FLEET, len(names), *names, _MOST_GROUPS, stream=display_name(chunk[0]))
         now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
         found |= {key: _glance(key, row, now_ms) for key, row in zip(chunk, rows, strict=True) if row}
     return found

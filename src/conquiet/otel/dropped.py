@@ -6,6 +6,8 @@ the sender, or the sampler drops everything. Any other sampler is asked.
 
 Nothing is recorded, but the decision travels on: a message that the handler emits carries a context that is not
 sampled.
+
+See docs/decisions/0059.
 """
 
 import re
@@ -109,6 +111,10 @@ class DroppedSpan(NonRecordingSpan):
 
     def fail(self, error: BaseException) -> None:
         """Do nothing."""
+
+    def make_current(self) -> None:
+        """Make it current as long as the context variables live."""
+        otel_context.attach(otel_context.Context({_SPAN_KEY: self}))
 
     def __enter__(self) -> Self:
         self._token = otel_context.attach(otel_context.Context({_SPAN_KEY: self}))

@@ -129,6 +129,7 @@ class BatchExecution:
             return KeepPending(outcome)  # of its new owner now; not a failed attempt
         if outcome is not None:
             return await self._execution.failed(message, member.envelope, runner, outcome)
+        await self._execution.keep_result(message, member.envelope)
         await self._execution.record(message, member.envelope, JobState.SUCCEEDED)
         runner.count(message.stream, "done")
         message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again

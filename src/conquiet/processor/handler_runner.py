@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from conquiet.core.functions import call_in_thread, cancellation_of
+from conquiet.core.functions import call_in_thread_for_result, cancellation_of
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.errors import HandlerTimeoutError, InfrastructureError, MessageInProgressError
@@ -66,7 +66,8 @@ class HandlerRunner:
 
     def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
         """Return what to await: the handler within its time. Raises what it raises, or ``HandlerTimeoutError``."""
-        ctx = JobContext(envelope, delivery, emitter, self.attempts_of(envelope))
+        most = self.retry.max_attempts if envelope.max_attempts is None else self.attempts_of(envelope)
+        ctx = JobContext(envelope, delivery, emitter, most)
         # Most handlers have no limit: one layer of awaiting less is a tenth of what a no-op costs.
         return self._call(ctx) if self._timeout_s is None else self._within_time(ctx, self._timeout_s, stream)
 
@@ -159,5 +160,5 @@ class HandlerRunner:
         run = contextvars.copy_context().run
         context = SyncJobContext(ctx, loop)
         return loop.run_in_executor(
-            self._executor(), run, call_in_thread, "the handler", self._settings.function, context
+            self._executor(), run, call_in_thread_for_result, "the handler", self._settings.function, context
         )

@@ -34,7 +34,8 @@ class ProcessorSettings:
         dead_letters_max_age_s: Greatest age of a dead letter; None keeps all. Older ones fall within ``refresh_s``.
         store_error_text: Keep the text of any exception in the dead letter. Off, because such texts
             tend to quote what was in the message; the type and the traceback are always kept.
-        refresh_s: Longest time between two looks at pauses and due messages without a wake-up.
+        refresh_s: Longest time between two looks at pauses and due messages without a wake-up; for a quiet stream
+            among several up to four times as long.
         settle_attempts: How often a retry or dead letter is sent when its reply gets lost. The step
             changes nothing the second time, so repeating it is safe.
         settle_backoff: Wait between those.

@@ -13,6 +13,8 @@ warning, once.
 
 Why a thread and a synchronous connection: the same object serves ``QueueConsumer`` and the asyncio engines, and a
 handler that blocks the event loop does not stop it.
+
+See docs/decisions/0048.
 """
 
 import asyncio

@@ -25,8 +25,10 @@ _STOPPING: Final = {
 _LAST: Final = frozenset({Disposition.DEAD_LETTER, Disposition.MOVE})
 
 
-def report_unprocessed(delivery: Delivery, verdict: Verdict, disposition: Disposition, policy: SettlePolicy) -> None:
-    """Log what becomes of a message that was not processed, and why."""
+def report_unprocessed(
+    delivery: Delivery, verdict: Verdict, disposition: Disposition, policy: SettlePolicy, *, tracebacks: bool
+) -> None:
+    """Log what becomes of a message that was not processed, and why; with ``tracebacks``, the syncer's whole one."""
     queue, message_id = delivery.queue, delivery.message_id
     facts: dict[str, object] = {
         "queue": queue,
@@ -41,7 +43,7 @@ def report_unprocessed(delivery: Delivery, verdict: Verdict, disposition: Dispos
     why = ": %(reason)s" if error is None else ""
     if disposition in _STOPPING:
         # Of the exception its class, line and frames: its text may quote the message.
-        logger.failure(logging.ERROR, _STOPPING[disposition] + why, error, **facts)
+        logger.failure(logging.ERROR, _STOPPING[disposition] + why, error, tracebacks=tracebacks, **facts)
         return
     text = "message %(message_id)s not processed" if message_id is not None else "message not processed"
     attempt = None if isinstance(verdict, Exhausted) else attempt_of(delivery.facts, policy)
@@ -51,4 +53,4 @@ def report_unprocessed(delivery: Delivery, verdict: Verdict, disposition: Dispos
     if disposition is Disposition.MOVE:
         facts["to"] = dead_queue(queue)
     level = logging.ERROR if disposition in _LAST else logging.WARNING
-    logger.failure(level, f"{text}, {_DESTINATION[disposition]}{why}", error, **facts)
+    logger.failure(level, f"{text}, {_DESTINATION[disposition]}{why}", error, tracebacks=tracebacks, **facts)

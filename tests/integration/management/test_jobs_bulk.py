@@ -53,6 +53,71 @@ async def test_all_that_match_are_cancelled_and_no_other(
     assert [job.event for job in left.jobs] == ["pay"] * 20
 
 
+async def test_messages_behind_others_of_their_key_are_cancelled_and_no_other(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str, redis_url: str
+) -> None:
+    """Every second message of each line, while others get their turn.
+
+    Counted from the beginning of a line, each message that leaves it would hide another one.
+    """
+    emitter, keys = Emitter(aio, stream), keys_of(stream)
+    sizes = {f"account-{number}": 1 + number * 9 for number in range(30)}
+    for key, size in sizes.items():
+        await emitter.emit_many([NewMessage("pay", key=key, id=f"{key}/first")])
+        await emitter.emit_many(
+            [NewMessage("remind" if n % 2 else "pay", key=key, id=f"{key}/{n}") for n in range(size)]
+        )
+    reminders = sum(size // 2 for size in sizes.values())
+    where = JobFilter(event="remind")
+    advanced: list[Any] = []
+
+    def let_one_advance(_: BulkReport) -> None:
+        with redis.Redis.from_url(redis_url) as raw:
+            advanced.append(raw.lpop(keys.waiting("account-29")))
+
+    would = await jobs.bulk("cancel", "behind", where, dry_run=True)
+    done = await jobs.bulk("cancel", "behind", where, on_progress=let_one_advance)
+
+    missed = sum(b'"remind"' in (raw or b"") for raw in advanced)
+    assert (would.matched, would.changed, would.done) == (reminders, 0, True)
+    assert (done.changed, done.done) == (reminders - missed, True)
+    assert len(advanced) > 30
+    assert {job.event for job in [one async for one in _all(jobs, "behind")]} == {"pay"}
+    assert (await jobs.show("account-28/27")).phase == "cancelled"
+
+
+async def _all(jobs: JobAdmin, phase: str) -> AsyncIterator[Any]:
+    cursor = None
+    while True:
+        page = await jobs.list(phase, cursor=cursor, limit=500)
+        for job in page.jobs:
+            yield job
+        if (cursor := page.cursor) is None:
+            return
+
+
+async def test_parked_jobs_are_cancelled_however_far_back_they_are(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    """More messages that are not meant than one page reads stand before them."""
+    emitter, keys = Emitter(aio, stream), keys_of(stream)
+    await emitter.emit_many([NewMessage("pay", id=f"old-{n}") for n in range(2_100)])
+    await emitter.emit_many([NewMessage("pay", id=f"new-{n}") for n in range(150)])
+    entries: Any = await aio.xrange(stream)
+    await aio.rpush(keys.parked_event("pay"), *[fields[b"data"] for _, fields in entries])
+    await aio.sadd(keys.parked, "pay")
+    await aio.xtrim(stream, maxlen=0, approximate=False)
+
+    where = JobFilter(id="new-149")
+    would = await jobs.bulk("cancel", "parked", where, dry_run=True)
+    one = await jobs.bulk("cancel", "parked", where)
+    rest = await jobs.bulk("cancel", "parked", JobFilter(event="pay"), name="rest")
+
+    assert (would.matched, would.scanned, would.done) == (1, 2_250, True)
+    assert (one.changed, rest.changed) == (1, 2_249)
+    assert await aio.llen(keys.parked_event("pay")) == 0
+
+
 class _KilledError(Exception):
     """The operator's process ends here."""
 
@@ -152,3 +217,38 @@ async def test_a_reset_asks_for_the_name_and_leaves_running_jobs(
 
 async def _dead(aio: redis.asyncio.Redis, stream: str, count: int) -> bool:
     return int(await aio.xlen(keys_of(stream).dead)) == count
+
+
+async def test_a_limit_holds_over_several_steps_and_a_resumed_run(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    await _emit(aio, stream, "remind", MANY)
+
+    def die_after_one(_report: BulkReport) -> None:
+        raise _KilledError
+
+    with pytest.raises(_KilledError):
+        await jobs.bulk("cancel", "waiting", name="some", limit=150, on_progress=die_after_one)
+    done = await jobs.bulk("cancel", "waiting", name="some", limit=150)
+
+    assert (done.matched, done.changed, done.done) == (150, 150, True)
+    assert len((await jobs.list("waiting", limit=200)).jobs) == MANY - 150
+
+
+async def test_a_run_leaves_alone_what_was_emitted_after_it_began(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    """The jobs at the end of the stream are met last: a run that takes them never ends while others emit."""
+    await _emit(aio, stream, "remind", MANY)
+
+    def die_after_one(_report: BulkReport) -> None:
+        raise _KilledError
+
+    with pytest.raises(_KilledError):
+        await jobs.bulk("cancel", "waiting", name="monday", on_progress=die_after_one)
+    await asyncio.sleep(0.005)  # the server's next millisecond
+    await _emit(aio, stream, "late", 5)
+    done = await jobs.bulk("cancel", "waiting", name="monday")
+
+    assert (done.changed, done.done) == (MANY, True)
+    assert [job.event for job in (await jobs.list("waiting")).jobs] == ["late"] * 5

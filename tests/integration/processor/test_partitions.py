@@ -270,3 +270,19 @@ async def test_a_batch_handler_reads_all_partitions(make: Make) -> None:
     async with host:
         await host.emit_many([NewMessage("gather", key=f"k{n}") for n in range(20)])
         await wait_until_async(lambda: sum(sizes) == 20)
+
+
+async def test_an_idle_partition_costs_few_commands_a_second(make: Make, redis_url: str, stream: str) -> None:
+    """Counted on the server, without what scripts do there: polls in turn, visits of the housekeeper, shared reads."""
+    times: list[float] = []
+    processor = PartitionedProcessor(redis.asyncio.Redis.from_url(redis_url), stream, partitions=8, concurrency=8)
+    processor.handler("pay")(Seen().run)
+    async with processor, redis.asyncio.Redis.from_url(redis_url) as watcher, watcher.monitor() as monitor:
+        async for event in monitor.listen():  # an idle worker sends some every second
+            times += [event["time"]] if stream in event["command"] and event["client_type"] != "lua" else []
+            if times and times[-1] - times[0] > 6:
+                break
+    begun, ended = times[0] + 2, times[-1]  # without the start
+    counted = sum(at > begun for at in times)
+
+    assert counted / (ended - begun) / 8 <= 3  # 2.2 once the housekeeper has found that there is nothing to do

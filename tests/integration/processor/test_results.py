@@ -196,3 +196,26 @@ async def test_a_subscription_ends_with_off(make_processor: Make) -> None:
 
 async def _has_progress(job: JobHandle) -> bool:
     return await job.progress() is not None
+
+
+async def test_a_member_of_a_batch_ends_without_a_value(make_processor: Make) -> None:
+    processor = make_processor()
+
+    @processor.handler("add", batch=10)
+    async def add(batch: list[JobContext]) -> None:
+        assert batch
+
+    async with processor:
+        assert await processor.emit_and_wait("add", timeout_s=60) is None
+
+
+@pytest.mark.parametrize("value", [{"sum": 3}, [1, "a", None], True])
+async def test_what_a_plain_function_returns_is_its_result(make_processor: Make, value: object) -> None:
+    processor = make_processor()
+
+    @processor.handler("add")
+    def add(_: SyncJobContext) -> object:
+        return value
+
+    async with processor:
+        assert await processor.emit_and_wait("add", timeout_s=60) == value

@@ -1,5 +1,6 @@
 """The emitter without asyncio: the same bytes, the same promises, the same errors."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,7 +9,15 @@ import pytest
 import redis
 
 from conquiet import SyncEmitter
-from conquiet.errors import ConfigurationError, PayloadError, QueueError
+from conquiet.errors import (
+    ConfigurationError,
+    JobCancelledError,
+    JobFailedError,
+    JobTimeoutError,
+    PayloadError,
+    QueueError,
+)
+from conquiet.management import JobAdmin
 from conquiet.processor import JobContext, JobState, NewMessage, Processor, ProcessorSettings
 from conquiet.testing import FaultProxy, wait_until_async
 
@@ -170,3 +179,37 @@ def test_a_state_that_cannot_be_written_fails_no_emit(redis_url: str, stream: st
 def _without_time(payload: bytes) -> bytes:
     before, _, rest = payload.partition(b'"emitted_ms":')
     return before + rest.lstrip(b"0123456789")
+
+
+async def test_a_thread_waits_for_what_the_handler_returns(
+    make_processor: Callable[..., Processor], client: Any, stream: str
+) -> None:
+    processor = make_processor()
+
+    @processor.handler("add")
+    async def add(ctx: JobContext) -> int:
+        await ctx.progress(0.5, "adding")
+        return int(ctx.data["a"]) + 1
+
+    @processor.handler("dies")
+    async def dies(_: JobContext) -> None:
+        raise LookupError("DE02")
+
+    with SyncEmitter(client, stream) as emitter:
+        async with processor:
+            found = await asyncio.to_thread(emitter.emit_and_wait, "add", {"a": 1}, id="m", timeout_s=60)
+            again = await asyncio.to_thread(emitter.job("m").result, timeout_s=60)
+            progress = await asyncio.to_thread(emitter.job("m").progress)
+            nothing = await asyncio.to_thread(emitter.job("other").progress)
+            with pytest.raises(JobFailedError, match="is dead: LookupError"):
+                await asyncio.to_thread(emitter.emit_and_wait, "dies", timeout_s=60)
+            with pytest.raises(JobTimeoutError, match="has not ended within 0 s"):
+                await asyncio.to_thread(emitter.job("nowhere").result, timeout_s=0)
+            await asyncio.to_thread(emitter.emit_many, [NewMessage("add", id="later", delay_s=600, keep_result_s=60)])
+            await JobAdmin(client, stream).cancel("later")
+            with pytest.raises(JobCancelledError):
+                await asyncio.to_thread(emitter.job("later").result, timeout_s=60)
+
+    assert (found, again, nothing) == (2, 2, None)
+    assert progress is not None
+    assert progress.fraction == 0.5

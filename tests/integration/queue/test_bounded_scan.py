@@ -78,6 +78,8 @@ def test_the_recovery_loop_goes_on_at_once_behind_a_deleted_entry(
         bob.stop()
 
     monkeypatch.setattr(bob, "sleep", sleep)
-    bob.run_claim_stale(handler=handle, engine=create_engine("sqlite://"), min_idle_ms=60_000)
+    engine = create_engine("sqlite://")
+    bob.run_claim_stale(handler=handle, engine=engine, min_idle_ms=60_000)
+    engine.dispose()
 
     assert happened == [ids[1], "sleep"]

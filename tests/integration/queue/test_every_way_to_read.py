@@ -78,7 +78,7 @@ def test_no_way_to_get_messages_acknowledges_them(
     assert counted("messages_ack_total", stream) == 0
 
 
-@pytest.mark.spec("QC-002.4", "QC-010.5")
+@pytest.mark.spec("QC-002.4")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_way_to_read_starts_a_thread(consumer: QueueConsumer, way: str) -> None:
     consumer.queue.enqueue_many([{"n": n} for n in range(3)])

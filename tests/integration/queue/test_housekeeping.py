@@ -109,7 +109,7 @@ def deletions(raw: Redis) -> int:
     return int(stats.get("cmdstat_xdel", {}).get("calls", 0))
 
 
-def test_entries_behind_a_pending_one_are_deleted_singly_only_where_the_server_cannot(raw: Redis, stream: str) -> None:
+def test_entries_behind_a_pending_one_are_trimmed_by_the_server_where_it_can(raw: Redis, stream: str) -> None:
     """A server with ACKED deletes them without sending their data through the script."""
     add(raw, stream, 3_000)
     first, *others = read(raw, stream, "fast", 3_000)
@@ -148,7 +148,8 @@ def test_a_pass_goes_on_in_gaps_between_large_messages(
     monkeypatch.setattr(housekeeping, "random", SimpleNamespace(random=lambda: 0.0))  # the first pass is now
 
     with StreamHousekeeper(raw, [stream], retention=Retention(interval_s=600)):
-        wait_until(lambda: raw.xlen(stream) == 2)  # in the first pass: the second one is ten minutes away
+        # In the first pass: the second one is ten minutes away. Fewer than 100 are not searched for.
+        wait_until(lambda: raw.xlen(stream) <= 102)
 
 
 def test_gaps_are_found_behind_more_pending_entries_than_one_step_lists(raw: Redis, stream: str) -> None:

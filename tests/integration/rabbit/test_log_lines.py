@@ -17,7 +17,7 @@ def unprocessed(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [f"{record.levelname} {record.getMessage()}" for record in found]
 
 
-async def test_each_failed_attempt_is_counted_and_the_last_one_says_where_the_message_goes(
+async def test_each_failed_attempt_is_counted_and_the_last_names_the_target(
     rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = rabbit.queue()
@@ -51,3 +51,22 @@ async def test_a_syncer_that_raises_is_named_by_its_line(
     assert line.startswith("ERROR fatal error, the consumer stops: KeyError at ")
     assert "test_log_lines.py:" in line
     assert " in charge" in line
+
+
+@pytest.mark.parametrize("log_tracebacks", [False, True])
+async def test_the_whole_traceback_of_a_syncer_needs_to_be_asked_for(
+    rabbit: Rabbit,
+    action: MakeAction,
+    caplog: pytest.LogCaptureFixture,
+    log_tracebacks: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+
+    async def charge(message: Any) -> bool:
+        raise KeyError("a text that may quote the message")
+
+    with pytest.raises(FatalSyncerError):
+        await RabbitConsumer(rabbit.url, queue, charge, log_tracebacks=log_tracebacks).run()
+
+    assert ("a text that may quote the message" in caplog.text) is log_tracebacks

@@ -13,13 +13,16 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from conquiet.app import App
 from conquiet.config import QueueConfig
 from conquiet.errors import QueueError
+from conquiet.management import JobAdmin
 from conquiet.management.redis_admin import RedisAdmin
-from conquiet.processor import SyncEmitter
+from conquiet.processor import DeadLetters, Emitter, NewMessage, Processor, SyncEmitter
 from conquiet.queue import RedisStreamsQueue
 from conquiet.redis_transport.client import clone_async, clone_sync
 from conquiet.redis_transport.errors import translate
+from conquiet.runtime import Consumer
 from conquiet.testing import FaultProxy
 
 NOWHERE: dict[str, tuple[dict[str, Any], str]] = {
@@ -80,6 +83,37 @@ def test_every_door_says_that_nothing_was_sent() -> None:
         with pytest.raises(QueueError, match=r"was not sent: no connection to the server at 127\.0\.0\.1:1") as caught:
             door()
         assert not caught.value.in_doubt
+
+
+async def test_every_asynchronous_door_says_that_nothing_was_sent_and_where() -> None:
+    async def handle(_message: Any, _ctx: Any) -> None:
+        """Do nothing."""
+
+    async def paid() -> None:
+        """Do nothing."""
+
+    nowhere: Any = redis.asyncio.Redis(host="127.0.0.1", port=1, retry=AsyncRetry(NoBackoff(), 0))
+    app = App("orders", redis="redis://127.0.0.1:1/0")
+    app.handler("paid")(paid)
+    processor = Processor(nowhere, ["orders"])
+    processor.handler("paid")(lambda ctx: None)
+    doors: dict[str, Callable[[], Any]] = {
+        "emit": lambda: processor.emit("paid"),
+        "emit_many": lambda: Emitter(nowhere, "orders").emit_many([NewMessage("paid")]),
+        "pause": lambda: processor.pause("orders"),
+        "run": processor.run,
+        "start": lambda: Consumer(streams=["orders"], redis=nowhere, handler=handle).start(),
+        "dead letters": lambda: DeadLetters(nowhere, "orders").count(),
+        "jobs": lambda: JobAdmin(nowhere, "orders").list("waiting"),
+        "app.emit": lambda: app.emit("paid"),
+    }
+    for name, door in doors.items():
+        with pytest.raises(QueueError, match=r"was not sent: no connection to the server at 127\.0\.0\.1:1") as caught:
+            await door()
+        assert not caught.value.in_doubt, name
+    await app.close()
+    await processor.close()
+    await nowhere.aclose()
 
 
 def test_a_master_that_no_sentinel_knows_is_named() -> None:

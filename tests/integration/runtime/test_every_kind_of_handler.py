@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conquiet.runtime.events import Failed, Started, Succeeded
+from conquiet.runtime.engine_events import Failed, Started, Succeeded
 from conquiet.testing import wait_until_async
 
 KINDS = ("async", "plain", "async batch", "plain batch")
@@ -58,7 +58,7 @@ async def test_every_message_has_its_events_whatever_the_handler_is(
 
 @pytest.mark.spec("CM-001.8")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_message_is_pending_while_it_is_handled_and_stays_so_if_that_fails(
+async def test_a_message_is_pending_until_its_handler_has_succeeded(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, kind: str
 ) -> None:
     held: list[bool] = []

@@ -1,3 +1,4 @@
+import asyncio
 import logging
 import socket
 from typing import Any
@@ -93,3 +94,33 @@ async def test_an_app_says_which_server_it_waited_for() -> None:
 
     with pytest.raises(ServerUnreachableError, match=f"Redis at 127.0.0.1:{port} could not be reached"):
         await app.run()
+
+
+@pytest.mark.parametrize(
+    ("line", "is_waited_for"),
+    [
+        (b"-LOADING Redis is loading the dataset in memory\r\n", True),
+        (b"-NOAUTH Authentication required.\r\n", False),
+        (b"-WRONGPASS invalid username-password pair or user is disabled.\r\n", False),
+        (b"+PONG\r\n", False),
+    ],
+)
+async def test_a_loading_redis_is_waited_for_and_a_refusing_one_is_not(
+    line: bytes,
+    is_waited_for: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """After a power cut Redis accepts connections while it reads its file. These are its lines, from a socket."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            commands = data.count(b"*")
+            writer.write(line * commands)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        found = await probe_redis(redis_client(f"redis://127.0.0.1:{port}/0?protocol=2")).ask()
+        server.close()
+
+    assert (found is not None) is is_waited_for

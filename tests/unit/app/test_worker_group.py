@@ -124,3 +124,14 @@ def test_health_is_that_of_the_first_worker_that_is_not_ready() -> None:
     assert WorkerGroup([Blocking(), Looping(ready=False)]).health() == WorkerHealth(
         ready=False, reason="looping: no server"
     )
+
+
+def test_every_needed_worker_that_is_not_ready_is_named() -> None:
+    """Of two faults the second is often the cause; and a purger that waits must not take a pod out of service."""
+    waiting, other, background = Looping(ready=False), Looping(ready=False), Looping(ready=False)
+    waiting.name, other.name, background.name = "shop", "relay", "purger"
+    background.is_background = True  # type: ignore[attr-defined]
+
+    found = WorkerGroup([waiting, Blocking(), other, background]).health()
+
+    assert (found.ready, found.reason) == (False, "shop: no server; relay: no server")

@@ -1,7 +1,7 @@
 """What every request passes, proved for every route there is and not for a list of them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -121,6 +121,21 @@ async def test_without_access_nothing_is_shown(make: Make, client_of: Client) ->
     assert (await client.post("/dead/act")).status_code == 403
 
 
+async def test_without_a_log_in_page_nothing_is_open(make: Make, client_of: Client) -> None:
+    """Mounted in an application, its authorize decides alone: no path is free, for reading or for posting."""
+    app = make(authorize=lambda _: None)
+    client = client_of(app)
+
+    assert {(await client.get(path)).status_code for path in ("/login", "/static/style.css", "/static/")} == {401}
+    assert {(await client.post(path)).status_code for path in ("/login", "/static/x", "/dead/act")} == {403}
+
+
+@pytest.mark.parametrize("path", ["/", "/streams", "/dead", "/jobs", "/no/such/page"])
+async def test_no_page_is_kept_by_a_browser_or_a_proxy(make: Make, client_of: Client, path: str) -> None:
+    """A page may show payloads: the next user of the browser must not find it."""
+    assert (await client_of(make()).get(path)).headers["cache-control"] == "no-store"
+
+
 async def test_an_async_authorize_is_awaited(make: Make, client_of: Client) -> None:
     async def authorize(_request: Request) -> Access | None:
         return None
@@ -131,6 +146,23 @@ async def test_an_async_authorize_is_awaited(make: Make, client_of: Client) -> N
 async def test_an_authorize_that_returns_nonsense_is_an_error(make: Make, client_of: Client) -> None:
     with pytest.raises(ConfigurationError, match="must return an Access"):
         await client_of(make(authorize=lambda _: True)).get("/")
+
+
+async def test_a_body_of_unknown_size_is_refused_unread(make: Make, client_of: Client) -> None:
+    """Sent in chunks, it has no length: it would be read whole, however long."""
+    read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b"do=replay"
+
+    app = make(authorize=all_rights)
+    method, path = next(iter(changing_routes(app)))
+    answer = await client_of(app).request(method, path, content=chunks())
+
+    assert answer.status_code == 413
+    assert "content-length" not in answer.request.headers
 
 
 async def test_a_large_body_is_refused_unread(make: Make, client_of: Client) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
+import pytest
 from httpx import AsyncClient
 from starlette.requests import Request
 
 from conquiet.dashboard import Dashboard
 from conquiet.dashboard.server import Listener, standalone
-from conquiet.dashboard.signing import CSRF_COOKIE, FormTokens
+from conquiet.dashboard.signing import CSRF_COOKIE, SESSION_COOKIE, SESSION_S, FormTokens, TokenLogin, sign
 
 Client = Callable[..., AsyncClient]
 
@@ -93,3 +94,33 @@ def test_a_form_token_belongs_to_one_browser_and_one_user() -> None:
     assert not forms.is_valid(other, "ann", token)
     assert not forms.is_valid(request(), "ann", token)
     assert not FormTokens("another secret of ours").is_valid(browser, "ann", token)
+
+
+def request_with(**cookies: str) -> Request:
+    words = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    return Request({"type": "http", "headers": [(b"cookie", words.encode())], "state": {}})
+
+
+def test_a_form_is_worthless_to_another_user_and_in_another_browser() -> None:
+    """A visitor may load a page; logged in later, or by another visitor, that page's forms change nothing."""
+    forms, browser = FormTokens("secret"), request_with(**{CSRF_COOKIE: "one"})
+    users = ("visitor", "token", "jane", "")
+    given = {user: forms.token(browser, user) for user in users}
+
+    for user in users:
+        assert [other for other in users if forms.is_valid(browser, user, given[other])] == [user]
+        assert not forms.is_valid(request_with(**{CSRF_COOKIE: "two"}), user, given[user])
+        assert not forms.is_valid(request_with(), user, given[user])
+        assert not FormTokens("another secret").is_valid(browser, user, given[user])
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_open"), [(0, True), (SESSION_S - 1, True), (SESSION_S, False), (SESSION_S + 1, False), (-60, False)]
+)
+def test_a_session_ends_after_twelve_hours_and_none_begins_in_the_future(age_s: int, is_open: bool) -> None:  # noqa: FBT001
+    """A clock that was set back must not lengthen sessions without end."""
+    issued = f"{1_000_000 - age_s}.abc"
+    cookie = f"{issued}.{sign('secret', 'session', issued)}"
+    login = TokenLogin("a token", secret="secret", open_reading=False, clock=lambda: 1_000_000.0)
+
+    assert (login.authorize(request_with(**{SESSION_COOKIE: cookie})) is not None) is is_open

@@ -134,6 +134,8 @@ def reset(
         print_json(report.as_dict())
         return
     counts = f"{report.entries} entries, {report.delayed} delayed, {report.parked} parked, {report.dead} dead"
+    if report.behind:
+        counts += f", {report.behind} behind others of their key"
     typer.echo(f"{counts} {'would be deleted' if dry_run else 'deleted'}")
 
 

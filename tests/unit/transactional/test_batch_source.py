@@ -1,0 +1,126 @@
+"""Effects of many messages in one transaction, on SQLite: by Engine and sessionmaker, plain and asynchronous."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from conquiet.db import DbSession
+from conquiet.errors import LeaseLostError
+from conquiet.queue.models import QueueMessage
+from conquiet.transactional import Inbox
+from conquiet.transactional.batch_source import AsyncBatches, SyncBatches
+from conquiet.transactional.session_source import source_of
+
+MESSAGES = [QueueMessage("orders", "shop", f"{number}-0", {"n": number}) for number in range(4)]
+KINDS = ("engine", "sessionmaker", "async engine", "async sessionmaker")
+INSERT = text("INSERT INTO effects (n) VALUES (:n)")
+
+
+@pytest_asyncio.fixture
+async def async_engine(engine: Engine) -> AsyncIterator[AsyncEngine]:
+    made = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
+    yield made
+    await made.dispose()
+
+
+class Batches:
+    """Batches of one kind of source; handlers write the number of each message."""
+
+    def __init__(self, engine: Engine, async_engine: AsyncEngine, kind: str) -> None:
+        self._engine = engine
+        self._is_async = kind.startswith("async")
+        sources: dict[str, Callable[[], Any]] = {
+            "engine": lambda: engine,
+            "sessionmaker": lambda: sessionmaker(engine),
+            "async engine": lambda: async_engine,
+            "async sessionmaker": lambda: async_sessionmaker(async_engine),
+        }
+        made: Any = AsyncBatches if self._is_async else SyncBatches
+        self._batches = made(source_of(sources[kind]()), Inbox())
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE effects (n INTEGER PRIMARY KEY)")
+
+    async def run(self, how: str, check: Callable[[], None] = lambda: None, *, failing: int | None = None) -> Any:
+        async def write_async(session: Any, at: Any) -> None:
+            for position in at if isinstance(at, list) else [at]:
+                await session.execute(INSERT, {"n": position})
+                if position == failing:
+                    raise KeyError(position)
+
+        def write(session: Any, at: Any) -> None:
+            for position in at if isinstance(at, list) else [at]:
+                (session.connection if isinstance(session, DbSession) else session).execute(INSERT, {"n": position})
+                if position == failing:
+                    raise KeyError(position)
+
+        call = getattr(self._batches, how)
+        if self._is_async:
+            return await call(MESSAGES, write_async, check)
+        return call(MESSAGES, write, check)
+
+    def stored(self) -> tuple[list[int], list[str]]:
+        """Return the effects, and the ids in the inbox."""
+        with self._engine.connect() as connection:
+            effects = connection.exec_driver_sql("SELECT n FROM effects ORDER BY n").scalars().all()
+            ids = (
+                connection.exec_driver_sql("SELECT message_id FROM conquiet_inbox ORDER BY message_id").scalars().all()
+            )
+        return list(effects), [one.decode() for one in ids]
+
+
+@pytest.fixture(params=KINDS)
+def batches(engine: Engine, async_engine: AsyncEngine, request: pytest.FixtureRequest) -> Batches:
+    return Batches(engine, async_engine, request.param)
+
+
+ALL = ([0, 1, 2, 3], ["0-0", "1-0", "2-0", "3-0"])
+
+
+@pytest.mark.parametrize("how", ["together", "each"])
+async def test_a_lease_lost_before_commit_leaves_nothing_behind(batches: Batches, how: str) -> None:
+    """Another worker has the messages: its effects and ours would be two."""
+    checked: list[tuple[list[int], list[str]]] = []
+
+    def lost() -> None:
+        checked.append(batches.stored())
+        raise LeaseLostError("claimed by another worker")
+
+    with pytest.raises(LeaseLostError):
+        await batches.run(how, lost)
+
+    assert checked == [([], [])], "asked once, and before COMMIT"
+    assert batches.stored() == ([], [])
+    await batches.run(how)
+    assert batches.stored() == ALL
+
+
+async def test_of_each_one_that_fails_leaves_no_effect_and_no_inbox_row(batches: Batches) -> None:
+    """With its row left behind, its next attempt would be taken for a duplicate: lost without a word."""
+    outcomes = await batches.run("each", failing=2)
+
+    assert [type(outcome) for outcome in outcomes] == [type(None), type(None), KeyError, type(None)]
+    assert batches.stored() == ([0, 1, 3], ["0-0", "1-0", "3-0"])
+    assert await batches.run("each") == [None] * 4
+    assert batches.stored() == ALL
+
+
+async def test_together_the_one_that_fails_is_found_and_leaves_nothing(batches: Batches) -> None:
+    outcomes = await batches.run("together", failing=2)
+
+    assert [type(outcome) for outcome in outcomes] == [type(None), type(None), KeyError, type(None)]
+    assert batches.stored() == ([0, 1, 3], ["0-0", "1-0", "3-0"])
+    assert await batches.run("together") is None
+    assert batches.stored() == ALL
+
+
+@pytest.mark.parametrize("how", ["together", "each"])
+async def test_what_had_its_effect_is_not_run_again(batches: Batches, how: str) -> None:
+    await batches.run(how)
+    await batches.run(how)  # a second row of any would be an error
+
+    assert batches.stored() == ALL
