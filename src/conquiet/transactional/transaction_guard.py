@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from sqlalchemy import event
 
-from conquiet.db.errors import Fault, OperationInfo, as_write_error, fault_of
+from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of
 from conquiet.errors import LifecycleError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _COMMIT: Final = (
     "the handler's transaction is committed by conquiet when the handler returns, together with its inbox row: "
     "remove commit() from the handler; nothing was sent"
 )
-_ENDING: Final = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT, Fault.GONE})
+_ENDING: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE})
 _GUARD: Final = "_conquiet_guard"
 _STATEMENT: Final = OperationInfo("a statement of the handler")
 
@@ -66,6 +66,13 @@ class TransactionGuard:
         if self.failure is not None:
             raise as_write_error(self.failure, _STATEMENT) from self.failure
         self._may_commit = True
+
+    def take_over(self, connection: "Connection") -> None:
+        """Guard the connection again, after a part of its transaction that had a guard of its own."""
+        other = _guard_of(connection)
+        if other is not None and other is not self:
+            self.failure = self.failure or other.failure
+            setattr(connection, _GUARD, self)
 
     def on_commit(self) -> None:
         """Refuse a COMMIT that is not ours."""

@@ -121,6 +121,21 @@ async def test_without_access_nothing_is_shown(make: Make, client_of: Client) ->
     assert (await client.post("/dead/act")).status_code == 403
 
 
+async def test_without_a_log_in_page_nothing_is_open(make: Make, client_of: Client) -> None:
+    """Mounted in an application, its authorize decides alone: no path is free, for reading or for posting."""
+    app = make(authorize=lambda _: None)
+    client = client_of(app)
+
+    assert {(await client.get(path)).status_code for path in ("/login", "/static/style.css", "/static/")} == {401}
+    assert {(await client.post(path)).status_code for path in ("/login", "/static/x", "/dead/act")} == {403}
+
+
+@pytest.mark.parametrize("path", ["/", "/streams", "/dead", "/jobs", "/no/such/page"])
+async def test_no_page_is_kept_by_a_browser_or_a_proxy(make: Make, client_of: Client, path: str) -> None:
+    """A page may show payloads: the next user of the browser must not find it."""
+    assert (await client_of(make()).get(path)).headers["cache-control"] == "no-store"
+
+
 async def test_an_async_authorize_is_awaited(make: Make, client_of: Client) -> None:
     async def authorize(_request: Request) -> Access | None:
         return None
