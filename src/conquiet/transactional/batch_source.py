@@ -12,6 +12,8 @@ So messages that fail cost a batch one transaction more, however many they are. 
 transaction (a deadlock, a lost connection) is never one message's: it is raised.
 
 See docs/decisions/0045.
+
+See docs/decisions/0044.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
