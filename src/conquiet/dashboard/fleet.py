@@ -34,6 +34,7 @@ _SHARE: Final = 0.006
 _OLDEST_RATE_S: Final = 30.0
 _SMOOTH: Final = 0.5
 _SCAN_EVERY_S: Final = 5.0
+_FEW_STEPS: Final = 2
 _SPARK_S: Final = 20.0
 _RETRYING_S: Final = 5.0
 _MOST_PER_S: Final = 12.0
@@ -148,7 +149,9 @@ class Fleet:
         return _SPARK_S if self._servers.is_cluster else _RETRYING_S
 
     def _read(self, admin: "RedisAdmin") -> tuple[list[StreamGlance], bool]:
-        if time.monotonic() - self._scanned_at > _SCAN_EVERY_S or not self._directory.complete:
+        # A small keyspace is scanned with each reading, so that a new stream is shown at once.
+        every_s = 0.0 if self._directory.last_steps <= _FEW_STEPS else _SCAN_EVERY_S
+        if time.monotonic() - self._scanned_at > every_s or not self._directory.complete:
             self._directory.advance(admin)
             self._scanned_at = time.monotonic()
         return read_fleet(admin, self._directory.keys()), self._directory.complete

@@ -340,12 +340,15 @@ class StreamDirectory:
         self._seen: set[bytes] = set()
         self.complete = False
         """A whole pass was made, and there are no more streams than the directory holds."""
+        self.last_steps = 0
+        """SCAN commands of the last ``advance``."""
 
     def advance(self, server: RedisAdmin, *, steps: int = 20) -> None:
         """Scan the next part of the keyspace: ``steps`` thousand keys, on a cluster of one node after the other."""
         streams = PartitionedStreams(server)
         masters = server.masters()
-        for _ in range(steps):
+        for step in range(steps):
+            self.last_steps = step + 1
             self._node = min(self._node, len(masters) - 1)  # a node may have left the cluster
             reply = server.call_each(masters[self._node], "SCAN", self._cursor, "COUNT", _SCAN_COUNT, "TYPE", "stream")
             self._cursor = text(reply[0])
