@@ -109,9 +109,22 @@ async def test_of_each_one_that_fails_leaves_no_effect_and_no_inbox_row(batches:
     assert batches.stored() == ALL
 
 
-async def test_together_one_that_fails_leaves_nothing_of_any(batches: Batches) -> None:
-    with pytest.raises(KeyError):
-        await batches.run("together", failing=2)
+async def test_together_one_that_fails_leaves_no_effect_and_no_inbox_row(batches: Batches) -> None:
+    """It is found in a second transaction, in which the others have their effect."""
+    outcomes = await batches.run("together", failing=2)
+
+    assert [type(outcome) for outcome in outcomes] == [type(None), type(None), KeyError, type(None)]
+    assert batches.stored() == ([0, 1, 3], ["0-0", "1-0", "3-0"])
+    assert await batches.run("together") is None
+    assert batches.stored() == ALL
+
+
+async def test_a_lease_lost_while_the_failing_one_is_searched_leaves_nothing_behind(batches: Batches) -> None:
+    def lost() -> None:
+        raise LeaseLostError("claimed by another worker")
+
+    with pytest.raises(LeaseLostError):
+        await batches.run("together", lost, failing=2)
 
     assert batches.stored() == ([], [])
 
