@@ -26,7 +26,7 @@ from conquiet.queue import QueueConsumer, QueueMessage
 from conquiet.testing.mysql import MySQLServer
 from conquiet.testing.postgres import PostgresServer
 from conquiet.testing.redis import RedisServer
-from conquiet.transactional import Inbox, Outbox, OutboxMessage, OutboxRelay, Outcome, ToStream, create_tables
+from conquiet.transactional import Inbox, Outbox, OutboxMessage, OutboxRelay, PublishOutcome, ToStream, create_tables
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
@@ -160,9 +160,9 @@ class Clock:
     def __init__(self) -> None:
         self.arrived = threading.Event()
 
-    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
         self.arrived.set()
-        return [(Outcome.PUBLISHED, "")] * len(messages)
+        return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
 
 def latency_ms(world: World, count: int) -> float:

@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from conquiet.rabbit import DeadLetters, DeliveryFilter, Outgoing, Publisher, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit import DeliveryFilter, Outgoing, Publisher, RabbitConsumer, RabbitDeadLetters, SchemaRegistry
 
 
 class Order(msgspec.Struct):
@@ -40,7 +40,7 @@ async def main(url: str, queue: str, dead: str) -> None:
         shop_is_open = True
         replayed = 0
         while replayed < 3:  # the broker moves what was refused in its own time; a replay takes what is there
-            replayed += (await DeadLetters(url, dead).replay(DeliveryFilter(), rate_per_s=100)).replayed
+            replayed += (await RabbitDeadLetters(url, dead).replay(DeliveryFilter(), rate_per_s=100)).replayed
         print("replayed", replayed)
         await asyncio.wait_for(stocked.wait(), 10)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from conquiet.cli.demo.environment import open_environment
 from conquiet.cli.demo.orchestrator import Orchestrator
 from conquiet.cli.demo.plan import DemoPlan
-from conquiet.cli.demo.view import LiveView, Rate, Snapshot, render
+from conquiet.cli.demo.view import DemoSnapshot, LiveView, Rate, render
 
 _WIDTH = 112
 
@@ -36,7 +36,7 @@ class RecordedView(LiveView):
     ) -> None:
         pass
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: DemoSnapshot) -> None:
         """Keep one picture."""
         self._elapsed_s = snapshot.elapsed_s
         rate = self._speed.of(snapshot)

@@ -43,7 +43,9 @@ WORDS = {
 
 ALLOWED = [
     re.compile(r"dead[ _-]?letters?", re.IGNORECASE),  # the word of the field
-    re.compile(r"\bupper-?case letters?|lower-?case letters?|letters? (?:and|or) digits?", re.IGNORECASE),
+    re.compile(r"\bupper-?case letters?|lower-?case letters?|letters?(?:,| and| or) digits?", re.IGNORECASE),
+    re.compile(r"\b(?:SMALL|CAPITAL|KATAKANA) LETTER\b"),  # names of Unicode
+    re.compile(r'"nobody"'),  # the account of Unix
     re.compile(r"work[- ]stealing|work_stealing", re.IGNORECASE),  # named by seed 002
     re.compile(r"\bCM-\d{3}\.\d+.*"),  # rules quote the seeds
 ]

@@ -12,26 +12,26 @@ import pytest
 from redis import Redis
 from rich.console import Console
 
-from conquiet.cli.demo.environment import GROUP, Environment, open_environment
+from conquiet.cli.demo.environment import GROUP, DemoEnvironment, open_environment
 from conquiet.cli.demo.orchestrator import Orchestrator
 from conquiet.cli.demo.plan import DemoPlan
 from conquiet.cli.demo.shared_state import State
 from conquiet.cli.demo.summary import Summary
-from conquiet.cli.demo.view import Snapshot, View
+from conquiet.cli.demo.view import DemoSnapshot, DemoView
 from conquiet.cli.demo.worker import WorkerSettings
-from conquiet.cli.demo.workers import Workers
+from conquiet.cli.demo.workers import WorkerProcesses
 from conquiet.testing import wait_until
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
-Intervene = Callable[[Snapshot], None]
+Intervene = Callable[[DemoSnapshot], None]
 PLAN = DemoPlan(orders=100, workers=2)
 HANGS_S = 300.0
 """Only what hangs takes as long as this, on a busy machine too."""
 
 
-class Watcher(View):
+class Watcher(DemoView):
     """A view that records the output and may intervene with each snapshot, while the orchestrator waits."""
 
     def __init__(self, intervene: Intervene) -> None:
@@ -42,7 +42,7 @@ class Watcher(View):
     def log(self, sentence: str) -> None:
         self.said.append(sentence)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: DemoSnapshot) -> None:
         self._intervene(snapshot)
 
     def show_summary(self, summary: Summary) -> None: ...
@@ -50,7 +50,7 @@ class Watcher(View):
 
 @pytest.fixture
 def play(redis_url: str) -> Callable[..., tuple[Summary, str]]:
-    def perform(make: Callable[[Environment], Intervene], plan: DemoPlan = PLAN) -> tuple[Summary, str]:
+    def perform(make: Callable[[DemoEnvironment], Intervene], plan: DemoPlan = PLAN) -> tuple[Summary, str]:
         with open_environment(redis_url=redis_url, db_url=None, mysql=False, durable=False) as environment:
             view = Watcher(make(environment))
             summary = Orchestrator(plan, environment, view).run()
@@ -59,7 +59,7 @@ def play(redis_url: str) -> Callable[..., tuple[Summary, str]]:
     return perform
 
 
-def drained(environment: Environment) -> bool:
+def drained(environment: DemoEnvironment) -> bool:
     with Redis.from_url(environment.redis_url) as client:
         groups: Any = client.xinfo_groups(environment.stream)
     return any(one["name"] == GROUP.encode() and (one["pending"], one["lag"]) == (0, 0) for one in groups)
@@ -75,8 +75,8 @@ def assert_killed_at_the_worst_moment(summary: Summary, said: str) -> None:
 def test_an_orchestrator_that_sleeps_too_long_still_kills(
     play: Callable[..., tuple[Summary, str]],
 ) -> None:
-    def make(environment: Environment) -> Intervene:
-        def sleep_once(snapshot: Snapshot) -> None:
+    def make(environment: DemoEnvironment) -> Intervene:
+        def sleep_once(snapshot: DemoSnapshot) -> None:
             if snapshot.handled and not woken:
                 wait_until(lambda: drained(environment), timeout_s=HANGS_S)
                 woken.append(True)
@@ -87,7 +87,7 @@ def test_an_orchestrator_that_sleeps_too_long_still_kills(
     assert_killed_at_the_worst_moment(*play(make))
 
 
-def stop_outside_a_transaction(pid: int, environment: Environment) -> None:
+def stop_outside_a_transaction(pid: int, environment: DemoEnvironment) -> None:
     """Stopped inside one, it would keep the only lock of the SQLite file, and no other worker could write."""
     with contextlib.closing(
         sqlite3.connect(environment.folder / "demo.sqlite", timeout=HANGS_S, isolation_level=None)
@@ -103,8 +103,8 @@ def test_a_stopped_victim_is_killed_when_it_continues(
 ) -> None:
     """Its messages were claimed meanwhile, so it needs an order of its own for its last COMMIT."""
 
-    def make(environment: Environment) -> Intervene:
-        def hold(snapshot: Snapshot) -> None:
+    def make(environment: DemoEnvironment) -> Intervene:
+        def hold(snapshot: DemoSnapshot) -> None:
             _, victim = snapshot.workers
             if not held and victim.state is State.WORKING:
                 stop_outside_a_transaction(victim.row.pid, environment)
@@ -126,7 +126,7 @@ def test_a_victim_that_starts_late_is_waited_for(
 ) -> None:
     sleepers: list[Popen[bytes]] = []
 
-    class Sleepy(Workers):
+    class Sleepy(WorkerProcesses):
         def _start(self, settings: WorkerSettings) -> "Popen[bytes]":
             process = super()._start(settings)
             if settings.name == "worker-2":
@@ -134,8 +134,8 @@ def test_a_victim_that_starts_late_is_waited_for(
                 sleepers.append(process)
             return process
 
-    def make(_stage: Environment) -> Intervene:
-        def wake(snapshot: Snapshot) -> None:
+    def make(_stage: DemoEnvironment) -> Intervene:
+        def wake(snapshot: DemoSnapshot) -> None:
             other, _ = snapshot.workers
             if sleepers and (other.state is State.WAITING or snapshot.settled):
                 assert snapshot.handled == 0, "it began before all were there"
@@ -143,7 +143,7 @@ def test_a_victim_that_starts_late_is_waited_for(
 
         return wake
 
-    monkeypatch.setattr("conquiet.cli.demo.orchestrator.Workers", Sleepy)
+    monkeypatch.setattr("conquiet.cli.demo.orchestrator.WorkerProcesses", Sleepy)
 
     assert_killed_at_the_worst_moment(*play(make))
 
@@ -157,8 +157,8 @@ def test_a_single_order_and_a_single_worker_are_enough(play: Callable[..., tuple
 def test_chaos_with_a_sleeping_orchestrator_injects_all_faults_afterwards(
     play: Callable[..., tuple[Summary, str]],
 ) -> None:
-    def make(environment: Environment) -> Intervene:
-        def sleep(snapshot: Snapshot) -> None:
+    def make(environment: DemoEnvironment) -> Intervene:
+        def sleep(snapshot: DemoSnapshot) -> None:
             if snapshot.handled:
                 wait_until(lambda: drained(environment), timeout_s=HANGS_S)
 

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine, inspect
 
 from conquiet.core.backoff import Backoff
 from conquiet.db.session import DbSession
-from conquiet.transactional import Inbox, InboxKey, Outbox, OutboxMessage, OutboxRelay, Outcome
+from conquiet.transactional import Inbox, InboxKey, Outbox, OutboxMessage, OutboxRelay, PublishOutcome
 
 if TYPE_CHECKING:
     import subprocess
@@ -39,8 +39,8 @@ def engine(url: str, invoke: Run, env: dict[str, str]) -> Iterator[Engine]:
 
 
 class Refusing:
-    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
-        return [(Outcome.REFUSED, "too large")] * len(messages)
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
+        return [(PublishOutcome.REFUSED, "too large")] * len(messages)
 
 
 def park(engine: Engine, *targets: str) -> None:

@@ -22,7 +22,7 @@ import redis
 from sqlalchemy import create_engine, text
 
 from conquiet.processor import NewMessage, SyncEmitter
-from conquiet.rabbit import DeadLetters, DeliveryFilter
+from conquiet.rabbit import DeliveryFilter, RabbitDeadLetters
 from conquiet.testing import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -262,7 +262,7 @@ def test_the_rabbit_worker_loses_nothing_on_an_ordinary_queue_and_recovers(amqp_
         assert depth("orders") == 0
 
         fixed = source.replace('"order" not in message', "not message").replace('message["order"]', "message")
-        replayed = asyncio.run(DeadLetters(amqp_url, "orders.dead").replay(DeliveryFilter()))
+        replayed = asyncio.run(RabbitDeadLetters(amqp_url, "orders.dead").replay(DeliveryFilter()))
         run_until("synced {'odrer': 7}", fixed, settled=lambda: depth("orders") == 0, RABBIT_URL=amqp_url)
 
         assert replayed.replayed == 1

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 from conquiet.cli.worker.child import Child
 from conquiet.cli.worker.heartbeat_file import HeartbeatFile
-from conquiet.cli.worker.targets import find_workers
+from conquiet.cli.worker.worker_loader import find_workers
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.lifecycle import Worker
 from conquiet.errors import LifecycleError

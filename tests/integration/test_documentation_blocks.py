@@ -23,7 +23,7 @@ from conquiet import DbConfig, DbWriter, LockStrategy, QueueConfig, QueueConsume
 from conquiet.errors import MalformedMessageError
 from conquiet.management import JobAdmin
 from conquiet.processor import DeadFilter, JobContext, Processor, RetryPolicy
-from conquiet.rabbit import DeadLetters, DeliveryFilter, Outgoing, Publisher, SchemaRegistry
+from conquiet.rabbit import DeliveryFilter, Outgoing, Publisher, RabbitDeadLetters, SchemaRegistry
 from conquiet.scheduler import Cron, Every, ScheduleEntry, Scheduler
 from conquiet.transactional import Inbox, Outbox, Purger, create_tables
 
@@ -183,7 +183,7 @@ async def test_the_blocks_of_rabbit(amqp_url: str, channel: BlockingChannel) -> 
             Publisher=Publisher,
             Outgoing=Outgoing,
             orders=[{"number": 8}],
-            DeadLetters=DeadLetters,
+            RabbitDeadLetters=RabbitDeadLetters,
             DeliveryFilter=DeliveryFilter,
         )
         assert channel.queue_declare("crm-sync", passive=True).method.message_count == 2

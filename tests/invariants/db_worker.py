@@ -144,7 +144,7 @@ def pause_at(engine: Engine, job: dict[str, Any]) -> None:
 
     send, commit = statement_execution._send, Checkout.commit
 
-    def watched_send(raw: Any, string: str, params: Any) -> statement_execution.Result:
+    def watched_send(raw: Any, string: str, params: Any) -> statement_execution.StatementResult:
         reached(_STEPS_BEFORE.get(_kind(string), ""))
         answer = send(raw, string, params)
         reached(_STEPS_AFTER.get(_kind(string), ""))

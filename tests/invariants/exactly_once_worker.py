@@ -36,7 +36,7 @@ from conquiet.transactional import (
     Outbox,
     OutboxMessage,
     OutboxRelay,
-    Outcome,
+    PublishOutcome,
     RelayStats,
     ToStream,
     by_outbox_id,
@@ -115,7 +115,7 @@ class PointedConsumer(QueueConsumer):
 
 
 class PointedTarget(ToStream):
-    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
         at("before-publish")
         results = super().publish(messages)
         at("after-publish")

@@ -23,7 +23,7 @@ from tests.invariants.histories import History, Row, rabbit_facts, seed_or
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import RabbitError
-from conquiet.rabbit import DeadLetters, DeliveryFilter, Outgoing, Publisher, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit import DeliveryFilter, Outgoing, Publisher, RabbitConsumer, RabbitDeadLetters, SchemaRegistry
 from conquiet.testing import RabbitMQClusterServer, wait_until_async
 
 FAULTS = int(os.environ.get("CONQUIET_CLUSTER_FAULTS", "100"))
@@ -167,7 +167,7 @@ async def test_a_cluster_whose_nodes_die_loses_nothing_and_settles_by_the_rules(
     with contextlib.suppress(TimeoutError):  # the judgement says what is missing
         await wait_until_async(is_settled, timeout_s=120)
         history.record("drained")
-    letters = DeadLetters(urls, "dead", count_a_delivery=True)  # its limit is not known here, and it is read once
+    letters = RabbitDeadLetters(urls, "dead", count_a_delivery=True)  # its limit is not known here, and it is read once
     dead = [json.loads(one.body)["id"] for one in await letters.list(limit=None)]
     history.record("state", effects=sorted(handled.elements()), dead=dead, left={"work": await depth("work")})
     replaying = True

@@ -35,7 +35,7 @@ from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime import assembly, engine, lease
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.executor import HandlerExecutor
-from conquiet.runtime.naming import RENEW_S
+from conquiet.runtime.name_reservation import RENEW_S
 from conquiet.runtime.settings import RuntimeSettings
 
 STREAM, GROUP = "work", "processor"

@@ -1,5 +1,6 @@
 """ARCHITECTURE.md, the decisions and the glossary name packages, modules and names that exist."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -109,3 +110,14 @@ def test_the_search_for_names_reads_code_font_only() -> None:
         "Consumer",
         "block_ms",
     }
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    """One word, one meaning: a reader who finds a class by its name has found the right one."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -10,7 +10,7 @@ from conquiet.app.bus import Bus, RedisBus
 from conquiet.app.database import Database
 from conquiet.app.database_probe import probe_for
 from conquiet.app.emission import Emission, OutboxLike
-from conquiet.app.invocation import Environment
+from conquiet.app.invocation import HandlerEnvironment
 from conquiet.app.parameters import SessionKind
 from conquiet.app.registry import Handler, QueueHandler, Registry
 from conquiet.app.server_wait import ServerProbe, probe_database, probe_rabbit, probe_redis
@@ -232,9 +232,9 @@ class Assembly:
             workers += probe_for(self.database.sync_engine)
         return WorkerGroup(workers)
 
-    def environment(self, emission: Emission, loop: asyncio.AbstractEventLoop) -> Environment:
+    def environment(self, emission: Emission, loop: asyncio.AbstractEventLoop) -> HandlerEnvironment:
         """Return what all handlers share while they run on a loop."""
-        return Environment(
+        return HandlerEnvironment(
             resources=self._registry.resources,
             emission=emission,
             database=lambda: self.database,
@@ -242,7 +242,7 @@ class Assembly:
             loop=lambda: loop,
         )
 
-    def _handlers(self, concurrency: int, environment: Environment) -> "list[Worker]":
+    def _handlers(self, concurrency: int, environment: HandlerEnvironment) -> "list[Worker]":
         if not self._registry.handlers and not self._registry.queues:
             raise ConfigurationError(
                 "the app has no handler, so there is nothing to run: register one with @app.handler(event), "
@@ -283,7 +283,7 @@ class Assembly:
             )
         ]
 
-    def _processor(self, concurrency: int, environment: Environment) -> "Worker":
+    def _processor(self, concurrency: int, environment: HandlerEnvironment) -> "Worker":
         redis = self._require_redis("handlers read from Redis")
         processor = new_processor(
             redis,
@@ -311,21 +311,21 @@ class Assembly:
                 processor.handler(event)(_leave_to_others)
         return processor
 
-    def functions(self, environment: Environment) -> "dict[str, Callable[[Any], Any]]":
+    def functions(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
         """Return the functions that a processor would run, by event."""
         return {event: self._function(handler, environment) for event, handler in self._registry.handlers.items()}
 
-    def _function(self, handler: Handler, environment: Environment) -> "Callable[[Any], Any]":
+    def _function(self, handler: Handler, environment: HandlerEnvironment) -> "Callable[[Any], Any]":
         invocation = self._invocation(handler, environment)
         if handler.options.is_group:
             return invocation.for_processor_group()
         return invocation.for_processor() if handler.options.batch is None else invocation.for_processor_batch()
 
-    def syncers(self, environment: Environment) -> "dict[str, Callable[[Any], Any]]":
+    def syncers(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
         """Return the functions that consumers of RabbitMQ would run, by queue."""
         return {name: self._syncer(queue, environment) for name, queue in self._registry.queues.items()}
 
-    def _syncer(self, queue: QueueHandler, environment: Environment) -> "Callable[[Any], Any]":
+    def _syncer(self, queue: QueueHandler, environment: HandlerEnvironment) -> "Callable[[Any], Any]":
         invocation = self._invocation(queue.handler, environment)
         return invocation.for_rabbit_batch() if queue.takes_lists else invocation.for_rabbit()
 
@@ -342,7 +342,7 @@ class Assembly:
         """All streams that messages are emitted to."""
         return sorted({self.stream, *self._registry.streams.values()})
 
-    def _invocation(self, handler: Handler, environment: Environment) -> BatchInvocation:
+    def _invocation(self, handler: Handler, environment: HandlerEnvironment) -> BatchInvocation:
         if handler.signature.session is not None:
             self._needs.add(DB)
         if handler.needs_inbox:

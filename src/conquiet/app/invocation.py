@@ -110,7 +110,7 @@ class WithoutInboxMany:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class HandlerEnvironment:
     """What handlers of one application share.
 
     Attributes:
@@ -144,7 +144,7 @@ class Invocation:
         function: Callable[..., Any],
         signature: Signature,
         event: Event,
-        environment: Environment,
+        environment: HandlerEnvironment,
         *,
         once: bool,
     ) -> None:
@@ -344,7 +344,7 @@ class Invocation:
 class ResourcesOnLoop:
     """Resources for a plain function: opened and cleaned up on the event loop, while its thread waits."""
 
-    def __init__(self, environment: Environment, kinds: tuple[type, ...]) -> None:
+    def __init__(self, environment: HandlerEnvironment, kinds: tuple[type, ...]) -> None:
         self._loop = environment.loop
         self._manager: AbstractAsyncContextManager[dict[Any, Any]] = environment.resources.open(kinds)
         self._kinds = kinds

@@ -22,8 +22,8 @@ from conquiet.processor.policy import Reason
 
 if TYPE_CHECKING:
     from conquiet.app.assembly import Assembly
-    from conquiet.transactional.ordering import OutboxMessage
     from conquiet.transactional.outbox import Outbox
+    from conquiet.transactional.relay_decisions import OutboxMessage
     from conquiet.transactional.targets import Results
 
 _MS = 1_000

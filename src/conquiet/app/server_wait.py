@@ -186,14 +186,14 @@ def _connect(engine: Any, check: Callable[[Any], None] | None) -> Exception | No
 
 def _is_not_there(error: Exception, engine: Any) -> bool:
     """Return whether a failure may end by itself. One that answers and refuses a login does not."""
-    from conquiet.db.errors import Fault, fault_of, is_refused_login
+    from conquiet.db.errors import DbErrorKind, fault_of, is_refused_login
 
     if is_refused_login(error):
         return False
     # A port that accepts and hangs up does not answer: that is a proxy (of docker, of a load balancer) whose server is
     # not there yet.
     is_starting = any(phrase in str(error) for phrase in _STARTING_UP)
-    return is_starting or fault_of(error) in {Fault.GONE, Fault.UNREACHABLE} or not _answers(engine.url)
+    return is_starting or fault_of(error) in {DbErrorKind.GONE, DbErrorKind.UNREACHABLE} or not _answers(engine.url)
 
 
 def _answers(url: Any) -> bool:

@@ -34,7 +34,7 @@ from conquiet.app.memory_broker import (
 from conquiet.app.memory_queues import MemoryQueues
 from conquiet.core.batch_run import BatchRun
 from conquiet.core.json_codec import CodecError
-from conquiet.core.settlement import Retry
+from conquiet.core.settlement import RetryLater
 from conquiet.errors import InfrastructureError, MessageInProgressError
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
 from conquiet.processor.dead_letter_record import DeadRecord, describe
@@ -342,7 +342,7 @@ class TestApp:
             error, attempt=envelope.attempt, policy=runner.retry, max_attempts=runner.attempts_of(envelope)
         )
         envelope.first_failed_ms = envelope.first_failed_ms or self.clock.now_ms
-        if isinstance(decided, Retry):
+        if isinstance(decided, RetryLater):
             envelope.attempt += 1
             if not decided.steps_aside:
                 self._broker.keep_turn(stream, envelope)

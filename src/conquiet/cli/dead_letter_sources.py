@@ -164,11 +164,11 @@ class QueueSource:
         import asyncio
 
         check_broker(self._flag)
-        from conquiet.rabbit import DeadLetters
+        from conquiet.rabbit import RabbitDeadLetters
         from conquiet.rabbit.peek_safety import PeekUnsafeError
 
         url = require_url(self._flag, RABBIT)
-        dead_letters = DeadLetters(
+        dead_letters = RabbitDeadLetters(
             url,
             self._queue,
             management_url=find_api_url(self._api_flag, url),

@@ -66,7 +66,7 @@ class Lifecycle:
         self._status = Status.STOPPED
 
 
-class Health(Protocol):
+class Readiness(Protocol):
     """What a worker reports about itself, without asking a server."""
 
     @property
@@ -102,7 +102,7 @@ class Worker(Protocol):
         """Ask for the end."""
         ...
 
-    def health(self) -> Health:
+    def health(self) -> Readiness:
         """Report whether the worker does its work now."""
         ...
 

@@ -21,9 +21,10 @@ import functools
 import logging
 import os
 import re
-import traceback
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from conquiet.core.redaction import printable, scrub_credentials
@@ -36,6 +37,10 @@ _CAUSES: Final = 5
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")  # noqa: PTH120
 _NAMED: Final = re.compile(r"%\((\w+)\)")
+_AS_THEY_ARE: Final = (int, float, dict, list, tuple)
+
+_Frame = tuple[str, int, str]
+"""File, line and function."""
 
 _describers: list[Callable[[BaseException], str | None]] = []
 
@@ -65,6 +70,10 @@ class FactLogger:
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
+
+    def is_enabled(self, level: int) -> bool:
+        """Return whether a line of this level is logged. For callers that would gather facts for nothing."""
+        return self._logger.isEnabledFor(level)
 
     def debug(self, text: str, /, **facts: object) -> None:
         """Log at DEBUG."""
@@ -112,35 +121,39 @@ class FactLogger:
             return
         shown = {name: _safe(value) for name, value in facts.items() if value is not None and value != ""}
         exc_info = None if error is None else (type(error), error, error.__traceback__)
-        # 3: the caller of warning() and its like. Without facts no argument at all: an empty mapping is no mapping to
-        # logging.
+        # Without facts no argument at all: an empty mapping is no mapping to logging.
         arguments = (shown,) if shown else ()
-        self._logger.log(level, _template(text, tuple(shown)), *arguments, extra=shown, exc_info=exc_info, stacklevel=3)
+        # What Logger.log does, with the caller of warning() and its like known: to search for it costs as much as all
+        # of the formatting here.
+        caller = sys._getframe(2)  # noqa: SLF001 - logging itself does so
+        code = caller.f_code
+        record = self._logger.makeRecord(
+            self._logger.name,
+            level,
+            code.co_filename,
+            caller.f_lineno,
+            _template(text, tuple(shown)),
+            arguments,
+            exc_info,
+            code.co_name,
+            shown,
+        )
+        self._logger.handle(record)
 
 
 def describe_error(error: BaseException | None) -> dict[str, str]:
     """Return what a log may show of an exception: ``error``, ``place``, ``frames``, ``reason`` of our own errors."""
     if error is None:
         return {}
-    frames = list(_frames_of(error))
-    own = [frame for frame in frames if _is_of_application(frame.filename)]
     described = {"error": type(error).__name__}
-    if frames:
-        last = (own or frames)[-1]
-        described["place"] = f"{_shown_path(last.filename)}:{last.lineno} in {last.name}"
+    if error.__traceback__ is not None:
+        place, frames = _shown_frames(tuple(_frames_of(error.__traceback__)), _current_folder())
+        described["place"] = place
+        if frames:
+            described["frames"] = frames
     if reason := reason_of(error):
         described["reason"] = reason
-    if len(frames) > 1:
-        described["frames"] = " > ".join(
-            f"{_shown_path(frame.filename)}:{frame.lineno} {frame.name}" for frame in _most_relevant(frames)
-        )
     return described
-
-
-def _most_relevant(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the last frames of the application, and the first few of the library that it called."""
-    last = max((at for at, frame in enumerate(frames) if _is_of_application(frame.filename)), default=len(frames) - 1)
-    return frames[: last + 1 + _LIBRARY_FRAMES][-_FRAMES:]
 
 
 def reason_of(error: BaseException) -> str:
@@ -158,30 +171,48 @@ def reason_of(error: BaseException) -> str:
     return next((said for describe in _describers if (said := describe(error))), "")
 
 
-def _frames_of(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """Yield the frames from the first one of the application on; all of them if there is none.
+def _frames_of(trace: TracebackType | None) -> Iterator[_Frame]:
+    # traceback.extract_tb reads the source files, which costs more than all the rest of a log line.
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        yield code.co_filename, trace.tb_lineno, code.co_name
+        trace = trace.tb_next
 
-    What is before it (a thread of the pool, our own adapters) is the same for every message.
+
+@functools.lru_cache(maxsize=512)
+def _shown_frames(frames: tuple[_Frame, ...], folder: str) -> tuple[str, str]:
+    """Return the last frame of the application, and its frames with the first few of the library that it called.
+
+    What is before its first frame (a thread of the pool, our own adapters) is the same for every message; without any
+    frame of the application all are shown. A handler fails at the same place again and again: the texts are kept.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    start = next((at for at, frame in enumerate(frames) if _is_of_application(frame.filename)), 0)
-    yield from frames[start:]
+    own = [at for at, (filename, _, _) in enumerate(frames) if _is_of_application(filename)]
+    first, last = (own[0], own[-1]) if own else (0, len(frames) - 1)
+    filename, line, name = frames[last]
+    place = f"{_shown_path(filename, folder)}:{line} in {name}"
+    if len(frames) - first == 1:
+        return place, ""
+    shown = frames[first : last + 1 + _LIBRARY_FRAMES][-_FRAMES:]
+    return place, " > ".join(f"{_shown_path(path, folder)}:{line} {name}" for path, line, name in shown)
 
 
 def _is_of_application(filename: str) -> bool:
     return not filename.startswith(_PACKAGE) and not any(part in filename for part in _LIBRARIES)
 
 
-def _shown_path(filename: str) -> str:
-    """Return a path below the current folder as relative to it, one of a library from its package on."""
-    for folder in ("site-packages/", "dist-packages/"):
-        if folder in filename:
-            return filename.rpartition(folder)[2]
-    path = Path(filename)
+def _current_folder() -> str:
     try:
-        return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return filename
+        return os.getcwd()  # noqa: PTH109 - a text is enough
+    except OSError:  # it was removed
+        return ""
+
+
+def _shown_path(filename: str, folder: str) -> str:
+    """Return a path below ``folder`` as relative to it, one of a library from its package on."""
+    for packages in ("site-packages/", "dist-packages/"):
+        if packages in filename:
+            return filename.rpartition(packages)[2]
+    return filename.removeprefix(folder + os.sep) if folder else filename
 
 
 @functools.lru_cache(maxsize=1_024)
@@ -197,6 +228,6 @@ def _template(text: str, names: tuple[str, ...]) -> str:
 
 def _safe(value: object) -> object:
     """Return a fact that cannot forge a line. Numbers stay numbers, and containers show their strings quoted."""
-    if isinstance(value, int | float | dict | list | tuple):
+    if isinstance(value, _AS_THEY_ARE):
         return value
     return printable(value, limit=_SHOWN * 2)

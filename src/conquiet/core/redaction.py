@@ -7,8 +7,10 @@ _SHOWN = 120
 
 # Up to the last @ before a space or a quote: a password may hold an @ or a slash that should have been escaped.
 _USER_INFO = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s'\"<>]*@")
+_SECRET = r"(?:password|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key)"  # noqa: S105 - names of secrets
+_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)  # most texts have none, and finding that out is ten times as fast
 _NAMED_SECRET = re.compile(
-    r"(?P<name>[\w-]*(?:password|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key)['\"]?\s*[=:]\s*)"
+    rf"(?P<name>[\w-]*{_SECRET}['\"]?\s*[=:]\s*)"
     r"(?!(?-i:YES|NO)\b)(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\")}\]]+)",
     re.IGNORECASE,
 )
@@ -44,9 +46,10 @@ def scrub_credentials(text: str) -> str:
     Credentials are the part before the ``@`` of a URL, the value after ``password=``, ``token:`` and similar names, and
     the text after ``Bearer`` or ``Basic``. Other secrets are not recognised.
     """
-    text = _USER_INFO.sub(r"\g<scheme>***@", text)
+    if "://" in text:
+        text = _USER_INFO.sub(r"\g<scheme>***@", text)
     text = _AUTHORIZATION.sub(r"\g<kind>***", text)
-    return _NAMED_SECRET.sub(r"\g<name>***", text)
+    return _NAMED_SECRET.sub(r"\g<name>***", text) if _SECRET_NAME.search(text) else text
 
 
 def printable(text: object, *, limit: int = _SHOWN) -> str:
@@ -56,4 +59,6 @@ def printable(text: object, *, limit: int = _SHOWN) -> str:
     """
     shown = str(text)
     cut = shown if len(shown) <= limit else shown[:limit] + "…"
+    if cut.isprintable():
+        return cut
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)

@@ -9,11 +9,12 @@ class SeenIds:
     """Remembers the last ten thousand entries that were reported."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+        # A text as the key, not a tuple: ten thousand tuples are work for every run of the garbage collector.
+        self._seen: OrderedDict[str, None] = OrderedDict()
 
     def add(self, stream: str, message_id: str) -> bool:
         """Remember the entry; return True if it was not known."""
-        key = (stream, message_id)
+        key = f"{message_id} {stream}"
         if key in self._seen:
             return False
         self._seen[key] = None
@@ -23,4 +24,4 @@ class SeenIds:
 
     def is_known(self, stream: str, message_id: str) -> bool:
         """True if this entry is remembered."""
-        return (stream, message_id) in self._seen
+        return f"{message_id} {stream}" in self._seen

@@ -2,7 +2,7 @@
 
     Acknowledge    the work is done (or refused on purpose): remove the message from the pending list
     KeepPending    the handler failed and no policy applies: pending until the entry is stale and claimed
-    Retry          a new attempt later; the attempt is charged
+    RetryLater     a new attempt later; the attempt is charged
     Defer          the same attempt later; nothing is charged
     DeadLetter     moved to the dead letters, with the reason
     Release        returned to the group at once, uncharged: the worker stops, or a server it needs is unavailable
@@ -32,7 +32,7 @@ class KeepPending:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryLater:
     """Deliver the message again after a delay, as its next attempt.
 
     Attributes:
@@ -97,7 +97,7 @@ class Stop:
 _NAMES = {
     Acknowledge: "acknowledge",
     KeepPending: "keep_pending",
-    Retry: "retry",
+    RetryLater: "retry",
     Defer: "defer",
     DeadLetter: "dead_letter",
     Release: "release",
@@ -111,7 +111,7 @@ def settlement_name(settlement: object) -> str:
     return _NAMES.get(type(settlement), "")
 
 
-Settlement = Acknowledge | KeepPending | Retry | Defer | DeadLetter | Release | Moved | Stop
+Settlement = Acknowledge | KeepPending | RetryLater | Defer | DeadLetter | Release | Moved | Stop
 
 ACKNOWLEDGE = Acknowledge()
 """The settlement of every success: one object, because a no-op handler must not pay for a new one."""

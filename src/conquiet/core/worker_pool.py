@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-from conquiet.core.cancellation import forget_cancellations, is_ending
 from conquiet.core.log import FactLogger
+from conquiet.core.task_cancellation import forget_cancellations, is_ending
 
 logger = FactLogger(__name__)
 

@@ -4,7 +4,7 @@ This is the only place where driver errors are read. Decisions are made from num
 are translated by the server (``lc_messages``), differ between MySQL and MariaDB, and quote values. The name of a
 missing table or column is the only thing taken out of a text (``schema_errors``).
 
-    driver error ──number_of──▶ errno ──fault_of──▶ Fault ──as_write_error──▶ DbWriteError
+    driver error ──number_of──▶ errno ──fault_of──▶ DbErrorKind ──as_write_error──▶ DbWriteError
                                                       ▲
                             was COMMIT in flight? ────┘  then a missing reply is "unknown"
 """
@@ -59,7 +59,7 @@ _FIRST: Final = 1000
 _NOT_SENT: Final = "conquiet_not_sent"
 
 
-class Fault(Enum):
+class DbErrorKind(Enum):
     """Kinds of failure that need different reactions."""
 
     DUPLICATE = "duplicate"
@@ -74,56 +74,56 @@ class Fault(Enum):
 
 
 _BY_SQLSTATE: Final = {
-    "23505": Fault.DUPLICATE,
-    "40001": Fault.CONFLICT,  # serialization failure
-    "40P01": Fault.CONFLICT,  # deadlock
-    "55P03": Fault.LOCK_TIMEOUT,  # NOWAIT, or lock_timeout
-    "57014": Fault.INTERRUPTED,  # statement_timeout, or pg_cancel_backend()
+    "23505": DbErrorKind.DUPLICATE,
+    "40001": DbErrorKind.CONFLICT,  # serialization failure
+    "40P01": DbErrorKind.CONFLICT,  # deadlock
+    "55P03": DbErrorKind.LOCK_TIMEOUT,  # NOWAIT, or lock_timeout
+    "57014": DbErrorKind.INTERRUPTED,  # statement_timeout, or pg_cancel_backend()
     # The server ends the connection: 57P01 shutdown or pg_terminate_backend(), 57P02 another process crashed, 57P05
     # and 25P03 and 25P04 its limits for idle sessions, idle transactions and transactions. 40003 is its own "unknown".
-    "57P01": Fault.GONE,
-    "57P02": Fault.GONE,
-    "57P05": Fault.GONE,
-    "25P03": Fault.GONE,
-    "25P04": Fault.GONE,
-    "40003": Fault.GONE,
+    "57P01": DbErrorKind.GONE,
+    "57P02": DbErrorKind.GONE,
+    "57P05": DbErrorKind.GONE,
+    "25P03": DbErrorKind.GONE,
+    "25P04": DbErrorKind.GONE,
+    "40003": DbErrorKind.GONE,
     # No connection: 57P03 starting or stopping, 53300 too many, 28000 and 28P01 refused, 57P04 no such database now.
-    "57P03": Fault.UNREACHABLE,
-    "57P04": Fault.UNREACHABLE,
-    "53300": Fault.UNREACHABLE,
-    "28000": Fault.UNREACHABLE,
-    "28P01": Fault.UNREACHABLE,
+    "57P03": DbErrorKind.UNREACHABLE,
+    "57P04": DbErrorKind.UNREACHABLE,
+    "53300": DbErrorKind.UNREACHABLE,
+    "28000": DbErrorKind.UNREACHABLE,
+    "28P01": DbErrorKind.UNREACHABLE,
     # Up, and accepts no writes: 25006 a standby or default_transaction_read_only, 53100 disk full.
-    "25006": Fault.READ_ONLY,
-    "53100": Fault.READ_ONLY,
+    "25006": DbErrorKind.READ_ONLY,
+    "53100": DbErrorKind.READ_ONLY,
 }
 _BY_SQLSTATE_CLASS: Final = {
-    "08": Fault.GONE,  # connection exception
-    "58": Fault.UNREACHABLE,  # an I/O error of the server: not the statement's fault
+    "08": DbErrorKind.GONE,  # connection exception
+    "58": DbErrorKind.UNREACHABLE,  # an I/O error of the server: not the statement's fault
 }
 
 _DESCRIPTIONS: Final = {
-    Fault.DUPLICATE: "a row with the same value of a unique key exists already",
-    Fault.CONFLICT: "it conflicted with another transaction; try again in a new one",
-    Fault.LOCK_TIMEOUT: "another transaction held a lock for too long; try again in a new one",
-    Fault.INTERRUPTED: "the server interrupted the statement",
-    Fault.GONE: "the connection was lost before COMMIT was sent; the server rolls back",
-    Fault.UNREACHABLE: "the server could not be reached or refused the connection; nothing was written",
-    Fault.READ_ONLY: "the server accepts no writes now (read-only, or its disk is full); nothing was written",
-    Fault.POOL_EXHAUSTED: "no connection of the pool was free in time: more tasks than the pool has connections "
+    DbErrorKind.DUPLICATE: "a row with the same value of a unique key exists already",
+    DbErrorKind.CONFLICT: "it conflicted with another transaction; try again in a new one",
+    DbErrorKind.LOCK_TIMEOUT: "another transaction held a lock for too long; try again in a new one",
+    DbErrorKind.INTERRUPTED: "the server interrupted the statement",
+    DbErrorKind.GONE: "the connection was lost before COMMIT was sent; the server rolls back",
+    DbErrorKind.UNREACHABLE: "the server could not be reached or refused the connection; nothing was written",
+    DbErrorKind.READ_ONLY: "the server accepts no writes now (read-only, or its disk is full); nothing was written",
+    DbErrorKind.POOL_EXHAUSTED: "no connection of the pool was free in time: more tasks than the pool has connections "
     "needed one at once; raise pool_size or max_overflow of the engine, or lower the concurrency",
-    Fault.OTHER: "the database refused it; the driver's error is the cause of this one",
+    DbErrorKind.OTHER: "the database refused it; the driver's error is the cause of this one",
 }
 
 _SHORTLY: Final = {
-    Fault.DUPLICATE: "a row with the same value of a unique key exists already",
-    Fault.CONFLICT: "it conflicted with another transaction",
-    Fault.LOCK_TIMEOUT: "another transaction held a lock for too long",
-    Fault.INTERRUPTED: "the server interrupted the statement",
-    Fault.GONE: "the connection was lost",
-    Fault.UNREACHABLE: "the server could not be reached or refused the connection",
-    Fault.READ_ONLY: "the server accepts no writes now",
-    Fault.POOL_EXHAUSTED: "no connection of the pool was free in time",
+    DbErrorKind.DUPLICATE: "a row with the same value of a unique key exists already",
+    DbErrorKind.CONFLICT: "it conflicted with another transaction",
+    DbErrorKind.LOCK_TIMEOUT: "another transaction held a lock for too long",
+    DbErrorKind.INTERRUPTED: "the server interrupted the statement",
+    DbErrorKind.GONE: "the connection was lost",
+    DbErrorKind.UNREACHABLE: "the server could not be reached or refused the connection",
+    DbErrorKind.READ_ONLY: "the server accepts no writes now",
+    DbErrorKind.POOL_EXHAUSTED: "no connection of the pool was free in time",
 }
 """Descriptions of errors that the application's own statements raised: nothing is known of what it had written."""
 
@@ -131,12 +131,14 @@ _REFUSED_LOGIN: Final = (
     "the server refused the user name or the password; put the right ones into the database URL; nothing was written"
 )
 
-UNAVAILABLE: Final = frozenset({Fault.GONE, Fault.UNREACHABLE, Fault.READ_ONLY, Fault.POOL_EXHAUSTED})
+UNAVAILABLE: Final = frozenset(
+    {DbErrorKind.GONE, DbErrorKind.UNREACHABLE, DbErrorKind.READ_ONLY, DbErrorKind.POOL_EXHAUSTED}
+)
 """Faults of the database or the pool: the same work may succeed later without a change."""
 
-_KINDS: Final[dict[Fault, type[DbWriteError]]] = {
-    Fault.CONFLICT: ConflictError,
-    Fault.LOCK_TIMEOUT: ConflictError,
+_KINDS: Final[dict[DbErrorKind, type[DbWriteError]]] = {
+    DbErrorKind.CONFLICT: ConflictError,
+    DbErrorKind.LOCK_TIMEOUT: ConflictError,
     **dict.fromkeys(UNAVAILABLE, DatabaseUnavailableError),
 }
 
@@ -182,9 +184,9 @@ def outcome_unknown(error: BaseException) -> bool:
         if not _from_driver(error):
             return True
     if sqlstate_of(error) is not None:  # the server replied; if it ends the connection, COMMIT may have come before
-        return fault_of(error) is Fault.GONE
+        return fault_of(error) is DbErrorKind.GONE
     number = number_of(error)
-    return number is None or number < _FIRST or number in _CLIENT or fault_of(error) is Fault.GONE
+    return number is None or number < _FIRST or number in _CLIENT or fault_of(error) is DbErrorKind.GONE
 
 
 def _from_driver(error: BaseException) -> bool:
@@ -194,48 +196,48 @@ def _from_driver(error: BaseException) -> bool:
     )
 
 
-def fault_of(error: BaseException) -> Fault:
+def fault_of(error: BaseException) -> DbErrorKind:
     """Return the kind of failure."""
     original = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(original, sqlite3.Error):
         return _sqlite_fault(number_of(error))
     if isinstance(error, PoolTimeoutError):
-        return Fault.POOL_EXHAUSTED
+        return DbErrorKind.POOL_EXHAUSTED
     if (state := sqlstate_of(error)) is not None:
-        return _BY_SQLSTATE.get(state) or _BY_SQLSTATE_CLASS.get(state[:2], Fault.OTHER)
+        return _BY_SQLSTATE.get(state) or _BY_SQLSTATE_CLASS.get(state[:2], DbErrorKind.OTHER)
     number = number_of(error)
     for fault, numbers in (
-        (Fault.DUPLICATE, _DUPLICATE),
-        (Fault.LOCK_TIMEOUT, _LOCK_TIMEOUT),
-        (Fault.CONFLICT, _CONFLICT),
-        (Fault.INTERRUPTED, _INTERRUPTED),
-        (Fault.UNREACHABLE, _UNREACHABLE),
-        (Fault.READ_ONLY, _READ_ONLY),
+        (DbErrorKind.DUPLICATE, _DUPLICATE),
+        (DbErrorKind.LOCK_TIMEOUT, _LOCK_TIMEOUT),
+        (DbErrorKind.CONFLICT, _CONFLICT),
+        (DbErrorKind.INTERRUPTED, _INTERRUPTED),
+        (DbErrorKind.UNREACHABLE, _UNREACHABLE),
+        (DbErrorKind.READ_ONLY, _READ_ONLY),
     ):
         if number in numbers:
             return fault
     # SQLAlchemy's own classification counts too: it knows drivers and numbers that are not listed here.
     if (isinstance(error, DBAPIError) and error.connection_invalidated) or number in _GONE:
-        return Fault.GONE
-    return Fault.OTHER
+        return DbErrorKind.GONE
+    return DbErrorKind.OTHER
 
 
-def _sqlite_fault(code: int | None) -> Fault:
+def _sqlite_fault(code: int | None) -> DbErrorKind:
     if code in {
         sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
         sqlite3.SQLITE_CONSTRAINT_UNIQUE,
         sqlite3.SQLITE_CONSTRAINT_ROWID,
     }:
-        return Fault.DUPLICATE
+        return DbErrorKind.DUPLICATE
     match None if code is None else code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return Fault.CONFLICT
+            return DbErrorKind.CONFLICT
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_IOERR:
-            return Fault.UNREACHABLE
+            return DbErrorKind.UNREACHABLE
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_FULL:
-            return Fault.READ_ONLY
+            return DbErrorKind.READ_ONLY
         case _:
-            return Fault.OTHER
+            return DbErrorKind.OTHER
 
 
 def as_write_error(
@@ -266,14 +268,14 @@ def as_write_error(
     # An error that the server replied with means that it did not commit. Preferred loss: a write that was never sent is
     # reported as unknown, rather than a committed one as failed.
     if committing and outcome_unknown(error):
-        broken = "the connection was lost" if fault is Fault.GONE else "it was interrupted"
+        broken = "the connection was lost" if fault is DbErrorKind.GONE else "it was interrupted"
         return CommitUnknownError(
             f"{info}: {broken} before the reply to the commit{shown}, so it may be committed or not; "
             "check for the row, or let an inbox decide, before doing it again",
             **facts,
         )
-    if connecting and fault is not Fault.POOL_EXHAUSTED and _from_driver(error):
-        fault = Fault.UNREACHABLE
+    if connecting and fault is not DbErrorKind.POOL_EXHAUSTED and _from_driver(error):
+        fault = DbErrorKind.UNREACHABLE
     description = (
         hint
         or describe_missing_object(error, number, state, own_statement=info.table is not None)

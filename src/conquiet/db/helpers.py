@@ -11,7 +11,7 @@ from conquiet.core.validation import require_identifier, require_positive, requi
 from conquiet.db import sql
 from conquiet.db.columns import find_column
 from conquiet.db.dialects import is_mysql, is_postgres
-from conquiet.db.errors import Fault, OperationInfo, fault_of, other_key_error
+from conquiet.db.errors import DbErrorKind, OperationInfo, fault_of, other_key_error
 from conquiet.db.insert import report_duplicate
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LockTimeoutError
@@ -78,7 +78,7 @@ def insert_idempotent(
             session.send(sql.insert(table, columns), sql.values(row, columns), info)
         except DbWriteError as error:
             cause = error.__cause__
-            if cause is None or fault_of(cause) is not Fault.DUPLICATE:
+            if cause is None or fault_of(cause) is not DbErrorKind.DUPLICATE:
                 raise
             # A locking read: the snapshot of this transaction may be older than the row.
             suffix = sql.SHARED if is_mysql(session.engine) else sql.PLAIN
@@ -97,7 +97,7 @@ def _insert_unless_exists(session: DbSession, table: str, row: Mapping[str, Any]
         try:
             inserted = session.send(statement, sql.values(row, columns), info)
         except DbWriteError as error:
-            if error.__cause__ is None or fault_of(error.__cause__) is not Fault.DUPLICATE:
+            if error.__cause__ is None or fault_of(error.__cause__) is not DbErrorKind.DUPLICATE:
                 raise
             raise other_key_error(error, info) from error.__cause__
     if not inserted:

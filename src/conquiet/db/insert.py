@@ -4,12 +4,12 @@ from typing import Any
 
 from conquiet.core.log import FactLogger
 from conquiet.db import sql
-from conquiet.db.batch import Rows
 from conquiet.db.columns import find_column
-from conquiet.db.errors import DUPLICATE_KEY, Fault, OperationInfo, fault_of, other_key_error
+from conquiet.db.errors import DUPLICATE_KEY, DbErrorKind, OperationInfo, fault_of, other_key_error
 from conquiet.db.locking.naming import canonical_id
 from conquiet.db.models import DbOperation, WriteOutcome
 from conquiet.db.scopes import checked_out, translate_errors
+from conquiet.db.statement_batch import Rows
 from conquiet.db.statement_execution import execute, insert_rows, select_ids
 from conquiet.db.writer_pool import Checkout, WriterPool
 from conquiet.errors import DbWriteError
@@ -125,7 +125,7 @@ def _same_id(one: Any, other: Any) -> bool:
 
 
 def _is_duplicate(error: DbWriteError) -> bool:
-    return error.__cause__ is not None and fault_of(error.__cause__) is Fault.DUPLICATE
+    return error.__cause__ is not None and fault_of(error.__cause__) is DbErrorKind.DUPLICATE
 
 
 def _duplicate(op: DbOperation) -> WriteOutcome:

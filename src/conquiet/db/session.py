@@ -40,7 +40,7 @@ from conquiet.db.commit_status import (
 from conquiet.db.connection_cleanup import clean_up, invalidate
 from conquiet.db.dialects import is_mysql, is_postgres, require_supported
 from conquiet.db.engine_pool import database_address, pool_timeout_hint
-from conquiet.db.errors import UNAVAILABLE, Fault, OperationInfo, as_write_error, fault_of, outcome_unknown
+from conquiet.db.errors import UNAVAILABLE, DbErrorKind, OperationInfo, as_write_error, fault_of, outcome_unknown
 from conquiet.db.failover import is_demotion, renew_pool
 from conquiet.db.session_metrics import OTHER, SESSION, WRITES, WriteCounts, first_keyword
 from conquiet.db.sqlstate import FAILED_TRANSACTION
@@ -55,9 +55,9 @@ Params = Mapping[str, Any]
 
 _TRANSACTION = OperationInfo("the session's transaction")
 _STATEMENT = OperationInfo("a statement of the session")
-_ENDS_SESSION = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT, Fault.GONE})
+_ENDS_SESSION = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE})
 # Translated too if they leave the block as SQLAlchemy's error, raised by an ORM session or the connection itself.
-_TRANSLATED = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT}) | UNAVAILABLE
+_TRANSLATED = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT}) | UNAVAILABLE
 _TO_SAVEPOINT = re.compile(r"\bTO\b", re.IGNORECASE)
 _PREPARE = re.compile(r"\W*PREPARE\s+TRANSACTION\b", re.IGNORECASE)
 _ENDED = (

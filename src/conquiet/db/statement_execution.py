@@ -15,8 +15,8 @@ from sqlalchemy import TextClause
 from sqlalchemy.engine import Connection, Dialect
 
 from conquiet.db import sql
-from conquiet.db.batch import Rows
 from conquiet.db.errors import mark_not_sent, number_of, outcome_unknown
+from conquiet.db.statement_batch import Rows
 
 _NO_PARAMS: Final[Mapping[str, Any]] = {}
 _POSITIONAL_BY_PERCENT: Final = frozenset({"format", "pyformat"})
@@ -33,7 +33,7 @@ class WriterConnection(Connection):
 
 
 @dataclass(slots=True)  # not frozen: that would cost a microsecond at every statement
-class Result:
+class StatementResult:
     """All rows of a statement, fetched. ``repr()`` shows none: rows are data."""
 
     rowcount: int
@@ -41,7 +41,7 @@ class Result:
     rows: Sequence[Sequence[Any]] = ()
 
     def __repr__(self) -> str:
-        return f"Result(rowcount={self.rowcount})"
+        return f"StatementResult(rowcount={self.rowcount})"
 
     def first(self) -> dict[str, Any] | None:
         """Return the first row by column, or None."""
@@ -56,7 +56,7 @@ class Result:
         return self.rows[0][0] if self.rows else None
 
 
-def execute(conn: Connection, statement: TextClause, params: Mapping[str, Any] = _NO_PARAMS) -> Result:
+def execute(conn: Connection, statement: TextClause, params: Mapping[str, Any] = _NO_PARAMS) -> StatementResult:
     """Execute a statement and fetch its result."""
     raw = conn.raw if isinstance(conn, WriterConnection) else None
     if raw is None:
@@ -84,7 +84,7 @@ def insert_rows(conn: Connection, rows: Rows) -> None:
     _send(raw, head + many, bound)
 
 
-def select_ids(conn: Connection, table: str, id_column: str, ids: Sequence[Any]) -> Result:
+def select_ids(conn: Connection, table: str, id_column: str, ids: Sequence[Any]) -> StatementResult:
     """Return those of the ids that exist."""
     mark = "%s" if conn.dialect.paramstyle in _POSITIONAL_BY_PERCENT else "?"
     string = sql.select_ids(table, id_column, len(ids), mark)
@@ -92,18 +92,18 @@ def select_ids(conn: Connection, table: str, id_column: str, ids: Sequence[Any])
     if raw is not None:
         return _send(raw, string, tuple(ids))
     result = conn.exec_driver_sql(string, tuple(ids))
-    return Result(result.rowcount, (id_column,), result.all())
+    return StatementResult(result.rowcount, (id_column,), result.all())
 
 
-def _execute_by_sqlalchemy(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> Result:
+def _execute_by_sqlalchemy(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> StatementResult:
     result = conn.execute(statement, params)
     if not result.returns_rows:
-        return Result(result.rowcount)
+        return StatementResult(result.rowcount)
     columns = [str(column) for column in result.keys()]  # noqa: SIM118 - iterating it gives rows
-    return Result(result.rowcount, columns, result.all())
+    return StatementResult(result.rowcount, columns, result.all())
 
 
-def _send(raw: Any, string: str, params: Any) -> Result:
+def _send(raw: Any, string: str, params: Any) -> StatementResult:
     cursor = raw.cursor()
     try:
         cursor.execute(string, params or None)
@@ -112,9 +112,9 @@ def _send(raw: Any, string: str, params: Any) -> Result:
         raise
     described = cursor.description
     if described is None:
-        result = Result(cursor.rowcount)
+        result = StatementResult(cursor.rowcount)
     else:
-        result = Result(cursor.rowcount, [column[0] for column in described], cursor.fetchall())
+        result = StatementResult(cursor.rowcount, [column[0] for column in described], cursor.fetchall())
     cursor.close()
     return result
 

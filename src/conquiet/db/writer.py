@@ -18,7 +18,7 @@ from typing import Any, Self
 from sqlalchemy.engine import Engine
 
 from conquiet.config import DbConfig
-from conquiet.db import batch
+from conquiet.db import statement_batch
 from conquiet.db.dialects import require_strategy, require_writer_supported
 from conquiet.db.insert import Inserts
 from conquiet.db.locking import make_lock_backend
@@ -119,8 +119,8 @@ class DbWriter:
         """
         outcomes: list[WriteOutcome] = []
         try:
-            for group in batch.group_operations(ops):
-                if isinstance(group, batch.Rows):
+            for group in statement_batch.group_operations(ops):
+                if isinstance(group, statement_batch.Rows):
                     self._insert_rows(group, outcomes)
                 else:
                     outcomes.append(self.execute(group))
@@ -154,7 +154,7 @@ class DbWriter:
     def __exit__(self, _kind: object, _error: BaseException | None, _trace: object) -> None:
         self.close()
 
-    def _insert_rows(self, rows: batch.Rows, outcomes: list[WriteOutcome]) -> None:
+    def _insert_rows(self, rows: statement_batch.Rows, outcomes: list[WriteOutcome]) -> None:
         before, started = len(outcomes), time.monotonic()
         try:
             self._inserts.many(self._pool(), rows, outcomes)

@@ -35,7 +35,7 @@ from sqlalchemy.pool.base import ResetStyle
 
 from conquiet.db.connection_cleanup import clean_up
 from conquiet.db.dialects import is_mysql
-from conquiet.db.errors import Fault, fault_of, outcome_unknown
+from conquiet.db.errors import DbErrorKind, fault_of, outcome_unknown
 from conquiet.db.failover import is_demotion, renew_pool
 from conquiet.db.statement_execution import WriterConnection
 from conquiet.errors import DbWriteError, LifecycleError
@@ -96,7 +96,7 @@ class Checkout:
         if (
             cause is not None
             and isinstance(conn, WriterConnection)
-            and (fault_of(cause) is Fault.GONE or is_demotion(cause))
+            and (fault_of(cause) is DbErrorKind.GONE or is_demotion(cause))
         ):
             # The idle connections too: most likely they died with this one, and each would fail a write.
             renew_pool(conn.engine)

@@ -29,7 +29,7 @@ _LONGEST_S: Final = 20.0
 """Stands for the upper bound of the last bucket, which has none."""
 
 
-class Span(Enum):
+class HistorySpan(Enum):
     """How far back a history goes."""
 
     HOUR = "hour"
@@ -37,9 +37,9 @@ class Span(Enum):
     WEEKS = "weeks"
 
 
-_POINTS: Final = {Span.HOUR: 60, Span.DAY: 96, Span.WEEKS: 14 * 96}
-_STEP_S: Final = {Span.HOUR: _MINUTE_S, Span.DAY: _QUARTER_S, Span.WEEKS: _QUARTER_S}
-_MERGED: Final = {Span.HOUR: 1, Span.DAY: 1, Span.WEEKS: 12}
+_POINTS: Final = {HistorySpan.HOUR: 60, HistorySpan.DAY: 96, HistorySpan.WEEKS: 14 * 96}
+_STEP_S: Final = {HistorySpan.HOUR: _MINUTE_S, HistorySpan.DAY: _QUARTER_S, HistorySpan.WEEKS: _QUARTER_S}
+_MERGED: Final = {HistorySpan.HOUR: 1, HistorySpan.DAY: 1, HistorySpan.WEEKS: 12}
 """Quarters of an hour in one point: two weeks are shown in steps of three hours."""
 
 
@@ -72,7 +72,7 @@ class Deploy:
 class History:
     """The history of a stream: points of ``step_s`` seconds, oldest first, and deploys within them."""
 
-    span: Span
+    span: HistorySpan
     step_s: int
     points: tuple[Point, ...]
     deploys: tuple[Deploy, ...]
@@ -93,7 +93,7 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     return _LONGEST_S
 
 
-def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], span: Span) -> History:
+def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], span: HistorySpan) -> History:
     """Return what the groups of a stream did, summed, up to now. At most 15 hashes for each group are read."""
     now_s = server.now_ms() // 1000
     step_s, count = _STEP_S[span], _POINTS[span]
@@ -104,9 +104,9 @@ def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], spa
     points = {number: Point(number * step_s) for number in numbers}
     if key is None:
         return History(span, step_s, tuple(points.values()), ())
-    per_hash = _MINUTE_S if span is Span.HOUR else QUARTERS_PER_DAY
+    per_hash = _MINUTE_S if span is HistorySpan.HOUR else QUARTERS_PER_DAY
     hashes = range(numbers[0] // per_hash, last // per_hash + 1)
-    name_of = minutes_key if span is Span.HOUR else quarters_key
+    name_of = minutes_key if span is HistorySpan.HOUR else quarters_key
     commands: list[tuple[Word, ...]] = [
         ("HGETALL", name_of(history_base(key, group), one)) for group in names for one in hashes
     ]

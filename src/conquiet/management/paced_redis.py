@@ -7,7 +7,7 @@ from typing import Any
 from conquiet.errors import LifecycleError
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.redis_transport.commands import Word
-from conquiet.redis_transport.routing import Address
+from conquiet.redis_transport.routing import NodeAddress
 
 
 class PacedRedisAdmin(RedisAdmin):
@@ -27,7 +27,7 @@ class PacedRedisAdmin(RedisAdmin):
         self._wait(1)
         return super().call(*words, stream=stream, group=group)
 
-    def call_each(self, address: Address | None, *words: Word) -> Any:
+    def call_each(self, address: NodeAddress | None, *words: Word) -> Any:
         """See ``RedisAdmin``."""
         if address is not None:  # otherwise ``call`` waits
             self._wait(1)

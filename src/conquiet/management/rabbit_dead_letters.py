@@ -37,9 +37,9 @@ async def discard_dead(
 
 
 def _queue(url: str, api_url: str, queue: str) -> Any:
-    from conquiet.rabbit import DeadLetters
+    from conquiet.rabbit import RabbitDeadLetters
 
-    return DeadLetters(url, queue, management_url=api_url)
+    return RabbitDeadLetters(url, queue, management_url=api_url)
 
 
 def _where(message_id: str, source: str) -> Any:

@@ -11,7 +11,7 @@ from conquiet.redis_transport.commands import Word, encoded, pack
 from conquiet.redis_transport.errors import ResponseError, translate
 from conquiet.redis_transport.redis_url import client_from_url
 from conquiet.redis_transport.replies import as_mapping, server_ms, text
-from conquiet.redis_transport.routing import Address
+from conquiet.redis_transport.routing import NodeAddress
 
 
 class RedisAdmin:
@@ -78,11 +78,11 @@ class RedisAdmin:
         """True if commands go to the nodes of a Redis Cluster."""
         return isinstance(self._connection, ClusterConnection)
 
-    def masters(self) -> list[Address | None]:
+    def masters(self) -> list[NodeAddress | None]:
         """Return the masters of a Redis Cluster; for a single server one None. For ``call_each``."""
         return [*self._connection.masters()] if isinstance(self._connection, ClusterConnection) else [None]
 
-    def call_each(self, address: Address | None, *words: Word) -> Any:
+    def call_each(self, address: NodeAddress | None, *words: Word) -> Any:
         """Send one command to this master of a Redis Cluster; None: to the only server."""
         if address is None or not isinstance(self._connection, ClusterConnection):
             return self.call(*words)

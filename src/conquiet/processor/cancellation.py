@@ -50,22 +50,24 @@ class CancelWatch:
 
     Attributes:
         running: Messages whose handler runs, with the task to cancel; None for a plain function.
+        requested_in: Streams that have jobs to cancel, as of the last poll.
     """
 
     def __init__(self, client: AsyncClient, *, group: str, consumer_id: str) -> None:
         self._client = client
         self._group = group
         self._consumer_id = consumer_id
-        self._requests: dict[str, int] = {}
+        self.requested_in: set[str] = set()
         self._cursors: dict[str, int] = {}
         self._swept_at: dict[str, float] = {}
         self.running: dict[RuntimeMessage, asyncio.Task[object] | None] = {}
 
     async def on_poll(self, keys: Keys, found: Poll) -> None:
         """Cancel the running jobs that are to be cancelled. Costs nothing while there is no request."""
-        self._requests[keys.stream] = found.cancel_requests
         if not found.cancel_requests:
+            self.requested_in.discard(keys.stream)
             return
+        self.requested_in.add(keys.stream)
         mine = [one for one in self.running if one.stream == keys.stream and not one.cancel_requested]
         for start in range(0, len(mine), _CHUNK):
             chunk = mine[start : start + _CHUNK]
@@ -76,7 +78,7 @@ class CancelWatch:
 
     def must_check(self, message: RuntimeMessage) -> bool:
         """True if the server has to be asked before this message is run: there are requests, or it was run before."""
-        return message.delivery_count != 1 or bool(self._requests.get(message.stream))
+        return message.delivery_count != 1 or message.stream in self.requested_in
 
     async def is_requested(self, keys: Keys, message: RuntimeMessage) -> bool:
         """Return whether the job of this message is to be cancelled."""

@@ -11,6 +11,7 @@ See docs/decisions/0018.
 
 import traceback
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ RECORD_VERSION = 1
 _FRAMES = 25
 _CAUSES = 5
 _TEXT = 500
+_KNOWN_FRAMES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,30 @@ def _frames(error: BaseException) -> str:
     seen: set[int] = set()
     while current is not None and id(current) not in seen and len(seen) < _CAUSES:
         seen.add(id(current))
-        lines = "".join(traceback.extract_tb(current.__traceback__, limit=-_FRAMES).format())
-        parts.append(f"{scrub_credentials(lines)}{_type_name(current)}\n")
+        parts.append(f"{_formatted(current.__traceback__)}{_type_name(current)}\n")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "caused by:\n".join(parts)
+
+
+def _formatted(trace: TracebackType | None) -> str:
+    """Return the last frames of a traceback. Handlers fail at the same places again and again: the texts are kept."""
+    places = []
+    at = trace
+    while at is not None:
+        code = at.tb_frame.f_code
+        places.append((code.co_filename, code.co_name, at.tb_lineno, at.tb_lasti))
+        at = at.tb_next
+    key = tuple(places[-_FRAMES:])
+    text = _known_frames.get(key)
+    if text is None:
+        if len(_known_frames) >= _KNOWN_FRAMES:
+            _known_frames.clear()
+        text = scrub_credentials("".join(traceback.extract_tb(trace, limit=-_FRAMES).format()))
+        _known_frames[key] = text
+    return text
+
+
+_known_frames: dict[tuple[tuple[str, str, int, int], ...], str] = {}
 
 
 def encode_record(record: DeadRecord, payload: bytes | None = None) -> bytes:

@@ -27,7 +27,7 @@ from conquiet.core.settlement import (
     Defer,
     KeepPending,
     Release,
-    Retry,
+    RetryLater,
     Settlement,
     settlement_name,
 )
@@ -49,9 +49,10 @@ from conquiet.processor.results import DEAD, ResultWriter
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
+from conquiet.processor.spans import traced
 from conquiet.processor.unknown import UNKNOWN_FATES, decide_unknown
 from conquiet.runtime.context import LeaseManager, MessageContext
-from conquiet.runtime.executor import Outcome
+from conquiet.runtime.executor import PendingSettlement
 from conquiet.runtime.message import RuntimeMessage
 
 if TYPE_CHECKING:
@@ -118,14 +119,15 @@ class Execution:
         batched = {event: runner for event, runner in runners.items() if isinstance(runner, BatchHandlerRunner)}
         self.batching: Batching | None = BatchExecution(self, batched) if batched else None
         self._leases: LeaseManager | None = None
+        self._invoke_in_span = traced(self._invoke, group)
 
     # ------------------------------------------------------------ the executor
 
-    def execute(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def execute(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Run the handler of the message's event and return what becomes of the message."""
         return start_in_context(self._execute(message, leases))
 
-    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Dead-letter what was delivered too often: it kills the workers that run it."""
         self._leases = leases
         try:
@@ -136,11 +138,11 @@ class Execution:
             return ACKNOWLEDGE  # another group's retry, which a dead letter of ours would bring back for us
         return DeadLetter(Reason.DELIVERIES_EXHAUSTED.value, note=_EXHAUSTED)
 
-    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:  # noqa: ARG002
+    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:  # noqa: ARG002
         """Dead-letter an entry that is not JSON in one field ``data``, as it stands."""
         return self._unless_foreign(message, DeadLetter(Reason.MALFORMED.value, note=message.malformed))
 
-    async def store(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> None:
+    async def store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
         """Carry a settlement out; see ``Executor``."""
         if not await self._settle(message, settlement):
             await self._cancel_instead(message)
@@ -150,9 +152,9 @@ class Execution:
             await self._results.ended(self._keys[message.stream], message.decoded, DEAD, reason)
         runner = None if message.decoded is None else self._runners.get(message.decoded.event)
         if runner is not None and settlement.failure is not None:
-            runner.count(message.stream, "retry" if isinstance(settlement, Retry) else "dead")
+            runner.count(message.stream, "retry" if isinstance(settlement, RetryLater) else "dead")
 
-    async def _settle(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> bool:
+    async def _settle(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> bool:
         if tracing.active is None:
             return await self._settler.settle(message, settlement)
         name = settlement_name(settlement)
@@ -164,12 +166,18 @@ class Execution:
     async def _execute(  # noqa: PLR0911 - one way out per decision
         self, message: RuntimeMessage, leases: LeaseManager
     ) -> Settlement:
-        envelope = await self.admit(message)
+        envelope = self._decode(message)
         if not isinstance(envelope, Envelope):
             return envelope
+        if (envelope.key is not None or envelope.delay_until_ms is not None) and (
+            early := await self._too_early(message, envelope)
+        ):
+            return early
         self._leases = leases
-        if self._cancels.must_check(message) and await self._cancels.is_requested(self._keys[message.stream], message):
-            return await self._canceller.cancel(message, leases)
+        if message.delivery_count != 1 or self._cancels.requested_in:
+            cancelled = await self.cancelled(message, leases)
+            if cancelled is not None:
+                return cancelled
         runner = self._runners.get(envelope.event)
         if runner is None:
             return await self._unknown(message, envelope)
@@ -177,30 +185,41 @@ class Execution:
             step = await self._park_or_reserve(message, envelope, runner.rate)
             if step is not Step.LEFT:
                 return MOVED if step is Step.MOVED else await self._canceller.cancel(message, leases)
+        run = self._invoke if tracing.active is None else self._invoke_in_span
         if runner.limiter is None:
-            return await self._run(message, leases, envelope, runner)
+            return await run(message, leases, envelope, runner)
         if not await runner.limiter.acquire():
             return Defer()  # we stop, and it has not started: to the end of the stream, for any other host
         try:
-            return await self._run(message, leases, envelope, runner)
+            return await run(message, leases, envelope, runner)
         finally:
             runner.limiter.release()
 
     async def admit(self, message: RuntimeMessage) -> Envelope | Settlement:
         """Return the envelope of a message that is to be run now, or what becomes of it."""
+        envelope = self._decode(message)
+        if isinstance(envelope, Envelope):
+            return await self._too_early(message, envelope) or envelope
+        return envelope
+
+    def _decode(self, message: RuntimeMessage) -> Envelope | Settlement:
         try:
             message.decoded = envelope = from_payload(message.data, entry_id=message.id)
         except EnvelopeError as error:
             return self._unless_foreign(message, DeadLetter(Reason.NOT_AN_ENVELOPE.value, error, error.reason))
-        if self._foreign is not None:
+        if self._foreign is not None and message.stream not in self._foreign.ours:
             self._foreign.accept(message.stream)
         if envelope.group is not None and envelope.group != self.group:
             return ACKNOWLEDGE  # another group's retry; ours has dealt with this message
+        return envelope
+
+    async def _too_early(self, message: RuntimeMessage, envelope: Envelope) -> Settlement | None:
+        """Return what becomes of a message whose key has another turn now, or whose delay is not over."""
         if envelope.key is not None and not await self._has_turn(message, envelope):
             return MOVED
         if envelope.delay_until_ms is not None and envelope.delay_until_ms > self._clock.now_ms():
             return Defer(until_ms=envelope.delay_until_ms)
-        return envelope
+        return None
 
     async def parked(self, message: RuntimeMessage, envelope: Envelope, leases: LeaseManager) -> Settlement | None:
         """Park a message of a batch whose event is paused. None if it is to be run."""
@@ -251,35 +270,6 @@ class Execution:
         else:
             await self._jobs.record(self._keys[message.stream], envelope, state)
 
-    async def _run(
-        self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner
-    ) -> Settlement:
-        if tracing.active is None:
-            return await self._invoke(message, leases, envelope, runner)
-        if (make_current := tracing.active.dropped(envelope.headers)) is not None:
-            make_current()  # the context is the message's own, and ends with it
-            return await self._invoke(message, leases, envelope, runner)
-        with tracing.active.process(
-            "redis",
-            message.stream,
-            message_id=envelope.id,
-            event=envelope.event,
-            group=self.group,
-            attempt=envelope.attempt,
-            headers=envelope.headers,
-            first_attempt=envelope.first_attempt,
-        ) as span:
-            settlement = await self._invoke(message, leases, envelope, runner)
-            if settlement.failure is not None:
-                span.fail(settlement.failure)
-                if envelope.first_attempt is None:
-                    envelope.first_attempt = span.headers.get("traceparent")
-            if not span.is_dropped:
-                span.set("conquiet.settlement", settlement_name(settlement))
-                if message.lease_lost:
-                    span.set("conquiet.lease.lost", value=True)
-            return settlement
-
     async def _invoke(
         self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner
     ) -> Settlement:
@@ -309,11 +299,15 @@ class Execution:
                 story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=handling.caused)
                 await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED, story)
             runner.count(message.stream, "done")
-            message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
+            message.raw, message.decoded = b"", None  # it may wait for its acknowledgement a while without them
             return ACKNOWLEDGE
-        if (message.cancel_requested or isinstance(failure, JobCancelledError)) and not message.acknowledged:
-            return await self._canceller.cancel(message, leases)
-        return await self.failed(message, envelope, runner, failure)
+        try:
+            if (message.cancel_requested or isinstance(failure, JobCancelledError)) and not message.acknowledged:
+                return await self._canceller.cancel(message, leases)
+            return await self.failed(message, envelope, runner, failure)
+        finally:
+            # Its traceback refers to this frame: a cycle, and work for the garbage collector.
+            del failure
 
     async def _cancel_instead(self, message: RuntimeMessage) -> None:
         """Cancel a job whose message was to be stored elsewhere. Raises what prevents it: the message stays pending."""

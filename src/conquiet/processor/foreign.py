@@ -33,6 +33,9 @@ class ForeignGuard:
         limit: So many of them at the beginning end the processor; None never does.
         is_ours: Returns True if the stream, at either end, has a message of a processor.
         stop: Called once with the error that ends the processor.
+
+    Attributes:
+        ours: Streams that are known to be a processor's.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class ForeignGuard:
         self._limit = limit
         self._is_ours = is_ours
         self._stop = stop
-        self._ours: set[str] = set()
+        self.ours: set[str] = set()
         self._seen: dict[str, set[str]] = {}
         self._held: dict[str, dict[str, DeadLetterLater]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -50,15 +53,15 @@ class ForeignGuard:
 
     def accept(self, stream: str) -> None:
         """Note that a message was read: the stream is ours."""
-        if stream not in self._ours:
-            self._ours.add(stream)
+        if stream not in self.ours:
+            self.ours.add(stream)
             self._release(stream)
 
     def must_hold(self, stream: str, entry_id: str, dead_letter: DeadLetterLater) -> bool:
         """Return False if the entry is to be dead-lettered now; if True, ``dead_letter`` is called later or never."""
         if self._stopped:
             return True
-        if self._limit is None or stream in self._ours:
+        if self._limit is None or stream in self.ours:
             return False
         seen = self._seen.setdefault(stream, set())
         self._held.setdefault(stream, {})[entry_id] = dead_letter
@@ -85,7 +88,7 @@ class ForeignGuard:
             ours = False  # not known, and nothing is lost by stopping
         if ours:
             self.accept(stream)
-        elif stream not in self._ours and not self._stopped:
+        elif stream not in self.ours and not self._stopped:
             self._stopped = True
             self._stop(
                 MalformedMessageError(

@@ -66,7 +66,8 @@ class HandlerRunner:
 
     def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
         """Return what to await: the handler within its time. Raises what it raises, or ``HandlerTimeoutError``."""
-        ctx = JobContext(envelope, delivery, emitter, self.attempts_of(envelope))
+        most = self.retry.max_attempts if envelope.max_attempts is None else self.attempts_of(envelope)
+        ctx = JobContext(envelope, delivery, emitter, most)
         # Most handlers have no limit: one layer of awaiting less is a tenth of what a no-op costs.
         return self._call(ctx) if self._timeout_s is None else self._within_time(ctx, self._timeout_s, stream)
 

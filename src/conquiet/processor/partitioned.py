@@ -33,7 +33,7 @@ from conquiet.processor.processor import Processor
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.redis_transport.errors import RedisError
-from conquiet.runtime.events import Callback
+from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, Health
 from conquiet.runtime.settings import RuntimeSettings
 

@@ -1,6 +1,6 @@
 """What becomes of a message after a failed attempt. Pure: facts in, a settlement out.
 
-    may be retried, attempts left ────▶ settlement.Retry(delay_ms)
+    may be retried, attempts left ────▶ settlement.RetryLater(delay_ms)
     anything else ────────────────────▶ settlement.DeadLetter(reason)
 
 A handler decides for itself by raising ``Retry`` or ``Reject``.
@@ -128,7 +128,7 @@ def decide(
     policy: RetryPolicy,
     max_attempts: int | None = None,
     rand: Callable[[], float] = random.random,
-) -> settlement.Retry | settlement.DeadLetter:
+) -> settlement.RetryLater | settlement.DeadLetter:
     """Return what becomes of a message whose attempt has ended.
 
     Args:
@@ -151,7 +151,7 @@ def decide(
     else:
         delay_s = policy.backoff.delay_s(attempt, rand=rand)
     delay_ms = math.ceil(min(delay_s * 1000, LONGEST_MS))
-    return settlement.Retry(delay_ms, error, steps_aside=policy.steps_aside, max_attempts=max_attempts)
+    return settlement.RetryLater(delay_ms, error, steps_aside=policy.steps_aside, max_attempts=max_attempts)
 
 
 def allowed_attempts(own: int | None, policy: RetryPolicy, limit: int) -> int:

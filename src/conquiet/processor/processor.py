@@ -41,7 +41,7 @@ from conquiet.queue.housekeeping import StreamHousekeeper
 from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine import Engine
-from conquiet.runtime.events import Callback
+from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, Health, StopReport
 from conquiet.runtime.settings import RuntimeSettings, require_streams
 

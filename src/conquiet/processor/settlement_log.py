@@ -4,14 +4,14 @@ import logging
 import time
 
 from conquiet.core.log import FactLogger
-from conquiet.core.settlement import DeadLetter, Retry
+from conquiet.core.settlement import DeadLetter, RetryLater
 from conquiet.processor.envelope import Envelope
 from conquiet.runtime.message import RuntimeMessage
 
 logger = FactLogger("conquiet.processor.settler")  # where operators know it from
 
 
-def report_retry(message: RuntimeMessage, envelope: Envelope, settlement: Retry, *, tracebacks: bool) -> None:
+def report_retry(message: RuntimeMessage, envelope: Envelope, settlement: RetryLater, *, tracebacks: bool) -> None:
     """Log a failed attempt that is followed by another one."""
     logger.failure(
         logging.WARNING,

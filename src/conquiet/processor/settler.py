@@ -20,7 +20,7 @@ from typing import Any, assert_never
 
 from conquiet.core.identity import hostname
 from conquiet.core.micro_batcher import MicroBatcher
-from conquiet.core.settlement import DeadLetter, Defer, Retry
+from conquiet.core.settlement import DeadLetter, Defer, RetryLater
 from conquiet.metrics.registry import (
     PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL,
     PROCESSOR_NOT_OURS_TOTAL,
@@ -118,7 +118,7 @@ class ProcessorSettler:
         self._keyed_acks = KeyedAcks(group, consumer_id)
         self._due: MicroBatcher[_Item] = MicroBatcher(self._flush, limit=settings.chunk_size, name="conquiet-settler")
 
-    async def settle(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> bool:
+    async def settle(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> bool:
         """Store the message elsewhere and acknowledge its entry, in one step.
 
         Returns:
@@ -128,7 +128,7 @@ class ProcessorSettler:
             QueueError: The server cannot be reached or refuses. The entry may still be pending.
         """
         match settlement:
-            case Retry():
+            case RetryLater():
                 return await self._retry(message, settlement)
             case Defer():
                 return await self._defer(message, settlement)
@@ -213,7 +213,7 @@ class ProcessorSettler:
 
     # ------------------------------------------------------------ the settlements
 
-    async def _retry(self, message: RuntimeMessage, settlement: Retry) -> bool:
+    async def _retry(self, message: RuntimeMessage, settlement: RetryLater) -> bool:
         envelope: Envelope = message.decoded
         keys = self._keys[message.stream]
         now_ms = self._clock.now_ms()

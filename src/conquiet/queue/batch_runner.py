@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from conquiet.queue.consumer import QueueConsumer
 
-BatchHandler = Callable[[list[QueueMessage], Any], object]
+QueueBatchHandler = Callable[[list[QueueMessage], Any], object]
 """A plain function, called with messages and a ``DbSession``. Its return value is ignored."""
 
 
@@ -47,7 +47,7 @@ class BatchMessageRunner:
     def __init__(
         self,
         consumer: "QueueConsumer",
-        handler: BatchHandler,
+        handler: QueueBatchHandler,
         engine: "Engine",
         settings: BatchSettings,
         *,

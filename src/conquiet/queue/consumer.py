@@ -16,12 +16,12 @@ from conquiet.config import QueueConfig
 from conquiet.core.batching import WITHIN_S, BatchSettings
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError
-from conquiet.queue.batch_runner import BatchHandler, BatchInboxProtocol, BatchMessageRunner
+from conquiet.queue.batch_runner import BatchInboxProtocol, BatchMessageRunner, QueueBatchHandler
 from conquiet.queue.health import QueueHealth, QueueStatus
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.outage import Outage
 from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue, require_config
-from conquiet.queue.runner import Handler, InboxProtocol, MessageRunner, OnMalformed, outage_of
+from conquiet.queue.runner import InboxProtocol, MessageRunner, OnMalformed, QueueHandler, outage_of
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
@@ -200,7 +200,7 @@ class QueueConsumer:
     def run(
         self,
         *,
-        handler: Handler,
+        handler: QueueHandler,
         engine: "Engine",
         on_malformed: OnMalformed | None = None,
         inbox: InboxProtocol | None = None,
@@ -233,7 +233,7 @@ class QueueConsumer:
     def run_batches(
         self,
         *,
-        handler: BatchHandler,
+        handler: QueueBatchHandler,
         engine: "Engine",
         batch: int = 200,
         within_s: float = WITHIN_S,
@@ -277,7 +277,7 @@ class QueueConsumer:
     def run_claim_stale(
         self,
         *,
-        handler: Handler,
+        handler: QueueHandler,
         engine: "Engine",
         min_idle_ms: int | None = None,
         interval_s: float = 30.0,

@@ -13,7 +13,7 @@ from conquiet.queue.codec import decode_fields
 from conquiet.queue.metrics import count_queue
 from conquiet.queue.models import MessageBatch, QueueMessage
 from conquiet.redis_transport.ids import parse_id
-from conquiet.redis_transport.replies import Entry
+from conquiet.redis_transport.replies import StreamEntry
 
 logger = FactLogger(__name__)
 
@@ -27,7 +27,9 @@ class MessageDecoder:
         self._max_bytes = config.max_payload_bytes
         self._format: EntryFormat | None = format_of(config.decode)
 
-    def batch(self, found: Iterable[Entry], *, command: str, counts: Mapping[str, int] | None = None) -> MessageBatch:
+    def batch(
+        self, found: Iterable[StreamEntry], *, command: str, counts: Mapping[str, int] | None = None
+    ) -> MessageBatch:
         """Decode entries that have just become pending for this consumer.
 
         Args:

@@ -43,7 +43,7 @@ from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.confirmation import Confirmation
 from conquiet.redis_transport.errors import ResponseError, is_group_there_already
-from conquiet.redis_transport.replies import Entry, entries, pending_of, pending_rows, read_entries, text
+from conquiet.redis_transport.replies import StreamEntry, entries, pending_of, pending_rows, read_entries, text
 from conquiet.redis_transport.retention_scripts import TRIM
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
 
@@ -278,7 +278,7 @@ class RedisStreamsQueue:
             # Redis 6.2 claims a deleted entry and returns nil for it; later versions drop it.
             self._call("XACK", self._commands.ack_all(gone))
         counts = {row.id: row.deliveries + 1 for row in stale}
-        found = [*claimed, *(Entry(message_id, None) for message_id in gone)]
+        found = [*claimed, *(StreamEntry(message_id, None) for message_id in gone)]
         batch = self._decoder.batch(found, command="XCLAIM", counts=counts)
         if batch:
             observe_queue_claim(self.config.stream_key, len(batch))

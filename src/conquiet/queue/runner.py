@@ -33,7 +33,7 @@ logger = FactLogger(__name__)
 
 _GROWTH_EVERY = 10_000
 
-Handler = Callable[[QueueMessage, "DbSession"], object]
+QueueHandler = Callable[[QueueMessage, "DbSession"], object]
 """A plain function. Its return value is ignored."""
 
 OnMalformed = Callable[[MalformedMessageError], None]
@@ -65,7 +65,7 @@ class MessageRunner:
     def __init__(
         self,
         consumer: "QueueConsumer",
-        handler: Handler,
+        handler: QueueHandler,
         engine: "Engine",
         *,
         on_malformed: OnMalformed | None = None,
@@ -203,7 +203,7 @@ class MessageRunner:
         self._on_malformed(error)
 
 
-def _check(handler: Handler, inbox: InboxProtocol | None) -> None:
+def _check(handler: QueueHandler, inbox: InboxProtocol | None) -> None:
     """Refuse arguments that would fail after a message was read."""
     require_plain_function("handler", handler)
     require_arguments("handler", handler, "msg", "session")

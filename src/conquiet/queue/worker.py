@@ -10,7 +10,7 @@ from conquiet.core.lifecycle import Lifecycle
 from conquiet.errors import ConfigurationError
 from conquiet.queue.consumer import QueueConsumer
 from conquiet.queue.health import QueueHealth
-from conquiet.queue.runner import Handler, InboxProtocol, MessageRunner, OnMalformed, outage_of
+from conquiet.queue.runner import InboxProtocol, MessageRunner, OnMalformed, QueueHandler, outage_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -41,7 +41,7 @@ class QueueWorker:
         self,
         consumer: QueueConsumer,
         *,
-        handler: Handler,
+        handler: QueueHandler,
         engine: "Engine",
         inbox: InboxProtocol | None = None,
         on_malformed: OnMalformed | None = None,

@@ -3,7 +3,7 @@
 sync_queue(url, queue, syncer)      the whole job of a process
 RabbitConsumer(url, queue, syncer)  the same inside an event loop of yours
 Publisher(url)                      confirmed publishing
-DeadLetters(url, queue)             list, show, replay and discard the messages of a dead-letter queue
+RabbitDeadLetters(url, queue)       list, show, replay and discard the messages of a dead-letter queue
 current_delivery()                  inside a syncer: its queue, message_id, headers, redelivered flag
 """
 
@@ -14,18 +14,18 @@ require_extra("rabbit", "pika")
 from conquiet.core.replay_report import ReplayReport  # noqa: E402 - the check comes first
 from conquiet.rabbit.batch_results import current_deliveries  # noqa: E402
 from conquiet.rabbit.config import RabbitConfig  # noqa: E402
+from conquiet.rabbit.connection_events import ConnectionEvent, EventKind  # noqa: E402
 from conquiet.rabbit.consumer import RabbitConsumer  # noqa: E402
 from conquiet.rabbit.counters import Counters  # noqa: E402
 from conquiet.rabbit.dead_delivery import DeadDelivery, DeliveryFilter  # noqa: E402
-from conquiet.rabbit.dead_letters import DeadLetters  # noqa: E402
+from conquiet.rabbit.dead_letters import RabbitDeadLetters  # noqa: E402
 from conquiet.rabbit.delivery import Delivery, current_delivery  # noqa: E402
-from conquiet.rabbit.events import ConnectionEvent, EventKind  # noqa: E402
+from conquiet.rabbit.message_schemas import SchemaRegistry  # noqa: E402
 from conquiet.rabbit.proca.keystore import FileKeyStore, KeyStore, MemoryKeyStore  # noqa: E402
 from conquiet.rabbit.proca.messages import ActionMessage, EventMessage  # noqa: E402
 from conquiet.rabbit.proca.seal import seal  # noqa: E402
+from conquiet.rabbit.process_runner import run_process, sync_queue  # noqa: E402
 from conquiet.rabbit.publisher import Outgoing, Publisher  # noqa: E402
-from conquiet.rabbit.runner import run_process, sync_queue  # noqa: E402
-from conquiet.rabbit.schema import SchemaRegistry  # noqa: E402
 from conquiet.rabbit.syncer import DeadLetterNow, Requeue  # noqa: E402
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "Counters",
     "DeadDelivery",
     "DeadLetterNow",
-    "DeadLetters",
     "Delivery",
     "DeliveryFilter",
     "EventKind",
@@ -46,6 +45,7 @@ __all__ = [
     "Publisher",
     "RabbitConfig",
     "RabbitConsumer",
+    "RabbitDeadLetters",
     "ReplayReport",
     "Requeue",
     "SchemaRegistry",

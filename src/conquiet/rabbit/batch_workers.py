@@ -32,7 +32,7 @@ Member = tuple[Delivery, Any]
 
 
 class BatchWorkers:
-    """Runs a batch syncer, ``async def`` or plain; see ``Workers``.
+    """Runs a batch syncer, ``async def`` or plain; see ``SyncerWorkers``.
 
     Args:
         syncer: Called with a list of messages.
@@ -66,41 +66,41 @@ class BatchWorkers:
         self._closing = False
 
     def start(self) -> None:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         self._pool.start()
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         for delivery in deliveries:
             size = self._size_for(delivery)
             key: Hashable = size
             self._assembler.add(key, delivery, size=size, within_s=self._settings.within_s)
 
     def halt(self) -> None:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         self._halted = True
 
     def take_unstarted(self) -> list[Delivery]:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         unstarted, self._unstarted = self._unstarted, []
         queued = [delivery for batch in self._pool.drain_queue() for delivery in batch]
         return unstarted + queued + self._assembler.take()
 
     @property
     def running(self) -> int:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         return sum(len(batch) for batch in self._pool.running)
 
     def owns_current_task(self) -> bool:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         return self._pool.owns_current_task()
 
     async def drained(self) -> None:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         await self._pool.wait_idle()
 
     def abandon(self) -> int:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         if self._closing:
             return 0
         self._closing = True
@@ -109,7 +109,7 @@ class BatchWorkers:
         return running
 
     async def close(self) -> int:
-        """See ``Workers``."""
+        """See ``SyncerWorkers``."""
         abandoned = self.abandon()
         await self._pool.close(timeout_s=1.0)
         if self._threads is not None:

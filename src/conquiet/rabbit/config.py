@@ -11,8 +11,8 @@ from conquiet.core.batching import BatchSettings, batch_settings
 from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES
+from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.proca.keystore import KeyStore
-from conquiet.rabbit.schema import SchemaRegistry
 from conquiet.rabbit.settle import OnExhausted, PolicyName, SettlePolicy
 from conquiet.rabbit.syncer import Syncer
 

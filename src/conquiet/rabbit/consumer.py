@@ -1,6 +1,6 @@
 """``RabbitConsumer``: the worker that consumes one queue, from its start to its end. SPEC(004).
 
-Nothing is decided here. ``dispatcher`` gives each message to the syncer and settles it, ``supervisor`` reconnects.
+``dispatcher`` gives each message to the syncer and settles it, ``connection_supervisor`` reconnects.
 
     broker ──delivery──▶ dispatcher: prepare, syncer, decide ──disposition──▶ session ──▶ broker
 
@@ -26,19 +26,19 @@ from conquiet.metrics.outages import OutageWatch
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.config import RabbitConfig, method_takes_settings
 from conquiet.rabbit.connection import Link
+from conquiet.rabbit.connection_events import ConnectionEvent, EventKind, Listeners
+from conquiet.rabbit.connection_supervisor import ConnectionSupervisor, unless_stopped
 from conquiet.rabbit.counters import Counters, DeliveryStats
 from conquiet.rabbit.dead_letter_check import find_dead_letters, report_missing_dead_letters
 from conquiet.rabbit.dispatcher import Dispatcher
-from conquiet.rabbit.events import ConnectionEvent, EventKind, Listeners
 from conquiet.rabbit.health import RabbitHealth
+from conquiet.rabbit.link_session import Session
 from conquiet.rabbit.loop_stall_monitor import LoopStallMonitor
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import Decryptor
 from conquiet.rabbit.queue_arguments import was_declared_with_dead_letters
 from conquiet.rabbit.queue_type import resolve_policy
-from conquiet.rabbit.session import Session
 from conquiet.rabbit.slow_start import SlowStart
-from conquiet.rabbit.supervisor import Supervisor, unless_stopped
 from conquiet.rabbit.syncer import Syncer
 
 logger = FactLogger(__name__)
@@ -241,7 +241,7 @@ class RabbitConsumer:
     async def _work(self, stop: asyncio.Event) -> None:
         assert self._dispatcher is not None  # noqa: S101 - run() made it
         self._dispatcher.start()
-        supervisor = Supervisor(
+        supervisor = ConnectionSupervisor(
             self._connect,
             backoff=self._config.reconnect,
             max_failures=self._config.max_reconnects,

@@ -10,7 +10,7 @@ from conquiet.metrics import registry
 from conquiet.metrics.safety import count, set_gauge
 
 
-class Outcome(Enum):
+class DeliveryOutcome(Enum):
     """What became of one delivery; the label ``outcome`` of ``conquiet_rabbit_messages_total``."""
 
     ACK = "ack"
@@ -74,9 +74,11 @@ class DeliveryStats:
         self.count = Counters()
         self.queue = queue
         # labels() looks up under a lock: once here, not once per message.
-        self._children = {outcome: registry.RABBIT_MESSAGES_TOTAL.labels(queue, outcome.value) for outcome in Outcome}
+        self._children = {
+            outcome: registry.RABBIT_MESSAGES_TOTAL.labels(queue, outcome.value) for outcome in DeliveryOutcome
+        }
 
-    def add(self, outcome: Outcome, number: int = 1) -> None:
+    def add(self, outcome: DeliveryOutcome, number: int = 1) -> None:
         """Count deliveries of one outcome."""
         setattr(self.count, outcome.value, getattr(self.count, outcome.value) + number)
         self._children[outcome].inc(number)
@@ -92,4 +94,4 @@ class DeliveryStats:
 
 
 # An outcome without a field would fail at the first message: fail at import instead.
-assert {outcome.value for outcome in Outcome} <= {field.name for field in fields(Counters)}  # noqa: S101
+assert {outcome.value for outcome in DeliveryOutcome} <= {field.name for field in fields(Counters)}  # noqa: S101

@@ -55,7 +55,7 @@ _HISTORY: Final = (
 )
 
 
-class DeadLetters:
+class RabbitDeadLetters:
     """The messages of one dead-letter queue.
 
     Reading messages, and selecting some of them (AMQP takes all, and the others are released), raises

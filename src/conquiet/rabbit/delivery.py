@@ -12,7 +12,7 @@ from conquiet.rabbit.properties import Properties
 from conquiet.rabbit.settle import DeliveryFacts
 
 if TYPE_CHECKING:
-    from conquiet.rabbit.session import Session
+    from conquiet.rabbit.link_session import Session
 
 CURRENT: Final[ContextVar["Delivery"]] = ContextVar("conquiet_rabbit_delivery")
 """The delivery that the syncer is handling; set by the workers for each message."""

@@ -19,18 +19,18 @@ from conquiet.errors import FatalSyncerError, RabbitError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.batch_workers import BatchWorkers
 from conquiet.rabbit.config import RabbitConfig
-from conquiet.rabbit.counters import DeliveryStats, Outcome
+from conquiet.rabbit.counters import DeliveryOutcome, DeliveryStats
 from conquiet.rabbit.dead_letter_headers import dead_queue
 from conquiet.rabbit.dead_letter_mover import DeadLetterMover
 from conquiet.rabbit.delivery import Delivery
-from conquiet.rabbit.outage import OutagePause
+from conquiet.rabbit.outage import SyncerPause
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.publisher import Publisher
 from conquiet.rabbit.settle import Disposition, Verdict, decide
 from conquiet.rabbit.settlement_log import report_unprocessed
 from conquiet.rabbit.syncer import DONE, ContractBroken, Postponed, Syncer, Unavailable
-from conquiet.rabbit.workers import Report, TaskWorkers, ThreadWorkers, Workers
+from conquiet.rabbit.workers import RunResult, SyncerWorkers, TaskWorkers, ThreadWorkers
 
 logger = FactLogger(__name__)
 
@@ -75,13 +75,13 @@ class Dispatcher:
         self._grace: asyncio.Timeout | None = None
         self._grace_s = config.grace_s
         self._unstarted: list[Delivery] = []
-        self._workers: Workers
+        self._workers: SyncerWorkers
         if config.batches is None:
             kind: Any = TaskWorkers if is_coroutine_function(syncer) else ThreadWorkers
             self._workers = kind(syncer, pipeline, config.concurrency, self._on_finished)
         else:
             self._workers = BatchWorkers(syncer, pipeline, config.concurrency, self._on_finished, config.batches)
-        self._outage = OutagePause(self._queue, self._workers.submit, self._workers.take_unstarted, config.outage)
+        self._outage = SyncerPause(self._queue, self._workers.submit, self._workers.take_unstarted, config.outage)
         publisher = Publisher(address.urls, timeout_s=config.connect_timeout_s, ssl_context=config.ssl_context)
         self._mover = DeadLetterMover(address, self._queue, publisher, fail, config.reconnect)
 
@@ -128,7 +128,7 @@ class Dispatcher:
 
     def abandon(self) -> None:
         """End all workers without waiting, and count what they leave behind."""
-        self._stats.add(Outcome.ABANDONED, self._workers.abandon())
+        self._stats.add(DeliveryOutcome.ABANDONED, self._workers.abandon())
 
     def end_grace_period(self) -> None:
         """Let :meth:`drain` wait no longer."""
@@ -146,7 +146,7 @@ class Dispatcher:
         abandoned = await self._workers.close()
         await self._mover.close()
         if abandoned:
-            self._stats.add(Outcome.ABANDONED, abandoned)
+            self._stats.add(DeliveryOutcome.ABANDONED, abandoned)
             logger.warning(
                 "handlers abandoned after the grace period; their messages return to the queue",
                 queue=self._queue,
@@ -155,10 +155,10 @@ class Dispatcher:
             )
 
     # -------------------------------------------------------------- dispositions
-    def _on_finished(self, delivery: Delivery, report: Report) -> None:
+    def _on_finished(self, delivery: Delivery, report: RunResult) -> None:
         try:
             if isinstance(report, Unavailable | Postponed):
-                self._stats.add(Outcome.POSTPONED)
+                self._stats.add(DeliveryOutcome.POSTPONED)
                 if self._halted:
                     self._unstarted.append(delivery)
                 else:
@@ -188,7 +188,7 @@ class Dispatcher:
         place = "is back in the queue"
         if parks and self.moves:
             self._mover.move(delivery, verdict)
-            self._stats.add(Outcome.FATAL)
+            self._stats.add(DeliveryOutcome.FATAL)
             place = f"goes to {dead_queue(self._queue)}"
         elif disposition is Disposition.MOVE:
             self._mover.move(delivery, verdict)

@@ -27,7 +27,7 @@ logger = FactLogger(__name__)
 _REQUEUE: Final = Backoff(base_s=0.2, cap_s=10.0)
 
 
-class OutagePause:
+class SyncerPause:
     """Holds deliveries that wait for another run. Belongs to the event loop's thread.
 
     Args:

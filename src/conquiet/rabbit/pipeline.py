@@ -8,12 +8,12 @@ Exhausted          Unreadable         Unreadable          Unreadable or KeyFault
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from conquiet.rabbit import schema as schemas
+from conquiet.rabbit import message_schemas
 from conquiet.rabbit.death_headers import is_exhausted
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES, Unreadable, decode
+from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.proca.decrypt import Decryptor, KeyFault
 from conquiet.rabbit.proca.normalize import merge_contact
-from conquiet.rabbit.schema import SchemaRegistry
 from conquiet.rabbit.settle import Exhausted
 
 EXHAUSTED: Final = Exhausted()
@@ -56,7 +56,7 @@ class Pipeline:
         schema = registry.find(decoded)
         if isinstance(schema, Unreadable):
             return schema
-        message = schemas.apply(schema, decoded)
+        message = message_schemas.apply(schema, decoded)
         if isinstance(message, Unreadable):
             return message
         if schema.decrypts and self.decryptor is not None and (info := message.get("personalInfo")):

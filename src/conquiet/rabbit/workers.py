@@ -21,11 +21,11 @@ from conquiet.rabbit.settle import Verdict
 from conquiet.rabbit.spans import process_span
 from conquiet.rabbit.syncer import DONE, ContractBroken, Interruption, interpret_error, interpret_result
 
-Report = Verdict | Interruption
-Finish = Callable[[Delivery, Report], None]
+RunResult = Verdict | Interruption
+Finish = Callable[[Delivery, RunResult], None]
 
 
-class Workers(Protocol):
+class SyncerWorkers(Protocol):
     """What the dispatcher needs of either kind."""
 
     def start(self) -> None:
@@ -82,44 +82,44 @@ class TaskWorkers:
         self._closing = False
 
     def start(self) -> None:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         self._pool.start()
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         self._pool.put(deliveries)
 
     def halt(self) -> None:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         self._halted = True  # not pool.pause(), which may be called in the event loop's thread only
 
     def take_unstarted(self) -> list[Delivery]:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         unstarted, self._unstarted = self._unstarted, []
         return unstarted + self._pool.drain_queue()
 
     @property
     def running(self) -> int:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         return self._pool.active
 
     def owns_current_task(self) -> bool:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         return self._pool.owns_current_task()
 
     async def drained(self) -> None:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         await self._pool.wait_idle()
 
     def abandon(self) -> int:
-        """See :class:`Workers`. Running syncers are cancelled; their messages stay unsettled."""
+        """See :class:`SyncerWorkers`. Running syncers are cancelled; their messages stay unsettled."""
         if self._closing:
             return 0
         self._closing = True
         return self._pool.abort()
 
     async def close(self) -> int:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         abandoned = self.abandon()
         await self._pool.close(timeout_s=1.0)
         return abandoned
@@ -134,7 +134,7 @@ class TaskWorkers:
         return _ENDED
 
     async def _handle(self, delivery: Delivery) -> None:
-        report: Report
+        report: RunResult
         who = "preparing the message"
         try:
             prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
@@ -175,7 +175,7 @@ class ThreadWorkers:
         self._buffer: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         # Everything submitted and not reported. Only the loop's thread touches it, so it needs no lock.
         self._outstanding: set[Delivery] = set()
-        self._reports: deque[tuple[Delivery, Report | None]] = deque()
+        self._reports: deque[tuple[Delivery, RunResult | None]] = deque()
         self._report_scheduled = False
         self._unstarted: list[Delivery] = []  # taken by a thread after the halt
         self._idle = asyncio.Event()
@@ -184,22 +184,22 @@ class ThreadWorkers:
         self._closing = False
 
     def start(self) -> None:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         for number in range(self._concurrency):
             threading.Thread(target=self._work, name=f"conquiet-rabbit-{number}", daemon=True).start()
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         self._outstanding.update(deliveries)
         for delivery in deliveries:
             self._buffer.put(delivery)
 
     def halt(self) -> None:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         self._halted = True
 
     def take_unstarted(self) -> list[Delivery]:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         unstarted, self._unstarted = self._unstarted, []
         while not self._closing:  # after that the queue holds only the marks that end the threads
             try:
@@ -213,7 +213,7 @@ class ThreadWorkers:
 
     @property
     def running(self) -> int:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         return max(0, len(self._outstanding) - self._buffer.qsize())
 
     def owns_current_task(self) -> bool:
@@ -221,13 +221,13 @@ class ThreadWorkers:
         return False
 
     async def drained(self) -> None:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         while self._outstanding:
             self._idle.clear()
             await self._idle.wait()
 
     def abandon(self) -> int:
-        """See :class:`Workers`. A thread cannot be cancelled: it runs on until the process ends."""
+        """See :class:`SyncerWorkers`. A thread cannot be cancelled: it runs on until the process ends."""
         if self._closing:
             return 0
         self._closing = True
@@ -236,7 +236,7 @@ class ThreadWorkers:
         return len(self._outstanding)
 
     async def close(self) -> int:
-        """See :class:`Workers`."""
+        """See :class:`SyncerWorkers`."""
         return self.abandon()
 
     def _work(self) -> None:
@@ -255,7 +255,7 @@ class ThreadWorkers:
                 except RuntimeError:  # the loop is closed: this thread outlived the grace period
                     return
 
-    def _handle(self, delivery: Delivery) -> Report:
+    def _handle(self, delivery: Delivery) -> RunResult:
         who = "preparing the message"
         try:
             prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)

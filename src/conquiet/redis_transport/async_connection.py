@@ -24,11 +24,11 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from conquiet.core.cancellation import reraise_swallowed_cancellation
+from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connect_errors import address_of
 from conquiet.redis_transport.protocol import RedisProtocol
-from conquiet.redis_transport.routing import Address, Detour
+from conquiet.redis_transport.routing import Detour, NodeAddress
 from conquiet.redis_transport.topology import Topology
 
 _REDIRECTS = (ReadOnlyError,)
@@ -70,7 +70,7 @@ class AsyncRedisConnection:
         self._protocol: RedisProtocol | None = None
         self._opening: asyncio.Task[None] | None = None
         self._sent: deque[bytes] = deque()  # whose replies have not come; kept in a cluster only
-        self._importing: tuple[Address, Any, RedisProtocol] | None = None
+        self._importing: tuple[NodeAddress, Any, RedisProtocol] | None = None
         self.is_aborted = False
         self.client_id: int | None = None
         self.address = ""
@@ -204,7 +204,7 @@ class AsyncRedisConnection:
                 (reply,) = await protocol.receive(1)
         return reply
 
-    async def _importing_protocol(self, address: Address) -> RedisProtocol:
+    async def _importing_protocol(self, address: NodeAddress) -> RedisProtocol:
         if self._importing is not None and self._importing[0] == address and self._importing[2].lost is None:
             return self._importing[2]
         await self._close_importing()

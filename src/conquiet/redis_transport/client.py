@@ -33,7 +33,7 @@ from redis.cluster import RedisCluster
 from redis.retry import Retry
 
 from conquiet.errors import ConfigurationError
-from conquiet.redis_transport.routing import Address
+from conquiet.redis_transport.routing import NodeAddress
 from conquiet.redis_transport.sentinel import AnySentinelPool, async_pool, sync_pool
 
 SOCKET_TIMEOUT_S = 10.0
@@ -108,7 +108,7 @@ def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S)
 
 
 def clone_to(
-    client: AnyRedis, address: Address, *, timeout_s: float, connect_timeout_s: float | None = None
+    client: AnyRedis, address: NodeAddress, *, timeout_s: float, connect_timeout_s: float | None = None
 ) -> redis.Redis:
     """Return a synchronous clone for another server that takes the same credentials."""
     if is_cluster(client):
@@ -132,8 +132,8 @@ class ClusterSeeds(NamedTuple):
     """
 
     template: AnyServer
-    addresses: list[Address]
-    remap: Callable[[Address], Address]
+    addresses: list[NodeAddress]
+    remap: Callable[[NodeAddress], NodeAddress]
 
 
 class ClusterRouted:

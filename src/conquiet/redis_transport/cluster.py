@@ -22,7 +22,7 @@ from conquiet.redis_transport.client import (
     cluster_seeds,
     is_cluster,
 )
-from conquiet.redis_transport.routing import Address, slot_of
+from conquiet.redis_transport.routing import NodeAddress, slot_of
 from conquiet.redis_transport.slot_table import SlotTable
 from conquiet.redis_transport.sync_cluster_client import SyncClusterClient
 from conquiet.redis_transport.topology import SingleServer, Topology
@@ -46,7 +46,7 @@ class Cluster:
         self._pool: Any = clone_async(seeds.template).connection_pool
         self._seeds = seeds
         self._table = SlotTable(seeds)
-        self._clients: dict[Address, SyncClusterClient] = {}
+        self._clients: dict[NodeAddress, SyncClusterClient] = {}
 
     def group_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
         """See ``Topology``: by slot."""
@@ -55,7 +55,7 @@ class Cluster:
             by_slot.setdefault(slot_of(stream), []).append(stream)
         return [tuple(grouped) for grouped in by_slot.values()]
 
-    async def connection(self, stream: str, address: Address | None = None) -> Any:
+    async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
         """See ``Topology``. Asks the cluster unless the slot table is fresh."""
         if address is None:
             await self._table.ask_soon()

@@ -20,16 +20,16 @@ from redis.exceptions import ClusterDownError, RedisError, ResponseError
 
 from conquiet.redis_transport.client import ClusterRouted, ClusterSeeds, clone_async
 from conquiet.redis_transport.connect_errors import no_connection
-from conquiet.redis_transport.routing import Address, Detour, key_of
+from conquiet.redis_transport.routing import (
+    ASKING,
+    ConnectionFailure,
+    Detour,
+    NodeAddress,
+    NodeCommand,
+    NodeTarget,
+    key_of,
+)
 from conquiet.redis_transport.slot_table import SlotTable
-
-Command = tuple[Sequence[Any], dict[str, Any]]
-Target = tuple[Address, bool]
-"""A node, and whether the command needs ASKING there."""
-
-Failure = RedisError | OSError
-
-_ASKING: Command = (("ASKING",), {})
 
 
 class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[misc]  # redis-py's own bases disagree
@@ -46,7 +46,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
         self.seeds = seeds
         self.table = SlotTable(seeds)
         self._timeout_s = socket_timeout_s
-        self._nodes: dict[Address, redis.asyncio.Redis] = {}
+        self._nodes: dict[NodeAddress, redis.asyncio.Redis] = {}
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send one command and return its reply. Errors are those of redis-py."""
@@ -55,7 +55,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
         try:
             return await self._send(target, args, options)
         except (RedisError, OSError) as error:
-            failure: Failure = error
+            failure: ConnectionFailure = error
         return await self._follow((args, options), key, target, failure)
 
     def pipeline(self, transaction: bool = False, shard_hint: str | None = None) -> Any:  # noqa: FBT001, FBT002, ARG002 - redis-py's signature
@@ -71,15 +71,15 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
         except RedisError:
             return self
 
-    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+    async def execute_many(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands, those of one node at once, and return their replies; errors are among them."""
         keys = [key_of(args) for args, _ in commands]
-        by_node: dict[Address, list[int]] = {}
+        by_node: dict[NodeAddress, list[int]] = {}
         for place, key in enumerate(keys):
             by_node.setdefault(await self._owner(key), []).append(place)
         replies: list[Any] = [None] * len(commands)
 
-        async def send(address: Address, places: list[int]) -> None:
+        async def send(address: NodeAddress, places: list[int]) -> None:
             answers = await self._send_many(address, [commands[place] for place in places])
             for place, answer in zip(places, answers, strict=True):
                 replies[place] = answer
@@ -89,7 +89,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
         await asyncio.gather(*(send(address, places) for address, places in by_node.items()))
         return replies
 
-    async def send_together(self, commands: Sequence[Command]) -> list[Any]:
+    async def send_together(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands to one node, on one connection, and return their replies.
 
         If the first is redirected, all of them go on: it has done nothing, and the others have to follow it. Refusals
@@ -100,7 +100,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
         detour = Detour(self._timeout_s)
         while True:
             address, asking = target
-            sent = [one for command in commands for one in (_ASKING, command)] if asking else commands
+            sent = [one for command in commands for one in (ASKING, command)] if asking else commands
             replies = await self._send_many(address, sent)
             replies = replies[1::2] if asking else replies
             if not isinstance(replies[0], RedisError | OSError):
@@ -117,7 +117,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
 
     # ------------------------------------------------------------ inside
 
-    async def _owner(self, key: bytes | None) -> Address:
+    async def _owner(self, key: bytes | None) -> NodeAddress:
         if not self.table.is_known:
             try:
                 await self.table.ask_soon()
@@ -126,7 +126,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
                     raise
         return self.table.owner(key)
 
-    def _node(self, address: Address) -> redis.asyncio.Redis:
+    def _node(self, address: NodeAddress) -> redis.asyncio.Redis:
         node = self._nodes.get(address)
         if node is None:
             node = clone_async(self.seeds.template, socket_timeout_s=self._timeout_s)
@@ -134,16 +134,16 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
             self._nodes[address] = node
         return node
 
-    async def _send(self, target: Target, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    async def _send(self, target: NodeTarget, args: Sequence[Any], options: dict[str, Any]) -> Any:
         address, asking = target
         if not asking:
             return await self._node(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        _, reply = await self._send_many(address, [_ASKING, (args, options)])
+        _, reply = await self._send_many(address, [ASKING, (args, options)])
         if isinstance(reply, RedisError | OSError):
             raise reply
         return reply
 
-    async def _send_many(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+    async def _send_many(self, address: NodeAddress, commands: Sequence[NodeCommand]) -> list[Any]:
         async with self._node(address).pipeline(transaction=False) as pipe:
             for args, options in commands:
                 pipe.execute_command(*args, **options)
@@ -153,13 +153,17 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
                 return [error] * len(commands)
         return replies
 
-    async def _followed(self, command: Command, key: bytes | None, target: Target, failure: Failure) -> Any:
+    async def _followed(
+        self, command: NodeCommand, key: bytes | None, target: NodeTarget, failure: ConnectionFailure
+    ) -> Any:
         try:
             return await self._follow(command, key, target, failure)
         except (RedisError, OSError) as error:
             return error
 
-    async def _follow(self, command: Command, key: bytes | None, target: Target, failure: Failure) -> Any:
+    async def _follow(
+        self, command: NodeCommand, key: bytes | None, target: NodeTarget, failure: ConnectionFailure
+    ) -> Any:
         """Send a command on to where it belongs, until it is answered or no node is left to try."""
         detour = Detour(self._timeout_s)
         while True:
@@ -169,7 +173,9 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
             except (RedisError, OSError) as error:
                 failure = error
 
-    async def _next(self, failure: Failure, key: bytes | None, target: Target, detour: Detour) -> Target:
+    async def _next(
+        self, failure: ConnectionFailure, key: bytes | None, target: NodeTarget, detour: Detour
+    ) -> NodeTarget:
         redirect = detour.after(failure)
         if redirect is None or key is None:
             if isinstance(failure, ResponseError):
@@ -185,7 +191,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
             self.table.correct(redirect.slot, address)
         return address, redirect.asking
 
-    async def _new_owner(self, failure: Failure, key: bytes | None, target: Target) -> Target:
+    async def _new_owner(self, failure: ConnectionFailure, key: bytes | None, target: NodeTarget) -> NodeTarget:
         """Return the slot's new owner for a command that was not sent; else raise."""
         self.table.doubt()
         if no_connection(failure) is not None:
@@ -207,7 +213,7 @@ class AsyncClusterPipeline(Pipeline):
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
         """Send what was collected. Each reply is in the place of its command."""
-        commands: list[Command] = [(args, dict(options)) for args, options in self.command_stack]
+        commands: list[NodeCommand] = [(args, dict(options)) for args, options in self.command_stack]
         await self.reset()  # type: ignore[no-untyped-call]
         replies = await self._cluster.execute_many(commands)
         if raise_on_error:

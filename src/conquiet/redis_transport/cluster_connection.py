@@ -17,8 +17,8 @@ from conquiet.redis_transport.client import AnyRedis, clone_sync
 from conquiet.redis_transport.commands import pack, split_packed
 from conquiet.redis_transport.connection import RedisConnection
 from conquiet.redis_transport.errors import translate
-from conquiet.redis_transport.routing import REDIRECTS, Address, Detour
-from conquiet.redis_transport.sync_cluster_client import SyncClusterClient, Target
+from conquiet.redis_transport.routing import REDIRECTS, Detour, NodeAddress, NodeTarget
+from conquiet.redis_transport.sync_cluster_client import SyncClusterClient
 
 _ASKING = pack("ASKING")
 
@@ -49,7 +49,7 @@ class ClusterConnection(RedisConnection):
         if not isinstance(client, SyncClusterClient):
             raise TypeError("a ClusterConnection needs a clone of a cluster's client")
         self._cluster = client
-        self._nodes: dict[Address, RedisConnection] = {}
+        self._nodes: dict[NodeAddress, RedisConnection] = {}
 
     def close(self) -> None:
         """See ``RedisConnection``."""
@@ -81,7 +81,7 @@ class ClusterConnection(RedisConnection):
                     return answers
                 raise failure from cause
 
-    def masters(self) -> list[Address]:
+    def masters(self) -> list[NodeAddress]:
         """Return the nodes that own slots, in the order of their slots.
 
         Raises:
@@ -90,11 +90,11 @@ class ClusterConnection(RedisConnection):
         self._owner("CLUSTER SLOTS", "", "")
         return self._cluster.table.masters
 
-    def call_node(self, address: Address, command: str, packed: bytes) -> Any:
+    def call_node(self, address: NodeAddress, command: str, packed: bytes) -> Any:
         """Send one command to this node, whatever keys it has; for SCAN, INFO, CONFIG."""
         return self._node(address).call(command, packed)
 
-    def _owner(self, command: str, stream: str, group: str) -> Address:
+    def _owner(self, command: str, stream: str, group: str) -> NodeAddress:
         try:
             return self._cluster.owner(stream or None)
         except (RedisError, OSError) as error:
@@ -118,7 +118,7 @@ class ClusterConnection(RedisConnection):
     def _follow(
         self,
         failure: QueueError,
-        target: Target,
+        target: NodeTarget,
         command: str,
         packed: bytes,
         rest: tuple[float, str, str],
@@ -140,7 +140,7 @@ class ClusterConnection(RedisConnection):
                 failure = error
 
     def _resend_refused(
-        self, answers: list[Any], command: str, packed: bytes, target: Target, rest: tuple[float, str, str]
+        self, answers: list[Any], command: str, packed: bytes, target: NodeTarget, rest: tuple[float, str, str]
     ) -> list[Any]:
         """Send those of a pipeline again that a node has redirected. The others have their replies."""
         for place, (answer, one) in enumerate(zip(answers, split_packed(packed), strict=True)):
@@ -156,7 +156,14 @@ class ClusterConnection(RedisConnection):
         return answers
 
     def _send(
-        self, target: Target, command: str, packed: bytes, replies: int | None, wait_s: float, stream: str, group: str
+        self,
+        target: NodeTarget,
+        command: str,
+        packed: bytes,
+        replies: int | None,
+        wait_s: float,
+        stream: str,
+        group: str,
     ) -> Any:
         address, asking = target
         node = self._node(address)
@@ -171,7 +178,7 @@ class ClusterConnection(RedisConnection):
             raise translate(answers[0], stream=stream, group=group, command=command) from answers[0]
         return answers[0]
 
-    def _node(self, address: Address) -> RedisConnection:
+    def _node(self, address: NodeAddress) -> RedisConnection:
         node = self._nodes.get(address)
         if node is None:
             node = RedisConnection(self._cluster.node(address), longest_wait_s=self._longest_wait_s)

@@ -12,7 +12,7 @@ from conquiet.errors import ConfigurationError
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AsyncClient, ClusterSeeds, SyncClient
 from conquiet.redis_transport.cluster_client import AsyncClusterClient
 from conquiet.redis_transport.errors import RedisError
-from conquiet.redis_transport.routing import Address
+from conquiet.redis_transport.routing import NodeAddress
 from conquiet.redis_transport.sync_cluster_client import SyncClusterClient
 
 C = TypeVar("C", SyncClient, AsyncClient)
@@ -43,7 +43,7 @@ def client_from_url(from_url: Callable[..., C], url: str, **options: Any) -> C:
     return client if others is None else _of_cluster(client, others)
 
 
-def _split_cluster_url(url: str) -> tuple[str, list[Address] | None]:
+def _split_cluster_url(url: str) -> tuple[str, list[NodeAddress] | None]:
     """Return the URL of one node, and the addresses of the others; None if it is not the URL of a cluster."""
     parts = urlsplit(url)
     options = parse_qsl(parts.query, keep_blank_values=True)
@@ -68,7 +68,7 @@ def _split_cluster_url(url: str) -> tuple[str, list[Address] | None]:
     return single, [(other.hostname or "", other.port or _PORT) for other in found]
 
 
-def _of_cluster(node: C, others: list[Address]) -> C:
+def _of_cluster(node: C, others: list[NodeAddress]) -> C:
     """Return the client of the cluster that this node belongs to."""
     pool: Any = node.connection_pool
     given = pool.connection_kwargs

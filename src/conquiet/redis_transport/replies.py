@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 Fields = list[bytes]
 
 
-class Entry(NamedTuple):
+class StreamEntry(NamedTuple):
     """One entry of a reply. ``fields`` is None if the entry was deleted."""
 
     id: str
@@ -48,23 +48,23 @@ def text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def entries(raw: Any) -> list[Entry]:
+def entries(raw: Any) -> list[StreamEntry]:
     """Return the entries of a list such as XCLAIM's; nil elements are left out."""
     return [entry(item) for item in raw or () if item is not None]
 
 
-def entry(item: Any) -> Entry:
+def entry(item: Any) -> StreamEntry:
     """Return one ``[id, fields]``."""
     entry_id, fields = item
-    return Entry(text(entry_id), fields or None)
+    return StreamEntry(text(entry_id), fields or None)
 
 
-def read_entries(raw: Any) -> list[Entry]:
+def read_entries(raw: Any) -> list[StreamEntry]:
     """Return the entries of an XREADGROUP reply for one stream."""
     return entries(raw[0][1]) if raw else []
 
 
-def autoclaimed(raw: Any) -> tuple[str, list[Entry], list[str]]:
+def autoclaimed(raw: Any) -> tuple[str, list[StreamEntry], list[str]]:
     """Return cursor, entries and deleted ids of an XAUTOCLAIM reply."""
     deleted = raw[2] if len(raw) > 2 else ()  # noqa: PLR2004 - Redis 6.2 has no third element
     return text(raw[0]), entries(raw[1]), [text(item) for item in deleted]

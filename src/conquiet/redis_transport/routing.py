@@ -21,9 +21,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainError
+from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TryAgainError
 
-Address = tuple[str, int]
+NodeAddress = tuple[str, int]
+NodeCommand = tuple[Sequence[Any], dict[str, Any]]
+NodeTarget = tuple[NodeAddress, bool]
+"""A node, and whether the command needs ASKING there."""
+
+ConnectionFailure = RedisError | OSError
+
+ASKING: NodeCommand = (("ASKING",), {})
 
 REDIRECTS = (AskError, ClusterDownError, TryAgainError)
 """Refusals of a node that has done nothing. MOVED is an ``AskError``, too."""
@@ -73,7 +80,7 @@ def group_by_slot(keys: Sequence[str], *, in_cluster: bool) -> list[list[str]]:
 class Redirect(NamedTuple):
     """Where a refused command is sent next, and after which pause. ``address`` None: to the owner of the slot."""
 
-    address: Address | None
+    address: NodeAddress | None
     asking: bool
     pause_s: float
     slot: int = -1

@@ -26,7 +26,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from conquiet.core.cancellation import reraise_swallowed_cancellation
+from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.redis_transport.errors import translate_errors
 
 Arg = str | bytes | int | float

@@ -18,19 +18,19 @@ from redis.exceptions import ConnectionError as NodeUnreachableError
 from redis.exceptions import RedisError
 
 from conquiet.redis_transport.client import ClusterSeeds, SyncClient, clone_to
-from conquiet.redis_transport.routing import Address, slot_of
+from conquiet.redis_transport.routing import NodeAddress, slot_of
 
 _ASK_TIMEOUT_S = 2.0
 _FRESH_S = 0.2
 """How long a slot table is used without asking again. Several connections break together."""
 
 
-def owners(reply: Iterable[Any], asked: Address) -> dict[range, Address]:
+def owners(reply: Iterable[Any], asked: NodeAddress) -> dict[range, NodeAddress]:
     """Return the owner of each range of slots from a reply to CLUSTER SLOTS. Pure.
 
     A node that does not know its own address leaves it empty: it is the address that was asked.
     """
-    found: dict[range, Address] = {}
+    found: dict[range, NodeAddress] = {}
     for first, last, (host, port, *_), *_ in reply:
         name = host.decode() if isinstance(host, bytes) else host or ""
         found[range(first, last + 1)] = (asked[0] if name in {"", "?"} else name, port)
@@ -47,8 +47,8 @@ class SlotTable:
     def __init__(self, seeds: ClusterSeeds) -> None:
         self.seeds = seeds
         self._addresses = list(seeds.addresses)
-        self._owners: dict[range, Address] = {}
-        self._corrections: dict[int, Address] = {}
+        self._owners: dict[range, NodeAddress] = {}
+        self._corrections: dict[int, NodeAddress] = {}
         self._lock = threading.Lock()
         self._asked_at = -_FRESH_S
         self._doubted_at = 0.0
@@ -62,12 +62,12 @@ class SlotTable:
         return bool(self._owners) and self._asked_at > self._doubted_at
 
     @property
-    def masters(self) -> list[Address]:
+    def masters(self) -> list[NodeAddress]:
         """The nodes that own slots, in the order of their slots."""
         known = self._owners
         return list(dict.fromkeys(known[slots] for slots in sorted(known, key=lambda slots: slots.start)))
 
-    def owner(self, key: str | bytes | None) -> Address:
+    def owner(self, key: str | bytes | None) -> NodeAddress:
         """Return the last known owner of a key; of no key: any master. Takes no lock.
 
         Raises:
@@ -85,12 +85,12 @@ class SlotTable:
                 return address
         raise NodeUnreachableError("no node of the cluster has the slot of the stream")
 
-    def address_in(self, error_address: Address, asked: Address) -> Address:
+    def address_in(self, error_address: NodeAddress, asked: NodeAddress) -> NodeAddress:
         """Return the address to reach a node at that a redirect names. A redirect without a host means the same one."""
         host, port = error_address
         return self.seeds.remap((host or asked[0], port))
 
-    def correct(self, slot: int, address: Address) -> None:
+    def correct(self, slot: int, address: NodeAddress) -> None:
         """Note the owner that a MOVED has named, until the whole table is asked for again."""
         self._corrections[slot] = address
         if address not in self._owners.values():
@@ -163,7 +163,7 @@ class SlotTable:
                 return
         raise failure
 
-    def _use(self, found: dict[range, Address], asked_at: float) -> None:
+    def _use(self, found: dict[range, NodeAddress], asked_at: float) -> None:
         self._owners = found
         self._corrections = {}
         # Forget removed nodes: where nodes come back under other addresses, finding one that answers would take

@@ -14,16 +14,16 @@ from redis.exceptions import ClusterDownError, RedisError, ResponseError
 
 from conquiet.redis_transport.client import ClusterRouted, ClusterSeeds, clone_sync, clone_to
 from conquiet.redis_transport.connect_errors import no_connection
-from conquiet.redis_transport.routing import Address, Detour, key_of
+from conquiet.redis_transport.routing import (
+    ASKING,
+    ConnectionFailure,
+    Detour,
+    NodeAddress,
+    NodeCommand,
+    NodeTarget,
+    key_of,
+)
 from conquiet.redis_transport.slot_table import SlotTable
-
-Command = tuple[Sequence[Any], dict[str, Any]]
-Target = tuple[Address, bool]
-"""A node, and whether the command needs ASKING there."""
-
-Failure = RedisError | OSError
-
-_ASKING: Command = (("ASKING",), {})
 
 
 class SyncClusterClient(ClusterRouted, redis.Redis):
@@ -42,7 +42,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
         self.table = SlotTable(seeds) if table is None else table
         self._owns_table = table is None
         self._timeout_s = socket_timeout_s
-        self._nodes: dict[Address, redis.Redis] = {}
+        self._nodes: dict[NodeAddress, redis.Redis] = {}
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send one command and return its reply. Errors are those of redis-py."""
@@ -51,7 +51,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
         try:
             return self._send(target, args, options)
         except (RedisError, OSError) as error:
-            failure: Failure = error
+            failure: ConnectionFailure = error
         return self._follow((args, options), key, target, failure)
 
     def pipeline(self, transaction: bool = False, shard_hint: str | None = None) -> Any:  # noqa: FBT001, FBT002, ARG002 - redis-py's signature
@@ -67,10 +67,10 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
         except RedisError:
             return self
 
-    def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+    def execute_many(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands, those of one node at once, and return their replies; errors are among them."""
         keys = [key_of(args) for args, _ in commands]
-        by_node: dict[Address, list[int]] = {}
+        by_node: dict[NodeAddress, list[int]] = {}
         for place, key in enumerate(keys):
             by_node.setdefault(self.owner(key), []).append(place)
         replies: list[Any] = [None] * len(commands)
@@ -85,7 +85,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
                         replies[place] = error
         return replies
 
-    def send_together(self, commands: Sequence[Command]) -> list[Any]:
+    def send_together(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands to one node, on one connection, and return their replies.
 
         If the first is redirected, all of them go on: it has done nothing, and the others have to follow it. Refusals
@@ -96,7 +96,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
         detour = Detour(self._timeout_s)
         while True:
             address, asking = target
-            sent = [one for command in commands for one in (_ASKING, command)] if asking else commands
+            sent = [one for command in commands for one in (ASKING, command)] if asking else commands
             replies = self._send_many(address, sent)
             replies = replies[1::2] if asking else replies
             if not isinstance(replies[0], RedisError | OSError):
@@ -118,7 +118,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
             with contextlib.suppress(RedisError, OSError):
                 node.connection_pool.disconnect(inuse_connections=True)
 
-    def owner(self, key: bytes | str | None) -> Address:
+    def owner(self, key: bytes | str | None) -> NodeAddress:
         """Return the node of a key; asks the cluster if the last answer is in doubt."""
         if not self.table.is_known:
             try:
@@ -128,7 +128,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
                     raise
         return self.table.owner(key)
 
-    def node(self, address: Address) -> redis.Redis:
+    def node(self, address: NodeAddress) -> redis.Redis:
         """Return the client of one node."""
         node = self._nodes.get(address)
         if node is None:
@@ -137,16 +137,16 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
 
     # ------------------------------------------------------------ inside
 
-    def _send(self, target: Target, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    def _send(self, target: NodeTarget, args: Sequence[Any], options: dict[str, Any]) -> Any:
         address, asking = target
         if not asking:
             return self.node(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        _, reply = self._send_many(address, [_ASKING, (args, options)])
+        _, reply = self._send_many(address, [ASKING, (args, options)])
         if isinstance(reply, RedisError | OSError):
             raise reply
         return reply
 
-    def _send_many(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+    def _send_many(self, address: NodeAddress, commands: Sequence[NodeCommand]) -> list[Any]:
         with self.node(address).pipeline(transaction=False) as pipe:
             for args, options in commands:
                 pipe.execute_command(*args, **options)  # type: ignore[no-untyped-call]
@@ -156,7 +156,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
                 return [error] * len(commands)
         return replies
 
-    def _follow(self, command: Command, key: bytes | None, target: Target, failure: Failure) -> Any:
+    def _follow(self, command: NodeCommand, key: bytes | None, target: NodeTarget, failure: ConnectionFailure) -> Any:
         """Send a command on to where it belongs, until it is answered or no node is left to try."""
         detour = Detour(self._timeout_s)
         while True:
@@ -166,7 +166,9 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
             except (RedisError, OSError) as error:
                 failure = error
 
-    def next_target(self, failure: Failure, key: bytes | str | None, target: Target, detour: Detour) -> Target:
+    def next_target(
+        self, failure: ConnectionFailure, key: bytes | str | None, target: NodeTarget, detour: Detour
+    ) -> NodeTarget:
         """Return where a failed command goes next; raise ``failure`` if it must not be sent again."""
         redirect = detour.after(failure)
         if redirect is None or key is None:
@@ -183,7 +185,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
             self.table.correct(redirect.slot, address)
         return address, redirect.asking
 
-    def _new_owner(self, failure: Failure, key: bytes | str | None, target: Target) -> Target:
+    def _new_owner(self, failure: ConnectionFailure, key: bytes | str | None, target: NodeTarget) -> NodeTarget:
         """Return the slot's new owner for a command that was not sent; else raise."""
         self.table.doubt()
         if no_connection(failure) is not None:
@@ -202,7 +204,7 @@ class SyncClusterPipeline(Pipeline):
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
         """Send what was collected. Each reply is in the place of its command."""
-        commands: list[Command] = [(args, dict(options)) for args, options in self.command_stack]
+        commands: list[NodeCommand] = [(args, dict(options)) for args, options in self.command_stack]
         self.reset()
         replies = self._cluster.execute_many(commands)
         if raise_on_error:

@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import RedisError
 
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis, clone_async, clone_sync
-from conquiet.redis_transport.routing import Address
+from conquiet.redis_transport.routing import NodeAddress
 
 
 class Topology(Protocol):
@@ -25,7 +25,7 @@ class Topology(Protocol):
         """Group the streams so that one command can read each group."""
         ...
 
-    async def connection(self, stream: str, address: Address | None = None) -> Any:
+    async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
         """Return a new connection of redis-py's, not yet open, to the server that holds the stream now.
 
         ``address``: to this node instead, which a redirect has named.
@@ -74,7 +74,7 @@ class SingleServer:
         """See ``Topology``."""
         return [tuple(streams)]
 
-    async def connection(self, _stream: str, _address: Address | None = None) -> Any:
+    async def connection(self, _stream: str, _address: NodeAddress | None = None) -> Any:
         """See ``Topology``."""
         pool: Any = self._asynchronous.connection_pool
         return pool.make_connection()

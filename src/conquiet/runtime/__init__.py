@@ -21,7 +21,7 @@ require_extra("redis", "redis", "hiredis")
 from conquiet.core.worker_pool import WorkerPool  # noqa: E402 - the extra is checked first
 from conquiet.runtime.consumer import Consumer  # noqa: E402
 from conquiet.runtime.context import MessageContext, SyncMessageContext  # noqa: E402
-from conquiet.runtime.events import EngineError, Failed, Started, Succeeded  # noqa: E402
+from conquiet.runtime.engine_events import EngineError, Failed, Started, Succeeded  # noqa: E402
 from conquiet.runtime.health import Health, StopReport  # noqa: E402
 from conquiet.runtime.message import RuntimeMessage  # noqa: E402
 from conquiet.runtime.settings import RuntimeSettings  # noqa: E402

@@ -194,6 +194,9 @@ class Acknowledger:
         """See ``AckBatch.confirm``."""
         self._unconfirmed -= len(batch.messages)
         self._due.requeue(self._settle(batch, replies))
+        # The sender holds the batch while it decodes the next messages. Two generations of messages at once are enough
+        # to start the garbage collector with every read.
+        batch.messages, batch.parts = [], []
 
     def requeue(self, batch: AckBatch) -> None:
         """See ``AckBatch.requeue``."""

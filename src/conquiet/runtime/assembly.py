@@ -16,14 +16,14 @@ from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.batch import BatchPool, MessagePool
 from conquiet.runtime.batch_runner import BatchRunner
 from conquiet.runtime.capacity import CapacitySignal
-from conquiet.runtime.events import EventDispatcher
+from conquiet.runtime.engine_events import EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.fetch_budget import FetchBudget
 from conquiet.runtime.lease import Heartbeat, LeaseTable
 from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.metrics import StreamStats
-from conquiet.runtime.naming import NameReservation
+from conquiet.runtime.name_reservation import NameReservation
 from conquiet.runtime.outage import OutagePause
 from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.reconnect import Reconnect

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from conquiet.core.settlement import ACKNOWLEDGE, KeepPending, Release, Settlement
 from conquiet.runtime.batch import Batching, Item
 from conquiet.runtime.context import LeaseManager
-from conquiet.runtime.events import EventDispatcher, Started
+from conquiet.runtime.engine_events import EventDispatcher, Started
 from conquiet.runtime.executor import ENDS
 from conquiet.runtime.lease import LeaseTable
-from conquiet.runtime.message import Ownership, Progress, RuntimeMessage
+from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
 from conquiet.runtime.outage import OutagePause
 from conquiet.runtime.runner import Runner
 from conquiet.runtime.settler import Settler
@@ -65,7 +65,7 @@ class BatchRunner:
         began = time.monotonic()
         for message in messages:
             message.started_at = began
-            message.progress = Progress.RUNNING
+            message.progress = HandlerState.RUNNING
             if Started in self._dispatcher.subscribed:
                 self._dispatcher.emit(Started(message))
         try:

@@ -14,7 +14,7 @@ from conquiet.core.validation import require_positive, require_text
 from conquiet.queue.housekeeping import StreamHousekeeper
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.runtime.engine import Engine
-from conquiet.runtime.executor import BatchHandler, Handler, HandlerExecutor
+from conquiet.runtime.executor import BatchHandler, HandlerExecutor, MessageHandler
 from conquiet.runtime.settings import RuntimeSettings, require_streams, settings_from
 
 
@@ -48,14 +48,14 @@ class Consumer(Engine):
         *,
         streams: Sequence[str],
         redis: AnyRedis,
-        handler: Handler | BatchHandler,
+        handler: MessageHandler | BatchHandler,
         batch: int | None = None,
         within_s: float | None = None,
         concurrency: int = 1,
         group: str = "processor",
         consumer_id: str | None = None,
-        on_exhausted: Handler | None = None,
-        on_malformed: Handler | None = None,
+        on_exhausted: MessageHandler | None = None,
+        on_malformed: MessageHandler | None = None,
         settings: RuntimeSettings | None = None,
         **options: Any,
     ) -> None:

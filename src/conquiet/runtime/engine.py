@@ -37,7 +37,7 @@ from conquiet.redis_transport.cluster import topology_of
 from conquiet.redis_transport.connect_errors import address_of
 from conquiet.redis_transport.errors import ReadOnlyError, RedisError, translate
 from conquiet.runtime.assembly import Reports, assemble
-from conquiet.runtime.events import Callback, EngineError, EventDispatcher
+from conquiet.runtime.engine_events import Callback, EngineError, EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.health import Health, StopReport
 from conquiet.runtime.message import RuntimeMessage

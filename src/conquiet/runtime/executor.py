@@ -28,7 +28,7 @@ from conquiet.core.settlement import (
     Defer,
     KeepPending,
     Release,
-    Retry,
+    RetryLater,
     Settlement,
     settlement_name,
 )
@@ -40,16 +40,16 @@ from conquiet.runtime.message import RuntimeMessage
 if TYPE_CHECKING:
     from conquiet.runtime.batch import Batching
 
-Handler = Callable[[RuntimeMessage, Any], Any]
+MessageHandler = Callable[[RuntimeMessage, Any], Any]
 """``async def handler(message, ctx)`` or a plain function of the same shape, which runs in a thread."""
 
 BatchHandler = Callable[[list[RuntimeMessage], list[Any]], Any]
 """``async def handler(messages, contexts)`` or a plain function: see ``batch_executor``."""
 
-Outcome = Settlement | Awaitable[Settlement]
+PendingSettlement = Settlement | Awaitable[Settlement]
 """A settlement at once, or after a wait: a handler that never suspends costs no task switch."""
 
-Execute = Callable[[RuntimeMessage, LeaseManager], Outcome]
+Execute = Callable[[RuntimeMessage, LeaseManager], PendingSettlement]
 
 ENDS = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
 """Errors that are raised further after a message is settled: they may be meant for the worker or the process."""
@@ -64,19 +64,19 @@ class Executor(Protocol):
     batching: "Batching | None"
     """Executes batches; None if every message is executed by itself."""
 
-    def execute(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def execute(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Run one message."""
         ...
 
-    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Decide about a message that was delivered more often than ``max_deliveries``. It is not run."""
         ...
 
-    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Decide about an entry that is no message."""
         ...
 
-    async def store(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> None:
+    async def store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
         """Carry out a settlement that stores the message elsewhere and acknowledges its entry, in one step.
 
         Raises:
@@ -118,8 +118,8 @@ class HandlerExecutor:
     def __init__(
         self,
         handler: Any,
-        on_exhausted: Handler | None,
-        on_malformed: Handler | None,
+        on_exhausted: MessageHandler | None,
+        on_malformed: MessageHandler | None,
         *,
         threads: Callable[[], ThreadPoolExecutor],
         group: str,
@@ -142,17 +142,17 @@ class HandlerExecutor:
         )
         self.handles_malformed = on_malformed is not None
 
-    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """See ``Executor``. The message stays pending unless ``on_exhausted`` acknowledges it."""
         if self._on_exhausted is None:
             return KeepPending(_exhausted(message))
         return self._on_exhausted(message, leases)
 
-    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """See ``Executor``. The entry stays pending unless ``on_malformed`` acknowledges it."""
         return KEEP_PENDING if self._on_malformed is None else self._on_malformed(message, leases)
 
-    async def store(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> None:
+    async def store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
         """See ``Executor``. A user's handler returns no settlement that stores anything."""
         raise NotImplementedError
 
@@ -162,7 +162,7 @@ class _UserFunction:
 
     def __init__(
         self,
-        function: Handler,
+        function: MessageHandler,
         name: str,
         threads: Callable[[], ThreadPoolExecutor],
         group: str,
@@ -176,7 +176,7 @@ class _UserFunction:
         require_arguments(name, function, "message", "ctx")
         require_made_for(function, "group", group)
 
-    def run(self, message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def run(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Start at once. Context variables that the function sets end with it."""
         if not self._is_async:
             return self._finish(self._in_thread(message, leases))
@@ -219,7 +219,7 @@ class _UserFunction:
 def _traced(run: Execute, group: str) -> Execute:
     """Return the executor with a span around each run. A handler that never suspends costs no coroutine here either."""
 
-    def execute(message: RuntimeMessage, leases: LeaseManager) -> Outcome:
+    def execute(message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         assert tracing.active is not None  # noqa: S101 - asked when it was built
         # SPEC(001): an entry is one JSON object, the caller's: there is no place in it for a context.
         span = tracing.active.process("redis", message.stream, message_id=message.id, group=group)

@@ -26,13 +26,13 @@ from conquiet.redis_transport.errors import RedisError
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
 from conquiet.redis_transport.topology import Topology
-from conquiet.runtime.message import Ownership, Progress, RuntimeMessage
-from conquiet.runtime.naming import RENEW_S, NameReservation
+from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
+from conquiet.runtime.name_reservation import RENEW_S, NameReservation
 from conquiet.runtime.settings import RuntimeSettings
 
 logger = FactLogger(__name__)
 
-Batch = tuple[str, list[RuntimeMessage]]
+LeaseChunk = tuple[str, list[RuntimeMessage]]
 """A stream, and messages of it."""
 
 _LOOK_S = 0.01
@@ -107,7 +107,7 @@ def expired(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSet
         for message in messages
         if is_overlong(message, now, settings)
         and message.ownership is Ownership.HELD
-        and message.progress is Progress.RUNNING
+        and message.progress is HandlerState.RUNNING
         and now - message.leased_at > settings.claim_idle_s
     ]
 
@@ -221,7 +221,7 @@ class Heartbeat:
         by_stream: dict[str, list[RuntimeMessage]] = {}
         for message in due(held, now, self._settings):
             by_stream.setdefault(message.stream, []).append(message)
-        batches: dict[SyncClient, list[Batch]] = {}
+        batches: dict[SyncClient, list[LeaseChunk]] = {}
         failure: RedisError | OSError | None = None
         for stream, messages in by_stream.items():
             try:
@@ -242,7 +242,7 @@ class Heartbeat:
             self._servers.refresh()
             raise failure
 
-    def _extend(self, client: SyncClient, batches: list[Batch], now: float) -> None:
+    def _extend(self, client: SyncClient, batches: list[LeaseChunk], now: float) -> None:
         with client.pipeline(transaction=False) as pipe:
             for stream, messages in batches:
                 # The script itself and not its digest: it is short, and the right to EVAL is all it takes.

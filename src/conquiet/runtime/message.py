@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 
-class Progress(Enum):
+class HandlerState(Enum):
     """How far the handler has come."""
 
     WAITING = "waiting"
@@ -95,7 +95,7 @@ class RuntimeMessage(msgspec.Struct, eq=False):
     leased_at: float = 0.0
     delivery_count: int = 1
     started_at: float = 0.0
-    progress: Progress = Progress.WAITING
+    progress: HandlerState = HandlerState.WAITING
     ownership: Ownership = Ownership.HELD
     charge: Charge = Charge.COUNTED
     malformed: str = ""
@@ -122,7 +122,7 @@ class RuntimeMessage(msgspec.Struct, eq=False):
     @property
     def has_ended(self) -> bool:
         """True once the handler has ended."""
-        return self.progress is Progress.SUCCEEDED or self.progress is Progress.FAILED
+        return self.progress is HandlerState.SUCCEEDED or self.progress is HandlerState.FAILED
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from conquiet.runtime.capacity import CapacitySignal
 from conquiet.runtime.fetch_budget import FetchBudget
 from conquiet.runtime.lease import LeaseTable
 from conquiet.runtime.metrics import StreamStats
-from conquiet.runtime.naming import NameReservation
+from conquiet.runtime.name_reservation import NameReservation
 from conquiet.runtime.outage import OutagePause
 from conquiet.runtime.runner import Pace
 from conquiet.runtime.settings import RuntimeSettings

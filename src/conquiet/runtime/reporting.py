@@ -1,7 +1,7 @@
 """What an engine leaves in Redis about itself: its process, its health, and what it has done since the last time.
 
-Written by the heartbeat thread when it renews the liveness key (``naming``), in the same script call. Numbers are
-read without a lock: the event loop only adds to them.
+Written by the heartbeat thread when it renews the liveness key (``name_reservation``), in the same script call.
+Numbers are read without a lock: the event loop only adds to them.
 
 See docs/decisions/0052.
 """

@@ -10,7 +10,7 @@ from conquiet.core.settlement import (
     KeepPending,
     Moved,
     Release,
-    Retry,
+    RetryLater,
     Settlement,
     Stop,
 )
@@ -63,7 +63,7 @@ class Settler:
                 self._table.release(message)
             case KeepPending():
                 self.keep_pending(message, settlement)
-            case Retry() | Defer() | DeadLetter():
+            case RetryLater() | Defer() | DeadLetter():
                 await self._store(message, settlement)
             case Release(failure):
                 if isinstance(failure, InfrastructureError):
@@ -81,7 +81,7 @@ class Settler:
             self._table.note_survived(message)
         self._table.release(message)
 
-    async def _store(self, message: RuntimeMessage, settlement: Retry | Defer | DeadLetter) -> None:
+    async def _store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
         try:
             if message.ownership is not Ownership.ACKNOWLEDGED:
                 # A message that is known to be lost is stored as well: the script checks the owner on the server.

@@ -22,7 +22,7 @@ from conquiet.runtime.batch import MessagePool
 from conquiet.runtime.health import StopReport
 from conquiet.runtime.lease import Heartbeat
 from conquiet.runtime.leases import Leases
-from conquiet.runtime.message import Progress, RuntimeMessage
+from conquiet.runtime.message import HandlerState, RuntimeMessage
 from conquiet.runtime.metrics import StreamStats
 from conquiet.runtime.shard import Shard
 
@@ -113,7 +113,7 @@ class Shutdown:
             unreleased=len(unstarted) - released,
             # Some have succeeded although they were cancelled: they wait for callbacks to catch up.
             abandoned=tuple(
-                (message.stream, message.id) for message in cancelled if message.progress is not Progress.SUCCEEDED
+                (message.stream, message.id) for message in cancelled if message.progress is not HandlerState.SUCCEEDED
             ),
             unacknowledged=tuple((message.stream, message.id) for message in unacknowledged),
             unanswered_reads=sum(shard.fetcher.is_unanswered for shard in self._shards),

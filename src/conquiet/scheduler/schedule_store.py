@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from conquiet.core.cancellation import reraise_swallowed_cancellation
+from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.processor.keys import keys_of
 from conquiet.redis_transport.client import AsyncClient
@@ -101,7 +101,7 @@ NO_VERSION = Version(None, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ScheduleSnapshot:
     """The server's time and the version of each stream. ``refused``: streams whose keys the server does not show."""
 
     now: int
@@ -133,7 +133,7 @@ class ScheduleStore:
         self._now_ms = now_ms
         self._parsed: dict[str, dict[bytes, ScheduleEntry]] = {}
 
-    async def snapshot(self, known: Iterable[str] = ()) -> Snapshot:
+    async def snapshot(self, known: Iterable[str] = ()) -> ScheduleSnapshot:
         """Return the time and the versions of all streams, in one round trip while no stream is new."""
         streams = sorted(known)
         pipeline = self._client.pipeline(transaction=False)
@@ -154,7 +154,7 @@ class ScheduleStore:
             states |= zip(unknown, await self._send(pipeline, keep_refusals=True), strict=True)
         now = time[0] * 1_000 + time[1] // 1_000 if self._now_ms is None else self._now_ms()
         refused = {stream: reply for stream, reply in states.items() if isinstance(reply, ResponseError)}
-        return Snapshot(
+        return ScheduleSnapshot(
             now,
             {stream: _version_of(reply) for stream, reply in states.items() if stream not in refused},
             {stream: self._failure(error, stream) for stream, error in refused.items()},

@@ -16,7 +16,7 @@ from conquiet.errors import ConfigurationError
 from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.scheduler.entries import Once, Origin, ScheduleEntry, from_ms
 from conquiet.scheduler.misfires import last_passed
-from conquiet.scheduler.schedule_store import Declared, Record, ScheduleStore, Snapshot
+from conquiet.scheduler.schedule_store import Declared, Record, ScheduleSnapshot, ScheduleStore
 
 DEFAULT_GROUP = "processor"
 """As the default group of ``Consumer`` and ``Processor``: one name for the hosts that run the same code."""
@@ -167,7 +167,7 @@ class Schedules:
             raise ConfigurationError(f"there is no entry named {printable(name)!r}; list_entries() returns all entries")
         return now, found
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> ScheduleSnapshot:
         snapshot = await self._store.snapshot()
         for error in snapshot.refused.values():
             raise error  # a result for some of the streams would be read as one for all of them

@@ -7,7 +7,7 @@ from typing import Any
 
 SLOTS = 16_384
 
-Address = tuple[str, int]
+NodeAddress = tuple[str, int]
 
 
 def key_slot(key: str) -> int:
@@ -31,7 +31,7 @@ def slot_ranges(reply: Any, *, with_replicas: bool = False) -> dict[range, Any]:
     return found
 
 
-def masters_of(reply: Any) -> list[Address]:
+def masters_of(reply: Any) -> list[NodeAddress]:
     """Return the owners of slots, each once, in the order of their first slot."""
     ranges = slot_ranges(reply)
     return list(dict.fromkeys(ranges[slots] for slots in sorted(ranges, key=lambda slots: slots.start)))

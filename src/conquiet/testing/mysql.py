@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from conquiet.testing import databases, discovery, handshakes
 from conquiet.testing.discovery import MySQLFlavour
-from conquiet.testing.process import Command, PrivateServer
+from conquiet.testing.process import PrivateServer, ServerCommand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,15 +96,15 @@ class MySQLServer(PrivateServer):
         else:
             argv = [str(self._program.path), "--no-defaults", "--initialize-insecure", *common]
             argv += [*_COMMON, *_BY_FLAVOUR[self.flavour]]
-        self._run_to_end(Command(tuple(argv), {}))
+        self._run_to_end(ServerCommand(tuple(argv), {}))
 
-    def _command(self) -> Command:
+    def _command(self) -> ServerCommand:
         # --no-defaults has to come first: the machine's own configuration must not reach a private server.
         argv = [str(self._program.path), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
         argv += [f"--bind-address={self.host}", f"--socket={self.unix_socket}", f"--init-file={self._init_file}"]
         argv += [f"--pid-file={self.folder / 'mysql.pid'}", f"--tmpdir={self.folder / 'tmp'}", *self._as_user()]
         argv += [*_COMMON, *_BY_FLAVOUR[self.flavour], *self._extra_args]
-        return Command(tuple(argv), {})
+        return ServerCommand(tuple(argv), {})
 
     def _probe(self) -> str:
         # The Unix socket lies in our own folder, so the greeting comes from this server. The greeting comes after

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from conquiet.testing import discovery, handshakes, postgres_databases
 from conquiet.testing.errors import ServerStartError
-from conquiet.testing.process import Command, PrivateServer
+from conquiet.testing.process import PrivateServer, ServerCommand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ class PostgresServer(PrivateServer):
         argv += ["--locale=C", "--wal-segsize=1", "--no-sync", "--no-instructions"]
         self._run_to_end(self._as_account(argv))
 
-    def _command(self) -> Command:
+    def _command(self) -> ServerCommand:
         argv = [str(self._binary), "-D", str(self._data), "-p", str(self.port), "-k", str(self.folder)]
         settings = {"listen_addresses": self.host, **self._settings}
         for name, value in settings.items():
@@ -123,8 +123,8 @@ class PostgresServer(PrivateServer):
         )
         return version
 
-    def _as_account(self, argv: Sequence[str]) -> Command:
-        return Command(tuple(argv), {"LC_ALL": "C"}, self._account)
+    def _as_account(self, argv: Sequence[str]) -> ServerCommand:
+        return ServerCommand(tuple(argv), {"LC_ALL": "C"}, self._account)
 
     @property
     def _data(self) -> Path:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from conquiet.testing.errors import ServerStartError, ServerStateError
 from conquiet.testing.ports import free_port
-from conquiet.testing.supervisor_client import Report, SupervisorClient, pause_between_polls
+from conquiet.testing.supervisor_client import ProcessReport, SupervisorClient, pause_between_polls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ class ServerStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ServerCommand:
     """A program, its arguments and additional environment variables.
 
     Attributes:
@@ -84,7 +84,7 @@ class PrivateServer(ABC):
         """Return the URL a client connects to."""
 
     @abstractmethod
-    def _command(self) -> Command:
+    def _command(self) -> ServerCommand:
         """Return the command that runs the server in its folder on its ports."""
 
     @abstractmethod
@@ -255,12 +255,12 @@ class PrivateServer(ABC):
             return False
         raise self._failed(command, f"exited with code {report.exit_code} before it answered")
 
-    def _run(self, command: Command) -> Report:
+    def _run(self, command: ServerCommand) -> ProcessReport:
         return self._client().start(
             command.argv, {**os.environ, **command.env}, self._log_file(), account=command.account
         )
 
-    def _run_to_end(self, command: Command) -> None:
+    def _run_to_end(self, command: ServerCommand) -> None:
         """Run a preparing program under the supervisor too, so that it cannot be orphaned either."""
         begun = time.monotonic()
         report = self._run(command)
@@ -284,7 +284,7 @@ class PrivateServer(ABC):
         supervisor.kill()
         self._status = ServerStatus.DOWN
 
-    def _failed(self, command: Command, what: str) -> ServerStartError:
+    def _failed(self, command: ServerCommand, what: str) -> ServerStartError:
         log = self.log_tail()
         shown = log or "(it wrote nothing)"
         return ServerStartError(f"{self.name} {what}.\n$ {shlex.join(command.argv)}\n{shown}", log=log)

@@ -16,7 +16,7 @@ from conquiet.rabbitmq_api import RabbitApi, with_vhost
 from conquiet.testing import discovery, handshakes
 from conquiet.testing.errors import ServerStartError
 from conquiet.testing.ports import free_port
-from conquiet.testing.process import Command, PrivateServer
+from conquiet.testing.process import PrivateServer, ServerCommand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,11 +116,11 @@ class RabbitMQServer(PrivateServer):
         self._port, self._management_port = free_port(), free_port()
         self._epmd_port, self._dist_port = free_port(), free_port()
 
-    def _command(self) -> Command:
+    def _command(self) -> ServerCommand:
         config = _CONFIG.format(host=self.host, port=self.port, management_port=self._management_port)
         (self.folder / "rabbitmq.conf").write_text(config + "".join(f"{line}\n" for line in self._extra_config))
         (self.folder / "enabled_plugins").write_text("[rabbitmq_management].\n")
-        return Command((str(self._binary),), self._environment())
+        return ServerCommand((str(self._binary),), self._environment())
 
     def _environment(self) -> dict[str, str]:
         folder = self.folder

@@ -21,7 +21,7 @@ from conquiet.rabbitmq_api import with_vhost
 from conquiet.testing.errors import ServerStartError, ServerStateError
 from conquiet.testing.handshakes import connect_tcp
 from conquiet.testing.polling import wait_until
-from conquiet.testing.process import Command, PrivateServer
+from conquiet.testing.process import PrivateServer, ServerCommand
 from conquiet.testing.rabbitmq import RabbitMQServer
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class _Epmd(PrivateServer):
     def url(self) -> str:
         return f"epmd://{self.host}:{self.port}"
 
-    def _command(self) -> Command:
+    def _command(self) -> ServerCommand:
         program = shutil.which("epmd")
         if program is None:
             raise ServerStartError("epmd was not found; it comes with Erlang", log="")
-        return Command((program, "-port", str(self.port), "-address", self.host), {})
+        return ServerCommand((program, "-port", str(self.port), "-address", self.host), {})
 
     def _probe(self) -> str:
         connect_tcp(self.host, self.port).close()

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from conquiet.testing import discovery, handshakes
 from conquiet.testing.certificates import make_certificate
-from conquiet.testing.process import Command, PrivateServer
+from conquiet.testing.process import PrivateServer, ServerCommand
 
 if TYPE_CHECKING:
     import os
@@ -82,7 +82,7 @@ class RedisServer(PrivateServer):
         if self._tls:
             make_certificate(self.folder)
 
-    def _command(self) -> Command:
+    def _command(self) -> ServerCommand:
         port = ["--port", "0", "--tls-port"] if self._tls else ["--port"]
         argv = [str(self._binary), *port, str(self.port), "--bind", self.host, "--dir", str(self.folder)]
         argv += ["--unixsocket", str(self.unix_socket), "--daemonize", "no", "--save", ""]
@@ -93,7 +93,7 @@ class RedisServer(PrivateServer):
             argv += ["--tls-ca-cert-file", str(self.ca_file), "--tls-auth-clients", "no"]
         if self._password:
             argv += ["--requirepass", self._password]
-        return Command((*argv, *self._extra_args), {})
+        return ServerCommand((*argv, *self._extra_args), {})
 
     def _connect(self, timeout_s: float = handshakes.ANSWER_TIMEOUT_S) -> handshakes.Resp:
         # The Unix socket lies in our own folder, so the answer comes from this server. Redis binds its TCP port

@@ -1,4 +1,4 @@
-"""The owner's side of the connection to a supervisor process (see ``supervisor``)."""
+"""The owner's side of the connection to a supervisor process (see ``server_supervisor``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conquiet.testing import supervisor
+from conquiet.testing import server_supervisor
 from conquiet.testing.errors import ServerStartError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _GONE = "the supervisor process is gone: was it killed? Its server died with it.
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProcessReport:
     """State of the process that the supervisor started last."""
 
     pid: int | None
@@ -59,7 +59,7 @@ class SupervisorClient:
                     sys.executable,
                     "-I",
                     "-S",
-                    supervisor.__file__,
+                    server_supervisor.__file__,
                     str(self._owner),
                     f"conquiet-{name}-",
                     _parent_folder(),
@@ -81,7 +81,7 @@ class SupervisorClient:
 
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], log: Path, *, account: tuple[int, int] | None = None
-    ) -> Report:
+    ) -> ProcessReport:
         """Start ``argv`` under the supervisor, its output appended to ``log``, as the user and group of ``account``.
 
         Raises:
@@ -89,11 +89,11 @@ class SupervisorClient:
         """
         return self._ask({"op": "start", "argv": list(argv), "env": dict(env), "log": str(log), "account": account})
 
-    def poll(self) -> Report:
+    def poll(self) -> ProcessReport:
         """Return the state of the process."""
         return self._ask({"op": "poll"})
 
-    def kill(self) -> Report:
+    def kill(self) -> ProcessReport:
         """Kill the server and its descendants; return when all are gone."""
         return self._ask({"op": "kill"})
 
@@ -130,10 +130,10 @@ class SupervisorClient:
             self._process.terminate()
             self._process.wait(_ANSWER_TIMEOUT_S)
 
-    def _ask(self, request: dict[str, Any]) -> Report:
+    def _ask(self, request: dict[str, Any]) -> ProcessReport:
         with self._lock:
             if self._ended:
-                return Report(None, None)
+                return ProcessReport(None, None)
             try:
                 self._channel.sendall(json.dumps(request).encode() + b"\n")
                 answer = self._answer()
@@ -141,7 +141,7 @@ class SupervisorClient:
                 raise ServerStartError(f"{_GONE} ({error})") from error
         if "error" in answer:
             raise ServerStartError(f"the supervisor could not do {request['op']!r}: {answer['error']}")
-        return Report(answer["pid"], answer["exit_code"])
+        return ProcessReport(answer["pid"], answer["exit_code"])
 
     def _answer(self) -> dict[str, Any]:
         line = self._reader.readline()

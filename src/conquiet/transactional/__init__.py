@@ -24,15 +24,15 @@ from conquiet.transactional.batch_handlers import (  # noqa: E402
 )
 from conquiet.transactional.handlers import effect_once, effect_once_async, for_processor, for_rabbit, for_runtime  # noqa: E402
 from conquiet.transactional.inbox import Inbox  # noqa: E402
-from conquiet.transactional.keys import InboxKey, by_outbox_id, outbox_id_of  # noqa: E402
+from conquiet.transactional.inbox_keys import InboxKey, by_outbox_id, outbox_id_of  # noqa: E402
 from conquiet.transactional.lease_check import Deduplicator, LeaseCheck  # noqa: E402 - after the check above
 from conquiet.transactional.metadata import metadata  # noqa: E402
 from conquiet.transactional.migrations import TableLayout, create_tables, migrate_tables, table_layouts  # noqa: E402
-from conquiet.transactional.ordering import OutboxMessage, Outcome  # noqa: E402
 from conquiet.transactional.outbox import Outbox, OutboxBacklog, ParkedMessage  # noqa: E402
 from conquiet.transactional.partition_target import ToPartitions  # noqa: E402
 from conquiet.transactional.purging import DatabaseRetention, Purger  # noqa: E402
 from conquiet.transactional.relay import OutboxRelay, RelayHealth, RelayStats  # noqa: E402
+from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome  # noqa: E402
 from conquiet.transactional.schema import SCHEMA_VERSION  # noqa: E402
 from conquiet.transactional.targets import Target, ToProcessor, ToStream  # noqa: E402
 
@@ -50,8 +50,8 @@ __all__ = [
     "OutboxBacklog",
     "OutboxMessage",
     "OutboxRelay",
-    "Outcome",
     "ParkedMessage",
+    "PublishOutcome",
     "Purger",
     "RelayHealth",
     "RelayStats",

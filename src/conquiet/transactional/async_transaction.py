@@ -33,7 +33,7 @@ from conquiet.db.commit_status import (
 )
 from conquiet.db.dialects import is_postgres
 from conquiet.db.engine_pool import database_address, pool_timeout_hint
-from conquiet.db.errors import UNAVAILABLE, Fault, OperationInfo, as_write_error, fault_of
+from conquiet.db.errors import UNAVAILABLE, DbErrorKind, OperationInfo, as_write_error, fault_of
 from conquiet.db.failover import is_demotion
 from conquiet.errors import (
     CommitUnknownError,
@@ -56,7 +56,7 @@ _LIMIT_S: Final = 30.0
 _CONNECT_LIMIT_S: Final = 5.0
 """Longest wait of a cancelled task for a connection. After that the connection is closed when it arrives."""
 
-_TRANSLATED: Final = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT}) | UNAVAILABLE
+_TRANSLATED: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT}) | UNAVAILABLE
 _TRANSACTION: Final = OperationInfo("the handler's transaction")
 _STATEMENT: Final = OperationInfo("a statement of the handler")
 

@@ -20,7 +20,7 @@ from conquiet.core.functions import reject_awaitable
 from conquiet.errors import ConfigurationError
 from conquiet.transactional.batch_source import AsyncBatches, SyncBatches
 from conquiet.transactional.handlers import agreed, checked_source, inbox_of, made_for
-from conquiet.transactional.keys import KeyFunction
+from conquiet.transactional.inbox_keys import KeyFunction
 from conquiet.transactional.received import ReceivedFromRabbit, ReceivedMessage
 from conquiet.transactional.schema import INBOX_TABLE
 from conquiet.transactional.session_source import AsyncSource

@@ -12,6 +12,8 @@ So messages that fail cost a batch one transaction more, however many they are. 
 transaction (a deadlock, a lost connection) is never one message's: it is raised.
 
 See docs/decisions/0045.
+
+See docs/decisions/0044.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,12 +24,12 @@ from sqlalchemy.exc import DBAPIError
 
 from conquiet.core.batch_run import BatchRun, Outcome, run_without_loop
 from conquiet.core.functions import mark_cancellation, reject_awaitable, reject_unawaited
-from conquiet.db.errors import UNAVAILABLE, Fault, fault_of
+from conquiet.db.errors import UNAVAILABLE, DbErrorKind, fault_of
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, InfrastructureError, LifecycleError
-from conquiet.transactional.cancellation import AsyncCancellation, SyncCancellation
+from conquiet.transactional.cancelled_jobs import AsyncCancellation, SyncCancellation
 from conquiet.transactional.inbox import Inbox
-from conquiet.transactional.session_source import AsyncSource, SyncSource
+from conquiet.transactional.session_source import AsyncSource, Check, SyncSource
 from conquiet.transactional.transaction_guard import TransactionGuard
 from conquiet.transactional.unit_of_work import run_in
 
@@ -38,13 +40,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 W = TypeVar("W")
 
-Check = Callable[[], None]
-
 _OUTER: Final = "SAVEPOINT conquiet_group"
 _SAVEPOINT: Final = "SAVEPOINT conquiet_member"
 ROLL_BACK: Final = "ROLLBACK TO SAVEPOINT conquiet_member"
 _NESTED: Final = 32
-_ENDING: Final = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT, Fault.GONE}) | UNAVAILABLE
+_ENDING: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE}) | UNAVAILABLE
 
 
 class SyncBatches:

@@ -28,9 +28,9 @@ from conquiet.core.functions import (
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError, ConflictError
-from conquiet.transactional.cancellation import cancellable, cancellable_async
+from conquiet.transactional.cancelled_jobs import cancellable, cancellable_async
 from conquiet.transactional.inbox import Inbox
-from conquiet.transactional.keys import KeyFunction
+from conquiet.transactional.inbox_keys import KeyFunction
 from conquiet.transactional.lease_check import Deduplicator
 from conquiet.transactional.received import ReceivedFromRabbit, ReceivedMessage
 from conquiet.transactional.schema import INBOX_TABLE

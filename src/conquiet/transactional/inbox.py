@@ -24,15 +24,15 @@ from sqlalchemy.engine import Engine
 from conquiet.core.functions import require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds, require_table
-from conquiet.db.errors import Fault, fault_of
+from conquiet.db.errors import DbErrorKind, fault_of
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LifecycleError, MessageInProgressError
 from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.transactional.effect_counts import count_single_effect
-from conquiet.transactional.identity import digest_of, is_same, key_of_other
-from conquiet.transactional.inbox_batch import Entry, record_many
-from conquiet.transactional.keys import InboxKey, KeyFunction, key_of
+from conquiet.transactional.inbox_batch import InboxEntry, record_many
+from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, key_of
+from conquiet.transactional.payload_digest import digest_of, is_same, key_of_other
 from conquiet.transactional.schema import INBOX_TABLE, NO_COLUMN, if_missing
 from conquiet.transactional.sql_dialect import SqlDialect, dialect_named, inbox_statements
 from conquiet.transactional.statements import InboxStatements
@@ -62,7 +62,7 @@ class Inbox:
             business key where one and the same message can arrive under several ids.
         compare_payload: Whether a digest of the payload is stored and compared when a key exists: the same
             key with another payload is then a message of its own. None compares where the key is the id that Redis
-            gave the entry, because such an id can come twice (see ``identity``), and trusts every other key.
+            gave the entry, because such an id can come twice (see ``payload_digest``), and trusts every other key.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Inbox:
         Args:
             session: The transaction.
             key: Identifies the message.
-            digest: Of its payload, if the key may come again with another message; see ``identity``.
+            digest: Of its payload, if the key may come again with another message; see ``payload_digest``.
         """
         return self.record_entry(unit_of(session), key, digest)
 
@@ -167,7 +167,7 @@ class Inbox:
         return deleted
 
     def cancellation_key(self, msg: Any) -> InboxKey:
-        """Return the key of the row that records that a message is cancelled; see ``cancellation``."""
+        """Return the key of the row that records that a message is cancelled; see ``cancelled_jobs``."""
         key = key_of(msg, self._key)
         digest = digest_of(msg, key, compare=self._compare) or b""
         # Hashed: the id may be as long as the column.
@@ -188,7 +188,7 @@ class Inbox:
         entries = []
         for msg in msgs:
             key = key_of(msg, self._key)
-            entries.append(Entry(key, digest_of(msg, key, compare=self._compare)))
+            entries.append(InboxEntry(key, digest_of(msg, key, compare=self._compare)))
         return record_many(self, unit, entries)
 
     def forget(self, session: SyncSession, msgs: Sequence[Any]) -> None:
@@ -387,7 +387,7 @@ def _binds(unit: UnitOfWork, key: InboxKey) -> dict[str, bytes | str | None]:
 
 
 def _is_duplicate(error: DbWriteError) -> bool:
-    return error.__cause__ is not None and fault_of(error.__cause__) is Fault.DUPLICATE
+    return error.__cause__ is not None and fault_of(error.__cause__) is DbErrorKind.DUPLICATE
 
 
 def _facts(key: InboxKey) -> dict[str, str]:

@@ -14,12 +14,12 @@ See docs/decisions/0043.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from conquiet.db.errors import Fault, fault_of
+from conquiet.db.errors import DbErrorKind, fault_of
 from conquiet.errors import ConflictError, DbWriteError
 from conquiet.transactional.batch_sql import BatchStatements, batch_statements, bind_rows
 from conquiet.transactional.effect_counts import count_effect
-from conquiet.transactional.identity import is_same
-from conquiet.transactional.keys import InboxKey
+from conquiet.transactional.inbox_keys import InboxKey
+from conquiet.transactional.payload_digest import is_same
 from conquiet.transactional.schema import if_missing
 from conquiet.transactional.unit_of_work import UnitOfWork
 
@@ -33,14 +33,14 @@ _MAX_ROUNDS: Final = 3
 """Inserts of one list at most: between the INSERT that failed and the SELECT, a purge may delete what was there."""
 
 
-class Entry(NamedTuple):
+class InboxEntry(NamedTuple):
     """A message to record."""
 
     key: InboxKey
     digest: bytes | None
 
 
-def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[Entry]) -> list[bool]:
+def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry]) -> list[bool]:
     """Write the rows of these messages into the transaction; return for each whether it is the first time.
 
     Raises:
@@ -143,7 +143,7 @@ class _Writer:
         except ConflictError as error:
             raise self._inbox.in_progress(error, rows[0][0].source) from error.__cause__
         except DbWriteError as error:
-            if error.__cause__ is None or fault_of(error.__cause__) is not Fault.DUPLICATE:
+            if error.__cause__ is None or fault_of(error.__cause__) is not DbErrorKind.DUPLICATE:
                 raise if_missing(error, self._inbox.table) from error.__cause__
             return rows, error
 

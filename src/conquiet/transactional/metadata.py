@@ -27,7 +27,7 @@ from sqlalchemy.types import TypeEngine
 
 from conquiet.core.validation import require_table
 from conquiet.errors import ConfigurationError
-from conquiet.transactional.keys import MAX_PART_BYTES
+from conquiet.transactional.inbox_keys import MAX_PART_BYTES
 from conquiet.transactional.schema import INBOX_TABLE, OUTBOX_TABLE, schema_comment
 
 _MYSQL_OPTIONS: Final = {

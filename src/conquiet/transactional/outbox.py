@@ -23,7 +23,7 @@ from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive, require_seconds, require_table, require_text
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, DbWriteError
-from conquiet.transactional.keys import MAX_PART_BYTES
+from conquiet.transactional.inbox_keys import MAX_PART_BYTES
 from conquiet.transactional.outbox_batch import OutboxRows
 from conquiet.transactional.payload import MAX_PAYLOAD_BYTES, encode
 from conquiet.transactional.schema import OUTBOX_TABLE, if_missing

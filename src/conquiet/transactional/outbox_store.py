@@ -17,10 +17,10 @@ from typing import Any
 
 from conquiet.core.tracing import read_headers
 from conquiet.db.session import DbSession
-from conquiet.transactional.ordering import Candidate, OutboxMessage, Park, Postpone
+from conquiet.transactional.relay_decisions import Candidate, OutboxMessage, Park, Postpone
 from conquiet.transactional.sql_dialect import SqlDialect, outbox_statements
 
-Position = tuple[Any, int]
+OutboxPosition = tuple[Any, int]
 """Where a scan ended: due time and seq."""
 
 
@@ -42,7 +42,9 @@ class OutboxStore:
         rows = session.fetch_all(self._statements.lock_unkeyed, {"target": self._target, "count": count})
         return [_message(row) for row in rows]
 
-    def scan_keyed(self, session: DbSession, *, after: Position | None, count: int) -> tuple[list[Candidate], float]:
+    def scan_keyed(
+        self, session: DbSession, *, after: OutboxPosition | None, count: int
+    ) -> tuple[list[Candidate], float]:
         """Return due rows with a key behind a position, and the age in seconds of the first."""
         binds: dict[str, Any] = {"target": self._target, "count": count}
         if after is None:
@@ -52,7 +54,7 @@ class OutboxStore:
         age_s = max(0.0, float(rows[0]["age"]) / 1e6) if rows else 0.0
         return [Candidate(row["seq"], bytes(row["k"])) for row in rows], age_s
 
-    def position_of(self, session: DbSession, seq: int) -> Position | None:
+    def position_of(self, session: DbSession, seq: int) -> OutboxPosition | None:
         """Return where a scan that ended with this row continues; None if the row is gone."""
         due_at = session.execute_scalar(self._statements.due_time, {"seq": seq})
         return None if due_at is None else (due_at, seq)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from conquiet.core.json_codec import TOO_LARGE, CodecError, decode_payload, encode_payload
 from conquiet.errors import PayloadError
-from conquiet.transactional.keys import EVENT, OUTBOX_ID
+from conquiet.transactional.inbox_keys import EVENT, OUTBOX_ID
 
 MAX_PAYLOAD_BYTES: Final = 1_048_576 - 512
 """The default limit of a stream, less what the relay adds: the id and the event."""

@@ -12,9 +12,14 @@ from typing import Any, Self, TypeVar
 from conquiet.core.validation import require_text
 from conquiet.errors import LifecycleError, RabbitError
 from conquiet.rabbit.publisher import Outgoing, Publisher
-from conquiet.transactional.keys import OUTBOX_ID
-from conquiet.transactional.ordering import OutboxMessage, Outcome, batches_without_key_repeats, blocked_keys
+from conquiet.transactional.inbox_keys import OUTBOX_ID
 from conquiet.transactional.payload import decode
+from conquiet.transactional.relay_decisions import (
+    OutboxMessage,
+    PublishOutcome,
+    batches_without_key_repeats,
+    blocked_keys,
+)
 from conquiet.transactional.targets import DEFERRED, PUBLISHED, Results
 
 T = TypeVar("T")
@@ -54,7 +59,7 @@ class ToRabbit:
         return self._on_loop(self._publish(messages))
 
     async def _publish(self, messages: Sequence[OutboxMessage]) -> Results:
-        results: dict[int, tuple[Outcome, str]] = {}
+        results: dict[int, tuple[PublishOutcome, str]] = {}
         blocked: set[bytes] = set()
         failure: Any = None
         for part in batches_without_key_repeats(messages):
@@ -111,9 +116,9 @@ class ToRabbit:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _outcome(answer: object) -> tuple[Outcome, str]:
+def _outcome(answer: object) -> tuple[PublishOutcome, str]:
     if isinstance(answer, RabbitError | OSError | asyncio.CancelledError):
         return DEFERRED  # not confirmed: it is published again with the same id, and no attempt is counted
     if isinstance(answer, BaseException):
-        return Outcome.REFUSED, type(answer).__name__
+        return PublishOutcome.REFUSED, type(answer).__name__
     return PUBLISHED

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from conquiet.errors import MessageKeyError
-from conquiet.transactional.identity import json_bytes, looks_like_entry_id
+from conquiet.transactional.payload_digest import json_bytes, looks_like_entry_id
 
 if TYPE_CHECKING:
     from conquiet.processor.context import JobContext

@@ -37,9 +37,17 @@ from conquiet.metrics.registry import (
 )
 from conquiet.metrics.safety import count, never_raises, set_gauge
 from conquiet.transactional.notifications import listener_for
-from conquiet.transactional.ordering import OutboxMessage, Outcome, Park, Postpone, after_refusal, in_order, plan
 from conquiet.transactional.outbox import Outbox
-from conquiet.transactional.outbox_store import OutboxStore, Position
+from conquiet.transactional.outbox_store import OutboxPosition, OutboxStore
+from conquiet.transactional.relay_decisions import (
+    OutboxMessage,
+    Park,
+    Postpone,
+    PublishOutcome,
+    after_refusal,
+    in_order,
+    plan,
+)
 from conquiet.transactional.relay_engine import own_engine
 from conquiet.transactional.schema import if_missing
 from conquiet.transactional.sql_dialect import dialect_named
@@ -91,7 +99,7 @@ class _Route:
 
     store: OutboxStore
     publisher: TargetPublisher
-    position: Position | None = None
+    position: OutboxPosition | None = None
     has_more: bool = False
 
     @property
@@ -284,11 +292,13 @@ class OutboxRelay:
         if not messages:
             return RelayStats()
         results = route.publisher.publish(messages, is_forced=lambda: self._forced)
-        published = [one for one, (outcome, _) in zip(messages, results, strict=True) if outcome is Outcome.PUBLISHED]
+        published = [
+            one for one, (outcome, _) in zip(messages, results, strict=True) if outcome is PublishOutcome.PUBLISHED
+        ]
         refused = [
             (after_refusal(one, max_attempts=self._max_attempts, backoff=self._backoff), reason)
             for one, (outcome, reason) in zip(messages, results, strict=True)
-            if outcome is Outcome.REFUSED
+            if outcome is PublishOutcome.REFUSED
         ]
         if not published and not refused:
             route.has_more = False  # all deferred: not again before a pause

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from conquiet.core import tracing
-from conquiet.transactional.ordering import OutboxMessage
+from conquiet.transactional.relay_decisions import OutboxMessage
 
 
 class SendSpans:

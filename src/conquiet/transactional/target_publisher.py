@@ -15,7 +15,7 @@ from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import OUTBOX_UNAVAILABLE_TOTAL
 from conquiet.metrics.safety import count
-from conquiet.transactional.ordering import OutboxMessage, Outcome
+from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome
 from conquiet.transactional.spans import SendSpans
 from conquiet.transactional.targets import DEFERRED, PUBLISHED, Results, Target
 
@@ -109,11 +109,11 @@ class TargetPublisher:
                 self._back_off(error)
                 return [*results, *[DEFERRED] * (len(messages) - len(results))]
             except Exception as error:  # noqa: BLE001 - as above; its text may quote the payload
-                result = [(Outcome.REFUSED, type(error).__name__)]
+                result = [(PublishOutcome.REFUSED, type(error).__name__)]
                 failures.append(error)
             self._require_results(result, 1)
             results += result
-            if message.key is not None and result[0][0] is not Outcome.PUBLISHED:
+            if message.key is not None and result[0][0] is not PublishOutcome.PUBLISHED:
                 blocked.add(message.key)
         if len(failures) > 1 and PUBLISHED not in results:
             # Not one of several was accepted: the target is at fault, whatever it raises when it is unavailable.
@@ -156,8 +156,8 @@ class TargetPublisher:
         """Raise for anything else than results: a guess would delete what was not published."""
         if not isinstance(results, Sequence) or len(results) != messages or not all(map(_is_result, results)):
             raise ConfigurationError(
-                f"the target {self.name!r} must return one (Outcome, reason) for each message from publish(), in their "
-                "order; its messages stay in the outbox"
+                f"the target {self.name!r} must return one (PublishOutcome, reason) for each message from publish(), "
+                "in their order; its messages stay in the outbox"
             )
 
 
@@ -173,7 +173,7 @@ def require_targets(targets: object) -> None:
 
 def _is_result(result: object) -> bool:
     match result:
-        case (Outcome(), str()):
+        case (PublishOutcome(), str()):
             return True
         case _:
             return False

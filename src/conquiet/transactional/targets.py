@@ -18,18 +18,18 @@ from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.metrics.registry import QUEUE_MESSAGES_ENQUEUED_TOTAL
 from conquiet.metrics.safety import count
-from conquiet.transactional.keys import EVENT, OUTBOX_ID
-from conquiet.transactional.ordering import OutboxMessage, Outcome
+from conquiet.transactional.inbox_keys import EVENT, OUTBOX_ID
 from conquiet.transactional.payload import decode
+from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome
 
 if TYPE_CHECKING:
     from conquiet.redis_transport.client import AnyRedis
 
-Results = list[tuple[Outcome, str]]
+Results = list[tuple[PublishOutcome, str]]
 """For each message its outcome, and the reason if it was refused."""
 
-PUBLISHED: Final = (Outcome.PUBLISHED, "")
-DEFERRED: Final = (Outcome.DEFERRED, "")
+PUBLISHED: Final = (PublishOutcome.PUBLISHED, "")
+DEFERRED: Final = (PublishOutcome.DEFERRED, "")
 MAX_PAYLOAD_BYTES: Final = 1_048_576
 
 
@@ -95,7 +95,7 @@ class ToStream:
             try:
                 encoded.append(encode_payload(self._payload(message), max_bytes=self._max_bytes))
             except (CodecError, _Refused) as error:
-                results.append((Outcome.REFUSED, str(error)))
+                results.append((PublishOutcome.REFUSED, str(error)))
                 if message.key is not None:
                     blocked.add(message.key)
             else:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from sqlalchemy import event
 
-from conquiet.db.errors import Fault, OperationInfo, as_write_error, fault_of
+from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of
 from conquiet.errors import LifecycleError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _COMMIT: Final = (
     "the handler's transaction is committed by conquiet when the handler returns, together with its inbox row: "
     "remove commit() from the handler; nothing was sent"
 )
-_ENDING: Final = frozenset({Fault.CONFLICT, Fault.LOCK_TIMEOUT, Fault.GONE})
+_ENDING: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE})
 _GUARD: Final = "_conquiet_guard"
 _STATEMENT: Final = OperationInfo("a statement of the handler")
 

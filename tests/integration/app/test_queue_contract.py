@@ -19,7 +19,7 @@ from tests.integration.app.conftest import LEDGER, METADATA
 from conquiet import App, Emit, JobContext, Reject, SyncEmit
 from conquiet.app import AppSettings, TestApp
 from conquiet.errors import ConfigurationError, DatabaseUnavailableError
-from conquiet.rabbit import DeadLetters, Requeue, current_deliveries, current_delivery
+from conquiet.rabbit import RabbitDeadLetters, Requeue, current_deliveries, current_delivery
 from conquiet.testing import wait_until_async
 
 QUEUE = "crm-sync"
@@ -79,7 +79,7 @@ class QueuePlace:
             assert len(self.test_app.dead_letters) == count
             return [(one.id, one.error) for one in self.test_app.dead_letters]
         assert self.amqp_url is not None
-        letters = DeadLetters(self.amqp_url, f"{QUEUE}.dead")
+        letters = RabbitDeadLetters(self.amqp_url, f"{QUEUE}.dead")
         await self.until(lambda: self._depth(f"{QUEUE}.dead") == count)
         return [(one.message_id, one.reason) for one in await letters.list()]
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from conquiet import App, AppSettings
 from conquiet.errors import ConquietError, QueueMissingError
-from conquiet.rabbit import DeadLetters, Outgoing, Publisher
+from conquiet.rabbit import Outgoing, Publisher, RabbitDeadLetters
 from conquiet.testing import RedisServer, wait_until_async
 
 METADATA = MetaData()
@@ -126,13 +126,13 @@ async def test_a_queue_has_typed_handlers_with_an_effect_once(amqp_url: str, db_
         ):
             await publisher.send(Outgoing("actions", body, message_id=message_id))
         await wait_until_async(lambda: sorted(actions(db_file)) == ["a", "c"])
-        dead = DeadLetters(amqp_url, "actions.dead")
+        dead = RabbitDeadLetters(amqp_url, "actions.dead")
         await wait_until_async(lambda: _has(dead, 2))
 
     assert sorted(actions(db_file)) == ["a", "c"]
 
 
-async def _has(dead: DeadLetters, number: int) -> bool:
+async def _has(dead: RabbitDeadLetters, number: int) -> bool:
     try:
         return len(await dead.list()) == number
     except QueueMissingError:  # nothing was moved there yet

@@ -8,7 +8,7 @@ from tests.integration.batches.conftest import Database
 
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError
-from conquiet.transactional import Outbox, OutboxMessage, OutboxRelay, Outcome
+from conquiet.transactional import Outbox, OutboxMessage, OutboxRelay, PublishOutcome
 from conquiet.transactional.payload import decode
 
 pytestmark = pytest.mark.timeout(120)
@@ -21,10 +21,10 @@ class Recorder:
         self.batches: list[int] = []
         self.seen: list[tuple[str, int, str | None]] = []
 
-    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
         self.batches.append(len(messages))
         self.seen += [(message.message_id, decode(message.payload)["n"], message.event) for message in messages]
-        return [(Outcome.PUBLISHED, "")] * len(messages)
+        return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
 
 def test_many_messages_are_published_with_their_ids_in_their_order(database: Database) -> None:

@@ -22,7 +22,7 @@ from conquiet.queue import RedisStreamsQueue
 from conquiet.runtime import RuntimeSettings
 from conquiet.scheduler import Every, ScheduleEntry, Scheduler
 from conquiet.testing import RedisServer, wait_until, wait_until_async
-from conquiet.testing.process import Command
+from conquiet.testing.process import ServerCommand
 
 FAILOVERS = 20 if os.environ.get("CONQUIET_TORTURE") == "1" else 1
 RUNTIME = RuntimeSettings(reconnect=Backoff(base_s=0.05, cap_s=0.5), max_reconnects=1_000, recreate_group=True)
@@ -35,7 +35,7 @@ class Sentinel(RedisServer):
         super().__init__()
         self._master = master
 
-    def _command(self) -> Command:
+    def _command(self) -> ServerCommand:
         config = self.folder / "sentinel.conf"
         if not config.exists():
             config.write_text(
@@ -43,7 +43,7 @@ class Sentinel(RedisServer):
                 f"sentinel monitor shop {self._master.host} {self._master.port} 1\n"
                 "sentinel down-after-milliseconds shop 60000\nsentinel failover-timeout shop 3000\n"
             )
-        return Command((str(self._binary), str(config), "--sentinel"), {})
+        return ServerCommand((str(self._binary), str(config), "--sentinel"), {})
 
 
 @dataclass

@@ -16,7 +16,7 @@ from conquiet.core.causation import MessageRef, read_cause
 from conquiet.db import DbSession
 from conquiet.processor import Processor, ProcessorSettings, RetryPolicy
 from conquiet.testing import wait_until_async
-from conquiet.transactional import Inbox, Outbox, create_tables
+from conquiet.transactional import Outbox, create_tables, for_processor
 
 SECRET = "note-7f3a9c"
 
@@ -34,14 +34,14 @@ async def shop(redis_url: str, tmp_path: Path) -> AsyncIterator[tuple[Processor,
     async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as client:
         processor = Processor(client, ["orders"], settings=ProcessorSettings(job_ttl_s=3_600.0))
 
-        @processor.handler("paid", retry=RetryPolicy(max_attempts=3, backoff=Backoff(base_s=0.01)))
-        def paid(ctx: Any) -> None:
+        def paid(ctx: Any, session: DbSession) -> None:
             if ctx.attempt == 1:
                 raise CardDeclinedError(SECRET)
-            with DbSession(engine) as session, Inbox().once(session, ctx) as first_time:
-                if first_time:
-                    Outbox().add(session, "ledger", {"note": SECRET})
+            Outbox().add(session, "ledger", {"note": SECRET})
             ctx.emit("mailed", {"note": SECRET}, id="mail-1")
+
+        retry = RetryPolicy(max_attempts=3, backoff=Backoff(base_s=0.01))
+        processor.handler("paid", retry=retry)(for_processor(paid, engine=engine))
 
         @processor.handler("mailed", retry=RetryPolicy(max_attempts=1))
         async def mailed(_ctx: Any) -> None:
@@ -52,6 +52,7 @@ async def shop(redis_url: str, tmp_path: Path) -> AsyncIterator[tuple[Processor,
         yield processor, url
         processor.stop()
         await running
+        await processor.close()
     engine.dispose()
 
 
@@ -93,7 +94,7 @@ async def test_the_cause_travels_in_the_row_of_the_outbox_too(shop: tuple[Proces
     processor, db_url = shop
 
     await processor.emit("paid", {}, id="order-1")
-    await wait_until_async(lambda: raw.xlen("{orders}:dead") == 1)
+    await wait_until_async(lambda: raw.hget("{orders}:job:order-1", "state") == b"succeeded")
 
     engine = create_engine(db_url)
     with engine.connect() as connection:

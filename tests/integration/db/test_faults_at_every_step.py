@@ -65,7 +65,7 @@ class Saboteur:
     def stand_before_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         send = statement_execution._send
 
-        def sabotaged(raw: Any, string: str, params: Any) -> statement_execution.Result:
+        def sabotaged(raw: Any, string: str, params: Any) -> statement_execution.StatementResult:
             self._before(string, raw)
             answer = send(raw, string, params)
             self._after(string, raw)

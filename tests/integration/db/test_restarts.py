@@ -54,7 +54,7 @@ class Writers:
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         send, commit = statement_execution._send, Checkout.commit
 
-        def watched_send(raw: Any, string: str, params: Any) -> statement_execution.Result:
+        def watched_send(raw: Any, string: str, params: Any) -> statement_execution.StatementResult:
             if string.startswith("UPDATE"):
                 self.gate.at("after lock")  # all of them are held
             answer = send(raw, string, params)

@@ -30,7 +30,7 @@ from conquiet.rabbit import RabbitConsumer, SchemaRegistry
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import free_port, wait_until, wait_until_async
 from conquiet.transactional import Inbox, Outbox, OutboxRelay, create_tables
-from conquiet.transactional.ordering import Outcome
+from conquiet.transactional.relay_decisions import PublishOutcome
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -123,7 +123,10 @@ class Target:
     """Takes everything but poison."""
 
     def publish(self, messages: Sequence[Any]) -> Any:
-        return [(Outcome.REFUSED, "no") if b"poison" in one.payload else (Outcome.PUBLISHED, "") for one in messages]
+        return [
+            (PublishOutcome.REFUSED, "no") if b"poison" in one.payload else (PublishOutcome.PUBLISHED, "")
+            for one in messages
+        ]
 
 
 async def make_trouble(client: Any, stream: str, engine: Engine, amqp_url: str) -> BacklogSampler:

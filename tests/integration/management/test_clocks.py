@@ -9,7 +9,7 @@ from redis import Redis
 
 from conquiet.management import RedisAdmin
 from conquiet.management.doctor import Severity
-from conquiet.management.doctor.clocks import Clock, check_clocks, read_clocks
+from conquiet.management.doctor.clocks import ClockReading, check_clocks, read_clocks
 from conquiet.management.doctor.redis import examine_redis
 from conquiet.testing import RedisServer, wait_until
 
@@ -38,7 +38,7 @@ def test_a_replica_that_cannot_be_reached_is_a_note_and_no_fault(server: RedisAd
 
     clocks = read_clocks(server, info)
 
-    assert clocks[1] == Clock("replica 127.0.0.1:1", None)
+    assert clocks[1] == ClockReading("replica 127.0.0.1:1", None)
     assert [one.severity for one in check_clocks(clocks, 1.0)] == [Severity.NOTE]
 
 
@@ -57,7 +57,7 @@ def test_a_host_with_another_time_is_found(
 
 def test_a_replica_that_is_behind_is_warned_of_because_ids_repeat() -> None:
     def found(server_s: float, replica_s: float, doubt_s: float = 0.0) -> list[str]:
-        clocks = (Clock("the server", server_s), Clock("replica r:1", replica_s, doubt_s))
+        clocks = (ClockReading("the server", server_s), ClockReading("replica r:1", replica_s, doubt_s))
         return [one.why for one in check_clocks(clocks, 1.0) if one.severity is Severity.WARNING]
 
     assert found(0.0, -0.9) == []

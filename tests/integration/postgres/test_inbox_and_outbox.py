@@ -16,7 +16,7 @@ from conquiet.db.session import DbSession
 from conquiet.errors import DbWriteError, MessageInProgressError
 from conquiet.queue.models import QueueMessage
 from conquiet.testing import FaultProxy, PostgresServer, wait_until
-from conquiet.transactional import Inbox, Outbox, OutboxMessage, OutboxRelay, Outcome, create_tables
+from conquiet.transactional import Inbox, Outbox, OutboxMessage, OutboxRelay, PublishOutcome, create_tables
 from conquiet.transactional.outbox_store import OutboxStore
 from conquiet.transactional.sql_dialect import dialect_named, outbox_statements
 
@@ -221,11 +221,11 @@ class Recording:
         self.arrived = threading.Event()
         self._lock = threading.Lock()
 
-    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
         with self._lock:
             self.names += [message.payload.decode() for message in messages]
         self.arrived.set()
-        return [(Outcome.PUBLISHED, "")] * len(messages)
+        return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
 
 @pytest.fixture
@@ -415,8 +415,8 @@ def test_rows_that_wait_for_an_unserved_target_are_found_by_index(engine: Engine
 
 def test_refused_messages_are_parked_listed_and_released(engine: Engine) -> None:
     class Refusing:
-        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
-            return [(Outcome.REFUSED, "no")] * len(messages)
+        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
+            return [(PublishOutcome.REFUSED, "no")] * len(messages)
 
     add(engine, "bad")
     with OutboxRelay(engine, {"ledger": Refusing()}, max_attempts=2, backoff=Backoff(base_s=0.0, cap_s=0.0)) as relay:

@@ -23,7 +23,7 @@ from conquiet.redis_transport.client import clone_async, clone_sync
 from conquiet.redis_transport.errors import translate
 from conquiet.redis_transport.ids import parse_id
 from conquiet.testing import FaultProxy, RedisClusterServer, RedisServer, wait_until
-from conquiet.testing.process import Command
+from conquiet.testing.process import ServerCommand
 
 ModernOnly = {"modern": {"legacy_responses": False}} if int(redis.__version__.split(".")[0]) >= 8 else {}
 KINDS: dict[str, dict[str, Any]] = {
@@ -138,14 +138,14 @@ class Sentinel(RedisServer):
         super().__init__()
         self._master = master
 
-    def _command(self) -> Command:
+    def _command(self) -> ServerCommand:
         config = self.folder / "sentinel.conf"
         config.write_text(
             f"port {self.port}\nbind {self.host}\ndir {self.folder}\nunixsocket {self.unix_socket}\n"
             f"sentinel monitor orders {self._master.host} {self._master.port} 1\n"
             "sentinel down-after-milliseconds orders 60000\nsentinel failover-timeout orders 3000\n"
         )
-        return Command((str(self._binary), str(config), "--sentinel"), {})
+        return ServerCommand((str(self._binary), str(config), "--sentinel"), {})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
 from conquiet.errors import FatalSyncerError, RabbitError
-from conquiet.rabbit import DeadLetters, RabbitConsumer
+from conquiet.rabbit import RabbitConsumer, RabbitDeadLetters
 from conquiet.rabbit.config import seed_defaults
 from conquiet.rabbit.dead_delivery import EVERYTHING
 from conquiet.testing import wait_until_async
@@ -76,7 +76,7 @@ async def test_a_moved_message_is_listed_replayed_and_handled(
     async with RabbitConsumer(rabbit.url, queue, recorder(False, False)) as consumer:  # noqa: FBT003
         await wait_until_async(lambda: consumer.count.dead_lettered == 1)
 
-    dead_letters = DeadLetters(rabbit.url, "orders.dead", management_url=rabbitmq_server.management_url)
+    dead_letters = RabbitDeadLetters(rabbit.url, "orders.dead", management_url=rabbitmq_server.management_url)
 
     [listed] = await dead_letters.list()
     replayed = await dead_letters.replay(EVERYTHING)
@@ -100,7 +100,7 @@ async def test_a_publisher_cannot_choose_where_a_replay_leads(rabbit: Rabbit, re
         await wait_until_async(lambda: consumer.count.dead_lettered == 1)
     rabbit.wait_for_depth("dead", 1)
 
-    await DeadLetters(rabbit.url, "dead").replay(EVERYTHING)
+    await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING)
 
     assert (rabbit.depth(queue), rabbit.depth("other")) == (1, 0)
 
@@ -305,6 +305,6 @@ async def test_a_replayed_message_says_nothing_of_its_last_end_but_how_often(
     async with RabbitConsumer(rabbit.url, queue, recorder()) as consumer:
         await wait_until_async(lambda: consumer.count.dead_lettered == 1)
 
-    await DeadLetters(rabbit.url, "orders.dead").replay(EVERYTHING)
+    await RabbitDeadLetters(rabbit.url, "orders.dead").replay(EVERYTHING)
 
     assert rabbit.take(queue) == [({"x-conquiet-deaths": 1}, b"1")]

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
 from conquiet.errors import ConfigurationError, PublishError, QueueMissingError, ReturnedMessageError
-from conquiet.rabbit import DeadLetters, Outgoing, Publisher, RabbitConsumer, ReplayReport
+from conquiet.rabbit import Outgoing, Publisher, RabbitConsumer, RabbitDeadLetters, ReplayReport
 from conquiet.rabbit.dead_delivery import EVERYTHING
 from conquiet.testing import wait_until_async
 
@@ -154,7 +154,7 @@ async def test_dead_letters_return_to_their_queue_with_fresh_counts(
     rabbit.wait_for_depth("dead", 3)  # the broker moves what was rejected in its own time
     reports: list[ReplayReport] = []
 
-    done = await DeadLetters(rabbit.url, "dead").replay(EVERYTHING, on_progress=reports.append)
+    done = await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING, on_progress=reports.append)
 
     assert done == ReplayReport(3, 3)
     assert [(one.matched, one.replayed) for one in reports] == [(1, 1), (2, 2), (3, 3)]
@@ -171,7 +171,7 @@ async def test_a_replay_is_limited_paced_and_leaves_what_has_no_origin(rabbit: R
     rabbit.put("dead", *[b"%d" % number for number in range(5)], headers=origin)
 
     began = time.monotonic()
-    done = await DeadLetters(rabbit.url, "dead").replay(EVERYTHING, limit=4, rate_per_s=20)
+    done = await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING, limit=4, rate_per_s=20)
 
     assert done == ReplayReport(4, 3, unreplayable=1)
     assert time.monotonic() - began >= 2 / 20
@@ -184,7 +184,7 @@ async def test_a_replay_can_be_sent_elsewhere(rabbit: Rabbit) -> None:
     rabbit.queue("other")
     rabbit.put("dead", b"1")
 
-    assert await DeadLetters(rabbit.url, "dead").replay(EVERYTHING, to="other") == ReplayReport(1, 1)
+    assert await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING, to="other") == ReplayReport(1, 1)
     assert rabbit.depth("other") == 1
 
 
@@ -193,9 +193,9 @@ async def test_a_replay_that_cannot_be_put_back_loses_nothing(rabbit: Rabbit) ->
     rabbit.put("dead", b"1")
 
     with pytest.raises(ReturnedMessageError):
-        await DeadLetters(rabbit.url, "dead").replay(EVERYTHING, to="nowhere")
+        await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING, to="nowhere")
     with pytest.raises(QueueMissingError):
-        await DeadLetters(rabbit.url, "no-such-queue").replay(EVERYTHING)
+        await RabbitDeadLetters(rabbit.url, "no-such-queue").replay(EVERYTHING)
 
     rabbit.wait_for_depth("dead", 1)
 
@@ -203,4 +203,4 @@ async def test_a_replay_that_cannot_be_put_back_loses_nothing(rabbit: Rabbit) ->
 @pytest.mark.parametrize("options", [{"limit": 0}, {"rate_per_s": 0}, {"rate_per_s": -1}])
 async def test_a_replay_checks_its_settings(rabbit: Rabbit, options: Any) -> None:
     with pytest.raises(ConfigurationError):
-        await DeadLetters(rabbit.url, "dead").replay(EVERYTHING, **options)
+        await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING, **options)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.integration.rabbit.conftest import Rabbit, Recorder
 
-from conquiet.rabbit import DeadLetters, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit import RabbitConsumer, RabbitDeadLetters, SchemaRegistry
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.queue_type import has_delivery_limit, queue_type
 from conquiet.testing import wait_until_async
@@ -15,7 +15,7 @@ from conquiet.testing import wait_until_async
 async def test_the_queue_type_is_learned_without_taking_a_message(rabbit: Rabbit, *, quorum: bool) -> None:
     queue = rabbit.queue(quorum=quorum)
     rabbit.put(queue, b"1")
-    link = await Link.open(DeadLetters(rabbit.url, "dead")._address)
+    link = await Link.open(RabbitDeadLetters(rabbit.url, "dead")._address)
 
     try:
         for _ in range(2):

@@ -13,10 +13,10 @@ from tests.integration.rabbit.conftest import Rabbit, Recorder
 
 from conquiet.errors import ConfigurationError, PublishError, ReturnedMessageError
 from conquiet.rabbit import (
-    DeadLetters,
     DeliveryFilter,
     Publisher,
     RabbitConsumer,
+    RabbitDeadLetters,
     ReplayReport,
     SchemaRegistry,
     current_delivery,
@@ -56,7 +56,7 @@ async def test_a_replayed_message_that_fails_is_dead_lettered_by_its_original_ke
         die(rabbit)
     rabbit.wait_for_depth("dead", 2)
 
-    assert await DeadLetters(rabbit.url, "dead").replay(EVERYTHING) == ReplayReport(2, 2)
+    assert await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING) == ReplayReport(2, 2)
     assert [die(rabbit).routing_key for _ in range(2)] == ["order.created", "order.paid"]
 
     rabbit.wait_for_depth("dead", 2)
@@ -73,7 +73,7 @@ async def test_a_replay_that_fails_leaves_no_exchange(rabbit: Rabbit) -> None:
     rabbit.put("dead", b"2", headers=origin)
 
     with pytest.raises(PublishError, match="refused"):
-        await DeadLetters(rabbit.url, "dead").replay(EVERYTHING)
+        await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING)
 
     assert exchanges(rabbit) == []
     assert rabbit.depth("work") == 1
@@ -85,7 +85,7 @@ async def test_a_replay_into_a_missing_queue_loses_nothing(rabbit: Rabbit) -> No
     rabbit.put("dead", b"1", headers={"x-death": [{"queue": "gone", "routing-keys": ["order.created"]}]})
 
     with pytest.raises(PublishError, match="no queue is bound for gone"):
-        await DeadLetters(rabbit.url, "dead").replay(EVERYTHING)
+        await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING)
 
     assert exchanges(rabbit) == []
     rabbit.wait_for_depth("dead", 1)
@@ -108,7 +108,7 @@ async def test_without_the_right_to_declare_exchanges_a_replay_warns(
 
     try:
         with caplog.at_level(logging.WARNING, logger="conquiet.rabbit.dead_letters"):
-            done = await DeadLetters(url, "dead").replay(EVERYTHING)
+            done = await RabbitDeadLetters(url, "dead").replay(EVERYTHING)
     finally:
         rabbit.api("DELETE", f"/api/users/{quote(user, safe='')}")
 
@@ -132,7 +132,7 @@ async def test_a_replay_goes_to_no_queue_but_its_own(rabbit: Rabbit) -> None:
     die(rabbit)
     rabbit.wait_for_depth("dead", 1)
 
-    assert await DeadLetters(rabbit.url, "dead").replay(EVERYTHING) == ReplayReport(1, 1)
+    assert await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING) == ReplayReport(1, 1)
 
     assert rabbit.depth("other") == 1
     assert rabbit.take(queue) == [({"mine": 1}, b"1")]
@@ -151,10 +151,10 @@ async def test_a_selection_is_refused_where_it_could_drop_messages(rabbit: Rabbi
 
     for _ in range(3):  # each would bring them nearer to their end, which is after two
         with pytest.raises(ConfigurationError, match="nothing was taken"):
-            await DeadLetters(rabbit.url, queue).replay(DeliveryFilter(source="elsewhere"), to="back")
+            await RabbitDeadLetters(rabbit.url, queue).replay(DeliveryFilter(source="elsewhere"), to="back")
         rabbit.wait_for_depth(queue, 2)
 
-    allowed = await DeadLetters(rabbit.url, queue, count_a_delivery=True).replay(FROM_OLD, to="back")
+    allowed = await RabbitDeadLetters(rabbit.url, queue, count_a_delivery=True).replay(FROM_OLD, to="back")
     assert allowed == ReplayReport(1, 1)
     rabbit.wait_for_depth(queue, 1)
     headers = {"x-delivery-count": 1} if rabbit.counts_nacks else {"x-acquired-count": 1}
@@ -166,7 +166,7 @@ async def test_a_selection_on_a_classic_queue_is_free(rabbit: Rabbit) -> None:
     rabbit.put("dead", b"1")
     rabbit.put("dead", b"2", headers=OLD)
 
-    done = await DeadLetters(rabbit.url, "dead").replay(FROM_OLD, to="back")
+    done = await RabbitDeadLetters(rabbit.url, "dead").replay(FROM_OLD, to="back")
 
     assert done == ReplayReport(1, 1)
     assert [body for _, body in rabbit.take("back")] == [b"2"]
@@ -182,18 +182,18 @@ async def test_a_replay_stops_at_a_message_it_has_returned_before(rabbit: Rabbit
         else nullcontext()
     )
 
-    assert await DeadLetters(rabbit.url, queue).replay(EVERYTHING) == ReplayReport(1, 0, unreplayable=1)
+    assert await RabbitDeadLetters(rabbit.url, queue).replay(EVERYTHING) == ReplayReport(1, 0, unreplayable=1)
     rabbit.wait_for_depth(queue, 1)
     with counted:
-        await DeadLetters(rabbit.url, queue).replay(EVERYTHING)
+        await RabbitDeadLetters(rabbit.url, queue).replay(EVERYTHING)
     rabbit.wait_for_depth(queue, 1)
     if rabbit.counts_nacks:  # the stop was the second time, and this is the last
-        allowed = DeadLetters(rabbit.url, queue, count_a_delivery=True)
+        allowed = RabbitDeadLetters(rabbit.url, queue, count_a_delivery=True)
         assert await allowed.replay(EVERYTHING) == ReplayReport(1, 0, unreplayable=1)
         rabbit.wait_for_depth(queue, 0)
     else:
         for _ in range(3):
-            assert await DeadLetters(rabbit.url, queue).replay(EVERYTHING) == ReplayReport(1, 0, unreplayable=1)
+            assert await RabbitDeadLetters(rabbit.url, queue).replay(EVERYTHING) == ReplayReport(1, 0, unreplayable=1)
             rabbit.wait_for_depth(queue, 1)
 
 
@@ -209,11 +209,11 @@ async def test_a_failing_replay_drops_nothing_beyond_its_delivery_limit(rabbit: 
     rabbit.channel.queue_delete(queue)
 
     with pytest.raises(PublishError, match="no queue is bound for work"):
-        await DeadLetters(rabbit.url, dead).replay(EVERYTHING)
+        await RabbitDeadLetters(rabbit.url, dead).replay(EVERYTHING)
     rabbit.wait_for_depth(dead, 1)
     rabbit.queue(queue)
 
-    assert await DeadLetters(rabbit.url, dead).replay(EVERYTHING) == ReplayReport(1, 1)
+    assert await RabbitDeadLetters(rabbit.url, dead).replay(EVERYTHING) == ReplayReport(1, 1)
     assert rabbit.depth(dead) == 0
     assert rabbit.take(queue) == [({"mine": 1}, b"1")]
 
@@ -230,7 +230,7 @@ async def test_a_replay_that_is_cancelled_at_its_end_keeps_no_message(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Publisher, "close", hangs)
-    running = asyncio.create_task(DeadLetters(rabbit.url, "dead").replay(EVERYTHING))
+    running = asyncio.create_task(RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING))
     await ending.wait()
     assert rabbit.depth("dead") == 0
 
@@ -277,9 +277,9 @@ async def test_a_replay_brings_every_header_back_as_it_was(odd: Any) -> None:
     odd.put("dead", b"1", headers={"price": price, "small": Raw(b"b\x07"), "when": MILLISECONDS, **counts, **origin})
     odd.put("dead", b"behind it", headers=origin)
 
-    assert await DeadLetters(odd.url, "dead").replay(EVERYTHING) == ReplayReport(2, 2)
+    assert await RabbitDeadLetters(odd.url, "dead").replay(EVERYTHING) == ReplayReport(2, 2)
 
-    link = await Link.open(DeadLetters(odd.url, "dead")._address)
+    link = await Link.open(RabbitDeadLetters(odd.url, "dead")._address)
     fetched = await link.fetch(queue)
     await link.close()
     assert fetched is not None
@@ -294,7 +294,7 @@ async def test_a_message_that_comes_back_to_the_publisher_may_have_any_header(od
     odd.put("dead", b"1", headers={"when": MILLISECONDS})
 
     with pytest.raises(ReturnedMessageError):
-        await DeadLetters(odd.url, "dead").replay(EVERYTHING, to="nowhere")
+        await RabbitDeadLetters(odd.url, "dead").replay(EVERYTHING, to="nowhere")
 
 
 async def test_a_retry_circuit_ends_also_for_a_message_with_an_odd_header(odd: Any, recorder: type[Recorder]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conquiet.runtime.events import Failed, Started, Succeeded
+from conquiet.runtime.engine_events import Failed, Started, Succeeded
 from conquiet.testing import wait_until_async
 
 KINDS = ("async", "plain", "async batch", "plain batch")
@@ -13,7 +13,7 @@ KINDS = ("async", "plain", "async batch", "plain batch")
 
 def handler_of(kind: str, work: Callable[[list[Any]], None]) -> tuple[Any, dict[str, Any]]:
     """Return a handler that calls ``work`` with its messages, and the options that it needs."""
-    options = {"claim_idle_ms": 600_000} | ({"batch": 1} if "batch" in kind else {})
+    options = {"claim_idle_ms": 600_000} | ({"batch": 5} if "batch" in kind else {})
 
     async def awaited(messages: Any, contexts: Any) -> None:
         work(messages if isinstance(messages, list) else [messages])

@@ -10,7 +10,7 @@ from conquiet.errors import ConfigurationError, LeaseLostError
 from conquiet.metrics.registry import RUNTIME_IN_FLIGHT
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.runtime.context import SyncMessageContext
-from conquiet.runtime.message import Progress
+from conquiet.runtime.message import HandlerState
 from conquiet.testing import wait_until, wait_until_async
 
 
@@ -105,7 +105,7 @@ def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Any, make_engine
             except LeaseLostError:
                 told.append("refused")
         # The same, had it been about to call when its loop ended.
-        message.progress = Progress.RUNNING
+        message.progress = HandlerState.RUNNING
         for call in (ctx.extend, ctx.ack):
             try:
                 call()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conquiet.testing import RedisServer, ServerStartError, wait_until
-from conquiet.testing.supervisor import parents_from_proc
+from conquiet.testing.server_supervisor import parents_from_proc
 
 OWNER = """
 import json, os, sys, threading

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from conquiet.testing import ExternalPostgres, PostgresServer, ServerNotOwnedError
 from conquiet.testing.postgres_databases import quoted
+from conquiet.testing.server_supervisor import remove_shared_memory
 from conquiet.testing.shared import SharedPostgres
-from conquiet.testing.supervisor import remove_shared_memory
 
 StartPostgres = Callable[..., PostgresServer]
 

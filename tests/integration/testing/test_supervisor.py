@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conquiet.testing import wait_until
-from conquiet.testing.supervisor import descendants, remove
+from conquiet.testing.server_supervisor import descendants, remove
 
 # Two generations, and the younger one leaves session and group of the elder, as a daemon does.
 FAMILY = "setsid sleep 61 & exec sleep 60"
@@ -27,7 +27,7 @@ class Line:
         command = [
             sys.executable,
             "-m",
-            "conquiet.testing.supervisor",
+            "conquiet.testing.server_supervisor",
             str(os.getpid()),
             "guarded-",
             str(parent_folder),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from conquiet.transactional import OutboxMessage, OutboxRelay, Outcome, create_tables
+from conquiet.transactional import OutboxMessage, OutboxRelay, PublishOutcome, create_tables
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "tables.md"
 
@@ -16,9 +16,9 @@ class Recording:
     def __init__(self) -> None:
         self.found: list[OutboxMessage] = []
 
-    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
         self.found += messages
-        return [(Outcome.PUBLISHED, "")] * len(messages)
+        return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
 
 def documented(database: str) -> list[str]:

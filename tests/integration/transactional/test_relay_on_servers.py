@@ -19,7 +19,7 @@ from conquiet.core.lifecycle import Status
 from conquiet.db.session import DbSession
 from conquiet.queue import QueueConsumer, RedisStreamsQueue
 from conquiet.testing import RedisServer, wait_until
-from conquiet.transactional import Outbox, OutboxMessage, OutboxRelay, Outcome, ToProcessor, ToStream
+from conquiet.transactional import Outbox, OutboxMessage, OutboxRelay, PublishOutcome, ToProcessor, ToStream
 
 NO_WAIT = Backoff(base_s=0.0, cap_s=0.0)
 
@@ -149,10 +149,10 @@ def test_publishing_does_not_keep_business_transactions_from_writing(
     publishing, go_on = threading.Event(), threading.Event()
 
     class Slow:
-        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
             publishing.set()
             assert go_on.wait(60)
-            return [(Outcome.PUBLISHED, "")] * len(messages)
+            return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
     add(engine, "first")
     impatient = make_engine(db_url, lock_wait_s=1)
@@ -179,11 +179,11 @@ def test_two_relays_on_a_small_table_do_not_wait(
         def __init__(self, *, slow: bool) -> None:
             self._slow = slow
 
-        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
             if self._slow:
                 holding.set()
                 assert go_on.wait(60)
-            return [(Outcome.PUBLISHED, "")] * len(messages)
+            return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
     for key in keys:
         add(engine, "message", key=key)
@@ -207,7 +207,7 @@ def test_two_relays_on_a_small_table_do_not_wait(
 
 def test_a_row_not_deleted_is_published_again_with_its_id(engine: Engine, queue: RedisStreamsQueue) -> None:
     class DiesAfterwards(ToStream):
-        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
             super().publish(messages)
             raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from conquiet.db.errors import Fault, OperationInfo, as_write_error, fault_of, number_of, outcome_unknown
+from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of, number_of, outcome_unknown
 from conquiet.errors import (
     CommitUnknownError,
     ConflictError,
@@ -32,34 +32,36 @@ def driver_error(number: int, *, kind: type[Exception] = pymysql.err.Operational
 @pytest.mark.parametrize(
     ("number", "fault"),
     [
-        (1062, Fault.DUPLICATE),
-        (1048, Fault.OTHER),  # NOT NULL, an IntegrityError to the driver just like 1062
-        (1452, Fault.OTHER),  # foreign key, the same
-        (1213, Fault.CONFLICT),
-        (1020, Fault.CONFLICT),
-        (1206, Fault.CONFLICT),
-        (3058, Fault.CONFLICT),
-        (3101, Fault.CONFLICT),
-        (1205, Fault.LOCK_TIMEOUT),
-        (3572, Fault.LOCK_TIMEOUT),
-        (1317, Fault.INTERRUPTED),
-        (1969, Fault.INTERRUPTED),
-        (3024, Fault.INTERRUPTED),
-        *((number, Fault.GONE) for number in (1158, 1159, 1160, 1161, 2027, 3169)),
-        (2006, Fault.GONE),
-        (2013, Fault.GONE),
-        (2014, Fault.GONE),
-        (2055, Fault.GONE),
-        (4031, Fault.GONE),
-        (1927, Fault.GONE),
-        (1053, Fault.GONE),
-        (0, Fault.GONE),
-        (2003, Fault.UNREACHABLE),
-        (1045, Fault.UNREACHABLE),
-        (1064, Fault.OTHER),
+        (1062, DbErrorKind.DUPLICATE),
+        (1048, DbErrorKind.OTHER),  # NOT NULL, an IntegrityError to the driver just like 1062
+        (1452, DbErrorKind.OTHER),  # foreign key, the same
+        (1213, DbErrorKind.CONFLICT),
+        (1020, DbErrorKind.CONFLICT),
+        (1206, DbErrorKind.CONFLICT),
+        (3058, DbErrorKind.CONFLICT),
+        (3101, DbErrorKind.CONFLICT),
+        (1205, DbErrorKind.LOCK_TIMEOUT),
+        (3572, DbErrorKind.LOCK_TIMEOUT),
+        (1317, DbErrorKind.INTERRUPTED),
+        (1969, DbErrorKind.INTERRUPTED),
+        (3024, DbErrorKind.INTERRUPTED),
+        *((number, DbErrorKind.GONE) for number in (1158, 1159, 1160, 1161, 2027, 3169)),
+        (2006, DbErrorKind.GONE),
+        (2013, DbErrorKind.GONE),
+        (2014, DbErrorKind.GONE),
+        (2055, DbErrorKind.GONE),
+        (4031, DbErrorKind.GONE),
+        (1927, DbErrorKind.GONE),
+        (1053, DbErrorKind.GONE),
+        (0, DbErrorKind.GONE),
+        (2003, DbErrorKind.UNREACHABLE),
+        (1045, DbErrorKind.UNREACHABLE),
+        (1064, DbErrorKind.OTHER),
     ],
 )
-def test_numbers_become_faults_whichever_driver_raised_them(number: int, fault: Fault, kind: type[Exception]) -> None:
+def test_numbers_become_faults_whichever_driver_raised_them(
+    number: int, fault: DbErrorKind, kind: type[Exception]
+) -> None:
     error = driver_error(number, kind=kind)
 
     assert (number_of(error), fault_of(error)) == (number, fault)
@@ -69,20 +71,20 @@ def test_numbers_become_faults_whichever_driver_raised_them(number: int, fault: 
 def test_sqlalchemy_calling_a_connection_dead_is_enough() -> None:
     error = OperationalError("SELECT 1", {}, pymysql.err.OperationalError(9999, "?"), connection_invalidated=True)
 
-    assert fault_of(error) is Fault.GONE
+    assert fault_of(error) is DbErrorKind.GONE
 
 
 def test_error_texts_are_not_read() -> None:
     """They are translated by the server and quote values."""
-    assert fault_of(driver_error(1064)) is Fault.OTHER
-    assert fault_of(RuntimeError("Duplicate entry; Deadlock found; Lost connection")) is Fault.OTHER
+    assert fault_of(driver_error(1064)) is DbErrorKind.OTHER
+    assert fault_of(RuntimeError("Duplicate entry; Deadlock found; Lost connection")) is DbErrorKind.OTHER
     assert number_of(RuntimeError("x")) is None
     assert number_of(RuntimeError(True)) is None  # noqa: FBT003
     assert number_of(RuntimeError()) is None
 
 
 def test_an_exhausted_pool_is_not_a_lost_connection() -> None:
-    assert fault_of(PoolTimeoutError("QueuePool limit")) is Fault.POOL_EXHAUSTED
+    assert fault_of(PoolTimeoutError("QueuePool limit")) is DbErrorKind.POOL_EXHAUSTED
 
 
 def test_sqlite_faults_are_recognized_by_their_codes() -> None:
@@ -90,15 +92,15 @@ def test_sqlite_faults_are_recognized_by_their_codes() -> None:
     connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, n TEXT UNIQUE, m TEXT NOT NULL)")
     connection.execute("INSERT INTO t VALUES (1, 'a', 'm')")
 
-    def fault(statement: str) -> Fault:
+    def fault(statement: str) -> DbErrorKind:
         with pytest.raises(sqlite3.Error) as caught:
             connection.execute(statement)
         return fault_of(IntegrityError(statement, {}, caught.value))
 
-    assert fault("INSERT INTO t VALUES (1, 'b', 'm')") is Fault.DUPLICATE
-    assert fault("INSERT INTO t VALUES (2, 'a', 'm')") is Fault.DUPLICATE
-    assert fault("INSERT INTO t VALUES (3, 'c', NULL)") is Fault.OTHER
-    assert fault("SELECT nothing") is Fault.OTHER
+    assert fault("INSERT INTO t VALUES (1, 'b', 'm')") is DbErrorKind.DUPLICATE
+    assert fault("INSERT INTO t VALUES (2, 'a', 'm')") is DbErrorKind.DUPLICATE
+    assert fault("INSERT INTO t VALUES (3, 'c', NULL)") is DbErrorKind.OTHER
+    assert fault("SELECT nothing") is DbErrorKind.OTHER
     connection.close()
 
 
@@ -106,7 +108,7 @@ def test_a_busy_sqlite_is_a_conflict() -> None:
     busy = sqlite3.OperationalError("database is locked")
     busy.sqlite_errorcode = sqlite3.SQLITE_BUSY_SNAPSHOT
 
-    assert fault_of(busy) is Fault.CONFLICT
+    assert fault_of(busy) is DbErrorKind.CONFLICT
 
 
 @pytest.mark.parametrize(
@@ -195,21 +197,21 @@ def test_any_driver_error_while_connecting_is_unavailable(number: int) -> None:
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
-        (sqlite3.SQLITE_CANTOPEN, Fault.UNREACHABLE),
-        (sqlite3.SQLITE_IOERR_WRITE, Fault.UNREACHABLE),
-        (sqlite3.SQLITE_READONLY_DBMOVED, Fault.READ_ONLY),
-        (sqlite3.SQLITE_FULL, Fault.READ_ONLY),
-        (sqlite3.SQLITE_CORRUPT, Fault.OTHER),
-        (None, Fault.OTHER),
+        (sqlite3.SQLITE_CANTOPEN, DbErrorKind.UNREACHABLE),
+        (sqlite3.SQLITE_IOERR_WRITE, DbErrorKind.UNREACHABLE),
+        (sqlite3.SQLITE_READONLY_DBMOVED, DbErrorKind.READ_ONLY),
+        (sqlite3.SQLITE_FULL, DbErrorKind.READ_ONLY),
+        (sqlite3.SQLITE_CORRUPT, DbErrorKind.OTHER),
+        (None, DbErrorKind.OTHER),
     ],
 )
-def test_a_sqlite_file_that_cannot_be_used_is_unavailable(code: int | None, fault: Fault) -> None:
+def test_a_sqlite_file_that_cannot_be_used_is_unavailable(code: int | None, fault: DbErrorKind) -> None:
     error = sqlite3.OperationalError(CANARY)
     if code is not None:
         error.sqlite_errorcode = code
 
     assert fault_of(error) is fault
-    assert isinstance(as_write_error(error, INFO), InfrastructureError) == (fault is not Fault.OTHER)
+    assert isinstance(as_write_error(error, INFO), InfrastructureError) == (fault is not DbErrorKind.OTHER)
 
 
 @pytest.mark.parametrize("committing", [True, False])

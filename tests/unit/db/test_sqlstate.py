@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from conquiet.db.errors import Fault, OperationInfo, as_write_error, fault_of, outcome_unknown
+from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of, outcome_unknown
 from conquiet.db.sqlstate import sqlstate_of
 from conquiet.errors import CommitUnknownError, ConflictError, DatabaseUnavailableError, DbWriteError
 
@@ -25,25 +25,25 @@ def wrapped(original: Exception, *, lost: bool = False) -> DBAPIError:
 @pytest.mark.parametrize(
     ("sqlstate", "fault", "kind"),
     [
-        ("23505", Fault.DUPLICATE, DbWriteError),
-        ("40001", Fault.CONFLICT, ConflictError),
-        ("40P01", Fault.CONFLICT, ConflictError),
-        ("55P03", Fault.LOCK_TIMEOUT, ConflictError),
-        ("57014", Fault.INTERRUPTED, DbWriteError),
-        ("57P01", Fault.GONE, DatabaseUnavailableError),
-        ("25P03", Fault.GONE, DatabaseUnavailableError),
-        ("08006", Fault.GONE, DatabaseUnavailableError),
-        ("08P01", Fault.GONE, DatabaseUnavailableError),
-        ("57P03", Fault.UNREACHABLE, DatabaseUnavailableError),
-        ("53300", Fault.UNREACHABLE, DatabaseUnavailableError),
-        ("58030", Fault.UNREACHABLE, DatabaseUnavailableError),
-        ("25006", Fault.READ_ONLY, DatabaseUnavailableError),
-        ("53100", Fault.READ_ONLY, DatabaseUnavailableError),
-        ("23503", Fault.OTHER, DbWriteError),
-        ("42601", Fault.OTHER, DbWriteError),
+        ("23505", DbErrorKind.DUPLICATE, DbWriteError),
+        ("40001", DbErrorKind.CONFLICT, ConflictError),
+        ("40P01", DbErrorKind.CONFLICT, ConflictError),
+        ("55P03", DbErrorKind.LOCK_TIMEOUT, ConflictError),
+        ("57014", DbErrorKind.INTERRUPTED, DbWriteError),
+        ("57P01", DbErrorKind.GONE, DatabaseUnavailableError),
+        ("25P03", DbErrorKind.GONE, DatabaseUnavailableError),
+        ("08006", DbErrorKind.GONE, DatabaseUnavailableError),
+        ("08P01", DbErrorKind.GONE, DatabaseUnavailableError),
+        ("57P03", DbErrorKind.UNREACHABLE, DatabaseUnavailableError),
+        ("53300", DbErrorKind.UNREACHABLE, DatabaseUnavailableError),
+        ("58030", DbErrorKind.UNREACHABLE, DatabaseUnavailableError),
+        ("25006", DbErrorKind.READ_ONLY, DatabaseUnavailableError),
+        ("53100", DbErrorKind.READ_ONLY, DatabaseUnavailableError),
+        ("23503", DbErrorKind.OTHER, DbWriteError),
+        ("42601", DbErrorKind.OTHER, DbWriteError),
     ],
 )
-def test_each_code_has_its_kind_of_error(sqlstate: str, fault: Fault, kind: type[DbWriteError]) -> None:
+def test_each_code_has_its_kind_of_error(sqlstate: str, fault: DbErrorKind, kind: type[DbWriteError]) -> None:
     error = wrapped(DriverError(sqlstate))
 
     translated = as_write_error(error, OperationInfo("insert", "orders"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conquiet.core.json_codec import encode_payload
-from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, KeepPending, Release, Retry, Settlement
+from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, KeepPending, Release, RetryLater, Settlement
 from conquiet.errors import ConfigurationError, ConquietError, InfrastructureError, MessageInProgressError
 from conquiet.processor.cancellation import CancelWatch
 from conquiet.processor.dead_letter_record import decode_record, describe
@@ -121,7 +121,7 @@ async def test_a_failure_is_returned_and_not_raised() -> None:
 
     message = a_message(to_payload(Envelope("pay", "m")))
 
-    assert await decided(message, fails, RetryPolicy.fixed(1.5, max_attempts=2)) == Retry(1500, failure)
+    assert await decided(message, fails, RetryPolicy.fixed(1.5, max_attempts=2)) == RetryLater(1500, failure)
     assert await decided(message, fails) == DeadLetter("attempts_exhausted", failure)
 
 
@@ -184,7 +184,7 @@ async def test_a_retry_is_stored_as_the_next_attempt() -> None:
     message = a_message(to_payload(Envelope("pay", "m")))
     message.decoded = Envelope("pay", "m")
 
-    await settler.settle(message, Retry(1500, LookupError()))
+    await settler.settle(message, RetryLater(1500, LookupError()))
     await settler.settle(message, Defer(unknown_since_ms=7))
 
     (when, payload), (deferred_when, deferred) = settler.calls

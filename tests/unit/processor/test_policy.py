@@ -41,7 +41,7 @@ def test_every_failure_is_retried_within_its_attempts_or_dead_lettered(
     answer = decide(error, attempt=attempt, policy=policy, max_attempts=own, rand=lambda: number)
 
     match answer:
-        case settlement.Retry(delay_ms):
+        case settlement.RetryLater(delay_ms):
             assert attempt < (policy.max_attempts if own is None else own)
             wait_s = error.after_s if isinstance(error, Retry) and error.after_s is not None else policy.backoff.cap_s
             assert 0 <= delay_ms <= wait_s * 1000 + 1
@@ -71,7 +71,7 @@ def test_the_table(error: Exception, attempt: int, own: int | None, answer: obje
     policy = RetryPolicy(4, Backoff(base_s=1, factor=2, cap_s=3, jitter=0), (ValueError, LookupError), (KeyError,))
 
     decided = decide(error, attempt=attempt, policy=policy, max_attempts=own)
-    assert (decided.delay_ms if isinstance(decided, settlement.Retry) else decided.reason) == answer
+    assert (decided.delay_ms if isinstance(decided, settlement.RetryLater) else decided.reason) == answer
     assert decided.failure is error
 
 
@@ -89,7 +89,7 @@ def test_the_short_forms() -> None:
 
     def delays(policy: RetryPolicy, attempts: int) -> list[int | None]:
         decided = [decide(OSError(), attempt=n, policy=policy) for n in range(1, attempts + 1)]
-        return [one.delay_ms if isinstance(one, settlement.Retry) else None for one in decided]
+        return [one.delay_ms if isinstance(one, settlement.RetryLater) else None for one in decided]
 
     assert delays(fixed, 3) == [2000, 2000, None]
     assert delays(growing, 4) == [1000, 2000, 4000, 4000]

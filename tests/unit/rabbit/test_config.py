@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import ConfigurationError
-from conquiet.rabbit import DeadLetters, DeliveryFilter, Publisher, RabbitConfig, RabbitConsumer, SchemaRegistry
+from conquiet.rabbit import DeliveryFilter, Publisher, RabbitConfig, RabbitConsumer, RabbitDeadLetters, SchemaRegistry
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.config import seed_defaults
 
@@ -138,7 +138,7 @@ def test_no_repr_shows_the_password() -> None:
 
 @pytest.mark.parametrize("url", [None, 7, True, [], [None], {}])
 @pytest.mark.parametrize(
-    "kind", [lambda url: RabbitConsumer(url, "work", plain), Publisher, lambda url: DeadLetters(url, "dead")]
+    "kind", [lambda url: RabbitConsumer(url, "work", plain), Publisher, lambda url: RabbitDeadLetters(url, "dead")]
 )
 def test_an_address_is_a_text_or_a_list_of_them(kind: Callable[[Any], object], url: Any) -> None:
     with pytest.raises(ConfigurationError):
@@ -146,7 +146,7 @@ def test_an_address_is_a_text_or_a_list_of_them(kind: Callable[[Any], object], u
 
 
 @pytest.mark.parametrize("seconds", [None, True, 0, -1, math.inf, math.nan, "5"])
-@pytest.mark.parametrize("kind", [Publisher, lambda url, **options: DeadLetters(url, "dead", **options)])
+@pytest.mark.parametrize("kind", [Publisher, lambda url, **options: RabbitDeadLetters(url, "dead", **options)])
 def test_a_timeout_must_be_a_positive_number(kind: Any, seconds: Any) -> None:
     with pytest.raises(ConfigurationError, match="timeout_s"):
         kind(URL, timeout_s=seconds)
@@ -167,7 +167,7 @@ def test_a_timeout_must_be_a_positive_number(kind: Any, seconds: Any) -> None:
 )
 async def test_a_replay_is_checked_before_a_message_is_taken(order: Any) -> None:
     with pytest.raises(ConfigurationError):
-        await DeadLetters(URL, "dead").replay(DeliveryFilter(), **order)
+        await RabbitDeadLetters(URL, "dead").replay(DeliveryFilter(), **order)
 
 
 def test_a_listener_must_be_callable() -> None:

@@ -1,7 +1,7 @@
 import pytest
 from prometheus_client import REGISTRY
 
-from conquiet.rabbit.counters import Counters, DeliveryStats, Outcome
+from conquiet.rabbit.counters import Counters, DeliveryOutcome, DeliveryStats
 
 
 @pytest.mark.spec("MW-008.3", "MW-008.4")
@@ -15,27 +15,27 @@ def test_nack_is_what_was_rejected_or_retried() -> None:
 @pytest.mark.spec("MW-008.2")
 def test_a_dropped_message_is_not_a_success() -> None:
     stats = DeliveryStats("q-dropped")
-    stats.add(Outcome.DROPPED)
-    stats.add(Outcome.ACK, 2)
+    stats.add(DeliveryOutcome.DROPPED)
+    stats.add(DeliveryOutcome.ACK, 2)
 
     assert (stats.count.ack, stats.count.dropped, stats.count.nack) == (2, 1, 0)
 
 
 @pytest.mark.spec("MW-008.5", "MW-008.4")
 def test_every_consumer_begins_at_zero() -> None:
-    DeliveryStats("q-zero").add(Outcome.ACK, 5)
+    DeliveryStats("q-zero").add(DeliveryOutcome.ACK, 5)
 
     assert DeliveryStats("q-zero").count == Counters()
 
 
 def test_prometheus_sees_the_same_numbers() -> None:
     stats = DeliveryStats("q-prometheus")
-    for outcome in Outcome:
+    for outcome in DeliveryOutcome:
         stats.add(outcome, 3)
     stats.started(17)
     stats.connection("lost")
 
-    for outcome in Outcome:
+    for outcome in DeliveryOutcome:
         labels = {"queue": "q-prometheus", "outcome": outcome.value}
         assert REGISTRY.get_sample_value("conquiet_rabbit_messages_total", labels) == 3
     assert REGISTRY.get_sample_value("conquiet_rabbit_queued_at_start", {"queue": "q-prometheus"}) == 17

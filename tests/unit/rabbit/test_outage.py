@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from conquiet.core.backoff import Backoff
-from conquiet.rabbit.outage import OutagePause
+from conquiet.rabbit.outage import SyncerPause
 from conquiet.rabbit.syncer import Unavailable
 from conquiet.testing import wait_until_async
 
@@ -20,12 +20,12 @@ class Delivery:
         self.session = SimpleNamespace(is_open=True, skip=lambda _: None)
 
 
-def a_gate(unstarted: list[Any], submitted: list[Any]) -> OutagePause:
+def a_gate(unstarted: list[Any], submitted: list[Any]) -> SyncerPause:
     def recall() -> list[Any]:
         taken, unstarted[:] = list(unstarted), []
         return taken
 
-    return OutagePause("work", submitted.extend, recall, AT_ONCE)
+    return SyncerPause("work", submitted.extend, recall, AT_ONCE)
 
 
 async def test_deliveries_recalled_by_a_pause_run_after_it() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.delivery import Delivery
+from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.pipeline import Pipeline
-from conquiet.rabbit.schema import SchemaRegistry
 from conquiet.rabbit.syncer import DONE
 from conquiet.rabbit.workers import TaskWorkers, ThreadWorkers
 from conquiet.testing import wait_until_async

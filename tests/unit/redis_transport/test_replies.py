@@ -6,8 +6,8 @@ import pytest
 
 from conquiet.redis_transport.replies import (
     ConsumerInfo,
-    Entry,
     Pending,
+    StreamEntry,
     autoclaimed,
     consumer_infos,
     entries,
@@ -29,17 +29,17 @@ def test_an_empty_reply_is_nothing(nothing: Any) -> None:
 
 
 def test_the_entries_of_a_read() -> None:
-    assert read_entries([[b"orders", [ENTRY]]]) == [Entry("1-1", [b"data", b"{}"])]
+    assert read_entries([[b"orders", [ENTRY]]]) == [StreamEntry("1-1", [b"data", b"{}"])]
 
 
 @pytest.mark.parametrize("gone", [None, []])
 def test_a_deleted_entry_is_not_an_empty_message(gone: Any) -> None:
-    assert entries([[b"1-1", gone], None, ENTRY]) == [Entry("1-1", None), Entry("1-1", [b"data", b"{}"])]
+    assert entries([[b"1-1", gone], None, ENTRY]) == [StreamEntry("1-1", None), StreamEntry("1-1", [b"data", b"{}"])]
 
 
 def test_autoclaim_of_old_and_new_servers() -> None:
-    assert autoclaimed([b"0-0", [ENTRY]]) == ("0-0", [Entry("1-1", [b"data", b"{}"])], [])
-    assert autoclaimed([b"5-0", [ENTRY], [b"2-2"]]) == ("5-0", [Entry("1-1", [b"data", b"{}"])], ["2-2"])
+    assert autoclaimed([b"0-0", [ENTRY]]) == ("0-0", [StreamEntry("1-1", [b"data", b"{}"])], [])
+    assert autoclaimed([b"5-0", [ENTRY], [b"2-2"]]) == ("5-0", [StreamEntry("1-1", [b"data", b"{}"])], ["2-2"])
 
 
 def test_rows_of_pending_and_of_consumers() -> None:

@@ -9,7 +9,7 @@ import pytest
 from conquiet.core.settlement import ACKNOWLEDGE, KEEP_PENDING, KeepPending, Release, Settlement
 from conquiet.errors import ConfigurationError, DeliveriesExhaustedError, InfrastructureError
 from conquiet.runtime.context import MessageContext
-from conquiet.runtime.executor import HandlerExecutor, Outcome, is_async, settlement_of
+from conquiet.runtime.executor import HandlerExecutor, PendingSettlement, is_async, settlement_of
 from conquiet.runtime.message import RuntimeMessage
 
 
@@ -40,7 +40,7 @@ def an_executor(handler: Any, on_exhausted: Any = None, on_malformed: Any = None
     return HandlerExecutor(handler, on_exhausted, on_malformed, threads=lambda: ThreadPoolExecutor(1), group="g")
 
 
-async def outcome(begun: Outcome) -> Settlement:
+async def outcome(begun: PendingSettlement) -> Settlement:
     return begun if isinstance(begun, Settlement) else await begun
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from conquiet.runtime.lease import Heartbeat, LeaseTable, due, expired
-from conquiet.runtime.message import Ownership, Progress, RuntimeMessage
+from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings
 
 
@@ -26,12 +26,12 @@ def test_what_is_fresh_lost_acknowledged_or_overlong_is_not_extended() -> None:
         a_message("2-0", leased_at=8.0),
         a_message("3-0", ownership=Ownership.LOST),
         a_message("4-0", ownership=Ownership.ACKNOWLEDGED),
-        a_message("5-0", started_at=0.001, progress=Progress.RUNNING),
+        a_message("5-0", started_at=0.001, progress=HandlerState.RUNNING),
     ]
     assert due(messages[:4], 10.0, settings) == [old]
     assert due([messages[4]], 200.0, settings) == []
     assert expired(messages, 200.0, settings) == [messages[4]]
-    messages[4].progress = Progress.SUCCEEDED
+    messages[4].progress = HandlerState.SUCCEEDED
     assert expired(messages, 200.0, settings) == []
 
 

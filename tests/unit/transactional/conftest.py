@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 
-from conquiet.transactional import OutboxMessage, Outcome, create_tables
+from conquiet.transactional import OutboxMessage, PublishOutcome, create_tables
 from conquiet.transactional.payload import decode
 
 
@@ -29,7 +29,7 @@ class Recorder:
         self.refuse: set[str] = set()
         self.break_with: Exception | None = None
 
-    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
         if self.break_with is not None:
             raise self.break_with
         results = []
@@ -37,15 +37,15 @@ class Recorder:
         for message in messages:
             payload = decode(message.payload)
             if message.key in blocked:
-                results.append((Outcome.DEFERRED, ""))
+                results.append((PublishOutcome.DEFERRED, ""))
             elif payload.get("name") in self.refuse:
-                results.append((Outcome.REFUSED, "not wanted"))
+                results.append((PublishOutcome.REFUSED, "not wanted"))
                 if message.key is not None:
                     blocked.add(message.key)
             else:
                 self.payloads.append(payload)
                 self.ids.append(message.message_id)
-                results.append((Outcome.PUBLISHED, ""))
+                results.append((PublishOutcome.PUBLISHED, ""))
         return results
 
     @property

@@ -109,8 +109,7 @@ async def test_of_each_one_that_fails_leaves_no_effect_and_no_inbox_row(batches:
     assert batches.stored() == ALL
 
 
-async def test_together_one_that_fails_leaves_no_effect_and_no_inbox_row(batches: Batches) -> None:
-    """It is found in a second transaction, in which the others have their effect."""
+async def test_together_the_one_that_fails_is_found_and_leaves_nothing(batches: Batches) -> None:
     outcomes = await batches.run("together", failing=2)
 
     assert [type(outcome) for outcome in outcomes] == [type(None), type(None), KeyError, type(None)]

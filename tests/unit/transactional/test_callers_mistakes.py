@@ -21,7 +21,7 @@ from conquiet.transactional import (
     Outbox,
     OutboxMessage,
     OutboxRelay,
-    Outcome,
+    PublishOutcome,
     for_processor,
     for_rabbit,
     for_runtime,
@@ -104,7 +104,7 @@ class Away:
         if self.error is not None and not (len(messages) == 1 and messages[0].seq == self.takes):
             raise self.error
         self.taken += [message.seq for message in messages]
-        return [(Outcome.PUBLISHED, "")] * len(messages)
+        return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
 
 def test_an_outage_with_an_unknown_error_counts_no_attempt(engine: Engine) -> None:
@@ -171,14 +171,14 @@ def test_a_target_that_defers_all_is_tried_after_a_pause(engine: Engine) -> None
     class Full:
         def publish(self, messages: Sequence[OutboxMessage]) -> Any:
             asked.append(len(messages))
-            return [(Outcome.DEFERRED, "")] * len(messages)
+            return [(PublishOutcome.DEFERRED, "")] * len(messages)
 
     assert OutboxRelay(engine, {"t": Full()}).drain(timeout_s=5.0).deferred == 3
 
     assert asked == [3]
 
 
-@pytest.mark.parametrize("answer", [None, [], [PUBLISHED] * 4, [Outcome.PUBLISHED] * 3, [True] * 3, "abc"])
+@pytest.mark.parametrize("answer", [None, [], [PUBLISHED] * 4, [PublishOutcome.PUBLISHED] * 3, [True] * 3, "abc"])
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_target_without_a_result_for_each_message_deletes_nothing(
     engine: Engine,
@@ -212,7 +212,7 @@ def test_after_a_refused_message_nothing_of_its_key_goes_out() -> None:
 
     results = target.publish(messages)
 
-    assert [outcome for outcome, _ in results[:2]] == [Outcome.REFUSED] * 2
+    assert [outcome for outcome, _ in results[:2]] == [PublishOutcome.REFUSED] * 2
     assert results[2:] == [DEFERRED, PUBLISHED, PUBLISHED]
     assert sent[0].count(b"_outbox_id") == 2, "one command for both that go out"
     target.close()
@@ -230,7 +230,7 @@ def test_batches_shrink_where_publishing_takes_long_and_grow_again(
         def publish(self, messages: Sequence[OutboxMessage]) -> Any:
             sizes.append(len(messages))
             now[0] += seconds_each[0] * len(messages)
-            return [(Outcome.PUBLISHED, "")] * len(messages)
+            return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
     add(engine, 200)
     relay = OutboxRelay(engine, {"t": Slow()}, batch=64, backoff=NO_WAIT)
@@ -258,7 +258,11 @@ async def test_a_message_that_cannot_be_sent_is_refused() -> None:
 
     results = await target._publish(messages)
 
-    assert results == [(Outcome.PUBLISHED, ""), (Outcome.REFUSED, "ValueError"), (Outcome.DEFERRED, "")]
+    assert results == [
+        (PublishOutcome.PUBLISHED, ""),
+        (PublishOutcome.REFUSED, "ValueError"),
+        (PublishOutcome.DEFERRED, ""),
+    ]
     with pytest.raises(RabbitConnectionError):
         await target._publish(messages[2:])
     await asyncio.to_thread(target.close)

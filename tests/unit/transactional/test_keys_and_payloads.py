@@ -6,7 +6,7 @@ import pytest
 
 from conquiet.errors import MessageKeyError, PayloadError
 from conquiet.queue.models import QueueMessage
-from conquiet.transactional.keys import InboxKey, by_outbox_id, key_of
+from conquiet.transactional.inbox_keys import InboxKey, by_outbox_id, key_of
 from conquiet.transactional.payload import decode, encode
 
 

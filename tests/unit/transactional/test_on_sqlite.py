@@ -19,7 +19,7 @@ from conquiet.transactional import (
     Outbox,
     OutboxMessage,
     OutboxRelay,
-    Outcome,
+    PublishOutcome,
     create_tables,
 )
 from conquiet.transactional.schema import statements
@@ -324,11 +324,11 @@ def test_a_target_that_breaks_over_one_message_is_given_the_others(engine: Engin
         def __init__(self) -> None:
             self.taken: list[str] = []
 
-        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
             if any(b"poison" in message.payload for message in messages):
                 raise KeyError("poison")
             self.taken += [message.message_id for message in messages]
-            return [(Outcome.PUBLISHED, "")] * len(messages)
+            return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
     target = Brittle()
     add(engine, "a", "poison", "b", key="k")
@@ -380,10 +380,10 @@ def test_names_may_be_as_long_as_their_columns(engine: Engine, recorder: Any) ->
 
 def test_two_relays_on_sqlite_do_not_publish_the_same_row(engine: Engine, recorder: Any) -> None:
     class Watched:
-        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
             with pytest.raises(ConflictError):
                 OutboxRelay(engine, {"t": recorder}).relay_once()
-            return [(Outcome.PUBLISHED, "")] * len(messages)
+            return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
     add(engine, "once")
 

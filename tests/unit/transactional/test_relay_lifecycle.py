@@ -14,7 +14,7 @@ from conquiet.core.backoff import Backoff
 from conquiet.db.session import DbSession
 from conquiet.errors import LifecycleError
 from conquiet.testing import wait_until
-from conquiet.transactional import Outbox, OutboxMessage, OutboxRelay, Outcome
+from conquiet.transactional import Outbox, OutboxMessage, OutboxRelay, PublishOutcome
 
 if TYPE_CHECKING:
     from conquiet.core.lifecycle import Worker
@@ -98,13 +98,13 @@ def test_a_second_stop_ends_a_batch_that_goes_one_by_one(engine: Engine) -> None
     tried: list[int] = []
 
     class Breaking:
-        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
+        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
             if len(messages) > 1:
                 raise ValueError
             tried.append(messages[0].seq)
             relay.stop()
             relay.stop()
-            return [(Outcome.PUBLISHED, "")]
+            return [(PublishOutcome.PUBLISHED, "")]
 
     add(engine, "a", "b", "c")
     relay = OutboxRelay(engine, {"t": Breaking()})

@@ -11,8 +11,8 @@ from sqlalchemy.engine import Engine
 from conquiet.core.backoff import Backoff
 from conquiet.db.session import DbSession
 from conquiet.errors import MessageKeyError
-from conquiet.transactional import InboxKey, Outbox, OutboxMessage, OutboxRelay, Outcome
-from conquiet.transactional.keys import key_of
+from conquiet.transactional import InboxKey, Outbox, OutboxMessage, OutboxRelay, PublishOutcome
+from conquiet.transactional.inbox_keys import key_of
 
 NO_WAIT = Backoff(base_s=0.0, cap_s=0.0)
 
@@ -29,8 +29,8 @@ class Refusing:
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
-    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[Outcome, str]]:
-        return [(Outcome.REFUSED, self.reason)] * len(messages)
+    def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
+        return [(PublishOutcome.REFUSED, self.reason)] * len(messages)
 
 
 def test_a_row_that_is_tried_again_has_all_its_attempts(engine: Engine) -> None:

@@ -109,7 +109,7 @@ def _init_app(target: str) -> None:
 
 def _load_app(target: str) -> "App":
     from conquiet.app import App
-    from conquiet.cli.worker.targets import load_object
+    from conquiet.cli.worker.worker_loader import load_object
 
     found = load_object(target)
     if not isinstance(found, App):

@@ -8,7 +8,7 @@ from conquiet.cli.connections import open_redis
 from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.line_batcher import LineBatcher
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import partial_failure, read_payloads
+from conquiet.cli.payload_input import partial_failure, read_payloads
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import AsJson, RedisUrl
 

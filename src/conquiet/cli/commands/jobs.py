@@ -206,7 +206,7 @@ def retry(
     Examples:
         conquiet jobs retry orders 1763244000000-0 --data '{"iban": "DE02"}'
     """
-    from conquiet.cli.payloads import read_payloads
+    from conquiet.cli.payload_input import read_payloads
 
     changed = next(iter(read_payloads(data)), None) if data else None
     report = with_jobs(redis_url, stream, "", lambda jobs: jobs.edit_and_retry(dead_id, changed, group=to or None))

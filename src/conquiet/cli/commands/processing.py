@@ -9,7 +9,7 @@ from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.line_batcher import LineBatcher
 from conquiet.cli.option_types import finite
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import partial_failure, read_payloads
+from conquiet.cli.payload_input import partial_failure, read_payloads
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
 

@@ -9,7 +9,7 @@ from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.line_batcher import LineBatcher
 from conquiet.cli.option_types import LogLevel
 from conquiet.cli.output import print_json
-from conquiet.cli.payloads import partial_failure, read_payloads
+from conquiet.cli.payload_input import partial_failure, read_payloads
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, AsJson, RabbitUrl, require_url
 
@@ -75,7 +75,7 @@ def run(
         CONQUIET_RABBIT_URL=amqp://user:password@host conquiet rabbit run - orders shop.sync:handle
     """
     from conquiet.cli.logs import set_up_logging
-    from conquiet.cli.worker.targets import load_object
+    from conquiet.cli.worker.worker_loader import load_object
     from conquiet.rabbit import RabbitConsumer, SchemaRegistry, run_process
 
     handler = load_object(syncer)

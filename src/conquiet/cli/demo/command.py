@@ -46,12 +46,12 @@ def demo(
     from conquiet.cli.demo.environment import open_environment
     from conquiet.cli.demo.orchestrator import Orchestrator
     from conquiet.cli.demo.plan import DemoPlan
-    from conquiet.cli.demo.view import LiveView, PlainView, View
+    from conquiet.cli.demo.view import DemoView, LiveView, PlainView
     from conquiet.cli.output import make_console
 
     plan = DemoPlan(orders, workers, chaos)
     console = make_console(quiet=as_json)
-    view: View = LiveView(console) if console.is_terminal else PlainView(console)
+    view: DemoView = LiveView(console) if console.is_terminal else PlainView(console)
     with (
         interruptible(),
         view,

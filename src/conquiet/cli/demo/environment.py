@@ -26,7 +26,7 @@ GROUP = "demo"
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class DemoEnvironment:
     """Servers, tables and folder of one demo."""
 
     redis_url: str
@@ -41,7 +41,9 @@ class Environment:
 
 
 @contextmanager
-def open_environment(*, redis_url: str | None, db_url: str | None, mysql: bool, durable: bool) -> Iterator[Environment]:
+def open_environment(
+    *, redis_url: str | None, db_url: str | None, mysql: bool, durable: bool
+) -> Iterator[DemoEnvironment]:
     """Set everything up, and remove it afterwards.
 
     Args:
@@ -62,7 +64,7 @@ def open_environment(*, redis_url: str | None, db_url: str | None, mysql: bool, 
             db_url = stack.enter_context(_private_mysql())
         engine = stack.enter_context(checked_engine(db_url or f"sqlite:///{folder / 'demo.sqlite'}", open_engine))
         store = stack.enter_context(_tables(engine, suffix))
-        yield Environment(
+        yield DemoEnvironment(
             redis_url=url,
             redis_name=name,
             server=server,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from conquiet.cli.demo.plan import DemoPlan
-from conquiet.cli.demo.shared_state import ALL, Command, SharedState, State
-from conquiet.cli.demo.view import Snapshot
-from conquiet.cli.demo.workers import WorkerProcess, Workers
+from conquiet.cli.demo.shared_state import ALL, ControlState, SharedState, State
+from conquiet.cli.demo.view import DemoSnapshot
+from conquiet.cli.demo.workers import WorkerProcess, WorkerProcesses
 from conquiet.testing import RedisServer
 
 
@@ -30,7 +30,7 @@ class FaultInjection(Protocol):
         """True once the orders that were held back may be enqueued."""
         ...
 
-    def step(self, snapshot: Snapshot, workers: Workers, state: SharedState) -> Iterator[str]:
+    def step(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:
         """Inject what is due now and yield a sentence for each fault."""
         ...
 
@@ -56,13 +56,13 @@ class SingleKill:
         self._asked = False
         self._recovered = 0
 
-    def step(self, snapshot: Snapshot, workers: Workers, state: SharedState) -> Iterator[str]:
+    def step(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:
         """Freeze the victim half-way, kill it once it has stopped, report which worker took over."""
         if self.kills:
             yield from self._aftermath(snapshot)
         elif not self._asked:
             if snapshot.handled >= self._at or snapshot.drained:
-                state.command = Command(ALL, freeze=self._victim)
+                state.command = ControlState(ALL, freeze=self._victim)
                 self._asked = True
         elif snapshot.workers[self._victim].state is State.FROZEN:
             yield from self._kill(snapshot, workers, state)
@@ -70,12 +70,12 @@ class SingleKill:
             self._leave_the_rest_to_the_victim(snapshot, state)
         yield from revive(workers)
 
-    def _kill(self, snapshot: Snapshot, workers: Workers, state: SharedState) -> Iterator[str]:
+    def _kill(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:
         process, line = workers.processes[self._victim], snapshot.workers[self._victim]
         workers.kill(process)
         self.kills += 1
         self.releases_last_orders = True
-        state.command = Command(ALL)
+        state.command = ControlState(ALL)
         yield (
             f"{line.name} killed with -9 after COMMIT, before its acknowledgement; "
             f"{line.row.in_flight} messages were in flight"
@@ -84,15 +84,15 @@ class SingleKill:
             workers.restart(process)
             yield f"{line.name} restarted: it is the only worker"
 
-    def _leave_the_rest_to_the_victim(self, snapshot: Snapshot, state: SharedState) -> None:
-        closed = Command(self._victim, freeze=self._victim)
+    def _leave_the_rest_to_the_victim(self, snapshot: DemoSnapshot, state: SharedState) -> None:
+        closed = ControlState(self._victim, freeze=self._victim)
         if state.command != closed:
             state.command = closed  # the next snapshot shows which workers have read it
             return
         others = [worker for row, worker in enumerate(snapshot.workers) if row != self._victim]
         self.releases_last_orders = all(worker.state is State.WAITING for worker in others)
 
-    def _aftermath(self, snapshot: Snapshot) -> Iterator[str]:
+    def _aftermath(self, snapshot: DemoSnapshot) -> Iterator[str]:
         if snapshot.recovered > self._recovered:
             who = max(snapshot.workers, key=lambda worker: worker.row.recovered).name
             yield f"{who} took over {snapshot.recovered - self._recovered} messages of the killed worker"
@@ -115,7 +115,7 @@ class Chaos:
         """True once every planned fault is injected."""
         return not self._kill_at and not self._restart_at
 
-    def step(self, snapshot: Snapshot, workers: Workers, state: SharedState) -> Iterator[str]:  # noqa: ARG002 - the protocol's signature
+    def step(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:  # noqa: ARG002 - the protocol's signature
         """Kill what is due."""
         if _is_due(self._restart_at, snapshot):
             self._restart_at.pop(0)
@@ -134,12 +134,12 @@ class Chaos:
         yield from revive(workers)
 
 
-def _is_due(shares: list[int], snapshot: Snapshot) -> bool:
+def _is_due(shares: list[int], snapshot: DemoSnapshot) -> bool:
     # A worker killed between COMMIT and its counter leaves the count one short, so a drained queue counts too.
     return bool(shares) and (snapshot.handled >= shares[0] or snapshot.drained)
 
 
-def revive(workers: Workers) -> Iterator[str]:
+def revive(workers: WorkerProcesses) -> Iterator[str]:
     """Restart workers whose process ended by itself, for example because Redis was gone."""
     ended: list[WorkerProcess] = workers.ended()
     for process in ended:

@@ -8,14 +8,14 @@ from typing import Any
 
 from redis import Redis
 
-from conquiet.cli.demo.environment import GROUP, Environment
+from conquiet.cli.demo.environment import GROUP, DemoEnvironment
 from conquiet.cli.demo.fault_injection import FaultInjection, make_fault_injection
 from conquiet.cli.demo.plan import DemoPlan
-from conquiet.cli.demo.shared_state import ALL, Command, SharedState, State, WorkerRow
+from conquiet.cli.demo.shared_state import ALL, ControlState, DemoWorkerRow, SharedState, State
 from conquiet.cli.demo.summary import Summary
-from conquiet.cli.demo.view import Snapshot, View, WorkerLine
+from conquiet.cli.demo.view import DemoSnapshot, DemoView, WorkerLine
 from conquiet.cli.demo.worker import BATCH, WorkerSettings
-from conquiet.cli.demo.workers import Workers
+from conquiet.cli.demo.workers import WorkerProcesses
 from conquiet.cli.errors import FAILED, CommandError
 from conquiet.config import QueueConfig
 from conquiet.errors import QueueError
@@ -31,13 +31,13 @@ _ENQUEUE_BATCH = 1_000
 class Orchestrator:
     """Runs one demo in an environment."""
 
-    def __init__(self, plan: DemoPlan, environment: Environment, view: View) -> None:
+    def __init__(self, plan: DemoPlan, environment: DemoEnvironment, view: DemoView) -> None:
         self._plan = plan
         self._environment = environment
         self._view = view
         self._begun = time.monotonic()
         self._progressed = self._begun
-        self._last = Snapshot(total=plan.orders)
+        self._last = DemoSnapshot(total=plan.orders)
         self._payloads = plan.payloads()
         self._held_back = plan.held_back
 
@@ -57,7 +57,7 @@ class Orchestrator:
             closing(SharedState.create(environment.folder / "state", plan.workers)) as state,
         ):
             settings = [self._worker_settings(name, row) for row, name in enumerate(names)]
-            with Workers(settings, environment.folder / "workers.log") as workers:
+            with WorkerProcesses(settings, environment.folder / "workers.log") as workers:
                 self._enqueue_all_but_the_last(queue)
                 self._wait_for_all(queue, state, workers)
                 seconds = self._watch(queue, state, workers, faults := make_fault_injection(plan, environment.server))
@@ -95,7 +95,7 @@ class Orchestrator:
         while batch := list(islice(payloads, _ENQUEUE_BATCH)):
             queue.enqueue_many(batch)
 
-    def _wait_for_all(self, queue: RedisStreamsQueue, state: SharedState, workers: Workers) -> None:
+    def _wait_for_all(self, queue: RedisStreamsQueue, state: SharedState, workers: WorkerProcesses) -> None:
         """Let no worker read before all have started: the work could end before the worker to be killed has started."""
         self._begun = self._progressed = time.monotonic()
         while True:
@@ -107,9 +107,11 @@ class Orchestrator:
             self._check_progress(snapshot, workers, 0.0 if workers.ended() else _START_S)
             time.sleep(_POLL_S)
         self._view.log(f"{len(workers.processes)} worker processes, up to {BATCH} messages in flight each")
-        state.command = Command(ALL)
+        state.command = ControlState(ALL)
 
-    def _watch(self, queue: RedisStreamsQueue, state: SharedState, workers: Workers, faults: FaultInjection) -> float:
+    def _watch(
+        self, queue: RedisStreamsQueue, state: SharedState, workers: WorkerProcesses, faults: FaultInjection
+    ) -> float:
         """Poll until everything is acknowledged; return how long the workers needed."""
         started = time.monotonic()
         while True:
@@ -125,14 +127,14 @@ class Orchestrator:
             self._check_progress(snapshot, workers)
             time.sleep(_POLL_S)
 
-    def _take_snapshot(self, queue: RedisStreamsQueue, state: SharedState, workers: Workers) -> Snapshot:
+    def _take_snapshot(self, queue: RedisStreamsQueue, state: SharedState, workers: WorkerProcesses) -> DemoSnapshot:
         # The backlog first: once it says that all is settled, the rows are complete.
         try:
             backlog = queue.backlog()
         except QueueError:  # the chaos mode has just killed the server; the next poll finds it again
             backlog = Backlog(length=self._plan.orders, pending=self._last.pending, lag=None, oldest_age_s=None)
         rows = [state.read(row) for row in range(len(workers.processes))]
-        snapshot = Snapshot(
+        snapshot = DemoSnapshot(
             elapsed_s=time.monotonic() - self._begun,
             total=self._plan.orders,
             handled=sum(row.handled - row.duplicates for row in rows),
@@ -151,7 +153,7 @@ class Orchestrator:
         self._last = snapshot
         return snapshot
 
-    def _check_progress(self, snapshot: Snapshot, workers: Workers, timeout_s: float = _STUCK_S) -> None:
+    def _check_progress(self, snapshot: DemoSnapshot, workers: WorkerProcesses, timeout_s: float = _STUCK_S) -> None:
         waited_s = time.monotonic() - self._progressed
         if waited_s > timeout_s:
             raise CommandError(
@@ -162,7 +164,7 @@ class Orchestrator:
             )
 
     def _summarize(
-        self, queue: RedisStreamsQueue, rows: list[WorkerRow], faults: FaultInjection, seconds: float
+        self, queue: RedisStreamsQueue, rows: list[DemoWorkerRow], faults: FaultInjection, seconds: float
     ) -> Summary:
         backlog = queue.backlog()
         store = self._environment.store

@@ -26,7 +26,7 @@ class State(IntEnum):
     WAITING = 4  # holds nothing and reads nothing until it is allowed to
 
 
-class Command(NamedTuple):
+class ControlState(NamedTuple):
     """What the orchestrator wants; a worker checks it before each batch and after each COMMIT.
 
     Attributes:
@@ -42,7 +42,7 @@ class Command(NamedTuple):
         return self.reader in (ALL, row)
 
 
-class WorkerRow(NamedTuple):
+class DemoWorkerRow(NamedTuple):
     """One worker's counters, over all its processes."""
 
     pid: int = 0
@@ -63,23 +63,25 @@ class SharedState:
     @classmethod
     def create(cls, path: Path, rows: int) -> "SharedState":
         """Create the file with empty rows and a command that lets no worker read, and open it."""
-        path.write_bytes(_HEAD.pack(*Command()) + bytes(_ROW.size * rows))
+        path.write_bytes(_HEAD.pack(*ControlState()) + bytes(_ROW.size * rows))
         return cls(path)
 
     @property
-    def command(self) -> Command:
+    def command(self) -> ControlState:
         """The newest command."""
-        return Command(*_HEAD.unpack_from(self._memory))
+        return ControlState(*_HEAD.unpack_from(self._memory))
 
     @command.setter
-    def command(self, command: Command) -> None:
+    def command(self, command: ControlState) -> None:
         _HEAD.pack_into(self._memory, 0, *command)
 
-    def read(self, row: int) -> WorkerRow:
+    def read(self, row: int) -> DemoWorkerRow:
         """Return one worker's row."""
-        return WorkerRow(*_ROW.unpack_from(self._memory, _HEAD.size + row * _ROW.size)[: len(WorkerRow._fields)])
+        return DemoWorkerRow(
+            *_ROW.unpack_from(self._memory, _HEAD.size + row * _ROW.size)[: len(DemoWorkerRow._fields)]
+        )
 
-    def write(self, row: int, values: WorkerRow) -> None:
+    def write(self, row: int, values: DemoWorkerRow) -> None:
         """Write one worker's row."""
         _ROW.pack_into(self._memory, _HEAD.size + row * _ROW.size, *values, 0, 0)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from conquiet.cli.demo.shared_state import State, WorkerRow
+from conquiet.cli.demo.shared_state import DemoWorkerRow, State
 from conquiet.cli.demo.summary import Summary
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class WorkerLine:
 
     name: str
     alive: bool
-    row: WorkerRow
+    row: DemoWorkerRow
 
     @property
     def state(self) -> State:
@@ -35,7 +35,7 @@ class WorkerLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class DemoSnapshot:
     """The state of everything at one moment."""
 
     total: int
@@ -75,14 +75,14 @@ class Rate:
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
 
-    def of(self, snapshot: Snapshot) -> float:
+    def of(self, snapshot: DemoSnapshot) -> float:
         """Add a snapshot and return the rate."""
         self._seen = [*self._seen[-9:], (snapshot.elapsed_s, snapshot.handled)]
         (then_s, before), (now_s, now) = self._seen[0], self._seen[-1]
         return (now - before) / (now_s - then_s) if now_s > then_s else 0.0
 
 
-class View(ABC):
+class DemoView(ABC):
     """Shows the course of the demo. A context manager."""
 
     def __init__(self, console: "Console") -> None:
@@ -103,7 +103,7 @@ class View(ABC):
         """Print an event."""
 
     @abstractmethod
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: DemoSnapshot) -> None:
         """Show a snapshot."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class View(ABC):
         """Show the summary."""
 
 
-class PlainView(View):
+class PlainView(DemoView):
     """One line a second and one per event; no colour, no cursor movement."""
 
     _next_s = _PLAIN_EVERY_S
@@ -120,7 +120,7 @@ class PlainView(View):
         """Print an event."""
         self._line(sentence)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: DemoSnapshot) -> None:
         """Print a line if a second has passed."""
         self._elapsed_s = snapshot.elapsed_s
         rate = self._rate.of(snapshot)
@@ -142,7 +142,7 @@ class PlainView(View):
         self._console.print(f"{self._elapsed_s:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveView(View):
+class LiveView(DemoView):
     """A display that redraws itself: bar, numbers, workers; events scroll by above it."""
 
     def __init__(self, console: "Console") -> None:
@@ -167,7 +167,7 @@ class LiveView(View):
         style = "bold red" if "killed" in sentence else "green" if "took over" in sentence else "default"
         self._console.print(Text.assemble((f"{self._elapsed_s:6.1f} s  ", "dim"), (sentence, style)))
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: DemoSnapshot) -> None:
         """Redraw the display."""
         self._elapsed_s = snapshot.elapsed_s
         self._live.update(render(snapshot, self._rate.of(snapshot)))
@@ -187,7 +187,7 @@ class LiveView(View):
         )
 
 
-def render(snapshot: Snapshot, rate: float) -> "RenderableType":
+def render(snapshot: DemoSnapshot, rate: float) -> "RenderableType":
     """Return bar, numbers and workers as one display."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from redis import Redis
 
-from conquiet.cli.demo.shared_state import SharedState, State, WorkerRow
+from conquiet.cli.demo.shared_state import DemoWorkerRow, SharedState, State
 from conquiet.cli.demo.store import Store, open_engine
 from conquiet.config import QueueConfig
 from conquiet.db import DbSession
@@ -87,7 +87,7 @@ class ParentPipe:
         self._ended = not received
 
 
-class Worker:
+class DemoWorker:
     """Reads batches, handles their messages one by one, and claims what killed workers left behind."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Worker:
         while not self._parent.ended:  # SIGKILL ends it, and so does the end of the orchestrator
             signal.sigtimedwait([], _POLL_S)
 
-    def _write_row(self, row: WorkerRow) -> None:
+    def _write_row(self, row: DemoWorkerRow) -> None:
         self._row = row
         self._state.write(self._settings.row, row)
 
@@ -192,7 +192,7 @@ def main() -> int:
     client = Redis.from_url(settings.redis_url)
     try:
         with RedisStreamsQueue(client, settings.queue_config) as queue:
-            Worker(settings, engine, queue, state, parent).run()
+            DemoWorker(settings, engine, queue, state, parent).run()
     except ConquietError as error:
         # What is unfinished stays pending, and another worker claims it.
         if not parent.ended:

@@ -22,7 +22,7 @@ class WorkerProcess:
     alive: bool = True
 
 
-class Workers:
+class WorkerProcesses:
     """All workers. Leaving the context manager ends every process, gracefully first."""
 
     def __init__(self, settings: list[WorkerSettings], log: Path) -> None:

@@ -45,7 +45,7 @@ def dev(
 
         conquiet dev shop.worker:app --web manage.py
     """
-    from conquiet.cli.worker.supervisor import Supervisor
+    from conquiet.cli.worker.supervisor import ProcessSupervisor
     from conquiet.cli.worker.supervisor_settings import SupervisorSettings
 
     with ExitStack() as stack:
@@ -54,7 +54,7 @@ def dev(
         _create_tables(target)
         if web is not None:
             stack.enter_context(_web(web, port, reload=reload))
-        code = Supervisor(SupervisorSettings(target=target, reload=reload)).run()
+        code = ProcessSupervisor(SupervisorSettings(target=target, reload=reload)).run()
     raise typer.Exit(code)
 
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from conquiet.cli.errors import report_error
-from conquiet.cli.worker.targets import load_object
+from conquiet.cli.worker.worker_loader import load_object
 from conquiet.core.functions import is_coroutine_function
 from conquiet.errors import ConquietError
 

@@ -100,7 +100,7 @@ class Child:
 
     def load(self, target: str, concurrency: int | None, only: "Sequence[str]" = ()) -> "list[Worker]":
         """Unblock the signals and import the workers; an empty list if the process was asked to end meanwhile."""
-        from conquiet.cli.worker.targets import load_workers
+        from conquiet.cli.worker.worker_loader import load_workers
 
         try:
             try:

@@ -76,7 +76,7 @@ def worker(
         conquiet worker shop:app --processes 4 --max-messages 100000 --max-rss 512
     """
     from conquiet.cli.worker.recycling import RecycleLimits
-    from conquiet.cli.worker.supervisor import Supervisor
+    from conquiet.cli.worker.supervisor import ProcessSupervisor
     from conquiet.cli.worker.supervisor_settings import SupervisorSettings
 
     settings = SupervisorSettings(
@@ -93,4 +93,4 @@ def worker(
         wait_s=wait_s,
         limits=RecycleLimits(max_messages=max_messages or None, max_rss_mb=max_rss or None, max_age_s=max_age or None),
     )
-    raise typer.Exit(Supervisor(settings).run())
+    raise typer.Exit(ProcessSupervisor(settings).run())

@@ -23,7 +23,7 @@ CRASHES = 5
 WINDOW_S = 60.0
 
 
-class Action(Enum):
+class RestartAction(Enum):
     """What to do about a process that ended by itself."""
 
     RESTART = "restart"
@@ -39,7 +39,7 @@ class Action(Enum):
 class Decision:
     """What to do, and after how long."""
 
-    action: Action
+    action: RestartAction
     delay_s: float = 0.0
 
 
@@ -64,21 +64,21 @@ class RestartPolicy:
             return self._wait(now_s)
         self._waiting_since_s = None
         if exit_code == 0:
-            return Decision(Action.FINISHED)
+            return Decision(RestartAction.FINISHED)
         if exit_code == NOT_DONE:
-            return Decision(Action.CANNOT_START)
+            return Decision(RestartAction.CANNOT_START)
         # For example by a watchdog: no crash, and the process is still needed.
         if exit_code in {SIGNALLED, ABANDONED}:
-            return Decision(Action.RESTART, _BACKOFF.delay_s(1))
+            return Decision(RestartAction.RESTART, _BACKOFF.delay_s(1))
         self._crashes.append(now_s)
         if len(self._crashes) == CRASHES and now_s - self._crashes[0] < WINDOW_S:
-            return Decision(Action.GIVE_UP)
+            return Decision(RestartAction.GIVE_UP)
         recent = sum(now_s - crash < WINDOW_S for crash in self._crashes)
-        return Decision(Action.RESTART, _BACKOFF.delay_s(recent))
+        return Decision(RestartAction.RESTART, _BACKOFF.delay_s(recent))
 
     def _wait(self, now_s: float) -> Decision:
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
         if now_s - self._waiting_since_s >= self._wait_s:
-            return Decision(Action.UNREACHABLE)
-        return Decision(Action.WAIT, _RECHECK_S)
+            return Decision(RestartAction.UNREACHABLE)
+        return Decision(RestartAction.WAIT, _RECHECK_S)

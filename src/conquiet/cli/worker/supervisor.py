@@ -31,8 +31,8 @@ from conquiet.cli.worker.restarts import (
     GRACEFUL_EXITS,
     SIGNALLED,
     WINDOW_S,
-    Action,
     Decision,
+    RestartAction,
     RestartPolicy,
 )
 from conquiet.cli.worker.supervisor_settings import SupervisorSettings
@@ -59,7 +59,7 @@ class Slot:
     draining: bool = False
 
 
-class Supervisor:
+class ProcessSupervisor:
     """Runs until signalled, until everything has finished, or until it gives up."""
 
     def __init__(self, settings: SupervisorSettings) -> None:
@@ -132,27 +132,27 @@ class Supervisor:
             return None
         self._reap(slot)
         # A process that we have drained is followed by another at once, however it ended.
-        decision = Decision(Action.REPLACE) if slot.draining else slot.policy.decide(exit_code, now_s)
+        decision = Decision(RestartAction.REPLACE) if slot.draining else slot.policy.decide(exit_code, now_s)
         match decision.action:
-            case Action.FINISHED:
+            case RestartAction.FINISHED:
                 slot.finished = True
-            case Action.REPLACE:
+            case RestartAction.REPLACE:
                 slot.start_at_s = now_s
-            case Action.RESTART:
+            case RestartAction.RESTART:
                 slot.start_at_s = now_s + decision.delay_s
                 report(f"process {process.pid} {_describe_exit(exit_code)}; restarting in {decision.delay_s:.1f} s")
-            case Action.WAIT:
+            case RestartAction.WAIT:
                 slot.start_at_s = now_s + decision.delay_s
                 self._report_once(
                     f"{self._unreachable_server(slot)} cannot be reached; waiting up to {self._settings.wait_s:g} s"
                 )
-            case Action.UNREACHABLE:
+            case RestartAction.UNREACHABLE:
                 server = self._unreachable_server(slot)
                 report(f"{server} could not be reached within {self._settings.wait_s:g} s: giving up")
                 return self._give_up(slot, NOT_DONE)
-            case Action.CANNOT_START:
+            case RestartAction.CANNOT_START:
                 return self._give_up(slot, NOT_DONE)
-            case Action.GIVE_UP:
+            case RestartAction.GIVE_UP:
                 report(
                     f"process {process.pid} {_describe_exit(exit_code)}, {CRASHES} times within {WINDOW_S:g} s: giving "
                     "up. What it had in flight stays pending for other workers"

@@ -81,15 +81,14 @@ async def message(view: View) -> Values:
         lambda client: JobAdmin(client, name).show(job_id, with_data=with_data)
     )
     data = next((place.data for place in story.places if place.data is not None), None)
-    event = next((place.event for place in story.places if place.event), "")
     effect, effect_problem = await _effect(view, name, story)
     return {
         "token": view.text("stream"),
         "story": story,
-        "event": event,
+        "event": story.event,
         "effect": effect,
         "effect_problem": effect_problem,
-        "revealed": reveal(view, view.text("stream"), event, data) if data is not None else None,
+        "revealed": reveal(view, view.text("stream"), story.event, data) if data is not None else None,
         "may_reveal": with_data,
         "linked": await _linked(view, story),
     }

@@ -8,7 +8,7 @@ from conquiet.dashboard.actions import ActionRoute, Result
 from conquiet.dashboard.forms import Form
 from conquiet.dashboard.views import NotShownError, Page, Values, View
 from conquiet.errors import NoSuchStreamError
-from conquiet.management.history import Span, quantile, read_history
+from conquiet.management.history import HistorySpan, quantile, read_history
 from conquiet.management.overview import describe_stream
 from conquiet.management.pauses import pause_stream, resume_stream
 from conquiet.management.pending import PendingFilter, list_pending
@@ -22,7 +22,11 @@ async def stream(view: View) -> Values:
     """Return everything about one stream."""
     key = view.stream()
     servers = view.parts.servers
-    span = Span(view.text("span", "hour")) if view.text("span", "hour") in {one.value for one in Span} else Span.HOUR
+    span = (
+        HistorySpan(view.text("span", "hour"))
+        if view.text("span", "hour") in {one.value for one in HistorySpan}
+        else HistorySpan.HOUR
+    )
 
     def read(admin: RedisAdmin) -> Values:
         report = describe_stream(admin, key)
@@ -43,7 +47,7 @@ async def stream(view: View) -> Values:
     return found | {
         "token": view.text("stream"),
         "span": span,
-        "spans": list(Span),
+        "spans": list(HistorySpan),
         "glance": fleet.get(key),
         "flow": fleet.flow_of(key),
         "ok": sum(point.ok for point in found["history"].points),

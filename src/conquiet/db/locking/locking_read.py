@@ -9,12 +9,12 @@ from sqlalchemy.engine import Connection
 
 from conquiet.db import lock_holder
 from conquiet.db.connection_cleanup import invalidate
-from conquiet.db.errors import Fault, fault_of, outcome_unknown
-from conquiet.db.statement_execution import Result, execute
+from conquiet.db.errors import DbErrorKind, fault_of, outcome_unknown
+from conquiet.db.statement_execution import StatementResult, execute
 from conquiet.errors import LockTimeoutError
 
 
-def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any], table: str) -> Result:
+def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any], table: str) -> StatementResult:
     """Run a locking read; raise ``LockTimeoutError`` if the wait timed out.
 
     If an exception interrupts the wait (Ctrl-C, a time limit by signal), the connection is closed: releasing another
@@ -26,7 +26,7 @@ def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any]
     except BaseException as error:
         if outcome_unknown(error):
             invalidate(conn)
-        if fault_of(error) is not Fault.LOCK_TIMEOUT:
+        if fault_of(error) is not DbErrorKind.LOCK_TIMEOUT:
             raise
         waited = time.monotonic() - started
         holder = lock_holder.row_holder(conn, table)

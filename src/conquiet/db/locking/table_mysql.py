@@ -10,7 +10,7 @@ from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive
 from conquiet.db import lock_holder, sql
 from conquiet.db.connection_cleanup import invalidate
-from conquiet.db.errors import Fault, fault_of
+from conquiet.db.errors import DbErrorKind, fault_of
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.models import DbOperation
 from conquiet.db.statement_execution import execute
@@ -47,7 +47,7 @@ class MySQLTableLockBackend(LockBackend):
         try:
             execute(conn, sql.lock_table(op.table))
         except Exception as error:
-            if fault_of(error) is not Fault.LOCK_TIMEOUT:
+            if fault_of(error) is not DbErrorKind.LOCK_TIMEOUT:
                 raise
             holder = lock_holder.table_holder(conn, op.table)
             raise LockTimeoutError(

@@ -16,7 +16,7 @@ _MOST_REPLICAS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockReading:
     """The clock of one server.
 
     Attributes:
@@ -30,7 +30,7 @@ class Clock:
     doubt_s: float = 0.0
 
 
-def read_clocks(server: RedisAdmin, info: Mapping[str, str]) -> tuple[Clock, ...]:
+def read_clocks(server: RedisAdmin, info: Mapping[str, str]) -> tuple[ClockReading, ...]:
     """Ask the server and the replicas that it names, those that can be reached from here, for the time."""
     clocks = [_read("the server", server)]
     replicas = [value for name, value in info.items() if _REPLICA.fullmatch(name)][:_MOST_REPLICAS]
@@ -40,27 +40,27 @@ def read_clocks(server: RedisAdmin, info: Mapping[str, str]) -> tuple[Clock, ...
     return tuple(clocks)
 
 
-def _read_replica(server: RedisAdmin, host: str, port: str) -> Clock:
+def _read_replica(server: RedisAdmin, host: str, port: str) -> ClockReading:
     name = f"replica {printable(host)}:{printable(port)}"
     other = server.connect_to(host, int(port)) if host and port.isdigit() else None
     if other is None:
-        return Clock(name, None)
+        return ClockReading(name, None)
     with other:
         try:
             return _read(name, other)
         except QueueError:  # not reachable from here, or another password
-            return Clock(name, None)
+            return ClockReading(name, None)
 
 
-def _read(name: str, server: RedisAdmin) -> Clock:
+def _read(name: str, server: RedisAdmin) -> ClockReading:
     server.now_ms()  # opens the connection: its time is not the answer's
     before_s, asked_s = time.time(), time.monotonic()
     there_s = server.now_ms() / 1000
     took_s = time.monotonic() - asked_s
-    return Clock(name, there_s - (before_s + took_s / 2), took_s / 2)
+    return ClockReading(name, there_s - (before_s + took_s / 2), took_s / 2)
 
 
-def check_clocks(clocks: tuple[Clock, ...], most_s: float) -> Iterator[Finding]:
+def check_clocks(clocks: tuple[ClockReading, ...], most_s: float) -> Iterator[Finding]:
     """Two clocks are further apart than ``most_s``, the doubt of the measurement left aside."""
     server = next((clock for clock in clocks[:1] if clock.offset_s is not None), None)
     if server is None or server.offset_s is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 from conquiet.errors import GroupMissingError, QueueError
-from conquiet.management.doctor.clocks import Clock, read_clocks
+from conquiet.management.doctor.clocks import ClockReading, read_clocks
 from conquiet.management.doctor.replication import ClusterFacts, gather_cluster
 from conquiet.management.doctor.stranded import Stranded, find_stranded
 from conquiet.management.liveness import ALIVE_MS
@@ -80,7 +80,7 @@ class RedisFacts:
     counted: dict[tuple[str, str], int] = field(default_factory=dict)
     complete: bool = True
     stranded: tuple[Stranded, ...] = ()
-    clocks: tuple[Clock, ...] = ()
+    clocks: tuple[ClockReading, ...] = ()
     cluster: ClusterFacts | None = None
 
 

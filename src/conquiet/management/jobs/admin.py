@@ -208,6 +208,7 @@ def _story(
         attempts=_attempts(places, story, state),
         caused_by=next((one.caused_by for one in places if one.caused_by is not None), story.caused_by),
         caused=story.caused,
+        event=next((one.event for one in places if one.event), state.get("event", "")),
     )
 
 

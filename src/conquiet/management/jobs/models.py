@@ -232,6 +232,7 @@ class JobStory(Report):
             does), the successful one if states are kept.
         caused_by: The message whose handler emitted it, if it was one.
         caused: Messages that its handler emitted, the first 20; only if states are kept.
+        event: Its event; empty if nothing is known of it.
     """
 
     id: str
@@ -248,3 +249,4 @@ class JobStory(Report):
     attempts: tuple[JobAttempt, ...] = ()
     caused_by: RelatedMessage | None = None
     caused: tuple[RelatedMessage, ...] = ()
+    event: str = ""

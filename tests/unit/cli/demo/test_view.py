@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conquiet.cli.demo.shared_state import State, WorkerRow
+from conquiet.cli.demo.shared_state import DemoWorkerRow, State
 from conquiet.cli.demo.summary import Summary
-from conquiet.cli.demo.view import LiveView, PlainView, Snapshot, WorkerLine
+from conquiet.cli.demo.view import DemoSnapshot, LiveView, PlainView, WorkerLine
 
 
 def a_summary(**changed: Any) -> Summary:
@@ -19,10 +19,10 @@ def a_summary(**changed: Any) -> Summary:
     return Summary(**(facts | changed))
 
 
-def a_snapshot(elapsed_s: float = 1.0, handled: int = 5) -> Snapshot:
-    worker = WorkerLine("worker-1", alive=True, row=WorkerRow(77, State.WORKING, handled, recovered=1, in_flight=2))
-    dead = WorkerLine("worker-2", alive=False, row=WorkerRow(78, State.FROZEN, handled=3, in_flight=4))
-    return Snapshot(10, elapsed_s, handled, pending=6, waiting=1, recovered=1, workers=(worker, dead))
+def a_snapshot(elapsed_s: float = 1.0, handled: int = 5) -> DemoSnapshot:
+    worker = WorkerLine("worker-1", alive=True, row=DemoWorkerRow(77, State.WORKING, handled, recovered=1, in_flight=2))
+    dead = WorkerLine("worker-2", alive=False, row=DemoWorkerRow(78, State.FROZEN, handled=3, in_flight=4))
+    return DemoSnapshot(10, elapsed_s, handled, pending=6, waiting=1, recovered=1, workers=(worker, dead))
 
 
 @pytest.mark.parametrize("kind", [PlainView, LiveView])

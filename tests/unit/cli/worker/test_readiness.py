@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from conquiet.cli.worker.targets import find_workers
+from conquiet.cli.worker.worker_loader import find_workers
 from conquiet.core.backoff import Backoff
 from conquiet.db import DbSession
 from conquiet.testing import wait_until
 from conquiet.transactional import Outbox, OutboxRelay, create_tables
-from conquiet.transactional.ordering import Outcome
+from conquiet.transactional.relay_decisions import PublishOutcome
 
 
 class Target:
@@ -21,7 +21,7 @@ class Target:
     def publish(self, messages: Sequence[Any]) -> Any:
         if not self.is_up:
             raise ConnectionRefusedError
-        return [(Outcome.PUBLISHED, "")] * len(messages)
+        return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
 
 def test_a_relay_is_ready_only_while_its_targets_can_be_reached(tmp_path: Path) -> None:

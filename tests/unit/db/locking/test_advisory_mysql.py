@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from conquiet.db.locking import advisory_mysql
 from conquiet.db.locking.advisory_mysql import get_lock
-from conquiet.db.statement_execution import Result
+from conquiet.db.statement_execution import StatementResult
 from conquiet.errors import LockAcquisitionError
 
 
@@ -21,9 +21,9 @@ class FakeExecute:
     answer: int | None
     timeouts: list[float] = field(default_factory=list)
 
-    def __call__(self, _conn: Connection, _statement: TextClause, params: dict[str, float]) -> Result:
+    def __call__(self, _conn: Connection, _statement: TextClause, params: dict[str, float]) -> StatementResult:
         self.timeouts.append(params["timeout"])
-        return Result(1, ("x",), [(self.answer,)])
+        return StatementResult(1, ("x",), [(self.answer,)])
 
 
 def a_connection(*, mariadb: bool) -> Connection:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from conquiet.rabbit.decode import Unreadable
+from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.proca.decrypt import Decryptor, KeyFault, Opened
-from conquiet.rabbit.schema import SchemaRegistry
 
 MALFORMED = Unreadable("personalInfo is malformed")
 NOT_AUTHENTIC = Unreadable("personalInfo does not authenticate")

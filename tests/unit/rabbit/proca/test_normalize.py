@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
+from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.proca.normalize import merge_contact, normalize_action, normalize_event
-from conquiet.rabbit.schema import SchemaRegistry
 
 IDS = {"campaignId": 1, "actionId": 2, "orgId": 3, "actionPageId": 4}
 NESTED: dict[str, Any] = {"campaign": {"name": "c"}, "action": {}, "org": {"id": 99}, "actionPage": {"locale": "pl"}}

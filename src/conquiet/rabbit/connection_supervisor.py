@@ -25,7 +25,7 @@ _MAX_MISSING: Final = 6
 S = TypeVar("S")
 
 
-class Supervisor(Generic[S]):
+class ConnectionSupervisor(Generic[S]):
     """Makes sessions one after the other.
 
     Args:

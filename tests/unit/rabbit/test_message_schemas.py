@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.decode import Unreadable
-from conquiet.rabbit.schema import Schema, SchemaRegistry, apply
+from conquiet.rabbit.message_schemas import Schema, SchemaRegistry, apply
 
 UNKNOWN = Unreadable("unknown schema")
 INVALID = Unreadable("message does not fit its schema")

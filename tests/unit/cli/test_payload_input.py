@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from conquiet.cli.errors import CommandError
-from conquiet.cli.payloads import read_payloads
+from conquiet.cli.payload_input import read_payloads
 
 
 def test_a_word_is_one_payload() -> None:

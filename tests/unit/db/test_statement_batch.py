@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conquiet.db.batch import MAX_BYTES, MAX_ROWS, Rows, group_operations
 from conquiet.db.models import DbOperation, DbOperationType
+from conquiet.db.statement_batch import MAX_BYTES, MAX_ROWS, Rows, group_operations
 
 
 def insert(id_value: int, table: str = "orders", **payload: object) -> DbOperation:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from conquiet.core.cancellation import forget_cancellations, reraise_swallowed_cancellation
+from conquiet.core.task_cancellation import forget_cancellations, reraise_swallowed_cancellation
 
 
 async def test_what_was_swallowed_inside_is_raised_at_the_end() -> None:

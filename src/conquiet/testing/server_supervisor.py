@@ -112,7 +112,7 @@ def remove_shared_memory(makers: set[int]) -> None:
                 ctypes.CDLL(None).shmctl(int(found["shmid"]), _IPC_RMID, None)
 
 
-class Supervisor:
+class ServerSupervisor:
     """Serve one owner until it ends or dies."""
 
     def __init__(self, channel: socket.socket, owner: int, folder: Path) -> None:
@@ -272,7 +272,7 @@ def main(owner: int, prefix: str, parent_folder: str) -> None:
     # The supervisor makes the folder, not the owner: between a mkdtemp and a spawn the owner could be killed.
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent_folder)).resolve()
     with socket.socket(fileno=0) as channel:
-        Supervisor(channel, owner, folder).serve()
+        ServerSupervisor(channel, owner, folder).serve()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import ConfigurationError
-from conquiet.runtime.events import EngineError, EventDispatcher, Started
+from conquiet.runtime.engine_events import EngineError, EventDispatcher, Started
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.testing import wait_until_async
 

@@ -4,7 +4,7 @@ import pytest
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueMissingError, RabbitConnectionError
-from conquiet.rabbit.supervisor import Supervisor
+from conquiet.rabbit.connection_supervisor import ConnectionSupervisor
 
 AT_ONCE = Backoff(base_s=0.0, cap_s=0.0, jitter=0.0)
 
@@ -24,8 +24,10 @@ class Attempts:
         return number
 
 
-def a_supervisor(attempts: Attempts, max_failures: int = 3, stop: asyncio.Event | None = None) -> Supervisor[int]:
-    return Supervisor(attempts, backoff=AT_ONCE, max_failures=max_failures, stop=stop or asyncio.Event())
+def a_supervisor(
+    attempts: Attempts, max_failures: int = 3, stop: asyncio.Event | None = None
+) -> ConnectionSupervisor[int]:
+    return ConnectionSupervisor(attempts, backoff=AT_ONCE, max_failures=max_failures, stop=stop or asyncio.Event())
 
 
 class HandSet:
@@ -56,7 +58,9 @@ async def test_the_first_failure_is_not_retried() -> None:
 
 async def test_the_first_session_is_tried_once_at_each_node() -> None:
     attempts = Attempts(gone(), gone())
-    supervisor: Supervisor[int] = Supervisor(attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=3)
+    supervisor: ConnectionSupervisor[int] = ConnectionSupervisor(
+        attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=3
+    )
 
     assert await supervisor.first() == 2
 
@@ -66,7 +70,7 @@ async def test_no_node_at_all_is_an_error_after_one_round() -> None:
     attempts = Attempts(gone(), last)
 
     with pytest.raises(RabbitConnectionError) as caught:
-        await Supervisor(attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=2).first()
+        await ConnectionSupervisor(attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=2).first()
 
     assert caught.value is last
     assert attempts.numbers == [0, 1]
@@ -77,7 +81,7 @@ async def test_a_missing_queue_is_not_looked_up_at_the_next_node() -> None:
     attempts = Attempts(QueueMissingError("no queue"))
 
     with pytest.raises(QueueMissingError):
-        await Supervisor(attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=2).first()
+        await ConnectionSupervisor(attempts, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event(), nodes=2).first()
 
     assert attempts.numbers == [0]
 
@@ -134,7 +138,7 @@ async def test_progress_resets_the_failure_count() -> None:
 async def test_a_lasting_idle_session_resets_the_failure_count(cap_s: float, enough_s: float) -> None:
     """An idle consumer is not to be ended by losses that lie days apart."""
     clock = HandSet()
-    supervisor: Supervisor[int] = Supervisor(
+    supervisor: ConnectionSupervisor[int] = ConnectionSupervisor(
         Attempts(),
         backoff=Backoff(base_s=0.0, cap_s=cap_s),
         max_failures=3,
@@ -168,7 +172,7 @@ async def test_a_stop_breaks_off_an_attempt_and_waits_for_its_end() -> None:
         return 0
 
     async with asyncio.timeout(60):
-        assert await Supervisor(silent, backoff=AT_ONCE, max_failures=3, stop=stop).first() is None
+        assert await ConnectionSupervisor(silent, backoff=AT_ONCE, max_failures=3, stop=stop).first() is None
 
     assert ended
 
@@ -184,7 +188,9 @@ async def test_what_is_cancelled_breaks_off_its_attempt() -> None:
             ended.set()
         return 0
 
-    waiting = asyncio.create_task(Supervisor(silent, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event()).first())
+    waiting = asyncio.create_task(
+        ConnectionSupervisor(silent, backoff=AT_ONCE, max_failures=3, stop=asyncio.Event()).first()
+    )
     await began.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -195,7 +201,7 @@ async def test_what_is_cancelled_breaks_off_its_attempt() -> None:
 
 async def test_a_stop_ends_the_wait() -> None:
     stop = asyncio.Event()
-    supervisor: Supervisor[int] = Supervisor(
+    supervisor: ConnectionSupervisor[int] = ConnectionSupervisor(
         Attempts(), backoff=Backoff(base_s=600, cap_s=600), max_failures=3, stop=stop
     )
     await supervisor.first()

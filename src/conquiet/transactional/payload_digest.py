@@ -19,7 +19,7 @@ import json
 import re
 from typing import Any, Final
 
-from conquiet.transactional.keys import MAX_PART_BYTES, InboxKey
+from conquiet.transactional.inbox_keys import MAX_PART_BYTES, InboxKey
 
 _ENTRY_ID: Final = re.compile(r"\d+-\d+")
 

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from conquiet.core.cancellation import forget_cancellations, is_ending
 from conquiet.core.functions import reject_generator_function, require_arguments
 from conquiet.core.log import FactLogger
+from conquiet.core.task_cancellation import forget_cancellations, is_ending
 from conquiet.errors import ConfigurationError
 from conquiet.runtime.message import RuntimeMessage
 
@@ -63,10 +63,10 @@ class EngineError:
     message: RuntimeMessage | None = None
 
 
-Event = Started | Succeeded | Failed | EngineError
+EngineEvent = Started | Succeeded | Failed | EngineError
 Callback = Callable[[Any], Awaitable[None] | None]
 
-NAMES: dict[str, type[Event]] = {
+NAMES: dict[str, type[EngineEvent]] = {
     "started": Started,
     "succeeded": Succeeded,
     "failed": Failed,
@@ -82,12 +82,12 @@ class EventDispatcher:
     """
 
     def __init__(self, *, limit: int = 1_000) -> None:
-        self._plain: dict[type[Event], list[Callback]] = {kind: [] for kind in NAMES.values()}
-        self._deferred: dict[type[Event], list[Callback]] = {kind: [] for kind in NAMES.values()}
-        self._queue: deque[tuple[Callback, Event]] = deque()
+        self._plain: dict[type[EngineEvent], list[Callback]] = {kind: [] for kind in NAMES.values()}
+        self._deferred: dict[type[EngineEvent], list[Callback]] = {kind: [] for kind in NAMES.values()}
+        self._queue: deque[tuple[Callback, EngineEvent]] = deque()
         self._limit = limit
         # Checked before an event is built: without a subscriber none is needed.
-        self.subscribed: set[type[Event]] = set()
+        self.subscribed: set[type[EngineEvent]] = set()
         self._wake = asyncio.Event()
         self._emptied = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class EventDispatcher:
         if not (self._plain[kind] or self._deferred[kind]):
             self.subscribed.discard(kind)
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: EngineEvent) -> None:
         """Call the callbacks. Raises no error of a callback, never waits; call it on the event loop."""
         kind = type(event)
         for callback in tuple(self._plain[kind]):  # a callback may end a subscription
@@ -144,7 +144,7 @@ class EventDispatcher:
         for callback in self._deferred[kind]:
             self._defer(callback, event)
 
-    def _defer(self, callback: Callback, event: Event) -> None:
+    def _defer(self, callback: Callback, event: EngineEvent) -> None:
         self._queue.append((callback, event))
         self._wake.set()
 
@@ -226,11 +226,11 @@ class EventDispatcher:
             forget_cancellations(self._task)
 
 
-def _the_same(waiting: Awaitable[None], _: Event) -> Awaitable[None]:
+def _the_same(waiting: Awaitable[None], _: EngineEvent) -> Awaitable[None]:
     return waiting
 
 
-def _log_failure(callback: Callback, event: Event, error: BaseException) -> None:
+def _log_failure(callback: Callback, event: EngineEvent, error: BaseException) -> None:
     # No text and no traceback, which ends in the text: it may quote the message, and often is the handler's own error.
     logger.failure(
         logging.ERROR,

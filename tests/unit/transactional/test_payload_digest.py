@@ -15,7 +15,7 @@ from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 from conquiet.queue.models import QueueMessage
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.transactional import Inbox, InboxKey, by_outbox_id, create_tables
-from conquiet.transactional.identity import digest_of, is_same, key_of_other
+from conquiet.transactional.payload_digest import digest_of, is_same, key_of_other
 
 FORMER_TABLE = (
     "CREATE TABLE conquiet_inbox (source BLOB NOT NULL, consumer_group BLOB NOT NULL, message_id BLOB NOT NULL, "

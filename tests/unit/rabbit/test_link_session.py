@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from conquiet.rabbit.counters import DeliveryStats
-from conquiet.rabbit.session import Session
+from conquiet.rabbit.link_session import Session
 from conquiet.rabbit.settle import Disposition
 
 

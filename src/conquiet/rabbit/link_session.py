@@ -4,7 +4,7 @@ import asyncio
 
 from conquiet.rabbit.ack_window import AckWindow
 from conquiet.rabbit.connection import Link
-from conquiet.rabbit.counters import DeliveryStats, Outcome
+from conquiet.rabbit.counters import DeliveryOutcome, DeliveryStats
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.frames import Arrival
 from conquiet.rabbit.settle import Disposition
@@ -60,28 +60,28 @@ class Session:
                 self._flush_scheduled = True
                 self._loop.call_soon(self._scheduled_flush)
         elif disposition is Disposition.DROP:
-            self._settle_now(tag, Outcome.DROPPED, sent=self.link.ack(singles=(tag,)))
+            self._settle_now(tag, DeliveryOutcome.DROPPED, sent=self.link.ack(singles=(tag,)))
         elif disposition is Disposition.REQUEUE:
-            self._settle_now(tag, Outcome.REQUEUED, sent=self.link.reject(tag, requeue=True))
+            self._settle_now(tag, DeliveryOutcome.REQUEUED, sent=self.link.reject(tag, requeue=True))
         elif disposition is Disposition.STOP:
             # Stays open in the window, so that no multiple-ack can include it.
-            self._stats.add(Outcome.FATAL)
+            self._stats.add(DeliveryOutcome.FATAL)
         else:
-            self._settle_now(tag, Outcome.DEAD_LETTERED, sent=self.link.reject(tag, requeue=False))
+            self._settle_now(tag, DeliveryOutcome.DEAD_LETTERED, sent=self.link.reject(tag, requeue=False))
             if disposition is Disposition.DEAD_LETTER_AND_STOP:
-                self._stats.add(Outcome.FATAL)  # both happened
+                self._stats.add(DeliveryOutcome.FATAL)  # both happened
 
     def moved(self, delivery: Delivery) -> None:
         """Acknowledge a delivery whose copy in ``<queue>.dead`` is confirmed."""
-        self._settle_now(delivery.tag, Outcome.DEAD_LETTERED, sent=self.link.ack(singles=(delivery.tag,)))
+        self._settle_now(delivery.tag, DeliveryOutcome.DEAD_LETTERED, sent=self.link.ack(singles=(delivery.tag,)))
 
     def skip(self, delivery: Delivery) -> None:
         """Leave a delivery unstarted whose link was lost while it waited for its turn."""
-        self._settle_now(delivery.tag, Outcome.STALE, sent=False)
+        self._settle_now(delivery.tag, DeliveryOutcome.STALE, sent=False)
 
     def release(self, delivery: Delivery) -> None:
         """Return a delivery that was not started to the queue."""
-        self._settle_now(delivery.tag, Outcome.RELEASED, sent=self.link.nack_requeue(delivery.tag))
+        self._settle_now(delivery.tag, DeliveryOutcome.RELEASED, sent=self.link.nack_requeue(delivery.tag))
 
     def flush(self) -> None:
         """Send the gathered acknowledgements now."""
@@ -92,13 +92,13 @@ class Session:
         self.made_progress = self.made_progress or sent
         # On a link that breaks halfway some acks may have arrived. They are counted as stale all the same: the
         # broker decides by what it got, and a message that comes again is not a success yet.
-        self._stats.add(Outcome.ACK if sent else Outcome.STALE, acks.count)
+        self._stats.add(DeliveryOutcome.ACK if sent else DeliveryOutcome.STALE, acks.count)
 
     def _scheduled_flush(self) -> None:
         self._flush_scheduled = False
         self.flush()
 
-    def _settle_now(self, tag: int, outcome: Outcome, *, sent: bool) -> None:
+    def _settle_now(self, tag: int, outcome: DeliveryOutcome, *, sent: bool) -> None:
         self._window.settled(tag)
-        self._stats.add(outcome if sent else Outcome.STALE)
+        self._stats.add(outcome if sent else DeliveryOutcome.STALE)
         self.made_progress = self.made_progress or sent

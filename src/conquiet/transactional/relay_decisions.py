@@ -56,7 +56,7 @@ class OutboxMessage:
     headers: dict[str, str] | None = field(default=None, repr=False)
 
 
-class Outcome(Enum):
+class PublishOutcome(Enum):
     """The result of publishing a message."""
 
     PUBLISHED = "published"
@@ -163,12 +163,12 @@ def batches_without_key_repeats(messages: Sequence[OutboxMessage]) -> list[list[
     return parts
 
 
-def blocked_keys(messages: Sequence[OutboxMessage], outcomes: Sequence[Outcome]) -> set[bytes]:
+def blocked_keys(messages: Sequence[OutboxMessage], outcomes: Sequence[PublishOutcome]) -> set[bytes]:
     """Return the keys of messages that were not published: nothing younger of theirs may go out."""
     return {
         message.key
         for message, outcome in zip(messages, outcomes, strict=True)
-        if message.key is not None and outcome is not Outcome.PUBLISHED
+        if message.key is not None and outcome is not PublishOutcome.PUBLISHED
     }
 
 

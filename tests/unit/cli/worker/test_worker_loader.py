@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from sqlalchemy import create_engine
 
 from conquiet.cli.errors import CommandError
-from conquiet.cli.worker.targets import find_workers, load_workers
+from conquiet.cli.worker.worker_loader import find_workers, load_workers
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
 from conquiet.runtime import Consumer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import LifecycleError
-from conquiet.rabbit import RabbitConsumer, runner, sync_queue
+from conquiet.rabbit import RabbitConsumer, process_runner, sync_queue
 
 NOWHERE = "amqp://127.0.0.1:1"
 
@@ -17,25 +17,25 @@ def never(_: Any) -> bool:
 
 
 def test_a_signal_in_the_moment_of_the_start_is_a_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = runner._run
+    run = process_runner._run
 
     async def interrupted(consumer: RabbitConsumer) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return await run(consumer)
 
-    monkeypatch.setattr(runner, "_run", interrupted)
+    monkeypatch.setattr(process_runner, "_run", interrupted)
 
     assert sync_queue(NOWHERE, "q", never).ack == 0
 
 
 def test_a_stop_without_a_signal_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = runner._run
+    run = process_runner._run
 
     async def stopped(consumer: RabbitConsumer) -> Any:
         consumer.stop()
         return await run(consumer)
 
-    monkeypatch.setattr(runner, "_run", stopped)
+    monkeypatch.setattr(process_runner, "_run", stopped)
 
     with pytest.raises(LifecycleError):
         sync_queue(NOWHERE, "q", never)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conquiet.core.backoff import Backoff
-from conquiet.transactional.ordering import (
+from conquiet.transactional.relay_decisions import (
     Candidate,
     OutboxMessage,
-    Outcome,
     Park,
     Postpone,
+    PublishOutcome,
     after_refusal,
     batches_without_key_repeats,
     blocked_keys,
@@ -105,7 +105,7 @@ def test_parts_hold_each_key_once_and_keep_its_order() -> None:
 
 def test_a_key_is_blocked_by_any_message_that_did_not_go_out() -> None:
     messages = [a_message(1, b"a"), a_message(2, b"b"), a_message(3), a_message(4, b"c")]
-    outcomes = [Outcome.PUBLISHED, Outcome.REFUSED, Outcome.REFUSED, Outcome.DEFERRED]
+    outcomes = [PublishOutcome.PUBLISHED, PublishOutcome.REFUSED, PublishOutcome.REFUSED, PublishOutcome.DEFERRED]
 
     assert blocked_keys(messages, outcomes) == {b"b", b"c"}
 
