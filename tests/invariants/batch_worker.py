@@ -76,7 +76,7 @@ def plant() -> None:
                 return error
             return None
 
-        batch_source.SyncBatches._in_savepoint = in_savepoint  # type: ignore[assignment, method-assign]
+        batch_source.SyncBatches._in_savepoint = in_savepoint  # type: ignore[method-assign]
     elif BUG == "ack-before-commit":
         confirm = DbSession._commit
 
