@@ -69,14 +69,14 @@ def plant() -> None:
         batch_run.BatchRun.run = batch_run.BatchRun.search = run  # type: ignore[method-assign]
     elif BUG == "keep-savepoint":
 
-        def in_savepoint(self: Any, db: Any, ordinal: int, position: int, work: Any) -> Any:
+        def in_savepoint(self: Any, db: Any, ordinal: int, what: Any, work: Any) -> Any:
             try:
-                work(db, position)
+                work(db, what)
             except ValueError as error:  # what it has written stays in the transaction
                 return error
             return None
 
-        batch_source.SyncBatches._in_savepoint = in_savepoint  # type: ignore[assignment, method-assign]
+        batch_source.SyncBatches._in_savepoint = in_savepoint  # type: ignore[method-assign]
     elif BUG == "ack-before-commit":
         confirm = DbSession._commit
 

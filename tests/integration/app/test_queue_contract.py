@@ -265,6 +265,8 @@ async def test_a_batch_of_a_queue_has_each_effect_once_and_costs_only_the_guilty
     assert dead["m-c"] == "refused"
     assert "field $.cents: Expected `int`" in dead["m-wrong"]
     assert max(len(ids) for ids in calls) > 1
+    if place.test_app is not None:  # a broker may deliver them in two parts
+        assert calls[0] == ["a", "b", "c", "d"]  # without the duplicate and the payload that does not fit
 
 
 async def test_a_batch_of_a_queue_without_a_session_gets_lists(place: QueuePlace) -> None:

@@ -118,6 +118,16 @@ async def test_together_the_one_that_fails_is_found_and_leaves_nothing(batches: 
     assert batches.stored() == ALL
 
 
+async def test_a_lease_lost_while_the_failing_one_is_searched_leaves_nothing_behind(batches: Batches) -> None:
+    def lost() -> None:
+        raise LeaseLostError("claimed by another worker")
+
+    with pytest.raises(LeaseLostError):
+        await batches.run("together", lost, failing=2)
+
+    assert batches.stored() == ([], [])
+
+
 @pytest.mark.parametrize("how", ["together", "each"])
 async def test_what_had_its_effect_is_not_run_again(batches: Batches, how: str) -> None:
     await batches.run(how)
