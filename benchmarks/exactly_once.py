@@ -1,15 +1,19 @@
 """Effects that happen exactly once, per second: one by one, in groups, in batches, beside a hand-written loop.
 
-    .venv/bin/python benchmarks/exactly_once.py [--quick] [--database mariadb|postgresql] [--kill]
+    .venv/bin/python benchmarks/exactly_once.py [--quick] [--database mariadb|postgresql] [--only NAMES]
+                                                [--peers] [--processes] [--drivers] [--kill]
 
 Redis and the database run on this machine, with fsync on; what the server says about it is printed. Contenders take
 turns in rounds; figures are medians of rounds, and only ratios inside one run mean anything. Every contender writes an
 inbox row and a row of an effect for each message, and the effects are counted at the end. ``--kill`` runs batches in
-processes that are killed with SIGKILL every half a second, and compares the books.
+processes that are killed with SIGKILL every half a second, and compares the books. ``--peers`` adds other libraries
+(``make bench-peers`` installs them), ``--processes`` one to four processes of ``conquiet worker``, ``--drivers``
+mysqlclient beside PyMySQL and asyncmy.
 """
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -18,14 +22,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from exactly_once_parts import ours
 from exactly_once_parts.by_hand import timed_by_hand
-from exactly_once_parts.common import SIZE, World, cores, world_of
+from exactly_once_parts.common import EVENT, SIZE, World, cores, world_of
 from exactly_once_parts.latency import latencies
+from exactly_once_parts.peers import available, timed_peer
 from exactly_once_parts.poison import transactions_for_poison
+from exactly_once_parts.processes import timed_processes
+from sqlalchemy import make_url
 
+BASES = ("one by one", "hand-written loop, 200")
 WORKER = Path(__file__).parent / "exactly_once_parts" / "kill_worker.py"
 
 
@@ -48,28 +57,69 @@ def contenders(world: World, *, quick: bool) -> dict[str, Callable[[], float]]:
     }
 
 
-def measure(kind: str, *, quick: bool) -> None:
+def of_drivers(world: World, *, quick: bool) -> dict[str, Callable[[], float]]:
+    """Return batches with another driver, by name; PyMySQL and asyncmy are among the contenders."""
+    if world.kind != "mariadb":
+        return {}
+    if importlib.util.find_spec("MySQLdb") is None:
+        print("  mysqlclient is not installed, left out (pip install mysqlclient; needs a C compiler)")
+        return {}
+    prepare = ours.batched(url=world.url.replace("+pymysql", "+mysqldb"))
+    count = 2_000 if quick else 20_000
+    return {"batch of 200, mysqlclient": lambda: asyncio.run(ours.timed(world, prepare, count))}
+
+
+def of_peers(world: World, *, quick: bool) -> dict[str, Callable[[], float]]:
+    """Return the peers that run here, by name."""
+    url = make_url(world.url)
+    where = {"host": url.host, "port": url.port, "user": url.username, "database": url.database}
+    given = {"n": 200 if quick else 1_500, "kind": world.kind, "redis": world.redis_url, "where": where}
+    return {name: partial(timed_peer, name, given) for name in available(world.kind)}
+
+
+def of_processes(world: World, *, quick: bool) -> dict[str, Callable[[], float]]:
+    """Return one to four processes of ``conquiet worker``, by name."""
+    effects, nothing = (10_000, 20_000) if quick else (60_000, 200_000)
+    found: dict[str, Callable[[], float]] = {}
+    for number in range(1, 5):
+        found[f"{number} processes, batch of 200"] = partial(timed_processes, world, EVENT, effects, number)
+        found[f"{number} processes, no effect"] = partial(timed_processes, world, "nothing", nothing, number)
+    return found
+
+
+def measure(kind: str, arguments: argparse.Namespace) -> None:
     """Print the table of one database."""
+    quick = arguments.quick
     with world_of(kind) as world:
         print(f"\n{kind}: {world.durable}; {cores()}")
+        runs = contenders(world, quick=quick)
+        for wanted, more in ((arguments.drivers, of_drivers), (arguments.peers, of_peers)):
+            runs |= more(world, quick=quick) if wanted else {}
+        runs |= of_processes(world, quick=quick) if arguments.processes else {}
+        words = arguments.only.split("|")
+        runs = {name: run for name, run in runs.items() if name in BASES or any(word in name for word in words)}
         rates: dict[str, list[float]] = {}
-        for _ in range(1 if quick else 3):
-            for name, run in contenders(world, quick=quick).items():
+        for _ in range(arguments.rounds or (1 if quick else 3)):
+            for name, run in runs.items():
                 rates.setdefault(name, []).append(run())
         medians = {name: statistics.median(found) for name, found in rates.items()}
-        base, hand = medians["one by one"], medians["hand-written loop, 200"]
+        one, hand = (medians[name] for name in BASES)
         for name, rate in medians.items():
-            print(f"  {name:<34}{rate:>10,.0f} /s{rate / base:>8.1f} x one by one{rate / hand:>7.2f} of by hand")
-        effects, calls, error = asyncio.run(transactions_for_poison(world))
-        print(f"  1 poison among {SIZE}: {effects} effects, {calls - 1} transactions more, dead letter: {error}")
-        rate = max(20.0, medians["batch of 200"] / 10)
-        found = sorted(asyncio.run(latencies(world, rate, seconds=3 if quick else 10)))
-        p50, p99 = found[len(found) // 2], found[int(len(found) * 0.99)]
-        commit_ms = world.commit_ms()
-        print(
-            f"  latency at {rate:,.0f} /s: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms "
-            f"(within_s 20 ms, COMMIT {commit_ms:.1f} ms)"
-        )
+            print(f"  {name:<34}{rate:>10,.0f} /s{rate / one:>8.1f} x one by one{rate / hand:>7.2f} of by hand")
+        if not arguments.only:
+            print_details(world, medians["batch of 200"] / 10, seconds=3 if quick else 10)
+
+
+def print_details(world: World, rate: float, *, seconds: float) -> None:
+    """Print what poison costs, and the latency at a tenth of the peak rate."""
+    effects, begun, error = asyncio.run(transactions_for_poison(world))
+    print(f"  1 poison among {SIZE}: {effects} effects, {begun - 1} transactions more, dead letter: {error}")
+    found = sorted(asyncio.run(latencies(world, max(20.0, rate), seconds=seconds)))
+    p50, p99 = found[len(found) // 2], found[int(len(found) * 0.99)]
+    print(
+        f"  latency at {rate:,.0f} /s: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms "
+        f"(within_s 20 ms, COMMIT {world.commit_ms():.1f} ms)"
+    )
 
 
 def kill(kind: str, *, quick: bool) -> None:
@@ -112,9 +162,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few messages, one round: to see that it works")
     parser.add_argument("--database", choices=["mariadb", "postgresql"], action="append")
     parser.add_argument("--kill", action="store_true", help="kill the workers, and compare the books")
+    parser.add_argument("--only", default="", help="contenders whose name contains one of these, divided by |")
+    parser.add_argument("--rounds", type=int, help="turns of each contender")
+    parser.add_argument("--peers", action="store_true", help="other libraries, too (make bench-peers)")
+    parser.add_argument("--processes", action="store_true", help="1 to 4 processes of 'conquiet worker', too")
+    parser.add_argument("--drivers", action="store_true", help="mysqlclient, too")
     arguments = parser.parse_args()
     for kind in arguments.database or ["mariadb", "postgresql"]:
-        (kill if arguments.kill else measure)(kind, quick=arguments.quick)
+        if arguments.kill:
+            kill(kind, quick=arguments.quick)
+        else:
+            measure(kind, arguments)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,18 @@ def has(name: str, module: str | None) -> bool:
     return there
 
 
+OLDEST = {"chasquimq, c100": (8, 6)}
+"""Oldest Redis of peers that need a newer one than most servers are: chasquimq 1.3 sends options of XADD from 8.6."""
+
+
+def runs_on(name: str, client: Any) -> bool:
+    found = client.info("server")["redis_version"]
+    if tuple(map(int, found.split(".")[:2])) >= OLDEST.get(name, (0, 0)):
+        return True
+    print(f"{name}: needs Redis {'.'.join(map(str, OLDEST[name]))}, this is {found}; left out", flush=True)
+    return False
+
+
 def play(role: str, phase: str, name: str, url: str, n: int) -> None:
     """Be one contender."""
     quiet()
@@ -137,6 +149,7 @@ def table(title: str, rates: Rates, base: str) -> None:
 def working(phase: str, client: Any, url: str, n: int, rounds: int, only: str) -> None:
     title, ours_name, contenders = PHASES[phase]
     names = [name for name, (_, _, _, module) in contenders.items() if wanted(name, only) and has(name, module)]
+    names = [name for name in names if runs_on(name, client)]
     rates: Rates = {name: [] for name in names}
     enqueued: Rates = {}
     for _ in range(rounds):

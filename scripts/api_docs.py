@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import enum
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -142,6 +143,18 @@ def annotations_of_fields(cls: type) -> dict[str, str]:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 found[statement.target.id] = _unquoted(statement.annotation)
     return found
+
+
+@cache
+def constant_text(name: str) -> str:
+    """Return the string below the assignment of a public constant, wherever in the package it stands; else nothing."""
+    for path in sorted((Path(__file__).resolve().parent.parent / "src" / ROOT).rglob("*.py")):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for node, following in itertools.pairwise(body):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if any(isinstance(one, ast.Name) and one.id == name for one in targets) and isinstance(following, ast.Expr):
+                return inspect.cleandoc(str(getattr(following.value, "value", "")))
+    return ""
 
 
 # ------------------------------------------------------------------ signatures
@@ -297,7 +310,7 @@ def _entry(name: str, value: Any) -> list[str]:
         return [f"### {name}", "", *_code(signature_of_class(name, value)), description(value), "", *_members(value)]
     if callable(value):
         return [f"### {name}", "", *_code(signature_of_function(name, value)), description(value), ""]
-    return [f"### {name}", "", "A type alias or constant, see its module.", ""]
+    return [f"### {name}", "", constant_text(name), ""]
 
 
 def render() -> str:

@@ -47,6 +47,12 @@ class Drawing:
         if note:
             self.text(middle, y + height / 2 + 15, note, size=11, colour=SOFT)
 
+    def panel(self, x: float, y: float, width: float, height: float, fill: str) -> None:
+        """Draw a coloured ground for texts."""
+        self._parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="none"/>'
+        )
+
     def text(
         self,
         x: float,
@@ -126,31 +132,34 @@ def message() -> str:
     return drawing.render()
 
 
-CRASHES = (
-    ("A B C D", "rolled back, with the inbox row", "pending", "inserts the row, does the work"),
-    ("during COMMIT", "both or nothing", "pending", "the row shows which"),
-    ("E", "committed", "pending", "finds the row, acknowledges"),
-    ("F", "committed", "acknowledged", "none"),
+STEPS = (("read", AMBER), ("BEGIN", BLUE), ("INSERT inbox", BLUE), ("your statements", BLUE), ("COMMIT", GREEN),
+    ("ack", GREEN))  # fmt: skip
+ENDINGS = (
+    (0, 3, ("rolled back, with the inbox row;", "the next run inserts the row and does the work"), RED),
+    (4, 4, ("committed and pending:", "the next run finds the row", "and acknowledges"), AMBER),
+    (5, 5, ("committed and", "acknowledged"), GREEN),
 )
+"""First and last kill point, what the next run finds, colour."""
 
 
 def crash_points() -> str:
     """Return every place where a worker can die, and what the next run does."""
-    drawing = Drawing(960, 300, "Crash points of a worker, and what the next run finds")
-    steps = (("read", AMBER), ("BEGIN", BLUE), ("INSERT inbox", BLUE), ("your statements", BLUE), ("COMMIT", GREEN),
-        ("ack", GREEN))  # fmt: skip
+    drawing = Drawing(960, 210, "Crash points of a worker, and what the next run finds")
+    marks: list[float] = []
     x = 20.0
-    for index, (name, fill) in enumerate(steps):
-        width = len(name) * CHAR + 26
+    for index, (name, fill) in enumerate(STEPS):
+        width = len(name) * CHAR + (26, 26, 26, 26, 66, 130)[index]  # room for the texts below
         drawing.box(x, 34, width, 40, name, fill)
-        drawing.mark(x + width + 22, 54, "ABCDEF"[index])
+        marks.append(x + width + 22)
+        drawing.mark(marks[-1], 54, "ABCDEF"[index])
         x += width + 44
-    columns = (20, 190, 470, 660)
-    for column, title in zip(columns, ("it dies at", "the database", "the message", "the next run"), strict=True):
-        drawing.text(column, 122, title, at="start", size=12, colour=SOFT)
-    for row, cells in enumerate(CRASHES):
-        for column, cell in zip(columns, cells, strict=True):
-            drawing.text(column, 154 + row * 36, cell, at="start", bold=column == columns[0])
+    for first, last, lines, fill in ENDINGS:
+        left, right = (
+            (marks[first] - 16, marks[last] + 16) if first != last else (marks[first] - 100, marks[first] + 60)
+        )
+        drawing.panel(left, 92, right - left, 24 + 20 * len(lines), fill)
+        for row, line in enumerate(lines):
+            drawing.text((left + right) / 2, 116 + row * 20, line, size=12)
     return drawing.render()
 
 

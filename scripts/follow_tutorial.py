@@ -2,11 +2,11 @@
 
     python scripts/follow_tutorial.py
 
-Every line that begins with ``$`` in a console block is typed as it stands, in order, in a new folder. Replaced are only
+Every line that begins with ``$`` in a console block is typed as it stands, in order, in a new folder. Replaced is only
 what the page itself leaves open: the name ``conquiet`` in ``pip install`` (by a wheel of this checkout), the URL that
-``conquiet dev`` prints, the database of the last step, and the process id of the worker. Programs that run until they
-are stopped are left running, as in a terminal of their own.
-Prints the seconds of each command, and fails if an order is lost or doubled.
+``conquiet dev`` prints, the process id of the worker, and the database of the last step. Programs that run until they
+are stopped are left running, as in a terminal of their own. Prints the seconds of each command; fails if an order is
+lost or doubled.
 """
 
 import os

@@ -32,6 +32,13 @@ os.environ["SSL_CERT_FILE"] = os.devnull
 
 pytest_plugins = ["conquiet.testing.pytest_plugin"]
 
+
+@pytest.fixture(autouse=True)
+def log_format_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a test runs in this process sets it for all that follow."""
+    monkeypatch.setenv("CONQUIET_LOG_FORMAT", "")
+
+
 RABBIT_FIXTURES = {"rabbitmq_server", "amqp_url", "private_rabbitmq"}
 CLUSTER_FIXTURES = {"redis_cluster", "private_redis_cluster"}
 SPEC = "spec"

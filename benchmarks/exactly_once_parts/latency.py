@@ -1,7 +1,10 @@
-"""How long a message takes from its emission to its COMMIT, at a steady rate."""
+"""How long a message takes from its emission to its COMMIT, at a steady rate. A process of its own emits."""
 
 import asyncio
+import json
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import redis.asyncio
@@ -30,14 +33,14 @@ async def latencies(world: World, rate: float, *, seconds: float) -> list[float]
         return outcome
 
     processor.handler(EVENT, batch=SIZE, within_s=0.02)(handle)
-    number, began = 0, time.perf_counter()
+    expected = int(rate * seconds)
+    order = json.dumps({"redis": world.redis_url, "stream": stream, "event": EVENT, "rate": rate, "count": expected})
     async with processor:
-        while (passed := time.perf_counter() - began) < seconds:
-            while number < passed * rate:
-                await processor.emit(EVENT, {"cents": 1, "at": time.time()}, id=f"{stream}-{number}")
-                number += 1
-            await asyncio.sleep(0.001)
-        await wait_until_async(lambda: len(found) >= number, timeout_s=60.0, message="all are committed")
+        emitter = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__).with_name("steady_emitter.py")), order
+        )
+        await wait_until_async(lambda: len(found) >= expected, timeout_s=60.0 + seconds, message="all are committed")
+        await emitter.wait()
     await client.aclose()
     return found
 

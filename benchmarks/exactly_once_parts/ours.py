@@ -25,7 +25,12 @@ EFFECTS_MARIADB = text(
 
 def many(world: World) -> Callable[[list[Any]], tuple[Any, Any]]:
     """Return the function that makes the multi-row effect of some contexts: a statement and its binds."""
-    if world.kind == "mariadb":
+    return effects_of(world.kind)
+
+
+def effects_of(kind: str) -> Callable[[list[Any]], tuple[Any, Any]]:
+    """Return ``many`` for a kind of database."""
+    if kind == "mariadb":
         import json
 
         return lambda contexts: (

@@ -245,6 +245,26 @@ def celery(url: str, n: int, mode: str, *, filling: bool) -> None:
     app.worker_main(["worker", "-P", "solo", "-l", "CRITICAL", "--without-gossip", "--without-mingle"])
 
 
+async def chasquimq(url: str, n: int, mode: str, *, filling: bool) -> None:  # needs Redis 8.6
+    work = Work(n, mode)
+    library = peer("chasquimq")
+    if filling:
+        async with library.Queue("s", redis_url=url) as queue:
+            began = time.perf_counter()
+            for start in range(0, n, 500):
+                numbers = range(start, min(start + 500, n))
+                await queue.add_bulk([{"name": "job", "data": {"order": number}} for number in numbers])
+            await work.filled(began)
+        return
+
+    async def job(one: Any) -> None:
+        work.fails(one.attempt)
+
+    running = asyncio.create_task(library.Worker("s", job, redis_url=url, concurrency=100).run())
+    await work.end()
+    await running
+
+
 PEERS: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
     # name: (function, module it needs, what else than plain it can do with a set on the server)
     # docket at c100 runs into the limit of its own connection pool and hangs.
@@ -254,6 +274,7 @@ PEERS: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
     "SAQ, c100": (saq, "saq", ("retry", "due")),
     "docket, c50": (docket, "docket", ("retry", "due")),
     "streaq, c100": (streaq, "streaq", ("retry", "due")),
+    "chasquimq, c100": (chasquimq, "chasquimq", ()),
     "arq, c100": (arq, "arq", ("retry", "due")),
 }
 

@@ -15,7 +15,8 @@ from conquiet.processor import NewMessage
 from conquiet.testing import wait_until
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
-DEPLOYS = 50 if TORTURE else 1
+DEPLOYS = int(os.environ.get("CONQUIET_DEPLOYS", "50" if TORTURE else "1"))
+"""``CONQUIET_DEPLOYS=20`` makes a torture shorter."""
 
 MODULE = """
 import asyncio, os

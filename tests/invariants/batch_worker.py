@@ -19,6 +19,7 @@ from typing import Any
 
 import redis.asyncio
 from sqlalchemy import create_engine
+from tests.invariants.recorder import Recorder
 
 from conquiet.core import batch_run
 from conquiet.db.session import DbSession
@@ -29,6 +30,7 @@ from conquiet.transactional import Inbox, batch_source, for_processor_batch, for
 
 SETTINGS: dict[str, Any] = json.loads(sys.argv[1])
 BUG: str = SETTINGS["bug"]
+RECORD = Recorder(SETTINGS["history"])
 INSERT = "INSERT INTO effects (message_id, worker) VALUES (:id, :worker)"
 
 _point = ""
@@ -41,6 +43,8 @@ def at(point: str) -> None:
     if point == _point:
         _left -= 1
         if _left == 0:
+            RECORD("reached", point=point)
+            RECORD("fault", kind="kill -9", target=os.getpid(), point=point)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -62,7 +66,7 @@ def plant() -> None:
             error = await self._try(list(range(len(self._members))))
             return [error if outcome is batch_run._UNDECIDED else outcome for outcome in self._outcomes]
 
-        batch_run.BatchRun.run = run  # type: ignore[method-assign]
+        batch_run.BatchRun.run = batch_run.BatchRun.search = run  # type: ignore[method-assign]
     elif BUG == "keep-savepoint":
 
         def in_savepoint(self: Any, db: Any, ordinal: int, position: int, work: Any) -> Any:
@@ -72,7 +76,7 @@ def plant() -> None:
                 return error
             return None
 
-        batch_source.SyncBatches._in_savepoint = in_savepoint  # type: ignore[method-assign]
+        batch_source.SyncBatches._in_savepoint = in_savepoint  # type: ignore[assignment, method-assign]
     elif BUG == "ack-before-commit":
         confirm = DbSession._commit
 

@@ -3,7 +3,7 @@
     stream ─▶ two workers with batches and groups ─▶ effects + inbox          poison ─▶ dead letters, alone
 
 Workers are killed with SIGKILL at seven named points of a batch; some messages are in the stream twice, and some fail
-always. Then the books are compared. The same storm with planted bugs has to come out wrong.
+always. Then the books are compared, and the history is judged. The same storm with planted bugs has to come out wrong.
 
 ``CONQUIET_TORTURE=1`` makes it 20,000 messages and 300 kills.
 """
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +27,7 @@ from typing import Any, Self
 import pytest
 import redis
 from sqlalchemy import Engine, create_engine, text
+from tests.invariants.histories import History, Row, database_facts, redis_facts, seed_or
 
 from conquiet.processor.keys import keys_of
 from conquiet.transactional import create_tables
@@ -60,6 +61,7 @@ class Storm:
     db_url: str
     stream: str
     bug: str = ""
+    history: History | None = None
     engine: Engine = field(init=False)
     client: Any = field(init=False)
     heard: "queue.Queue[dict[str, Any]]" = field(default_factory=queue.Queue)
@@ -75,12 +77,18 @@ class Storm:
                 text("CREATE TABLE effects (message_id VARCHAR(20) NOT NULL, worker VARCHAR(20) NOT NULL)")
             )
         self.client = redis.Redis.from_url(self.redis_url)
+        return self
+
+    def begin(self, history: History | None = None) -> None:
+        """Start the process that forks workers."""
+        self.history = history
         settings = {
             "redis_url": self.redis_url,
             "db_url": self.db_url,
             "stream": self.stream,
             "bug": self.bug,
             "batch": BATCH,
+            "history": "" if self.history is None else str(self.history.folder),
         }
         self.zygote = subprocess.Popen(
             [sys.executable, str(WORKER), json.dumps(settings)],
@@ -90,7 +98,6 @@ class Storm:
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._hear()
@@ -112,7 +119,9 @@ class Storm:
         with self.client.pipeline(transaction=False) as pipe:
             for number in range(self.count, self.count + count):
                 data = {"v": 1, "event": "paid", "id": f"m{number}", "data": {"poison": is_poison(number)}}
-                for _ in range(2 if number % 50 == 7 else 1):  # some are there twice
+                expected = "dead" if is_poison(number) else "effect"
+                self._record("enqueue", id=f"m{number}", expect=expected)
+                for _ in range(2 if number % 50 == 7 and not is_poison(number) else 1):  # some are there twice
                     pipe.xadd(self.stream, {"data": json.dumps(data)})
             pipe.execute()
         self.count += count
@@ -126,7 +135,7 @@ class Storm:
         self, kills: int, *, deadline_s: float, at: Sequence[str] = POINTS, modes: Sequence[str] = ("batch", "group")
     ) -> None:
         """Keep two workers alive, each with a point to die at until there were enough kills, until all is settled."""
-        rng = random.Random(7)
+        rng = random.Random(seed_or(7))
         points, chosen = itertools.cycle(at), itertools.cycle(modes)
         deadline = time.monotonic() + deadline_s
         wanted = {"w1", "w2"}
@@ -135,11 +144,17 @@ class Storm:
             for name in wanted - set(self.living.values()) - self._starting:
                 self._starting.add(name)
                 point = next(points) if self.kills < kills else ""
+                if point:
+                    self._record("armed", point=point)
                 self.start(
                     name, next(chosen), point, rng.randint(1, 2) if point != "mid-handler" else rng.randint(1, 20)
                 )
             left = self._left()
+            if self.kills >= kills and not self._is_recovering:
+                self._is_recovering = True
+                self._record("phase", name="recovery")
             if self.kills >= kills and left == 0:
+                self._record("drained")
                 return
             if self.kills < kills and left < BATCH:
                 self.fill(BATCH)  # until enough of them have died
@@ -147,6 +162,11 @@ class Storm:
         raise AssertionError(f"after {deadline_s} s {self._left()} messages are left, {self.kills} kills")
 
     _starting: set[str] = field(default_factory=set)
+    _is_recovering: bool = False
+
+    def _record(self, op: str, **fields: Any) -> None:
+        if self.history is not None:
+            self.history.record(op, **fields)
 
     def books(self) -> Books:
         with self.engine.connect() as connection:
@@ -189,12 +209,33 @@ def stream(key_prefix: str) -> str:
     return f"{key_prefix}orders"
 
 
-def test_kills_inside_batches_lose_nothing_and_repeat_nothing(redis_url: str, storm_url: str, stream: str) -> None:
+def history_of(storm: Storm, new_history: Callable[..., History], *, kills: int) -> History:
+    database = database_facts(storm.engine)
+    return new_history(
+        f"batches over {database['name']}",
+        Row("Processor, batches and groups, inbox", str(database["name"]), "one Redis, 2 processes"),
+        seed=seed_or(7),
+        promise={"effects": "once"},
+        servers=[redis_facts(storm.client), database],
+        claim_idle_s=1.0,
+        recovery_s=450.0,  # on a machine with other work
+        points=dict.fromkeys(POINTS, kills // len(POINTS) // 2) if TORTURE else {},
+    )
+
+
+def test_kills_inside_batches_lose_nothing_and_repeat_nothing(
+    redis_url: str, storm_url: str, stream: str, new_history: Callable[..., History]
+) -> None:
     count, kills = (20_000, 300) if TORTURE else (100, 6)
     with Storm(redis_url, storm_url, stream) as storm:
+        history = history_of(storm, new_history, kills=kills)
+        storm.begin(history)
         storm.fill(count)
         storm.run(kills, deadline_s=800 if TORTURE else 220)
         books = storm.books()
+    history.record("state", effects=sorted(books.effects.elements()))
+    history.record("state", dead=sorted(books.dead.elements()), left={"pending": 0})
+    assert history.judge()["examples"] == {}
 
     numbers = range(storm.count)
     print(f"{storm.count} messages, {storm.kills} kills, {sum(map(is_poison, numbers))} poison")  # noqa: T201
@@ -220,6 +261,7 @@ def test_a_planted_bug_shows_in_the_books(
     redis_url: str, db_url: str, stream: str, bug: str, kills: int, at: str, mode: str
 ) -> None:
     with Storm(redis_url, db_url, stream, bug=bug) as storm:
+        storm.begin()
         storm.fill(64)
         storm.run(kills, deadline_s=100, at=[at], modes=[mode])
         books = storm.books()

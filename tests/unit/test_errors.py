@@ -36,6 +36,7 @@ INNER = {
     "conquiet.core.json_codec", "conquiet.rabbit.frames", "conquiet.rabbit.properties",
     "conquiet.redis_transport.async_connection", "conquiet.scheduler.entry_codec",
     "conquiet.contrib.django.backend",  # can be imported with Django 6 only
+    "conquiet.rabbit.batch_results",  # outcomes of messages in a batch; their workers settle them
     "conquiet.rabbit.spans",  # names an outcome in a trace; never raised
 }  # fmt: skip
 SIGNALS_OF_A_HANDLER = {"ConnectionCleanup", "Reject", "Retry"}

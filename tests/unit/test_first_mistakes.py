@@ -1,7 +1,7 @@
 """What somebody gets wrong on the first day is said before it costs a message, with what to do. No server is asked."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,9 +39,11 @@ ENTRY = ScheduleEntry("ping", Every(30), "host.ping", "ops")
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> Iterator[Engine]:
     """A database without conquiet's tables."""
-    return create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    made = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    yield made
+    made.dispose()
 
 
 def untyped(callee: Any) -> Any:

@@ -12,7 +12,7 @@ from conquiet.app.database_probe import probe_for
 from conquiet.app.emission import Emission, OutboxLike
 from conquiet.app.invocation import HandlerEnvironment
 from conquiet.app.parameters import SessionKind
-from conquiet.app.registry import Handler, Registry
+from conquiet.app.registry import Handler, QueueHandler, Registry
 from conquiet.app.server_wait import ServerProbe, probe_database, probe_rabbit, probe_redis
 from conquiet.app.settings import AppSettings, missing_server, redis_client, require_one_decode, url_or, with_decode
 from conquiet.app.stream_workers import new_processor, new_target
@@ -323,10 +323,11 @@ class Assembly:
 
     def syncers(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
         """Return the functions that consumers of RabbitMQ would run, by queue."""
-        return {
-            name: self._invocation(queue.handler, environment).for_rabbit()
-            for name, queue in self._registry.queues.items()
-        }
+        return {name: self._syncer(queue, environment) for name, queue in self._registry.queues.items()}
+
+    def _syncer(self, queue: QueueHandler, environment: HandlerEnvironment) -> "Callable[[Any], Any]":
+        invocation = self._invocation(queue.handler, environment)
+        return invocation.for_rabbit_batch() if queue.takes_lists else invocation.for_rabbit()
 
     def relay(self, targets: "Mapping[str, Target]") -> "OutboxRelay":
         """Return a relay from the app's outbox to these targets, by stream."""

@@ -4,15 +4,21 @@
     group=50     handler(order: Order, session)             a call for each, in savepoints of one transaction
 
 A payload that does not fit is the outcome of its own message: the others are handled without it.
+
+On RabbitMQ a call returns True, False, or a list with the outcome of each message; see ``rabbit.batch_results``.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conquiet.app.emission import Emit, SyncEmit
 from conquiet.app.invocation import Invocation, MessageLogger, ResourcesOnLoop, Run, WithoutInbox, like
 from conquiet.app.parameters import SessionKind, Source
 from conquiet.core.batch_run import Outcome
+from conquiet.errors import ConflictError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 
 class BatchInvocation(Invocation):
@@ -21,7 +27,7 @@ class BatchInvocation(Invocation):
     def for_processor_batch(self) -> Callable[[list[Any]], Any]:
         """Return the batch handler to register with a ``Processor``."""
         work = self._work_of(self._call_batch_async if self._signature.is_async else self._call_batch, "batch")
-        admitted, resources = self._admission(), self._signature.resources
+        admitted, resources = self._admission(self._decoder()), self._signature.resources
 
         if self._signature.is_async:
 
@@ -29,9 +35,7 @@ class BatchInvocation(Invocation):
                 runs, outcomes = admitted(contexts)
                 if runs:
                     async with self._environment.resources.open(resources) as made:
-                        for run in runs:
-                            run.made = made
-                        return _joined(outcomes, await work(runs))
+                        return _joined(outcomes, await work(_with(made, runs)))
                 return outcomes
 
             return like(work, handle_async)
@@ -40,9 +44,7 @@ class BatchInvocation(Invocation):
             runs, outcomes = admitted(contexts)
             if runs:
                 with ResourcesOnLoop(self._environment, resources) as made:
-                    for run in runs:
-                        run.made = made
-                    return _joined(outcomes, work(runs))
+                    return _joined(outcomes, work(_with(made, runs)))
             return outcomes
 
         return like(work, handle)
@@ -50,7 +52,7 @@ class BatchInvocation(Invocation):
     def for_processor_group(self) -> Callable[[list[Any]], Any]:
         """Return the batch handler that runs the function for each message, in a savepoint of its own."""
         work = self._work_of(self._call_one_async if self._signature.is_async else self._call_one, "group")
-        admitted = self._admission()
+        admitted = self._admission(self._decoder())
 
         if self._signature.is_async:
 
@@ -66,10 +68,46 @@ class BatchInvocation(Invocation):
 
         return like(work, handle)
 
+    def for_rabbit_batch(self) -> Callable[[list[Any]], Any]:
+        """Return the batch syncer to give to a ``RabbitConsumer``."""
+        call = self._call_batch_async if self._signature.is_async else self._call_batch
+        work, resources = self._work_of(call, "batch", engine="rabbit"), self._signature.resources
+        admitted = self._admission(self._payload_of_message)
+        results = RabbitBatchResults(self._refused)
+
+        if self._signature.is_async:
+
+            async def syncer_async(messages: list[Any]) -> object:
+                runs, outcomes = admitted(messages)
+                try:
+                    if runs:
+                        async with self._environment.resources.open(resources) as made:
+                            with results.deliveries_of(outcomes):
+                                return results.joined(outcomes, await work(_with(made, runs)))
+                    return results.joined(outcomes, None)
+                except Exception as error:  # noqa: BLE001 - a handler may raise anything
+                    return results.of_call(error, len(messages))
+
+            return like(work, syncer_async)
+
+        def syncer(messages: list[Any]) -> object:
+            runs, outcomes = admitted(messages)
+            try:
+                if runs:
+                    with ResourcesOnLoop(self._environment, resources) as made, results.deliveries_of(outcomes):
+                        return results.joined(outcomes, work(_with(made, runs)))
+                return results.joined(outcomes, None)
+            except Exception as error:  # noqa: BLE001 - the same
+                return results.of_call(error, len(messages))
+
+        return like(work, syncer)
+
     # ------------------------------------------------------------ inside
-    def _admission(self) -> Callable[[list[Any]], tuple[list[Run], list[Outcome]]]:
+    def _payload_of_message(self, message: Any) -> Any:
+        return None if self._signature.payload is None else self._event.decode(message)
+
+    def _admission(self, decoded: Callable[[Any], Any]) -> Callable[[list[Any]], tuple[list[Run], list[Outcome]]]:
         """Return the function that decodes payloads: it returns runs for those that fit, and outcomes for all."""
-        decoded = self._decoder()
 
         def admitted(contexts: list[Any]) -> tuple[list[Run], list[Outcome]]:
             runs: list[Run] = []
@@ -85,7 +123,9 @@ class BatchInvocation(Invocation):
 
         return admitted
 
-    def _work_of(self, function: Callable[..., Any], adapter: str) -> Callable[[list[Run]], Any]:
+    def _work_of(
+        self, function: Callable[..., Any], adapter: str, *, engine: str = "processor"
+    ) -> Callable[[list[Run]], Any]:
         """Return what runs ``function``: by itself, or in a transaction of ``transactional``."""
         kind = self._signature.session
         if kind is None:
@@ -95,9 +135,8 @@ class BatchInvocation(Invocation):
         if kind is SessionKind.CONNECTION:
             function = _on_connection(function, guard=adapter == "batch")  # a group guards its own transaction
         inbox: Any = self._environment.inbox if self._once else WithoutInbox()
-        engine = self._environment.database().source_for(kind)
-        made = getattr(transactional, f"for_processor_{adapter}")
-        work: Callable[[list[Run]], Any] = made(function, engine=engine, inbox=inbox)
+        made = getattr(transactional, f"for_{engine}_{adapter}")
+        work: Callable[[list[Run]], Any] = made(function, engine=self._source(kind), inbox=inbox)
         return work
 
     async def _call_batch_async(self, runs: list[Run], session: Any = None) -> object:
@@ -136,6 +175,12 @@ class BatchInvocation(Invocation):
                 return runs[0].made[annotation]
 
 
+def _with(made: dict[Any, Any], runs: list[Run]) -> list[Run]:
+    for run in runs:
+        run.made = made
+    return runs
+
+
 def _on_connection(function: Callable[..., Any], *, guard: bool) -> Callable[..., Any]:
     """Return the function, called with the connection of a ``DbSession``."""
     from conquiet.transactional.transaction_guard import TransactionGuard
@@ -150,6 +195,50 @@ def _on_connection(function: Callable[..., Any], *, guard: bool) -> Callable[...
         return result
 
     return call
+
+
+class RabbitBatchResults:
+    """Turns what a batch handler of an application did into what a batch syncer returns.
+
+    Args:
+        refused: Reads an error of one message: False, or it raises an instruction to the consumer.
+    """
+
+    def __init__(self, refused: Callable[[Exception], bool]) -> None:
+        self._refused = refused
+
+    def deliveries_of(self, outcomes: list[Outcome]) -> "AbstractContextManager[None]":
+        """Return the block in which ``current_deliveries`` has those of the messages that have no outcome yet."""
+        from conquiet.rabbit.batch_results import only_deliveries
+
+        return only_deliveries([position for position, outcome in enumerate(outcomes) if outcome is None])
+
+    def joined(self, outcomes: list[Outcome], result: object) -> object:
+        """Return True, False or the outcome of each message."""
+        if result is False:
+            return False
+        found = _joined(outcomes, result)
+        return True if found is None else [None if one is None else self._instruction(one) for one in found]
+
+    def of_call(self, error: Exception, messages: int) -> bool:
+        """Return False for the failure of a call; raise what is an instruction, or not the messages' fault."""
+        if isinstance(error, ConflictError):  # the consumer repeats the call, or waits for the other run
+            raise error
+        if messages > 1:
+            raise error  # not of one message yet: the batch is halved
+        return self._refused(error)
+
+    def _instruction(self, error: Exception) -> Exception:
+        """Return what an error of one message is to its consumer."""
+        from conquiet.rabbit.batch_results import RefusedError
+
+        if isinstance(error, RefusedError):
+            return error
+        try:
+            self._refused(error)
+        except Exception as instruction:  # noqa: BLE001 - returned: it is of this message only
+            return instruction
+        return RefusedError()
 
 
 def _joined(outcomes: list[Outcome], results: Any) -> list[Outcome] | None:

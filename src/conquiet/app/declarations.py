@@ -91,7 +91,15 @@ class Declarations:
 
         return register
 
-    def queue(self, name: str, *, once: bool = True, **options: Any) -> Callable[[F], F]:
+    def queue(
+        self,
+        name: str,
+        *,
+        once: bool = True,
+        batch: int | None = None,
+        within_s: float | None = None,
+        **options: Any,
+    ) -> Callable[[F], F]:
         """Handle the messages of a RabbitMQ queue with the decorated function.
 
         A message whose handler fails is requeued once and then dead-lettered, by the rules of ``RabbitConsumer``. One
@@ -100,17 +108,18 @@ class Declarations:
         Args:
             name: A queue that exists.
             once: As for ``handler``. The AMQP property ``message_id`` identifies the message.
+            batch: Call the function with up to so many messages: ``list[Order]``. With a session they share one
+                transaction; one that fails is found by halving and settled by itself. The prefetch follows: the next
+                batch is delivered while one is handled.
+            within_s: How long the first message of a batch waits for others, 0.02 s if left out.
             options: Options of ``RabbitConsumer``; see ``RabbitConfig``.
         """
         from conquiet.rabbit.config import RabbitConfig
 
         self._life.require_new("queues")
         require_text("name", name)
-        if "batch" in options:
-            raise ConfigurationError(
-                f"queue {name!r} has batch=, which handlers of an app cannot have yet: give RabbitConsumer(url, queue, "
-                "syncer, batch=…) a syncer made by conquiet.transactional.for_rabbit_batch"
-            )
+        if batch is not None or within_s is not None:
+            options |= {"batch": batch, "within_s": within_s}
         try:
             RabbitConfig(**options)
         except TypeError as error:

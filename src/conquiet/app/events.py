@@ -69,6 +69,11 @@ class Event:
             data[VERSION_KEY] = self.version
         return data
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the handler gets the JSON object as it came."""
+        return not self._upgrades and self._model is not None and self._model.is_plain
+
     def decoder(self) -> Callable[[Mapping[str, Any]], Any]:
         """Return ``decode``, or the model's own where there is nothing to upgrade: a call less for each message."""
         return self.decode if self._upgrades or self._model is None else self._model.decode

@@ -8,18 +8,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from conquiet.app.registry import QueueHandler
+from conquiet.core.batch_run import BatchRun
 from conquiet.core.functions import is_coroutine_function
 from conquiet.errors import ConfigurationError, FatalSyncerError, InfrastructureError
 from conquiet.processor.dead_letter_record import DeadRecord
 
 if TYPE_CHECKING:
+    from conquiet.core.batching import BatchSettings
     from conquiet.rabbit.config import RabbitConfig
     from conquiet.rabbit.settle import DeliveryFacts, Verdict
 
@@ -88,22 +90,67 @@ class MemoryQueues:
         return bool(self._waiting)
 
     async def run_next(self) -> int:
-        """Handle the message that waits longest; return 1 if its handler ran.
+        """Handle the message that waits longest, or a batch that begins with it; return how many handlers ran.
 
         Raises:
-            InfrastructureError: A server that the handler needs is unavailable. The message waits again.
+            InfrastructureError: A server that the handler needs is unavailable. Its messages wait again.
             FatalSyncerError: The handler broke its contract.
         """
         from conquiet.rabbit.pipeline import Pipeline, Ready
+
+        first = self._waiting.popleft()
+        queue = self._queues[first.queue]
+        config = queue.config
+        pipeline = Pipeline(config.schemas, config.max_retries, None, config.max_body_bytes)
+        ready: list[tuple[MemoryRabbitDelivery, Any]] = []
+        for delivery in (first, *self._taken_with(first, config.batches)):
+            prepared = pipeline.prepare(delivery.headers, delivery.body)
+            if isinstance(prepared, Ready):
+                ready.append((delivery, prepared.message))
+            else:
+                self._settle(delivery, prepared, queue)
+        if config.batches is None:
+            for delivery, message in ready:
+                self._settle(delivery, await self._verdict(queue, delivery, message), queue)
+        elif ready:
+            await self._run_batch(queue, ready)
+        return len(ready)
+
+    def _taken_with(self, first: MemoryRabbitDelivery, batches: "BatchSettings | None") -> list[MemoryRabbitDelivery]:
+        """Take the messages that are in one batch with another: of its queue, and delivered as often."""
+        if batches is None:
+            return []
+        of_batch = [one for one in self._waiting if (one.queue, one.attempt) == (first.queue, first.attempt)]
+        taken = of_batch[: batches.size_at(first.attempt) - 1]
+        self._waiting = deque(one for one in self._waiting if not any(one is other for other in taken))
+        return taken
+
+    async def _run_batch(self, queue: _Queue, members: list[tuple[MemoryRabbitDelivery, Any]]) -> None:
+        from conquiet.rabbit.batch_results import CURRENT_BATCH, outcomes_of, report_of
+        from conquiet.rabbit.syncer import Postponed, Requeue, Unavailable
+
+        async def call(some: list[tuple[MemoryRabbitDelivery, Any]]) -> Any:
+            context = copy_context()
+            context.run(CURRENT_BATCH.set, [delivery for delivery, _ in some])  # type: ignore[misc]
+            return outcomes_of(await self._call(queue, [message for _, message in some], context))
+
+        interrupted: Exception | None = None  # raised at the end: each member is settled, or waits again
+        for (delivery, _), outcome in zip(members, await BatchRun(members, call).run(), strict=True):
+            report = report_of(outcome)
+            if isinstance(report, Unavailable | Postponed):
+                self._waiting.append(delivery)  # not the message's fault: nothing is charged
+                interrupted = outcome or Requeue()
+                continue
+            try:
+                self._settle(delivery, report, queue)
+            except FatalSyncerError as error:
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def _settle(self, delivery: MemoryRabbitDelivery, verdict: "Verdict", queue: _Queue) -> None:
         from conquiet.rabbit.settle import Disposition, decide
 
-        delivery = self._waiting.popleft()
-        queue = self._queues[delivery.queue]
-        prepared = Pipeline(queue.config.schemas, queue.config.max_retries, None, queue.config.max_body_bytes).prepare(
-            delivery.headers, delivery.body
-        )
-        has_run = isinstance(prepared, Ready)
-        verdict = await self._verdict(queue, delivery, prepared.message) if isinstance(prepared, Ready) else prepared
         match decide(verdict, delivery.facts, queue.config.policy):
             case Disposition.ACK | Disposition.DROP:
                 pass
@@ -115,7 +162,6 @@ class MemoryQueues:
                 raise FatalSyncerError(f"{reason}; queue {delivery.queue}", queue=delivery.queue, reason=reason)
             case _:
                 self._dead_letter(delivery, verdict)
-        return int(has_run)
 
     async def _verdict(self, queue: _Queue, delivery: MemoryRabbitDelivery, message: Any) -> "Verdict":
         from conquiet.rabbit.delivery import CURRENT
@@ -124,17 +170,19 @@ class MemoryQueues:
         context = copy_context()
         context.run(CURRENT.set, delivery)  # type: ignore[arg-type]
         try:
-            if is_coroutine_function(queue.syncer):
-                result = await asyncio.create_task(queue.syncer(message), context=context)
-            else:
-                loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._executor(), context.run, queue.syncer, message)
+            result = await self._call(queue, message, context)
         except (InfrastructureError, Requeue):
             self._waiting.append(delivery)  # not the message's fault: nothing is charged
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             return interpret_error(error)  # type: ignore[return-value]  # the two interruptions are raised above
         return interpret_result(result)
+
+    async def _call(self, queue: _Queue, argument: Any, context: Context) -> object:
+        if is_coroutine_function(queue.syncer):
+            return await asyncio.create_task(queue.syncer(argument), context=context)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor(), context.run, queue.syncer, argument)
 
     def _dead_letter(self, delivery: MemoryRabbitDelivery, verdict: "Verdict") -> None:
         from conquiet.rabbit.dead_letter_headers import reason_of

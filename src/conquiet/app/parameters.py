@@ -220,7 +220,7 @@ def _read_list(
             return Parameter(name, special.get(arguments[0], Source.PAYLOAD), arguments[0])
         raise ConfigurationError(
             f"parameter {name!r} of the {what} is a list, and the function is called for one message: ask for "
-            f"{_shown(arguments[0])}, or make it a batch handler, @app.handler(…, batch=200)"
+            f"{_shown(arguments[0])}, or make it a batch handler with batch=200"
         )
     if lists and is_of_one_message(annotation):
         raise ConfigurationError(

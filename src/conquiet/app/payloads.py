@@ -6,7 +6,7 @@ does not fit and never its value: a payload may hold personal data.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, get_origin, is_typeddict
 
 import msgspec
@@ -53,20 +53,32 @@ class PayloadModel:
                     f"the payload model {_name(model)} of event {event!r} cannot be built from JSON: {error}"
                 ) from error
 
-    def decode(self, data: Mapping[str, Any]) -> Any:
-        """Return the model's object.
+        self.decode = self._decoder()
 
-        Raises:
-            PayloadError: A field is missing or has another type. The text names it.
+    def _decoder(self) -> Callable[[Mapping[str, Any]], Any]:
+        """Return ``decode``: from a JSON object to the model's object.
+
+        It raises ``PayloadError`` if a field is missing or has another type; the text names it. A closure for each kind
+        of model: it is called for each message, and choosing in it would cost as much as a small struct.
         """
         if self._is_plain:
-            return data
+            return _unchanged
         if self._is_pydantic:
-            return self._validate(data)
-        try:
-            return msgspec.convert(data, self._model)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise self._does_not_fit(*describe_misfit(error)) from None
+            return self._validator()
+        convert, model = msgspec.convert, self._model
+
+        def decode(data: Mapping[str, Any]) -> Any:
+            try:
+                return convert(data, model)
+            except (msgspec.ValidationError, ValueError) as error:
+                raise self._does_not_fit(*describe_misfit(error)) from None
+
+        return decode
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the payload is the JSON object itself."""
+        return self._is_plain
 
     def encode(self, value: Any) -> dict[str, Any]:
         """Return the JSON object of a model's object, or of a mapping that fits the model.
@@ -92,13 +104,18 @@ class PayloadModel:
         self.decode(built)
         return dict(built)
 
-    def _validate(self, data: Mapping[str, Any]) -> Any:
-        try:
-            return self._model.model_validate(dict(data))
-        except ValueError as error:
-            first = error.errors(include_input=False, include_url=False, include_context=False)[0]  # type: ignore[attr-defined]
-            path = "$" + "".join(f".{part}" for part in first["loc"])
-            raise self._does_not_fit(path, str(first["type"])) from None
+    def _validator(self) -> Callable[[Mapping[str, Any]], Any]:
+        validate = self._model.model_validate  # once: to find it in the class costs as much as to validate two fields
+
+        def decode(data: Mapping[str, Any]) -> Any:
+            try:
+                return validate(data if type(data) is dict else dict(data))
+            except ValueError as error:
+                first = error.errors(include_input=False, include_url=False, include_context=False)[0]  # type: ignore[attr-defined]
+                path = "$" + "".join(f".{part}" for part in first["loc"])
+                raise self._does_not_fit(path, str(first["type"])) from None
+
+        return decode
 
     def _does_not_fit(self, path: str, reason: str) -> PayloadError:
         return PayloadError(
@@ -106,6 +123,10 @@ class PayloadModel:
             reason=reason,
             path=path,
         )
+
+
+def _unchanged(data: Mapping[str, Any]) -> Any:
+    return data
 
 
 def encode_untyped(value: Any) -> dict[str, Any]:

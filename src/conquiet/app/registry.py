@@ -73,6 +73,11 @@ class QueueHandler:
     handler: Handler
     options: dict[str, Any]
 
+    @property
+    def takes_lists(self) -> bool:
+        """Whether the function is called with lists."""
+        return self.options.get("batch") is not None
+
 
 class Registry:
     """The declared parts of an application.
@@ -119,11 +124,13 @@ class Registry:
         if queue in self.queues:
             raise ConfigurationError(f"queue {queue!r} has a handler already")
         what = f"handler of queue {queue!r}"
-        signature = self._read(function, what, once=once)
+        lists = options.get("batch") is not None
+        signature = self._read(function, what, once=once, lists=lists)
         if signature.asks_for(Source.CONTEXT):
+            instead = "current_deliveries" if lists else "current_delivery"
             raise ConfigurationError(
                 f"the {what} asks for a JobContext, which messages of RabbitMQ do not have: call "
-                "conquiet.rabbit.current_delivery() in it"
+                f"conquiet.rabbit.{instead}() in it"
             )
         handler = Handler(event=Event(queue, signature.payload), function=function, signature=signature, once=once)
         self.queues[queue] = QueueHandler(handler, options)

@@ -6,7 +6,8 @@ A call with several members happens as a whole or not at all (one transaction). 
                              └─ fail: it is among these; the other 100 wait
     ... until one is left. It is run alone: what that raises is its own failure. Then what waits is run, in one call.
 
-So one member that fails costs a batch of 200 ten calls more at most. Several are found one after the other.
+So one member that fails costs a batch of 200 ten calls more at most. Several are found one after the other. The caller
+decides what a call is: ``transactional`` makes all calls of a search in savepoints of one transaction.
 
     error of a call                     what happens
     InfrastructureError                 no member's fault: it is the outcome of all that have none yet
@@ -20,12 +21,13 @@ Knows no broker and no database.
 See docs/decisions/0044.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from conquiet.errors import ConfigurationError, ConflictError, InfrastructureError, MessageInProgressError
 
 M = TypeVar("M")
+T = TypeVar("T")
 
 Outcome = Exception | None
 """None: the member's effect has happened, now or before."""
@@ -70,6 +72,11 @@ class BatchRun(Generic[M]):
     async def run(self) -> list[Outcome]:
         """Return the outcome of each member. Raises nothing but a cancellation or an end of the process."""
         await self._settle(list(range(len(self._members))))
+        return self._outcomes
+
+    async def search(self) -> list[Outcome]:
+        """Do what ``run`` does, after a call with all members that has failed: the first call is made with a half."""
+        await self._search(list(range(len(self._members))))
         return self._outcomes
 
     async def _settle(self, positions: list[int]) -> None:
@@ -149,6 +156,16 @@ class BatchRun(Generic[M]):
     def _record(self, positions: list[int], outcomes: Outcomes) -> None:
         for position, outcome in zip(positions, outcomes, strict=True):
             self._outcomes[position] = outcome
+
+
+def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a batch without an event loop was suspended")
 
 
 def _checked(result: object, number: int) -> Outcomes:

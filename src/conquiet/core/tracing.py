@@ -73,6 +73,13 @@ class Tracing(Protocol):
         """False if a span without a sender is certainly dropped, and counted by no metric."""
         ...
 
+    def dropped(self, headers: Headers | None) -> Callable[[], None] | None:
+        """Return what makes the span of a handler current, if it is certainly not recorded and no metric counts it.
+
+        Nothing makes it current no longer: for a caller whose context variables end with the message.
+        """
+        ...
+
     def send(
         self,
         system: str,

@@ -23,6 +23,7 @@ class Action(StrEnum):
     REVEAL = "reveal"
     REPLAY = "replay"
     DISCARD = "discard"
+    EDIT = "edit"
     CANCEL = "cancel"
     RUN_NOW = "run-now"
     PAUSE = "pause"

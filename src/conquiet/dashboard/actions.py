@@ -73,7 +73,8 @@ async def carry_out(route: ActionRoute, request: Request, parts: "Parts") -> Res
     client = request.client.host if request.client else ""
     try:
         said = {"user": view.access.user, "action": action.value, "target": target, "client": client}
-        detail = " ".join(f"{name}={value}" for name, value in form.pairs if name != "csrf")[:300]
+        # What is posted as data is payload: it is not recorded.
+        detail = " ".join(f"{name}={value}" for name, value in form.pairs if name not in {"csrf", "data"})[:300]
         audit_id = await parts.servers.redis(lambda admin: record_action(admin, detail=detail, **said))
         request.state.audit_id = audit_id
         try:

@@ -1,4 +1,8 @@
-"""What the doctor says: examined in the background, at most every five minutes, while a page is open."""
+"""What the doctor says: examined in the background, at most every five minutes, while a page is open.
+
+The examination asks each stream several questions. They are spread: at most 20 commands a second, so that it takes
+minutes with thousands of streams and is never felt by the server.
+"""
 
 import asyncio
 import contextlib
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
     from conquiet.management.doctor.findings import Finding
 
 _DOCTOR_S: Final = 300.0
+_COMMANDS_PER_S: Final = 20.0
 
 
 class Doctor:
@@ -33,5 +38,5 @@ class Doctor:
 
     async def _examine(self, servers: "Servers") -> None:
         with contextlib.suppress(ConquietError, ServerAwayError):
-            self.findings = await servers.redis(examine_redis)
+            self.findings = await servers.redis_slowly(examine_redis, per_s=_COMMANDS_PER_S)
             self.at_ms = time.time() * 1000

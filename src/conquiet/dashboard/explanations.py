@@ -10,7 +10,10 @@ _TEXTS: Final = {
     "lag": ("Entries not delivered to the group that is furthest behind.", "conquiet inspect {stream}"),
     "oldest": ("Age of the oldest entry that some group is not done with.", "conquiet inspect {stream}"),
     "in_flight": ("Entries delivered to a worker and not acknowledged.", "conquiet pending {stream}"),
-    "delayed": ("Messages that wait for their time: delayed ones and retries.", "conquiet inspect {stream}"),
+    "delayed": (
+        "Messages that wait for the time of their first attempt.",
+        "conquiet jobs list {stream} --state delayed",
+    ),
     "dead": ("Messages that were given up.", "conquiet dead-letters list {stream}"),
     "workers": ("Consumers whose liveness key is alive.", "conquiet inspect {stream}"),
     "consumers": ("Names the group has, dead ones included.", "conquiet inspect {stream}"),
@@ -36,10 +39,18 @@ _TEXTS: Final = {
     "unacknowledged": ("Messages delivered and not settled.", "rabbitmqctl list_queues"),
     "queue_consumers": ("Consumers of the queue.", "rabbitmqctl list_queues"),
     "queue_rate": ("Messages per second, as the broker averages them.", "rabbitmqctl list_queues"),
+    "queue_depth": ("Messages in the queue, ready and unacknowledged.", "rabbitmqctl list_queues"),
+    "queue_in": ("Messages published to the queue.", "rabbitmqctl list_queues"),
+    "queue_out": ("Messages acknowledged by consumers.", "rabbitmqctl list_queues"),
     "matched": ("Dead letters that the filter matches.", "conquiet dead-letters replay {stream} --dry-run"),
     "done": ("Dead letters replayed or discarded so far.", "conquiet dead-letters replay {stream}"),
     "jobs": ("Jobs in this state.", "conquiet jobs list {stream}"),
     "attempt": ("The attempt that is next or under way.", "conquiet jobs show {stream} ID"),
+    "attempt_duration": ("How long the handler ran in this attempt.", "conquiet jobs show {stream} ID"),
+    "retrying": (
+        "Messages that wait for a further attempt, of the delayed ones; of many, the first are looked at.",
+        "conquiet jobs list {stream} --phase retrying",
+    ),
     "age": ("Time since it was emitted.", "conquiet jobs list {stream}"),
 }
 

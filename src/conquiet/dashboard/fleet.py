@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from conquiet.dashboard.servers import Servers
-from conquiet.management.fleet import Flow, StreamDirectory, StreamGlance, flow, read_fleet
+from conquiet.management.fleet import (
+    DelayedCounts,
+    Flow,
+    StreamDirectory,
+    StreamGlance,
+    count_retrying,
+    flow,
+    read_fleet,
+)
 from conquiet.management.history import read_sparklines
 from conquiet.management.workers import StreamWorker, read_workers
 
@@ -27,6 +35,9 @@ _OLDEST_RATE_S: Final = 30.0
 _SMOOTH: Final = 0.5
 _SCAN_EVERY_S: Final = 5.0
 _SPARK_S: Final = 20.0
+_RETRYING_S: Final = 5.0
+_MOST_PER_S: Final = 12.0
+"""Commands per second of each reading in a Redis Cluster, where each stream is asked alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +76,10 @@ class _Reading(Generic[T]):
     def is_fresh(self) -> bool:
         return time.monotonic() - self._read_at < self._wait_s
 
-    def finished(self, value: T, cpu_s: float) -> None:
+    def finished(self, value: T, cpu_s: float, *, commands: int = 0) -> None:
         self.value = value
         self._read_at = time.monotonic()
-        self._wait_s = min(_LONGEST_S, max(_SHORTEST_S, cpu_s / _SHARE))
+        self._wait_s = max(min(_LONGEST_S, max(_SHORTEST_S, cpu_s / _SHARE)), commands / _MOST_PER_S)
 
 
 class Fleet:
@@ -85,6 +96,7 @@ class Fleet:
         self._workers: _Reading[tuple[StreamWorker, ...]] = _Reading(())
         self._scanned_at = float("-inf")
         self._sparks: dict[bytes, tuple[float, list[int]]] = {}
+        self._retrying: dict[bytes, tuple[float, DelayedCounts]] = {}
 
     async def streams(self) -> FleetView:
         """Return all streams, at most about a second old."""
@@ -93,7 +105,8 @@ class Fleet:
                 before = self._streams.value
                 (found, complete), cpu_s = await self._servers.redis(lambda admin: _timed(lambda: self._read(admin)))
                 flows = _flows(before, found)
-                self._streams.finished(FleetView(tuple(found), flows, complete), cpu_s)
+                commands = len(found) if self._servers.is_cluster else 0
+                self._streams.finished(FleetView(tuple(found), flows, complete), cpu_s, commands=commands)
             return self._streams.value
 
     async def workers(self) -> tuple[StreamWorker, ...]:
@@ -103,7 +116,7 @@ class Fleet:
                 fleet = await self.streams()
                 groups = [(stream.raw_key, group.raw_name) for stream in fleet.streams for group in stream.groups]
                 found, cpu_s = await self._servers.redis(lambda admin: _timed(lambda: read_workers(admin, groups)))
-                self._workers.finished(tuple(found), cpu_s)
+                self._workers.finished(tuple(found), cpu_s, commands=len(groups) if self._servers.is_cluster else 0)
             return self._workers.value
 
     async def sparklines(self, streams: list[StreamGlance]) -> dict[bytes, list[int]]:
@@ -117,6 +130,22 @@ class Fleet:
                 self._sparks.clear()
             self._sparks |= {key: (now, points) for key, points in found.items()}
         return {one.raw_key: self._sparks[one.raw_key][1] for one in streams if one.raw_key in self._sparks}
+
+    async def retrying(self, streams: list[StreamGlance]) -> dict[bytes, DelayedCounts]:
+        """Return how many of the delayed messages are retries; read again every five seconds."""
+        now = time.monotonic()
+        waiting = [one for one in streams if one.delayed]
+        due = [one for one in waiting if now - self._retrying.get(one.raw_key, (float("-inf"),))[0] > self._retrying_s]
+        if due:
+            found = await self._servers.redis(lambda admin: count_retrying(admin, due))
+            if len(self._retrying) > 10 * len(streams) + 1_000:
+                self._retrying.clear()
+            self._retrying |= {key: (now, counts) for key, counts in found.items()}
+        return {one.raw_key: self._retrying[one.raw_key][1] for one in waiting if one.raw_key in self._retrying}
+
+    @property
+    def _retrying_s(self) -> float:
+        return _SPARK_S if self._servers.is_cluster else _RETRYING_S
 
     def _read(self, admin: "RedisAdmin") -> tuple[list[StreamGlance], bool]:
         if time.monotonic() - self._scanned_at > _SCAN_EVERY_S or not self._directory.complete:

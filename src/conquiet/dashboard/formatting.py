@@ -1,7 +1,10 @@
 """How values are written: thousands separated, times with their age, sizes with a unit. Pure."""
 
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from conquiet.management.fleet import DelayedCounts
 
 NONE: Final = "\u2013"
 _MINUTE: Final = 60
@@ -74,3 +77,15 @@ def size(count: float | None) -> str:
             break
         value /= _KILO
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"  # noqa: PLR2004
+
+
+def retries(counts: "DelayedCounts | None", delayed: int) -> str:
+    """Return how many delayed messages wait for a further attempt; a dash while it is not known."""
+    if counts is None:
+        return number(None if delayed else 0)
+    return number(counts.retrying) if counts.is_exact else f"{number(counts.retrying)} of {number(counts.looked_at)}"
+
+
+def first_waits(counts: "DelayedCounts | None", delayed: int) -> str:
+    """Return how many delayed messages wait for their first attempt; all of them while that is not known."""
+    return number(delayed if counts is None or not counts.is_exact else max(0, counts.total - counts.retrying))

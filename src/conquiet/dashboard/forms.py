@@ -24,6 +24,10 @@ class Form:
         """Return the first value of a name, cut to a sane length."""
         return next((value[:_MOST_TEXT] for known, value in self.pairs if known == name), default)
 
+    def whole(self, name: str) -> str:
+        """Return the first value of a name, as long as the body may be: for a field of many lines."""
+        return next((value for known, value in self.pairs if known == name), "")
+
     def texts(self, name: str) -> list[str]:
         """Return all values of a name."""
         return [value[:_MOST_TEXT] for known, value in self.pairs if known == name]

@@ -20,6 +20,36 @@ def redact_secrets(_stream: str, _event: str, payload: Any) -> Any:
     return _redact(payload, 0)
 
 
+class HiddenValueError(ValueError):
+    """An edit cannot be applied: a list that has values of which some are masked has changed its length."""
+
+
+def restore(original: Any, shown: Any, edited: Any) -> Any:
+    """Return what an edit of ``shown`` makes of the original: what was not shown stays as it is. Pure.
+
+    >>> restore({"card": "4111", "n": 1}, {"card": "•••", "n": 1}, {"card": "•••", "n": 2})
+    {'card': '4111', 'n': 2}
+
+    A field that was left as it was shown keeps its own value, masked or not. A field that the redaction removes stays.
+
+    Raises:
+        HiddenValueError: A list with hidden values was made longer or shorter: it is not known which is which.
+    """
+    if edited == shown:
+        return original
+    if isinstance(original, dict) and isinstance(shown, dict) and isinstance(edited, dict):
+        hidden = {name: value for name, value in original.items() if name not in shown}
+        return hidden | {
+            name: restore(original[name], shown[name], value) if name in shown and name in original else value
+            for name, value in edited.items()
+        }
+    if isinstance(original, list) and isinstance(shown, list) and isinstance(edited, list) and shown != original:
+        if not len(original) == len(shown) == len(edited):
+            raise HiddenValueError
+        return [restore(*those) for those in zip(original, shown, edited, strict=True)]
+    return edited
+
+
 def _redact(value: Any, depth: int) -> Any:
     if depth > _DEEPEST:
         return MASK

@@ -5,6 +5,7 @@ that the server is not asked again, so that a page with ten questions does not w
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from conquiet.dashboard.settings import DashboardSettings
 from conquiet.errors import ConfigurationError, ConquietError, QueueError
 from conquiet.management.async_redis import AsyncRedisAdmin
 from conquiet.management.database_view import DatabaseView
+from conquiet.management.paced_redis import PacedRedisAdmin
 from conquiet.management.rabbit_queues import RabbitView
 from conquiet.management.redis_admin import RedisAdmin
 
@@ -22,6 +24,7 @@ T = TypeVar("T")
 
 _REST_S: Final = 1.0
 _THREADS: Final = 8
+_SLOW_S: Final = 3_600.0
 
 
 class ServerAwayError(Exception):
@@ -55,10 +58,27 @@ class Servers:
         self._database: DatabaseView | None = None
         self._rabbit: RabbitView | None = None
         self._away: dict[str, tuple[float, ServerAwayError]] = {}
+        self._closing = threading.Event()
+
+    @property
+    def is_cluster(self) -> bool:
+        """True if the Redis is a Redis Cluster."""
+        return self._admin.is_cluster
 
     async def redis(self, work: Callable[[RedisAdmin], T]) -> T:
         """Return ``work(admin)``, run in a thread."""
         return await self._ask("Redis", self._settings.redis_name, lambda: self._in_thread(work, self._admin))
+
+    async def redis_slowly(self, work: Callable[[RedisAdmin], T], *, per_s: float) -> T:
+        """Return ``work(admin)``, run in a thread of its own with at most ``per_s`` commands a second and no limit."""
+        paced = PacedRedisAdmin.from_url(self._settings.redis_url, timeout_s=self._settings.timeout_s)
+        paced.limit(per_s, self._closing)
+
+        def run() -> T:
+            with paced:
+                return work(paced)
+
+        return await self._ask("Redis", self._settings.redis_name, lambda: asyncio.to_thread(run), limit_s=_SLOW_S)
 
     async def redis_async(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Return ``await work(client)`` with an asyncio client."""
@@ -100,6 +120,7 @@ class Servers:
 
     async def close(self) -> None:
         """Close every connection."""
+        self._closing.set()
         if self._async is not None and self._async[0] is asyncio.get_running_loop():
             await self._async[1].close()
         if self._database is not None:

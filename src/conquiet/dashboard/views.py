@@ -133,6 +133,8 @@ class Renderer:
             "duration": formatting.duration,
             "clock": formatting.clock,
             "size": formatting.size,
+            "retries": formatting.retries,
+            "first_waits": formatting.first_waits,
             "token": stream_token,
         }
         self.environment.globals |= {"explain": explain, "charts": charts, "version": __version__}

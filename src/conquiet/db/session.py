@@ -308,6 +308,15 @@ class DbSession:
         self._connection()
         self._before_commit.append(check)
 
+    @property
+    def checks(self) -> int:
+        """How many checks run right before COMMIT."""
+        return len(self._before_commit)
+
+    def drop_checks(self, kept: int) -> None:
+        """Drop all but the first checks: what registered the others was rolled back to a savepoint."""
+        del self._before_commit[kept:]
+
     def on_close(self, release: Callable[[Connection], None]) -> None:
         """Run ``release(connection)`` after COMMIT or ROLLBACK, before the connection returns to its pool.
 

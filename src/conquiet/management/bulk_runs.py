@@ -30,7 +30,7 @@ from conquiet.management.jobs.bulk import BulkReport
 from conquiet.management.jobs.models import JobFilter, JobPhase
 from conquiet.processor.dead_letters import DeadFilter
 from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, is_cluster
 from conquiet.redis_transport.liveness import RELEASE_NAME, RESERVE_NAME
 
 __all__ = ["BulkRun", "BulkRuns", "RunAction", "RunState"]
@@ -137,7 +137,11 @@ class BulkRuns:
         ids = [one.decode() for one in await self._client.zrevrange(INDEX, 0, limit - 1)]
         if not ids:
             return []
-        return [_decode(raw) for raw in await self._client.mget([_key(one) for one in ids]) if raw is not None]
+        if is_cluster(self._client):  # each run has a slot of its own
+            found = [await self._client.get(_key(one)) for one in ids]
+        else:
+            found = await self._client.mget([_key(one) for one in ids])
+        return [_decode(raw) for raw in found if raw is not None]
 
     async def confirm(self, run_id: str) -> BulkRun:
         """Start what was counted."""

@@ -20,6 +20,7 @@ from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import text
 
 __all__ = [
+    "CauseSample",
     "DeadFilter",
     "DeadLetterGroup",
     "DeadLetterPage",
@@ -32,7 +33,10 @@ __all__ = [
 ]
 
 SAMPLE: Final = 500
-"""Newest dead letters that ``sample_groups`` reads."""
+"""Dead letters that ``sample_groups`` reads at once unless more are asked for."""
+
+MOST_SAMPLED: Final = 5_000
+"""Most dead letters that ``sample_groups`` reads at once. Older ones are read by the next call."""
 
 _STEP: Final = 100
 _MOST_BYTES: Final = 4_000_000
@@ -104,12 +108,27 @@ def list_newest(
     return DeadLetterPage(tuple(items), total, looked_at, last if looked_at >= _MOST_READ else None)
 
 
-def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE) -> tuple[list[DeadLetterGroup], int]:
-    """Return what the newest dead letters died of, most frequent first, and how many were looked at."""
+@dataclass(frozen=True, slots=True)
+class CauseSample:
+    """What some dead letters died of.
+
+    Attributes:
+        groups: By event and error, most frequent first.
+        looked_at: Dead letters that were read.
+        older: Id to go on from; None if there are no older ones.
+    """
+
+    groups: tuple[DeadLetterGroup, ...]
+    looked_at: int
+    older: str | None
+
+
+def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, before: str | None = None) -> CauseSample:
+    """Return what the newest dead letters died of, or the newest before an id. At most 5,000 are read."""
     members: dict[tuple[str, str], list[DeadMessage]] = {}
-    looked_at = 0
-    for one in _newest(server, stream, None, sample):
-        looked_at += 1
+    looked_at, last, most = 0, None, min(sample, MOST_SAMPLED)
+    for one in _newest(server, stream, before, most):
+        looked_at, last = looked_at + 1, one.id
         members.setdefault((one.record.event, one.record.error_type or one.record.reason), []).append(one)
     groups = [
         DeadLetterGroup(
@@ -123,7 +142,8 @@ def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE) ->
         )
         for (event, cause), those in members.items()
     ]
-    return sorted(groups, key=lambda one: (-one.count, one.event, one.cause)), looked_at
+    ordered = sorted(groups, key=lambda one: (-one.count, one.event, one.cause))
+    return CauseSample(tuple(ordered), looked_at, last if looked_at >= most else None)
 
 
 def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:

@@ -2,6 +2,7 @@
 
     StreamDirectory    finds the streams: a few SCAN steps at a time, never KEYS
     read_fleet         one script call for a hundred streams (on a cluster: for each slot)
+    count_retrying     how many of the delayed messages wait for a further attempt
     flow               what came in and went out per second between two readings
 
 ``overview.describe_stream`` reports more about one stream, and sends several commands for each.
@@ -68,6 +69,35 @@ return {redis.call('TIME'), found}
 """
 """Describe streams. KEYS: for each its key, delayed set, dead letters, pauses and number of partitions; ARGV: most
 groups of each. Payloads stay on the server: XINFO STREAM and XRANGE read entries, and only their ids are returned."""
+
+
+MOST_DELAYED: Final = 1_000
+"""Delayed messages of one stream that ``count_retrying`` looks at."""
+
+_RETRYING_PER_CALL: Final = 10
+_MOST_BYTES: Final = 1_000_000
+
+_RETRYING: Final = """
+local found = {}
+for at, key in ipairs(KEYS) do
+  local total = redis.pcall('ZCARD', key)
+  local retrying, seen, size = 0, 0, 0
+  if type(total) ~= 'number' then total = 0 end
+  while seen < math.min(total, tonumber(ARGV[1])) and size < tonumber(ARGV[2]) do
+    local page = redis.call('ZRANGE', key, seen, math.min(seen + 20, tonumber(ARGV[1])) - 1)
+    if #page == 0 then break end
+    for _, raw in ipairs(page) do
+      size = size + #raw
+      if tonumber(string.match(raw, '"attempt":(%d+)') or 1) > 1 then retrying = retrying + 1 end
+    end
+    seen = seen + #page
+  end
+  found[at] = {retrying, seen, total}
+end
+return found
+"""
+"""Count retries. KEYS: delayed sets; ARGV: most messages, most bytes of each. The attempt stands before the data in a
+message of ours, so the first one is the envelope's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +213,49 @@ def _read(server: RedisAdmin, keys: Sequence[bytes]) -> dict[bytes, StreamGlance
     return found
 
 
-def _chunks(keys: Sequence[bytes], *, in_cluster: bool) -> Iterator[Sequence[bytes]]:
+@dataclass(frozen=True, slots=True)
+class DelayedCounts:
+    """What waits in the delayed set of a stream.
+
+    Attributes:
+        retrying: Messages that wait for a further attempt, of those looked at.
+        looked_at: Messages that were looked at, those that are due first.
+        total: Messages in the set.
+    """
+
+    retrying: int
+    looked_at: int
+    total: int
+
+    @property
+    def is_exact(self) -> bool:
+        """True if all messages were looked at."""
+        return self.looked_at >= self.total
+
+
+def count_retrying(server: RedisAdmin, streams: Sequence[StreamGlance]) -> dict[bytes, DelayedCounts]:
+    """Return how many delayed messages of these streams are retries.
+
+    At most 1,000 messages, or a megabyte, of each stream, or of each partition of one, are looked at.
+    """
+    members = {name: one.raw_key for one in streams for name in names_of(one.raw_key, one.partitions)}
+    found: dict[bytes, list[list[int]]] = {one.raw_key: [] for one in streams}
+    for chunk in _chunks(list(members), in_cluster=server.is_cluster, size=_RETRYING_PER_CALL):
+        names: list[Word] = [companion(key, b"delayed") for key in chunk]
+        reply = server.call("EVAL", _RETRYING, len(names), *names, MOST_DELAYED, _MOST_BYTES)
+        for key, row in zip(chunk, reply, strict=True):
+            found[members[key]].append(row)
+    return {key: DelayedCounts(*(sum(column) for column in zip(*rows, strict=True))) for key, rows in found.items()}
+
+
+def _chunks(keys: Sequence[bytes], *, in_cluster: bool, size: int = PER_CALL) -> Iterator[Sequence[bytes]]:
     """Cut keys into those of one script call: on a cluster all of them are in one slot."""
     slots: dict[int, list[bytes]] = {}
     for key in keys:
         slots.setdefault(slot_of(key) if in_cluster else 0, []).append(key)
     for those in slots.values():
-        for start in range(0, len(those), PER_CALL):
-            yield those[start : start + PER_CALL]
+        for start in range(0, len(those), size):
+            yield those[start : start + size]
 
 
 def _glance(key: bytes, row: list[Any], now_ms: int) -> StreamGlance:

@@ -141,10 +141,26 @@ def read_sparklines(
                 asked.append((stream, mine))
                 commands.append(("HMGET", minutes_key(base, hour), *fields))
     found: dict[bytes, dict[int, int]] = {stream: dict.fromkeys(numbers, 0) for stream, _ in streams}
-    for (stream, mine), reply in zip(asked, server.pipeline(commands) if commands else [], strict=True):
+    for (stream, mine), reply in zip(asked, _send_all(server, asked, commands), strict=True):
         for at, number in enumerate(mine):
             found[stream][number] += int(reply[2 * at] or 0) + int(reply[2 * at + 1] or 0)
     return {stream: list(points.values()) for stream, points in found.items()}
+
+
+def _send_all(
+    server: RedisAdmin, asked: Sequence[tuple[bytes, list[int]]], commands: list[tuple["Word", ...]]
+) -> list[Any]:
+    """Return the replies: in one round trip, or in a cluster in one for each stream."""
+    if not server.is_cluster:
+        return server.pipeline(commands) if commands else []
+    replies: list[Any] = []
+    at = 0
+    while at < len(asked):
+        stream = asked[at][0]
+        end = next((number for number in range(at, len(asked)) if asked[number][0] != stream), len(asked))
+        replies += server.pipeline(commands[at:end], stream=display_name(stream))
+        at = end
+    return replies
 
 
 def _add(points: dict[int, Point], first: int, reply: Any) -> None:

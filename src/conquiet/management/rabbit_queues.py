@@ -1,6 +1,7 @@
 """The queues of a RabbitMQ for a page: a few at a time, by the management API. Messages are not read."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -10,6 +11,9 @@ _COLUMNS: Final = (
     "name,type,messages_ready,messages_unacknowledged,consumers,state,arguments,policy,"
     "effective_policy_definition,message_stats"
 )
+
+_HOUR_S: Final = 3_600
+_STEP_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,23 @@ class RabbitQueue:
     dead_letter_exchange: str
     dead_letter_routing_key: str
     is_dead_letter_queue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitQueueHistory:
+    """The last hour of a queue, oldest first. Nothing is stored for it: the broker samples its queues itself.
+
+    Attributes:
+        depth: Messages in the queue, ready and unacknowledged.
+        published: Messages that came in, in each step; acknowledged: those that were settled.
+        step_s: Seconds of one step.
+    """
+
+    name: str
+    depth: tuple[int, ...]
+    published: tuple[int, ...]
+    acknowledged: tuple[int, ...]
+    step_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,39 @@ class RabbitView:
             total=int(reply.get("filtered_count", len(queues))),
             version=self._api.version(),
         )
+
+    def history(self, name: str) -> RabbitQueueHistory | None:
+        """Return the last hour of a queue, as the broker has sampled it; None if there is no such queue.
+
+        Raises:
+            RabbitApiError: The broker refused, or is not there.
+        """
+        ages = {"lengths_age": _HOUR_S, "lengths_incr": _STEP_S, "msg_rates_age": _HOUR_S, "msg_rates_incr": _STEP_S}
+        columns = "name,messages_details,messages_ready_details,message_stats"
+        query = urlencode({**ages, "columns": columns})
+        path = f"/api/queues/{quote(self._vhost, safe='')}/{quote(name, safe='')}?{query}"
+        row = self._api.request("GET", path, missing_ok=True)
+        if row is None:
+            return None
+        stats = row.get("message_stats") or {}
+        return RabbitQueueHistory(
+            name,
+            depth=_samples(row.get("messages_details")),
+            published=_increments(_samples(stats.get("publish_details"))),
+            acknowledged=_increments(_samples(stats.get("ack_details"))),
+            step_s=_STEP_S,
+        )
+
+
+def _samples(details: Any) -> tuple[int, ...]:
+    """Return the samples of one number, oldest first; empty if the broker keeps none."""
+    found = (details or {}).get("samples") or []
+    return tuple(int(one.get("sample") or 0) for one in sorted(found, key=lambda one: one.get("timestamp", 0)))
+
+
+def _increments(totals: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how much a counter grew in each step. A counter of a broker that was restarted begins at 0 again."""
+    return tuple(max(0, after - before) for before, after in pairwise(totals))
 
 
 def _queue(row: dict[str, Any]) -> RabbitQueue:

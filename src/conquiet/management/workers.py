@@ -14,7 +14,7 @@ import msgspec
 from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts
 from conquiet.management.models import ConsumerState
 from conquiet.management.redis_admin import RedisAdmin, display_name
-from conquiet.redis_transport.liveness import liveness_key, registry_key
+from conquiet.redis_transport.liveness import has_ended, liveness_key, registry_key
 from conquiet.redis_transport.worker_reports import workers_key
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ for i = 1, #KEYS, 4 do
   local function add(name, pending, idle)
     one[#one + 1] = {
       name, pending, idle, redis.pcall('PTTL', KEYS[i + 3] .. name), redis.pcall('SISMEMBER', KEYS[i + 1], name),
-      redis.pcall('HGET', KEYS[i + 2], name)
+      redis.pcall('HGET', KEYS[i + 2], name), redis.pcall('GET', KEYS[i + 3] .. name)
     }
   end
   if not rows.err then
@@ -85,6 +85,7 @@ class StreamWorker:
         pending: Entries delivered to it and not acknowledged: what it holds a lease on.
         idle_ms: Since it last read, as the server counts it; -1 for a worker that has had no entry yet.
         lease_ms: How long its liveness key still lives; None without one.
+        ended: Its process was one of this machine and has ended, whatever its liveness key says.
         facts: None for a consumer that leaves none: a ``QueueConsumer``, or another library.
     """
 
@@ -96,6 +97,7 @@ class StreamWorker:
     idle_ms: int
     lease_ms: int | None
     facts: WorkerFacts | None
+    ended: bool = False
 
 
 def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> list[StreamWorker]:
@@ -103,15 +105,18 @@ def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> l
     wanted = [(stream, group) for stream, group in groups if _is_text(stream) and _is_text(group)]
     attempts = counts_attempts(server) if wanted else False
     found: list[StreamWorker] = []
-    for start in range(0, len(wanted), _PER_CALL):
-        chunk = wanted[start : start + _PER_CALL]
+    step = 1 if server.is_cluster else _PER_CALL  # a script may use keys of one slot only
+    for start in range(0, len(wanted), step):
+        chunk = wanted[start : start + step]
         keys: list[Word] = []
         for raw_stream, raw_group in chunk:
             stream, group = raw_stream.decode(), raw_group.decode()
             beside = registry_key(stream, group), workers_key(stream, group), liveness_key(stream, group, "")
             keys += (raw_stream, *beside)
         names = [group for _, group in chunk]
-        reply = server.call("EVAL", _WORKERS, len(keys), *keys, _MOST_CONSUMERS, *names)
+        reply = server.call(
+            "EVAL", _WORKERS, len(keys), *keys, _MOST_CONSUMERS, *names, stream=display_name(chunk[0][0])
+        )
         for (stream_key, group_key), rows in zip(chunk, reply, strict=True):
             read = (_worker(stream_key, group_key, row, counts=attempts) for row in rows)
             found += [one for one in read if not _is_forgotten(one)]
@@ -126,13 +131,16 @@ def _is_forgotten(worker: StreamWorker) -> bool:
 
 
 def _worker(stream: bytes, group: bytes, row: Sequence[Any], *, counts: bool) -> StreamWorker:
-    name, pending, idle_ms, left_ms, registered, facts = row
+    name, pending, idle_ms, left_ms, registered, facts, holder = row
     known = isinstance(left_ms, int)
+    ended = isinstance(holder, bytes) and has_ended(display_name(holder))
     return StreamWorker(
         stream=display_name(stream),
         group=display_name(group),
         name=display_name(name),
-        state=consumer_state(
+        state=ConsumerState.DEAD
+        if ended
+        else consumer_state(
             idle_ms,
             has_key=left_ms > 0 if known else None,
             counts_attempts=counts,
@@ -143,6 +151,7 @@ def _worker(stream: bytes, group: bytes, row: Sequence[Any], *, counts: bool) ->
         idle_ms=idle_ms,
         lease_ms=left_ms if known and left_ms > 0 else None,
         facts=_facts(facts),
+        ended=ended,
     )
 
 

@@ -10,7 +10,7 @@ See docs/decisions/0059.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -95,8 +95,14 @@ class _Instrumentation:
         rules = DropRules(tracer)
         self.traces_roots = counts or not rules.roots
         # With links each message begins a trace of its own, whatever became of the sender's.
-        self._dropped = rules.dropped if mode is ContextMode.CHILD else lambda _headers: rules.dropped(None)
+        is_child = mode is ContextMode.CHILD
+        self._dropped = rules.dropped if is_child else lambda _headers: rules.dropped(None)
         self._kept_labels: dict[tuple[str, str, str | None], dict[str, Any]] = {}
+
+    def dropped(self, headers: tracing.Headers | None) -> Callable[[], None] | None:
+        if self._counts or (dropped := self._dropped(headers)) is None:
+            return None
+        return dropped.make_current
 
     def send(
         self,

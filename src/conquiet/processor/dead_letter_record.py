@@ -59,6 +59,7 @@ class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         error_type: Qualified name of the exception's class.
         error: Its text, if it may be kept.
         traceback: Its frames, innermost last.
+        duration_ms: How long its last attempt ran; the earlier ones are in its payload, under ``failures``.
         emitted_ms: When it was emitted; first_failed_ms, failed_ms: first and last failure.
         host: Where it failed last; consumer: the engine's name there.
         payload: The message as it was in the stream; None if it was not readable as JSON.
@@ -76,6 +77,7 @@ class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     error_type: str = ""
     error: str = ""
     traceback: str = ""
+    duration_ms: int = 0
     emitted_ms: int = 0
     first_failed_ms: int = 0
     failed_ms: int = 0

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from conquiet.core.causation import carried
 from conquiet.core.json_codec import TOO_LARGE, CodecError, encode_payload
 from conquiet.core.redaction import printable
 from conquiet.core.tracing import require_headers
@@ -165,7 +166,7 @@ class EmitPlanner:
         message_id = message.id if message.id is not None else new_id()
         check_new(message.event, message_id, message.max_attempts, self._settings.max_attempts_limit, message.key)
         data = {} if message.data is None else message.data
-        headers = require_headers(message.headers)
+        headers = carried(require_headers(message.headers), keys.stream, message_id)
         try:
             # The bytes of ``to_payload``, without building and checking an object around the caller's.
             payload = b'{"v":1,%b"event":%b,"id":%b,"attempt":1,"emitted_ms":%d,"data":%b%b%b}' % (

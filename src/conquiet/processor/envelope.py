@@ -25,6 +25,7 @@ The envelope is the JSON object in the entry's single field ``data``, so any rea
     from_entry       text     the entry it follows: two messages of one id stay two         it is the first
     headers          object   names and texts of the sender, a trace context among them     none
     first_attempt    text     trace context of its first attempt                            not traced
+    failures         list     its failed attempts: number, end, duration, error, frames     none
 
 The shortest one a foreign writer can make is ``{"v": 1, "event": "email.send", "data": {…}}``.
 
@@ -44,6 +45,7 @@ import msgspec
 from conquiet.core.tracing import read_headers
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError
+from conquiet.processor.attempts import FailedAttempt, read_attempts
 
 VERSION = 1
 MAX_NAME = 200
@@ -118,6 +120,7 @@ class Envelope(msgspec.Struct):
     ticket: int | None = None
     headers: dict[str, str] | None = None
     first_attempt: str | None = None
+    failures: tuple[FailedAttempt, ...] = ()
 
     @property
     def key_text(self) -> str:
@@ -251,6 +254,8 @@ def next_attempt(
     following["attempt"] = envelope.attempt + 1
     if envelope.first_attempt is not None:
         following["first_attempt"] = envelope.first_attempt
+    if envelope.failures:
+        following["failures"] = envelope.failures
     following["first_failed_ms"] = failed_ms if envelope.first_failed_ms is None else envelope.first_failed_ms
     return following
 
@@ -325,6 +330,7 @@ def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
     envelope.headers = read_headers(get("headers"))
     first = get("first_attempt")
     envelope.first_attempt = first if type(first) is str and len(first) <= MAX_NAME else None
+    envelope.failures = read_attempts(get("failures"))
 
 
 def _version_error(version: object) -> str:

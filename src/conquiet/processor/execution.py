@@ -11,11 +11,12 @@ See docs/decisions/0013.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from conquiet.core import tracing
+from conquiet.core import causation, tracing
 from conquiet.core.functions import reject_unawaited
 from conquiet.core.log import FactLogger
 from conquiet.core.seen_ids import SeenIds
@@ -40,7 +41,7 @@ from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
 from conquiet.processor.foreign import ForeignGuard
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
-from conquiet.processor.jobs import JobRecorder, JobState
+from conquiet.processor.jobs import JobRecorder, JobState, Story
 from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, Reason, Reject, decide
@@ -49,7 +50,7 @@ from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
 from conquiet.processor.spans import traced
-from conquiet.processor.unknown import decide_unknown
+from conquiet.processor.unknown import UNKNOWN_FATES, decide_unknown
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import PendingSettlement
 from conquiet.runtime.message import RuntimeMessage
@@ -118,7 +119,7 @@ class Execution:
         batched = {event: runner for event, runner in runners.items() if isinstance(runner, BatchHandlerRunner)}
         self.batching: Batching | None = BatchExecution(self, batched) if batched else None
         self._leases: LeaseManager | None = None
-        self._run = self._invoke if tracing.active is None else traced(self._invoke, group)
+        self._invoke_in_span = traced(self._invoke, group)
 
     # ------------------------------------------------------------ the executor
 
@@ -184,12 +185,13 @@ class Execution:
             step = await self._park_or_reserve(message, envelope, runner.rate)
             if step is not Step.LEFT:
                 return MOVED if step is Step.MOVED else await self._canceller.cancel(message, leases)
+        run = self._invoke if tracing.active is None else self._invoke_in_span
         if runner.limiter is None:
-            return await self._run(message, leases, envelope, runner)
+            return await run(message, leases, envelope, runner)
         if not await runner.limiter.acquire():
             return Defer()  # we stop, and it has not started: to the end of the stream, for any other host
         try:
-            return await self._run(message, leases, envelope, runner)
+            return await run(message, leases, envelope, runner)
         finally:
             runner.limiter.release()
 
@@ -273,6 +275,7 @@ class Execution:
     ) -> Settlement:
         if self._jobs is not None:
             await self._jobs.record(self._keys[message.stream], envelope, JobState.RUNNING)
+        handling = causation.begin(message.stream, envelope.id)
         running = self._cancels.running
         running[message] = asyncio.current_task() if runner.is_async else None
         failure: Exception | None = None
@@ -293,7 +296,8 @@ class Execution:
             if envelope.keep_result_ms is not None:
                 await self._results.succeeded(self._keys[message.stream], envelope, answer)
             if self._jobs is not None:
-                await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED)
+                story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=handling.caused)
+                await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED, story)
             runner.count(message.stream, "done")
             message.raw, message.decoded = b"", None  # it may wait for its acknowledgement a while without them
             return ACKNOWLEDGE
@@ -356,7 +360,7 @@ class Execution:
                 "no handler for event %(event_name)s of message %(message_id)s: %(fate)s. Known: %(known)s",
                 event_name=envelope.event,
                 message_id=message.id,
-                fate=_FATES[type(settlement)],
+                fate=UNKNOWN_FATES[type(settlement)],
                 known=", ".join(self._runners),
                 stream=message.stream,
             )
@@ -388,10 +392,3 @@ class Execution:
         later = partial(self._settler.settle, message, settlement)
         is_held = self._foreign.must_hold(message.stream, message.id, later)
         return KeepPending(settlement.failure) if is_held else settlement
-
-
-_FATES = {
-    type(ACKNOWLEDGE): "acknowledged and ignored",
-    Defer: "left for a worker that has one",
-    DeadLetter: "dead-lettered",
-}

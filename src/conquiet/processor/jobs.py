@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
+from conquiet.core.causation import MessageRef, read_cause
 from conquiet.core.log import FactLogger
 from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.core.redaction import printable
@@ -53,6 +56,36 @@ class JobState(Enum):
 
 _NUMBER = {state: number for number, state in enumerate(JobState, start=1)}
 _ENDS = {_NUMBER[JobState.SUCCEEDED], _NUMBER[JobState.DEAD], _NUMBER[JobState.CANCELLED]}
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is kept with the state of a job: how it came to it.
+
+    Attributes:
+        envelope: The message, with its failed attempts and its cause.
+        duration_s: How long its last attempt ran, if it is known.
+        caused: What its handler has emitted.
+    """
+
+    envelope: Envelope
+    duration_s: float | None = None
+    caused: Sequence[MessageRef] | None = None
+
+    def encode(self) -> bytes:
+        """Return the story as JSON; empty if there is none."""
+        cause = read_cause(self.envelope.headers)
+        facts = {
+            "failures": self.envelope.failures,
+            "ms": None if self.duration_s is None else max(0, round(self.duration_s * 1000)),
+            "caused": self.caused,
+            "by": cause,
+        }
+        known = {name: value for name, value in facts.items() if value is not None and value != ()}
+        return _encode_story(known) if known else b""
+
+
+_encode_story = msgspec.json.Encoder().encode
 
 NewState = tuple[str, str, int, JobState]
 """Id, event, attempt and state of one job."""
@@ -124,6 +157,7 @@ class JobRecorder:
             keys,
             [(envelope.id, envelope.event, envelope.attempt, state)],
             error_type="" if described is None else described.type,
+            story=Story(envelope).encode() if envelope.failures else b"",
         )
 
     async def record_all(
@@ -133,16 +167,17 @@ class JobRecorder:
         *,
         error_type: str = "",
         only_new: bool = False,
+        story: bytes = b"",
     ) -> None:
         """Write the states of several jobs: id, event, attempt, state. ``only_new`` leaves known jobs alone."""
         for job in jobs:
-            self._due.add(_noted(keys, job, error_type, only_new=only_new))
+            self._due.add(_noted(keys, job, error_type, only_new=only_new, story=story))
         await self._due.drain()
 
-    async def record_soon(self, keys: Keys, envelope: Envelope, state: JobState) -> None:
+    async def record_soon(self, keys: Keys, envelope: Envelope, state: JobState, story: Story | None = None) -> None:
         """Write a final state soon, with others. Waits only if too many are due."""
         job = (envelope.id, envelope.event, envelope.attempt, state)
-        self._due.add(_noted(keys, job, "", only_new=False))
+        self._due.add(_noted(keys, job, "", only_new=False, story=b"" if story is None else story.encode()))
         if len(self._due) > _MOST_DUE:
             await self._due.drain()
 
@@ -209,9 +244,9 @@ def record_new(client: SyncClient, keys: Keys, jobs: Sequence[NewState], *, ttl_
             log_dropped(keys, len(batch), type(error).__name__)
 
 
-def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool) -> _Note:
+def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool, story: bytes = b"") -> _Note:
     job_id, event, attempt, state = job
-    args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0")
+    args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0", story)
     return _Note(keys, args, keys.job(job_id))
 
 

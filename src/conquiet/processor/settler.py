@@ -12,6 +12,7 @@ See docs/decisions/0016 and 0050.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +27,7 @@ from conquiet.metrics.registry import (
     PROCESSOR_SETTLE_REPEATS_TOTAL,
 )
 from conquiet.metrics.safety import count
+from conquiet.processor.attempts import add_attempt, describe_attempt
 from conquiet.processor.dead_letter_record import DeadRecord, describe, encode_record
 from conquiet.processor.envelope import (
     Envelope,
@@ -71,6 +73,11 @@ class _Item:
     args: tuple[Arg, ...]
     script: str
     done: "asyncio.Future[int]"
+
+
+def _duration_s(message: RuntimeMessage) -> float:
+    """Return how long the handler of a message has run; 0 if it was not called."""
+    return time.monotonic() - message.started_at if message.started_at else 0.0
 
 
 class ProcessorSettler:
@@ -210,6 +217,10 @@ class ProcessorSettler:
         envelope: Envelope = message.decoded
         keys = self._keys[message.stream]
         now_ms = self._clock.now_ms()
+        failed = describe_attempt(
+            envelope.attempt, settlement.failure, ended_ms=now_ms, duration_s=_duration_s(message)
+        )
+        envelope.failures = add_attempt(envelope.failures, failed)
         payload = next_attempt(
             split_raw(message.raw), envelope, group=self._group, entry_id=message.id, failed_ms=now_ms
         )
@@ -295,6 +306,7 @@ class ProcessorSettler:
         if envelope is not None:
             record.id, record.event, record.attempts = envelope.id, envelope.event, envelope.attempt
             record.emitted_ms = envelope.emitted_ms
+            record.duration_ms = round(_duration_s(message) * 1000)
             record.first_failed_ms = envelope.first_failed_ms or now_ms
         return record
 

@@ -20,6 +20,9 @@ def traced(run: Run, group: str) -> Run:
     ) -> Settlement:
         if tracing.active is None:  # it was taken out since
             return await run(message, leases, envelope, runner)
+        if (make_current := tracing.active.dropped(envelope.headers)) is not None:
+            make_current()  # the context is the message's own, and ends with it
+            return await run(message, leases, envelope, runner)
         with tracing.active.process(
             "redis",
             message.stream,

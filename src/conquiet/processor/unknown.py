@@ -17,6 +17,12 @@ from conquiet.processor.settings import Unknown
 
 SHORTEST_MS = 250
 LONGEST_MS = 30_000
+UNKNOWN_FATES = {
+    Acknowledge: "acknowledged and ignored",
+    Defer: "left for a worker that has one",
+    DeadLetter: "dead-lettered",
+}
+"""How the log names them."""
 
 
 def decide_unknown(

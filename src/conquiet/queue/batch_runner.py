@@ -8,10 +8,10 @@ effect and are acknowledged; then the error of the first one that failed is rais
 
 import functools
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from conquiet.core.batch_run import BatchRun, Outcome
+from conquiet.core.batch_run import BatchRun, Outcome, run_without_loop
 from conquiet.core.batching import BatchSettings
 from conquiet.core.functions import reject_awaitable, require_arguments, require_plain_function
 from conquiet.errors import ConfigurationError, LeaseLostError, MalformedMessageError
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from conquiet.queue.consumer import QueueConsumer
-
-T = TypeVar("T")
 
 QueueBatchHandler = Callable[[list[QueueMessage], Any], object]
 """A plain function, called with messages and a ``DbSession``. Its return value is ignored."""
@@ -113,7 +111,7 @@ class BatchMessageRunner:
         async def call(some: list[QueueMessage]) -> None:  # never suspends
             self._transact(some, lost)
 
-        outcomes = _complete(BatchRun(msgs, call, lost=lambda msg: lost.get(msg.id)).run())
+        outcomes = run_without_loop(BatchRun(msgs, call, lost=lambda msg: lost.get(msg.id)).run())
         # Commit first, ack second: see ``MessageRunner``. What failed stays pending.
         done = [msg for msg, outcome in zip(msgs, outcomes, strict=True) if outcome is None]
         if done:
@@ -147,13 +145,3 @@ class BatchMessageRunner:
                 )
         if len(kept) < len(msgs):
             raise LeaseLostError("messages of the batch were lost before COMMIT", stream=msgs[0].stream)
-
-
-def _complete(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, without an event loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("a batch without an event loop was suspended")

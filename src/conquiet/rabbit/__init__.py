@@ -12,7 +12,7 @@ from conquiet.core.extras import require_extra
 require_extra("rabbit", "pika")
 
 from conquiet.core.replay_report import ReplayReport  # noqa: E402 - the check comes first
-from conquiet.rabbit.batch_workers import current_deliveries  # noqa: E402
+from conquiet.rabbit.batch_results import current_deliveries  # noqa: E402
 from conquiet.rabbit.config import RabbitConfig  # noqa: E402
 from conquiet.rabbit.connection_events import ConnectionEvent, EventKind  # noqa: E402
 from conquiet.rabbit.consumer import RabbitConsumer  # noqa: E402

@@ -14,48 +14,21 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any
 
-from conquiet.core.batch_run import BatchRun, Outcome
+from conquiet.core.batch_run import BatchRun
 from conquiet.core.batching import BatchAssembler, BatchSettings
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.worker_pool import WorkerPool
-from conquiet.errors import ConflictError, LifecycleError, MessageInProgressError
+from conquiet.rabbit.batch_results import CURRENT_BATCH, failure_of, outcomes_of, report_of
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
-from conquiet.rabbit.spans import RefusedBySyncer, batch_span
-from conquiet.rabbit.syncer import DONE, POSTPONED, REFUSED, ContractBroken, Requeue, interpret_error, interpret_result
-from conquiet.rabbit.workers import Finish, RunResult
+from conquiet.rabbit.spans import batch_span
+from conquiet.rabbit.syncer import interpret_error
+from conquiet.rabbit.workers import Finish
 
 Member = tuple[Delivery, Any]
 """A delivery and its message."""
-
-_CURRENT: Final[ContextVar[list[Delivery]]] = ContextVar("conquiet_rabbit_deliveries")
-
-
-class _RefusedError(Exception):
-    """The syncer returned False."""
-
-
-class _BrokenError(Exception):
-    """The syncer returned something that is not a boolean."""
-
-    def __init__(self, verdict: ContractBroken) -> None:
-        super().__init__(verdict.reason)
-        self.verdict = verdict
-
-
-def current_deliveries() -> list[Delivery]:
-    """Return the deliveries whose messages the calling batch syncer is handling, in their order.
-
-    Raises:
-        LifecycleError: No batch is being handled here.
-    """
-    try:
-        return _CURRENT.get()
-    except LookupError:
-        raise LifecycleError("no batch is being handled here: call this from inside a batch syncer") from None
 
 
 class BatchWorkers:
@@ -171,9 +144,9 @@ class BatchWorkers:
         if members:
             with batch_span([delivery for delivery, _ in members]) as span:
                 outcomes = await BatchRun(members, self._call).run()
-                span.record([_failure(outcome) for outcome in outcomes])
+                span.record([failure_of(outcome) for outcome in outcomes])
             for (delivery, _), outcome in zip(members, outcomes, strict=True):
-                self._finish(delivery, _report(outcome))
+                self._finish(delivery, report_of(outcome))
             members[0][0].session.flush()
 
     def _prepare(self, delivery: Delivery) -> Any:
@@ -183,10 +156,10 @@ class BatchWorkers:
         except Exception as error:  # noqa: BLE001 - a model or a key store may raise anything
             return interpret_error(error, who="preparing the message")
 
-    async def _call(self, members: list[Member]) -> None:
+    async def _call(self, members: list[Member]) -> list[Any] | None:
         messages = [message for _, message in members]
         context = contextvars.copy_context()
-        context.run(_CURRENT.set, [delivery for delivery, _ in members])
+        context.run(CURRENT_BATCH.set, [delivery for delivery, _ in members])
         if self._is_async:
             result = await asyncio.get_running_loop().create_task(self._syncer(messages), context=context)
         else:
@@ -194,35 +167,4 @@ class BatchWorkers:
                 self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="conquiet-rabbit")
             loop = asyncio.get_running_loop()
             result = await loop.run_in_executor(self._threads, context.run, self._syncer, messages)
-        verdict = interpret_result(result)
-        if verdict is REFUSED:
-            raise _RefusedError
-        if isinstance(verdict, ContractBroken):
-            raise _BrokenError(verdict)
-
-
-def _failure(outcome: Outcome) -> BaseException | None:
-    """Return what a span shows as the failure of one message; ``Requeue`` is none. Pure."""
-    match outcome:
-        case _RefusedError() | _BrokenError():
-            return RefusedBySyncer()
-        case Requeue():
-            return None
-        case _:
-            return outcome
-
-
-def _report(outcome: Outcome) -> RunResult:
-    """Return what the run of one message has ended with. Pure."""
-    match outcome:
-        case None:
-            return DONE
-        case MessageInProgressError():
-            # Another run of the message holds its inbox row: counted, it could be dead-lettered while that commits.
-            return POSTPONED
-        case _RefusedError() | ConflictError():
-            return REFUSED
-        case _BrokenError():
-            return outcome.verdict
-        case _:
-            return interpret_error(outcome)
+        return outcomes_of(result)

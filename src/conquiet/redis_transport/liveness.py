@@ -6,8 +6,15 @@ It also reserves the consumer name: two live workers under one name would read e
 
 A consumer without a key may still be alive (a ``QueueConsumer``, or a program of another library). So a worker that
 keeps a key also registers its name in a set: a registered name without a key is dead, on every version of the server.
+
+The key holds a token with the machine and the process id of its worker. So a program on the same machine knows at once
+that the worker has ended, and need not wait for the key to expire.
 """
 
+import contextlib
+import os
+import uuid
+from pathlib import Path
 from typing import Final
 
 from conquiet.redis_transport.hash_tags import slot_prefix
@@ -52,6 +59,52 @@ stream, registered names; ARGV: token of this worker, group, consumer. Returns 1
 DELCONSUMER drops what is pending for the consumer, so check and deletion are one step. A consumer with pending entries
 keeps its name until they are claimed. A user without the right to XGROUP leaves the name behind.
 """
+
+
+HOLDERS: Final = """
+local found = {}
+for _, name in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[2])) do
+  local holder = redis.call('GET', ARGV[1] .. name)
+  if holder then
+    found[#found + 1] = name
+    found[#found + 1] = holder
+  end
+end
+return found
+"""
+"""List registered names with the tokens of their holders. KEYS: registered names; ARGV: what their liveness keys begin
+with (the same slot), most names."""
+
+
+def machine() -> str:
+    """Return what the process ids of this machine are unique in (boot and pid namespace); empty if unknown."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def new_token() -> str:
+    """Return a token for the liveness keys of a worker of this process."""
+    return f"{machine()}/{os.getpid()}/{uuid.uuid4().hex}"
+
+
+def has_ended(token: str) -> bool:
+    """Return whether the token's process was one of this machine and has ended.
+
+    False if it is alive, of another machine or container, or if its id was given to another process since.
+    """
+    where, _, rest = token.partition("/")
+    pid = rest.partition("/")[0]
+    if not where or where != machine() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def liveness_key(stream: str, group: str, consumer: str) -> str:

@@ -7,10 +7,7 @@ watch has a live holder, and the start is refused.
 
 import asyncio
 import contextlib
-import os
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from conquiet.core.log import FactLogger
@@ -20,11 +17,14 @@ from conquiet.redis_transport.client import SyncClient
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError
 from conquiet.redis_transport.liveness import (
+    HOLDERS,
     LEAVE_GROUP,
     LIVENESS_TTL_MS,
     RELEASE_NAME,
     RESERVE_NAME,
+    has_ended,
     liveness_key,
+    new_token,
     registry_key,
 )
 from conquiet.redis_transport.replies import text
@@ -42,6 +42,7 @@ logger = FactLogger(__name__)
 RENEW_S: Final = LIVENESS_TTL_MS / 3_000
 _LOOK_S = 0.2
 _RELEASE_S = 1.0
+_MOST_NAMES = 100
 
 Call = Callable[[list[bytes]], Awaitable[list[Any]]]
 
@@ -59,7 +60,7 @@ class NameReservation:
         self._reporter = reporter
         self._group = group
         self._consumer_id = consumer_id
-        self._token = f"{_machine()}/{os.getpid()}/{uuid.uuid4().hex}"
+        self._token = new_token()
         self._reserved: dict[str, str] = {}
         self._closing = False
         self._is_renewing = False
@@ -79,13 +80,16 @@ class NameReservation:
                 if isinstance(holder, ResponseError) or isinstance(left_ms, ResponseError):
                     self._go_without(stream)
                     break
-                if holder is not None and _is_gone(text(holder)):
+                if holder is not None and has_ended(text(holder)):
                     await call([pack("EVAL", RELEASE_NAME, 1, key, holder)])
                     continue
                 if left_ms > last_ms:
                     raise self._taken(stream)
                 last_ms = left_ms
                 await asyncio.sleep(_LOOK_S)
+        if self._reporter is not None:
+            for stream in streams:
+                await self._end_liveness_of_the_dead(stream, call)
 
     def renew(self, client_of: Callable[[str], SyncClient]) -> QueueError | None:
         """Renew the keys, in the heartbeat's thread. Returns an error if another engine has taken the name."""
@@ -136,6 +140,20 @@ class NameReservation:
             return True
         return bool(reply)
 
+    async def _end_liveness_of_the_dead(self, stream: str, call: Call) -> None:
+        """Delete the liveness keys of workers of this machine that have ended without releasing their name.
+
+        The successor of a killed worker is usually the first to start on its machine: others learn of the death from
+        it, and not only when the key expires. Best effort: a server that refuses keeps its keys.
+        """
+        prefix = liveness_key(stream, self._group, "")
+        (found,) = await call([pack("EVAL", HOLDERS, 1, registry_key(stream, self._group), prefix, _MOST_NAMES)])
+        if isinstance(found, ResponseError):
+            return
+        for name, holder in zip(found[::2], found[1::2], strict=True):
+            if has_ended(text(holder)):
+                await call([pack("EVAL", RELEASE_NAME, 1, prefix.encode() + name, holder)])
+
     def _renewal(self, stream: str, key: str, facts: bytes, counts: Sequence[str | int]) -> tuple[Any, ...]:
         """Return the script that reserves the name or renews the reservation, the number of its keys, and its words."""
         keys = key, registry_key(stream, self._group)
@@ -164,26 +182,3 @@ class NameReservation:
             stream=stream,
             group=self._group,
         )
-
-
-def _machine() -> str:
-    """Return what the process ids of this machine are unique in; empty if that is not known."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"
-    return ""
-
-
-def _is_gone(token: str) -> bool:
-    """True if the token's process was one of this machine and has ended."""
-    machine, _, rest = token.partition("/")
-    pid = rest.partition("/")[0]
-    if not machine or machine != _machine() or not pid.isdecimal():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False

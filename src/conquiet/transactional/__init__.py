@@ -29,6 +29,7 @@ from conquiet.transactional.lease_check import Deduplicator, LeaseCheck  # noqa:
 from conquiet.transactional.metadata import metadata  # noqa: E402
 from conquiet.transactional.migrations import TableLayout, create_tables, migrate_tables, table_layouts  # noqa: E402
 from conquiet.transactional.outbox import Outbox, OutboxBacklog, ParkedMessage  # noqa: E402
+from conquiet.transactional.partition_target import ToPartitions  # noqa: E402
 from conquiet.transactional.purging import DatabaseRetention, Purger  # noqa: E402
 from conquiet.transactional.relay import OutboxRelay, RelayHealth, RelayStats  # noqa: E402
 from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome  # noqa: E402
@@ -56,6 +57,7 @@ __all__ = [
     "RelayStats",
     "TableLayout",
     "Target",
+    "ToPartitions",
     "ToProcessor",
     "ToRabbit",
     "ToStream",

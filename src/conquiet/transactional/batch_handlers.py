@@ -5,14 +5,14 @@
     RabbitConsumer     syncer=for_rabbit_batch(handle, engine=…), batch=200
 
 One transaction for all messages of a batch: one inbox statement, one COMMIT, one acknowledgement. Messages that have
-had their effect are not in the list that the handler gets. What raises rolls everything back; the engine then halves
-the batch (``core.batch_run``). A message whose lease was lost is taken out before the COMMIT.
+had their effect are not in the list that the handler gets. What raises rolls everything back; the message that fails is
+then found by halving, in savepoints of a second transaction (``batch_source``), and the engine settles it by itself. A
+message whose lease was lost is taken out before the COMMIT.
 
 ``…_group`` is for handlers of single messages: each runs in a savepoint of the one transaction, and one that raises is
 rolled back to it and settled by itself.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,15 +66,15 @@ def for_processor_batch(
 
     if isinstance(batches, AsyncBatches):
 
-        async def handle_async(contexts: "list[JobContext]") -> None:
+        async def handle_async(contexts: "list[JobContext]") -> object:
             work = lambda session, new: handler([contexts[one] for one in new], session)  # noqa: E731 - a closure
-            await batches.together(received(contexts), work, check(contexts))
+            return await batches.together(received(contexts), work, check(contexts))
 
         return made_for("group", group, batches.source, batches.cancellable(handle_async, of_one))
 
-    def handle(contexts: "list[JobContext]") -> None:
+    def handle(contexts: "list[JobContext]") -> object:
         work = lambda session, new: handler([contexts[one] for one in new], session)  # noqa: E731 - a closure
-        batches.together(received(contexts), work, check(contexts))
+        return batches.together(received(contexts), work, check(contexts))
 
     return made_for("group", group, batches.source, batches.cancellable(handle, of_one))
 
@@ -139,15 +139,15 @@ def for_runtime_batch(
 
     if isinstance(batches, AsyncBatches):
 
-        async def handle_async(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> None:
+        async def handle_async(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> object:
             work = lambda session, new: handler([messages[one] for one in new], session)  # noqa: E731 - a closure
-            await batches.together(received(messages, contexts), work, lambda: _check_leases(contexts))
+            return await batches.together(received(messages, contexts), work, lambda: _check_leases(contexts))
 
         return made_for("group", group, batches.source, handle_async)
 
-    def handle(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> None:
+    def handle(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> object:
         work = lambda session, new: handler([messages[one] for one in new], session)  # noqa: E731 - a closure
-        batches.together(received(messages, contexts), work, lambda: _check_leases(contexts))
+        return batches.together(received(messages, contexts), work, lambda: _check_leases(contexts))
 
     return made_for("group", group, batches.source, handle)
 
@@ -162,52 +162,53 @@ def for_rabbit_batch(
 ) -> Callable[[list[Any]], Any]:
     """Return a batch syncer for ``RabbitConsumer(…, batch=200)`` that runs ``handler(messages, session)`` once each.
 
-    A handler that returns False has its transaction rolled back, and the batch is halved until the message that fails
-    is alone; that one is requeued or dead-lettered. For the arguments see ``for_rabbit``.
+    A handler that returns False has its transaction rolled back, and the message that fails is found by halving; that
+    one is requeued or dead-lettered. For the arguments see ``for_rabbit``.
     """
     by_message = None if key is None else lambda known: key(known.payload)
     batches = _batches(handler, engine, inbox, by_message, "messages", "session")
 
-    def received(messages: list[Any]) -> list[ReceivedFromRabbit]:
-        from conquiet.rabbit.batch_workers import current_deliveries
-
-        deliveries = current_deliveries()
-        place = agreed("queue", queue, deliveries[0].queue)
-        return [ReceivedFromRabbit(place, message, one) for message, one in zip(messages, deliveries, strict=True)]
-
     if isinstance(batches, AsyncBatches):
 
-        async def syncer_async(messages: list[Any]) -> bool:
-            async def work(session: Any, new: list[int]) -> None:
-                _refuse_false(await handler([messages[one] for one in new], session))
+        async def syncer_async(messages: list[Any]) -> object:
+            from conquiet.rabbit.batch_results import RefusedError, only_deliveries
 
-            with contextlib.suppress(_RefusedError):
-                await batches.together(received(messages), work, _no_check)
-                return True
-            return False
+            async def work(session: Any, new: list[int]) -> None:
+                with only_deliveries(new):
+                    if await handler([messages[one] for one in new], session) is False:
+                        raise RefusedError
+
+            try:
+                return await batches.together(_received(messages, queue), work, _no_check) or True
+            except RefusedError:
+                return False
 
         return made_for("queue", queue, batches.source, syncer_async)
 
-    def syncer(messages: list[Any]) -> bool:
-        def work(session: Any, new: list[int]) -> None:
-            _refuse_false(handler([messages[one] for one in new], session))
+    def syncer(messages: list[Any]) -> object:
+        from conquiet.rabbit.batch_results import RefusedError, only_deliveries
 
-        with contextlib.suppress(_RefusedError):
-            batches.together(received(messages), work, _no_check)
-            return True
-        return False
+        def work(session: Any, new: list[int]) -> None:
+            with only_deliveries(new):
+                result = handler([messages[one] for one in new], session)
+            reject_awaitable("the handler", result)
+            if result is False:
+                raise RefusedError
+
+        try:
+            return batches.together(_received(messages, queue), work, _no_check) or True
+        except RefusedError:
+            return False
 
     return made_for("queue", queue, batches.source, syncer)
 
 
-class _RefusedError(Exception):
-    """The handler returned False: roll back."""
+def _received(messages: list[Any], queue: str | None) -> list[ReceivedFromRabbit]:
+    from conquiet.rabbit.batch_results import current_deliveries
 
-
-def _refuse_false(result: object) -> None:
-    reject_awaitable("the handler", result)
-    if result is False:
-        raise _RefusedError
+    deliveries = current_deliveries()
+    place = agreed("queue", queue, deliveries[0].queue)
+    return [ReceivedFromRabbit(place, message, one) for message, one in zip(messages, deliveries, strict=True)]
 
 
 def _no_check() -> None:

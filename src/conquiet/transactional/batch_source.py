@@ -1,21 +1,28 @@
 """The effects of many messages in one transaction.
 
-    together   BEGIN ─ inbox rows of all ─ handler(those that are new) ─ checks ─ COMMIT    what raises: ROLLBACK
+    together   BEGIN ─ inbox rows of all ─ handler(those that are new) ─ checks ─ COMMIT
+               the handler raises: ROLLBACK, then the message that fails is searched for in a second transaction:
+               BEGIN ─ inbox rows of all ─ SAVEPOINT ─ handler(a half) ─ … until it is alone ─ SAVEPOINT ─ handler(the
+               others) ─ the inbox row of the one that fails is deleted ─ checks ─ COMMIT
     each       BEGIN ─ inbox rows of all ─ for each that is new: SAVEPOINT ─ handler(it) ─ RELEASE
                                                                  raises: ROLLBACK TO SAVEPOINT, its inbox row is deleted
                      ─ checks ─ COMMIT
 
-An error that has ended the whole transaction (a deadlock, a lost connection) is never one message's: it is raised.
+So messages that fail cost a batch one transaction more, however many they are. An error that has ended the whole
+transaction (a deadlock, a lost connection) is never one message's: it is raised.
 
 See docs/decisions/0045.
+
+See docs/decisions/0044.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from conquiet.core.batch_run import Outcome
+from conquiet.core.batch_run import BatchRun, Outcome, run_without_loop
 from conquiet.core.functions import mark_cancellation, reject_awaitable, reject_unawaited
 from conquiet.db.errors import UNAVAILABLE, DbErrorKind, fault_of
 from conquiet.db.session import DbSession
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import sessionmaker
 
 F = TypeVar("F", bound=Callable[..., Any])
+W = TypeVar("W")
 
 _OUTER: Final = "SAVEPOINT conquiet_group"
 _SAVEPOINT: Final = "SAVEPOINT conquiet_member"
@@ -57,13 +65,57 @@ class SyncBatches:
             mark_cancellation(handle, SyncCancellation(self.source, self._inbox, received).mark)
         return handle
 
-    def together(self, msgs: Sequence[Any], work: Callable[[Any, list[int]], object], check: Check) -> None:
-        """Run ``work(session, positions)`` once for all messages that have had no effect yet."""
+    def together(
+        self, msgs: Sequence[Any], work: Callable[[Any, list[int]], object], check: Check
+    ) -> list[Outcome] | None:
+        """Run ``work(session, positions)`` once for all messages that have had no effect yet.
+
+        Returns None if all have had it now, or the outcome of each: None, or the error of a message by itself.
+        """
+        in_work = False
+        try:
+            with DbSession(self.source.engine) as db, self._inbox.once_many(db, msgs) as first_time:
+                new = [position for position, is_first in enumerate(first_time) if is_first]
+                if new:
+                    db.before_commit(lambda _: check())
+                    in_work = True
+                    self.source.in_session(db, lambda session: _require_nothing(work(session, new)))
+                    in_work = False
+        except Exception as error:
+            if not in_work or not _may_be_of_one(error, msgs):
+                raise
+        else:
+            return None
+        return self._search(msgs, work, check)
+
+    def _search(self, msgs: Sequence[Any], work: Callable[[Any, list[int]], object], check: Check) -> list[Outcome]:
+        """Find the messages that fail, in savepoints of one transaction; the others have their effect in it."""
         with DbSession(self.source.engine) as db, self._inbox.once_many(db, msgs) as first_time:
+            guard = TransactionGuard(db.connection)
+            db.before_commit(lambda _: check())
             new = [position for position, is_first in enumerate(first_time) if is_first]
-            if new:
-                db.before_commit(lambda _: check())
-                self.source.in_session(db, lambda session: _require_nothing(work(session, new)))
+            ordinals = count()
+
+            async def call(positions: list[int]) -> None:  # never suspends
+                try:
+                    error = self._in_savepoint(
+                        db, next(ordinals), positions, lambda session, some: _require_nothing(work(session, some))
+                    )
+                except Exception as ending:
+                    raise _TransactionEnded(ending) from ending
+                guard.take_over(db.connection)
+                if error is not None:
+                    raise error
+
+            try:
+                outcomes = _outcomes_of(msgs, new, run_without_loop(BatchRun(new, call).search()))
+            except _TransactionEnded as ended:
+                raise ended.error from ended.error.__cause__
+            failed = [msg for msg, outcome in zip(msgs, outcomes, strict=True) if outcome is not None]
+            if failed:
+                self._inbox.forget(db, failed)
+            guard.allow_commit()
+        return outcomes
 
     def each(self, msgs: Sequence[Any], work: Callable[[Any, int], object], check: Check) -> list[Outcome]:
         """Run ``work(session, position)`` in a savepoint of its own for each message that has had no effect yet."""
@@ -80,14 +132,21 @@ class SyncBatches:
             guard.allow_commit()
         return outcomes
 
-    def _in_savepoint(self, db: DbSession, ordinal: int, position: int, work: Callable[[Any, int], object]) -> Outcome:
+    def _in_savepoint(self, db: DbSession, ordinal: int, what: W, work: Callable[[Any, W], object]) -> Outcome:
+        checks = db.checks
+        outcome = self._rolled_back_if_failed(db, ordinal, what, work)
+        if outcome is not None:
+            db.drop_checks(checks)
+        return outcome
+
+    def _rolled_back_if_failed(self, db: DbSession, ordinal: int, what: W, work: Callable[[Any, W], object]) -> Outcome:
         if self.source.maker is not None:
-            return self._in_orm_savepoint(db, self.source.maker, position, work)
+            return self._in_orm_savepoint(db, self.source.maker, what, work)
         send = db.connection.exec_driver_sql
         for statement in savepoint_before(ordinal, db.engine.dialect.name):
             send(statement)
         try:
-            reject_awaitable("the handler", work(db, position))
+            reject_awaitable("the handler", work(db, what))
         except Exception as error:
             if ends_transaction(error):
                 raise
@@ -96,7 +155,7 @@ class SyncBatches:
         return None
 
     def _in_orm_savepoint(
-        self, db: DbSession, maker: "sessionmaker[Any]", position: int, work: Callable[[Any, int], object]
+        self, db: DbSession, maker: "sessionmaker[Any]", what: W, work: Callable[[Any, W], object]
     ) -> Outcome:
         # SQLAlchemy's own savepoint: a flush that fails rolls back what SQLAlchemy knows to be open, and without a
         # savepoint that is the transaction.
@@ -104,7 +163,7 @@ class SyncBatches:
         try:
             # Closed also after an error, before the savepoint around it: the session has a savepoint of its own.
             with maker(bind=db.connection) as session:
-                reject_awaitable("the handler", work(session, position))
+                reject_awaitable("the handler", work(session, what))
                 session.commit()  # writes what it holds, and commits nothing
         except Exception as error:
             if ends_transaction(error):
@@ -135,8 +194,32 @@ class AsyncBatches:
 
     async def together(
         self, msgs: Sequence[Any], work: Callable[[Any, list[int]], Awaitable[object]], check: Check
-    ) -> None:
+    ) -> list[Outcome] | None:
         """See ``SyncBatches.together``."""
+        from conquiet.transactional.async_transaction import AsyncTransaction
+
+        in_work = False
+        try:
+            async with (
+                AsyncTransaction(self.source.engine, before_commit=check) as connection,
+                self._inbox.once_many(connection, msgs) as first_time,
+            ):
+                new = [position for position, is_first in enumerate(first_time) if is_first]
+                if new:
+                    in_work = True
+                    await self.source.in_session(connection, lambda session: _awaited(work(session, new)))
+                    in_work = False
+        except Exception as error:
+            if not in_work or not _may_be_of_one(error, msgs):
+                raise
+        else:
+            return None
+        return await self._search(msgs, work, check)
+
+    async def _search(
+        self, msgs: Sequence[Any], work: Callable[[Any, list[int]], Awaitable[object]], check: Check
+    ) -> list[Outcome]:
+        """See ``SyncBatches._search``."""
         from conquiet.transactional.async_transaction import AsyncTransaction
 
         async with (
@@ -144,14 +227,26 @@ class AsyncBatches:
             self._inbox.once_many(connection, msgs) as first_time,
         ):
             new = [position for position, is_first in enumerate(first_time) if is_first]
-            if new:
+            ordinals = count()
 
-                async def run(session: Any) -> None:
-                    result = await work(session, new)
-                    reject_unawaited(result)
-                    _require_nothing(result)
+            async def call(positions: list[int]) -> None:
+                try:
+                    error = await self._in_savepoint(
+                        connection, next(ordinals), positions, lambda session, some: _awaited(work(session, some))
+                    )
+                except Exception as ending:
+                    raise _TransactionEnded(ending) from ending
+                if error is not None:
+                    raise error
 
-                await self.source.in_session(connection, run)
+            try:
+                outcomes = _outcomes_of(msgs, new, await BatchRun(new, call).search())
+            except _TransactionEnded as ended:
+                raise ended.error from ended.error.__cause__
+            failed = [msg for msg, outcome in zip(msgs, outcomes, strict=True) if outcome is not None]
+            if failed:
+                await run_in(connection, lambda unit: self._inbox.forget_in(unit, failed))
+        return outcomes
 
     async def each(
         self, msgs: Sequence[Any], work: Callable[[Any, int], Awaitable[object]], check: Check
@@ -173,13 +268,13 @@ class AsyncBatches:
         return outcomes
 
     async def _in_savepoint(
-        self, connection: "AsyncConnection", ordinal: int, position: int, work: Callable[[Any, int], Awaitable[object]]
+        self, connection: "AsyncConnection", ordinal: int, what: W, work: Callable[[Any, W], Awaitable[object]]
     ) -> Outcome:
         if self.source.maker is None:
             for statement in savepoint_before(ordinal, connection.dialect.name):
                 await connection.exec_driver_sql(statement)
             try:
-                reject_unawaited(await work(connection, position))
+                reject_unawaited(await work(connection, what))
             except Exception as error:
                 if ends_transaction(error):
                     raise
@@ -189,7 +284,7 @@ class AsyncBatches:
         savepoint = await connection.begin_nested()
         try:
             async with self.source.maker(bind=connection) as session:
-                reject_unawaited(await work(session, position))
+                reject_unawaited(await work(session, what))
                 await session.commit()  # writes what it holds, and commits nothing
         except Exception as error:
             if ends_transaction(error):
@@ -220,6 +315,32 @@ def ends_transaction(error: Exception) -> bool:
     if isinstance(error, DBAPIError):
         return fault_of(error) in _ENDING
     return isinstance(error, ConflictError | InfrastructureError | LifecycleError)
+
+
+class _TransactionEnded(BaseException):
+    """Carries the error that has ended the transaction of a search."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _may_be_of_one(error: Exception, msgs: Sequence[Any]) -> bool:
+    """Return whether an error of a call with all messages may be the error of some of them."""
+    return len(msgs) > 1 and not ends_transaction(error)
+
+
+def _outcomes_of(msgs: Sequence[Any], new: list[int], found: list[Outcome]) -> list[Outcome]:
+    outcomes: list[Outcome] = [None] * len(msgs)
+    for position, outcome in zip(new, found, strict=True):
+        outcomes[position] = outcome
+    return outcomes
+
+
+async def _awaited(work: Awaitable[object]) -> None:
+    result = await work
+    reject_unawaited(result)
+    _require_nothing(result)
 
 
 def _require_nothing(result: object) -> None:

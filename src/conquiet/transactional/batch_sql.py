@@ -10,12 +10,12 @@ its own, compiled and kept by SQLAlchemy.
 See docs/decisions/0043.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import TextClause, text
 
 from conquiet.transactional.sql_dialect import MySqlDialect, PostgresDialect, SqlDialect, channel_of
@@ -26,6 +26,8 @@ _JSON_ROWS: Final = (
 )
 _MOST_ROWS: Final = 1_000_000
 """More than any list has: a LIMIT keeps the server from merging the list into the statement around it."""
+
+_encode: Final = msgspec.json.Encoder().encode
 
 _KEY: Final = "source, consumer_group, message_id"
 
@@ -59,8 +61,14 @@ def bind_rows(dialect: SqlDialect, ids: Sequence[bytes], digests: Sequence[bytes
     """Return the binds of rows, in the order given: two transactions that agree on it do not deadlock."""
     if isinstance(dialect, PostgresDialect):
         return {"ids": list(ids), "digests": list(digests)}
+    if not any(digests):
+        return {"rows": _json([(each.hex(),) for each in ids])}
     pairs = zip(ids, digests, strict=True)
-    return {"rows": json.dumps([[each.hex(), None if digest is None else digest.hex()] for each, digest in pairs])}
+    return {"rows": _json([(each.hex(), None if digest is None else digest.hex()) for each, digest in pairs])}
+
+
+def _json(rows: list[Any]) -> str:
+    return _encode(rows).decode()
 
 
 def _for_mysql(dialect: MySqlDialect, name: str, *, digest: bool) -> BatchStatements:
@@ -141,4 +149,4 @@ def bind_messages(dialect: SqlDialect, rows: Sequence[tuple[bytes, bytes | None,
         ids, keys, payloads = zip(*rows, strict=True)
         return {"ids": list(ids), "keys": list(keys), "payloads": list(payloads)}
     listed = [(each.hex(), None if key is None else key.hex(), payload.hex()) for each, key, payload in rows]
-    return {"rows": json.dumps(listed)}
+    return {"rows": _json(listed)}

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
+from conquiet.core import tracing
 from conquiet.db.session import DbSession
 from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
 from conquiet.metrics.safety import count
@@ -42,6 +43,12 @@ def count_effect(unit: UnitOfWork, source: str, outcome: str, *, n: int = 1) -> 
         event.listen(owner, "commit", _committed)
         event.listen(owner, "rollback", _rolled_back)
     waiting.append((source, outcome, n))
+
+
+def count_single_effect(unit: UnitOfWork, source: str, outcome: str) -> None:
+    """Count the effect of a message that has a transaction of its own, and note it in its span."""
+    count_effect(unit, source, outcome)
+    tracing.note("inbox.outcome", outcome)
 
 
 def _committed(connection: Connection) -> None:

@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy.engine import Engine
 
-from conquiet.core import tracing
 from conquiet.core.functions import require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds, require_table
@@ -30,7 +29,7 @@ from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LifecycleError, MessageInProgressError
 from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
 from conquiet.metrics.safety import count
-from conquiet.transactional.effect_counts import count_effect
+from conquiet.transactional.effect_counts import count_single_effect
 from conquiet.transactional.inbox_batch import InboxEntry, record_many
 from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, key_of
 from conquiet.transactional.payload_digest import digest_of, is_same, key_of_other
@@ -210,9 +209,8 @@ class Inbox:
     def record_entry(self, unit: UnitOfWork, key: InboxKey, digest: bytes | None) -> bool:
         """Record one message; see ``record``."""
         existing = self.write_entry(unit, key, digest)
-        tracing.note("inbox.outcome", "first" if existing is None else "duplicate")
         if existing is None:
-            count_effect(unit, key.source, "first")
+            count_single_effect(unit, key.source, "first")
             return True
         if (
             digest is not None
@@ -220,10 +218,10 @@ class Inbox:
             and self.write_entry(unit, key_of_other(key, digest), digest) is None
         ):
             self._touch(unit, key)
-            count_effect(unit, key.source, "reused_id")
+            count_single_effect(unit, key.source, "reused_id")
             logger.warning("id was used before by another message, handling this one too", **_facts(key))
             return True
-        count_effect(unit, key.source, "duplicate")
+        count_single_effect(unit, key.source, "duplicate")
         logger.info("message had its effect before, handler skipped", **_facts(key))
         return False
 

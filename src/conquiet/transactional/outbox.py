@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from sqlalchemy.engine import Engine
 
-from conquiet.core import tracing
+from conquiet.core import causation, tracing
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive, require_seconds, require_table, require_text
 from conquiet.db.session import DbSession
@@ -205,7 +205,7 @@ class Outbox:
         ]
         wait_s = 0.0 if delay_s is None else require_seconds("delay_s", delay_s, zero_allowed=True)
         named = None if event is None else _short("event", event)
-        headers = _encoded_headers(None)
+        headers = _encoded_headers(None, target, *(row[0].decode() for row in rows))
         return OutboxRows(self.table, _short("target", target), named, wait_s, rows, self._wake, headers)
 
     def _message(
@@ -227,7 +227,7 @@ class Outbox:
             "key": None if key is None else _short("key", key),
             "event": None if event is None else _short("event", event),
             "payload": encode(payload, max_bytes=self._max_bytes),
-            "headers": _encoded_headers(headers),
+            "headers": _encoded_headers(headers, target, message_id),
         }
         wait_s = 0.0 if delay_s is None else require_seconds("delay_s", delay_s, zero_allowed=True)
 
@@ -328,8 +328,15 @@ class Outbox:
         return sql, outbox_statements(sql, self.table)
 
 
-def _encoded_headers(headers: tracing.Headers | None) -> bytes | None:
-    carried = tracing.inject(tracing.require_headers(headers))
+def _encoded_headers(headers: tracing.Headers | None, target: str, *message_ids: str) -> bytes | None:
+    """Return what travels with messages: the caller's headers, the trace context, and the message that causes them."""
+    given: tracing.Headers | None = tracing.require_headers(headers)
+    handling = causation.current()
+    if handling is not None:
+        given = handling.headers(given)
+        for message_id in message_ids:
+            handling.note(target, message_id)
+    carried = tracing.inject(given)
     return None if not carried else json.dumps(carried).encode()
 
 

@@ -4,9 +4,9 @@ See docs/decisions/0051.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from conquiet.transactional.targets import ToProcessor
+from conquiet.transactional.targets import MAX_PAYLOAD_BYTES, ToProcessor
 
 if TYPE_CHECKING:
     from conquiet.processor.partitions import Layout
@@ -34,11 +34,20 @@ class ToPartitions(ToProcessor):
         replicas: As for ``ToStream``.
     """
 
-    def __init__(self, redis: "AnyRedis", stream: str, event: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        redis: "AnyRedis",
+        stream: str,
+        event: str | None = None,
+        *,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        replicas: int = 0,
+    ) -> None:
         from conquiet.processor.partition_routing import PartitionRouter
         from conquiet.processor.partitions import require_stream_name
 
-        super().__init__(redis, require_stream_name(stream), event, **options)
+        name = require_stream_name(stream)
+        super().__init__(redis, name, event, max_payload_bytes=max_payload_bytes, replicas=replicas)
         self._router = PartitionRouter()
 
     def _send(self, encoded: Sequence[bytes], keys: Sequence[bytes | None]) -> None:

@@ -30,7 +30,7 @@ Results = list[tuple[PublishOutcome, str]]
 
 PUBLISHED: Final = (PublishOutcome.PUBLISHED, "")
 DEFERRED: Final = (PublishOutcome.DEFERRED, "")
-_MAX_PAYLOAD_BYTES: Final = 1_048_576
+MAX_PAYLOAD_BYTES: Final = 1_048_576
 
 
 class Target(Protocol):
@@ -67,7 +67,7 @@ class ToStream:
     """
 
     def __init__(
-        self, redis: "AnyRedis", stream: str, *, max_payload_bytes: int = _MAX_PAYLOAD_BYTES, replicas: int = 0
+        self, redis: "AnyRedis", stream: str, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES, replicas: int = 0
     ) -> None:
         from conquiet.redis_transport.client import SOCKET_TIMEOUT_S  # needs the extra "redis"
         from conquiet.redis_transport.cluster_connection import open_connection
@@ -173,7 +173,7 @@ class ToProcessor(ToStream):
         stream: str,
         event: str | None = None,
         *,
-        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         replicas: int = 0,
     ) -> None:
         super().__init__(redis, stream, max_payload_bytes=max_payload_bytes, replicas=replicas)

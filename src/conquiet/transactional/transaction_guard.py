@@ -13,7 +13,7 @@ See docs/decisions/0033.
 """
 
 from typing import TYPE_CHECKING, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from sqlalchemy import event
 
@@ -34,6 +34,7 @@ _COMMIT: Final = (
     "remove commit() from the handler; nothing was sent"
 )
 _ENDING: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE})
+_GUARD: Final = "_conquiet_guard"
 _STATEMENT: Final = OperationInfo("a statement of the handler")
 
 
@@ -44,16 +45,17 @@ class TransactionGuard:
         connection: In a transaction. Use it for nothing else afterwards.
     """
 
-    __slots__ = ("_may_commit", "connection", "failure")
+    __slots__ = ("_may_commit", "failure")
 
     def __init__(self, connection: "Connection") -> None:
-        self.connection = connection
         self.failure: BaseException | None = None
         self._may_commit = False
         _listen(connection.engine)
         # Engine-wide, events would cost every statement of the application something.
         connection._has_events = True  # noqa: SLF001
-        _guards[connection] = self
+        # An attribute, so that both end together. In a WeakKeyDictionary the traceback of a failure would keep the
+        # connection, and with it the guard: memory that grows with each message.
+        setattr(connection, _GUARD, self)
 
     def allow_commit(self) -> None:
         """Let the next COMMIT pass.
@@ -65,13 +67,23 @@ class TransactionGuard:
             raise as_write_error(self.failure, _STATEMENT) from self.failure
         self._may_commit = True
 
+    def take_over(self, connection: "Connection") -> None:
+        """Guard the connection again, after a part of its transaction that had a guard of its own."""
+        other = _guard_of(connection)
+        if other is not None and other is not self:
+            self.failure = self.failure or other.failure
+            setattr(connection, _GUARD, self)
+
     def on_commit(self) -> None:
         """Refuse a COMMIT that is not ours."""
         if not self._may_commit:
             raise LifecycleError(_COMMIT)
 
 
-_guards: "WeakKeyDictionary[Connection, TransactionGuard]" = WeakKeyDictionary()
+def _guard_of(connection: "Connection | None") -> TransactionGuard | None:
+    return getattr(connection, _GUARD, None)
+
+
 _listened: "WeakSet[Engine]" = WeakSet()
 
 
@@ -87,18 +99,18 @@ def _listen(engine: "Engine") -> None:
 
 
 def _on_begin(connection: "Connection") -> None:
-    if connection in _guards:
+    if _guard_of(connection) is not None:
         raise LifecycleError(ENDED)
 
 
 def _on_commit(connection: "Connection") -> None:
-    guard = _guards.get(connection)
+    guard = _guard_of(connection)
     if guard is not None:
         guard.on_commit()
 
 
 def _on_error(context: "ExceptionContext") -> None:
-    guard = None if context.connection is None else _guards.get(context.connection)
+    guard = _guard_of(context.connection)
     error = context.sqlalchemy_exception or context.original_exception
     if guard is not None and guard.failure is None and fault_of(error) in _ENDING:
         guard.failure = error

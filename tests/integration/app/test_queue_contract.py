@@ -16,9 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from tests.integration.app.conftest import LEDGER, METADATA
 
-from conquiet import App, Emit, Reject, SyncEmit
+from conquiet import App, Emit, JobContext, Reject, SyncEmit
 from conquiet.app import AppSettings, TestApp
-from conquiet.rabbit import RabbitDeadLetters, Requeue, current_delivery
+from conquiet.errors import ConfigurationError, DatabaseUnavailableError
+from conquiet.rabbit import RabbitDeadLetters, Requeue, current_deliveries, current_delivery
 from conquiet.testing import wait_until_async
 
 QUEUE = "crm-sync"
@@ -236,6 +237,94 @@ async def test_an_unreadable_body_of_a_queue_dies_with_its_reason(place: QueuePl
             with place._channel() as channel:
                 channel.basic_publish("", QUEUE, b"no json", pika.BasicProperties(message_id="m1"))
         assert await place.dead() == [("m1", "body is not JSON")]
+
+
+async def test_a_batch_of_a_queue_has_each_effect_once_and_costs_only_the_guilty(place: QueuePlace) -> None:
+    app = place.app()
+    calls: list[list[str]] = []
+
+    @app.queue(QUEUE, batch=6, within_s=1.0)
+    async def book(orders: list[Order], session: AsyncSession) -> None:
+        ids = [order.order_id for order in orders]
+        assert [delivery.message_id for delivery in current_deliveries()] == [f"m-{each}" for each in ids]
+        calls.append(ids)
+        await session.execute(insert(LEDGER), [{"order_id": each} for each in ids])
+        if "c" in ids:
+            raise KeyError("secret")
+
+    async with place.running(app):
+        for order_id in "abca":
+            await place.publish({"order_id": order_id}, f"m-{order_id}")
+        await place.publish({"order_id": "wrong", "cents": "secret"}, "m-wrong")
+        await place.publish({"order_id": "d"}, "m-d")
+        dead = dict(await place.dead(2))
+        await place.until(lambda: len(place.booked()) == 3)
+
+    assert sorted(place.booked()) == ["a", "b", "d"]
+    assert sorted(dead) == ["m-c", "m-wrong"]
+    assert dead["m-c"] == "refused"
+    assert "field $.cents: Expected `int`" in dead["m-wrong"]
+    assert max(len(ids) for ids in calls) > 1
+
+
+async def test_a_batch_of_a_queue_without_a_session_gets_lists(place: QueuePlace) -> None:
+    app = place.app()
+    seen: list[str] = []
+
+    @app.queue(QUEUE, batch=3, within_s=0.3)
+    def book(orders: list[Order]) -> bool:
+        ids = [order.order_id for order in orders]
+        if "b" in ids:
+            return False
+        seen.extend(ids)
+        if "c" in ids:
+            raise Reject("closed")
+        return True
+
+    async with place.running(app):
+        for order_id in "abcd":
+            await place.publish({"order_id": order_id}, f"m-{order_id}")
+        dead = await place.dead(2)
+        await place.until(lambda: {"a", "d"} <= set(seen))
+
+    assert sorted(dead) == [("m-b", "refused"), ("m-c", "closed")]
+
+
+async def test_a_batch_of_a_queue_waits_again_if_a_server_is_away(tmp_path: Path) -> None:
+    app = App("shop", rabbit="amqp://127.0.0.1:1/")
+    calls: list[int] = []
+
+    @app.queue(QUEUE, batch=10)
+    async def book(orders: list[Order]) -> None:
+        calls.append(len(orders))
+        if len(calls) == 1:
+            raise DatabaseUnavailableError("away")
+
+    async with TestApp(app) as t:
+        for number in range(3):
+            await t.publish(QUEUE, {"order_id": str(number)}, message_id=str(number))
+        with pytest.raises(DatabaseUnavailableError):
+            await t.drain()
+        await t.drain()
+
+    assert calls == [3, 3]
+    assert t.dead_letters == []
+
+
+def test_a_batch_of_a_queue_for_single_payloads_or_contexts_is_refused() -> None:
+    app = App("shop", redis="redis://127.0.0.1:1/0", rabbit="amqp://127.0.0.1:1/")
+    with pytest.raises(ConfigurationError, match=r"list\[Order\]"):
+
+        @app.queue(QUEUE, batch=10)
+        async def book(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="current_deliveries"):
+
+        @app.queue(QUEUE, batch=10)
+        async def sync(orders: list[Order], contexts: list[JobContext]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="give batch="):
+        app.queue(QUEUE, within_s=1.0)
 
 
 async def test_a_queue_that_the_app_does_not_have_is_refused(tmp_path: Path) -> None:

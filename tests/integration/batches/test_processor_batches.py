@@ -181,27 +181,6 @@ async def _dead_count(shop: Shop, count: int) -> bool:
     return int(await shop.client.xlen(keys_of(shop.stream).dead)) == count
 
 
-async def test_one_poison_among_200_costs_at_most_ten_transactions(shop: Shop, make_database: MakeDatabase) -> None:
-    database = make_database("mysql")
-    processor = shop.processor()
-    calls: list[int] = []
-
-    def handle(contexts: list[JobContext], session: DbSession) -> None:
-        calls.append(len(contexts))
-        session.execute(INSERT, rows(contexts))
-        if any(ctx.data["n"] == 137 for ctx in contexts):
-            raise ValueError
-
-    processor.handler("paid", batch=200, within_s=10.0)(for_processor_batch(handle, engine=database.engine))
-    await shop.emit(200)
-    async with processor:
-        await wait_until_async(shop.done, timeout_s=60.0, message="everything is settled")
-
-    assert database.count("effects") == 199
-    assert calls[0] == 200
-    assert len(calls) - 1 <= 10
-
-
 async def test_a_lost_lease_takes_one_message_out_before_commit(shop: Shop, make_database: MakeDatabase) -> None:
     database = make_database("mysql")
     engine = create_async_engine(database.url.replace("pymysql", "asyncmy"))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from conquiet.management import RedisAdmin
 from conquiet.management.doctor.redis import examine_redis
 from conquiet.processor import NewMessage, Processor, ProcessorSettings, SyncEmitter
 from conquiet.queue import RedisStreamsQueue, StreamProducer
-from conquiet.testing import RedisClusterServer
+from conquiet.testing import RedisClusterServer, wait_until_async
 from conquiet.transactional import ToStream
 
 
@@ -51,7 +52,7 @@ async def test_without_a_replica_the_error_says_what_is_where(redis_cluster: Red
     client = redis.asyncio.RedisCluster.from_url(redis_cluster.node_url)
     # Before the pause: the node that the client asks for the slots may be the replica that is paused.
     await client.initialize()
-    processor = Processor(client, ["orders"], settings=ProcessorSettings(replicas_timeout_s=5.0))
+    processor = Processor(client, ["orders"], settings=ProcessorSettings(replicas_timeout_s=0.5))
     replica = redis_cluster.replica_of(redis_cluster.master_of("orders"))
     target = ToStream(raw, "orders", replicas=1)
     with StreamProducer(raw, "orders") as producer, redis_cluster.pause_node(replica):
@@ -69,8 +70,15 @@ async def test_without_a_replica_the_error_says_what_is_where(redis_cluster: Red
             assert (caught.value.in_doubt, caught.value.confirmed, caught.value.wanted) == (True, 0, 1)
         with pytest.raises(NotReplicatedError):
             await processor.emit("sell", id="three", replicas=1)
+
+    async def is_confirmed() -> bool:
+        with suppress(NotReplicatedError):
+            await processor.emit("sell", id="three", replicas=1)
+            return True
+        return False
+
     # Sent again once the replica is back: confirmed, and there once.
-    await processor.emit("sell", id="three", replicas=1)
+    await wait_until_async(is_confirmed)
     target.close()
     await processor.close()
     await client.aclose()

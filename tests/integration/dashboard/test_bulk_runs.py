@@ -71,7 +71,7 @@ async def test_an_abandoned_run_is_found_behind_many_newer_ones(runs: BulkRuns, 
     assert [run.id for run in await runs.find_abandoned()] == [oldest.id]
 
 
-async def test_an_action_that_failed_is_in_the_audit_as_failed_and_no_form_token_is(
+async def test_a_failed_action_is_in_the_audit_without_the_form_token(
     open_client: Any,  # noqa: F811 - the fixture
     add_dead: Any,
     raw: Any,

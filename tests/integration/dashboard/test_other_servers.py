@@ -40,6 +40,13 @@ async def post(client: AsyncClient, page: str, path: str, **fields: str) -> Any:
     return await client.post(path, data={"csrf": token[1], **fields})
 
 
+async def has_history(client: AsyncClient, queue: str) -> bool:
+    """Return whether the page shows the hour of a queue: the broker samples it a few seconds after its declaration."""
+    answer = await client.get(f"/rabbit/queue?queue={queue}")
+    assert answer.status_code == 200
+    return "Published in the hour" in answer.text and SECRET not in answer.text
+
+
 async def test_the_database_page_shows_the_outbox_and_missing_tables(open_client: Any, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     engine = create_engine(url)
@@ -78,6 +85,8 @@ async def test_the_rabbitmq_page_looks_at_dead_letters_without_their_bodies(
         return "orders.dead" in (await client.get("/rabbit")).text
 
     await wait_until_async(is_listed)
+    await wait_until_async(lambda: has_history(client, "orders"))
+    assert (await client.get("/rabbit/queue?queue=missing")).status_code == 404
     looked = await post(client, "/rabbit", "/rabbit/peek", queue="orders.dead")
     assert "m-1" in looked.text
     assert "rejected" in looked.text

@@ -1,8 +1,10 @@
 """Requests without a browser: no payload in any response, rights per stream, bulk runs that are killed."""
 
 import asyncio
+import html
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -12,8 +14,7 @@ from httpx import ASGITransport, AsyncClient
 from starlette.requests import Request
 
 from conquiet.dashboard import EVERYTHING, Access, Dashboard, DashboardSettings, dashboard
-from conquiet.management.bulk_runs import BulkRuns, RunAction, RunState
-from conquiet.processor.dead_letters import DeadFilter
+from conquiet.dashboard.explanations import explain
 from conquiet.testing import wait_until_async
 
 SECRET = "payload-7f3a9c"
@@ -110,62 +111,29 @@ async def test_actions_are_recorded_before_and_after(open_client: Any, add_dead:
     assert raw.hkeys("{orders}:paused") == []
 
 
-async def test_a_run_whose_dashboard_died_is_taken_over(
-    open_client: Any, add_dead: Any, raw: Any, redis_url: str
-) -> None:
-    """What the dead one had replayed is not replayed again, and the rest is."""
-    import redis.asyncio
-
-    add_dead("orders", 500)
-    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
-        runs = BulkRuns(own, "a dashboard that dies")
-        run = await runs.create(
-            action=RunAction.REPLAY, stream="orders", where=DeadFilter(), user="ann", rate_per_s=200.0
-        )
-        await runs.carry_out(run.id)
-        await runs.confirm(run.id)
-        task = asyncio.create_task(runs.carry_out(run.id))
-        await wait_until_async(lambda: raw.xlen("orders") > 20)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        begun = raw.xlen("orders")
-        assert begun < 500
-
-        client = open_client()
-        await client.get("/runs")
-        await wait_until_async(lambda: raw.xlen("orders") == 500)
-        assert raw.xlen("{orders}:dead") == 0
-
-        async def is_done() -> bool:
-            found = await runs.get(run.id)
-            return found is not None and found.state is RunState.DONE
-
-        await wait_until_async(is_done)
-
-
-async def test_many_streams_cost_few_commands(open_client: Any, raw: Any) -> None:
+async def test_many_streams_cost_few_commands_while_the_doctor_examines(open_client: Any, raw: Any) -> None:
     pipe = raw.pipeline(transaction=False)
     for number in range(1_000):
         pipe.xgroup_create(f"stream-{number:04}", "processor", "0", mkstream=True)
     pipe.execute()
     client = open_client()
-
-    async def is_examined() -> bool:  # the doctor asks more, once in five minutes
-        return "Being examined" not in (await client.get("/")).text
-
-    await wait_until_async(is_examined)
+    assert "Being examined" in (await client.get("/")).text  # sparklines and keys are known after the first page
 
     with raw.monitor() as monitor:
-        await asyncio.sleep(1.0)  # no race: the last reading must be old enough to be read again
-        text = (await client.get("/")).text
+        began = time.monotonic()
+        for _ in range(3):
+            await asyncio.sleep(1.0)  # no race: the last reading must be old enough to be read again
+            text = (await client.get("/")).text
         raw.echo("the end")
         sent = 0
         for command in monitor.listen():
             if "the end" in command["command"]:
                 break
             sent += command["client_type"] != "lua"
+        took_s = time.monotonic() - began
     assert "1\u202f000" in text
-    assert 0 < sent < 50 + 110  # sparklines of the 50 streams shown are read every 20 s, two commands each
+    assert "Being examined" in text
+    assert 0 < sent < 50 * took_s
     assert text.count("<tr id=") == 50
 
 
@@ -176,12 +144,74 @@ async def test_a_page_of_many_dead_letters_reads_the_newest_only(open_client: An
     text = (await client.get("/dead?stream=orders")).text
 
     assert "The newest 500 of 5\u202f000" in text
+    assert "Look at the newest 5\u202f000" in text
     assert "paid-4999" in text
     older = re.search(r'href="(/dead\?[^"]*before=[^"]+)"', text)
     assert older is not None
     second = (await client.get(older[1].replace("&amp;", "&"))).text
     assert "paid-4949" in second
     assert "paid-4999" not in second.partition('id="acts"')[2]
+
+
+async def test_causes_beyond_the_newest_are_looked_at_page_by_page(open_client: Any, add_dead: Any, raw: Any) -> None:
+    add_dead("orders", 10, error="OldError")
+    add_dead("orders", 5_000, error="NewError")
+    client = open_client()
+
+    whole = (await client.get("/dead?stream=orders&sample=5000")).text
+    assert "The newest 5\u202f000 of 5\u202f010" in whole
+    assert "OldError" not in whole
+    link = re.search(r'href="(/dead\?[^"]*causes_before=[^"]+)"', whole)
+    assert link is not None
+    older = (await client.get(link[1].replace("&amp;", "&"))).text
+
+    causes = older.partition("What they died of")[2].partition("Newest</h2>")[0]
+    assert "OldError" in causes
+    assert "NewError" not in causes
+    assert "The next 10 before" in older
+    assert "Back to the newest" in older
+
+
+async def test_a_dead_letter_is_edited_and_retried_and_hidden_values_stay(
+    open_client: Any, add_dead: Any, raw: Any
+) -> None:
+    add_dead("orders", 1, data={"n": 1, "card": SECRET})
+    client = open_client(reveal=True)
+    dead_id = raw.xrevrange("{orders}:dead", count=1)[0][0].decode()
+    path = f"/dead/show?stream=orders&id={dead_id}"
+    page = (await client.get(path)).text
+    assert "Edit and retry" in page
+    assert SECRET not in page
+
+    answer = await post(client, path, "/dead/edit", stream="orders", id=dead_id, data='{"n": 2, "card": "•••"}')
+
+    assert "is retried with the new data" in answer.text
+    ((_, fields),) = raw.xrange("orders")
+    assert json.loads(fields[b"data"])["data"] == {"n": 2, "card": SECRET}
+    assert raw.xlen("{orders}:dead") == 0
+    audit = b" ".join(value for _, entry in raw.xrange("conquiet:audit") for value in entry.values())
+    assert b"edit" in audit
+    assert b'"n"' not in audit
+
+
+async def test_nothing_is_edited_without_the_right_or_what_may_be_seen(
+    open_client: Any, add_dead: Any, raw: Any
+) -> None:
+    add_dead("orders", 1, data={"n": 1})
+    dead_id = raw.xrevrange("{orders}:dead", count=1)[0][0].decode()
+    path, fields = f"/dead/show?stream=orders&id={dead_id}", {"stream": "orders", "id": dead_id, "data": '{"n": 2}'}
+    no_right = open_client(reveal=True, authorize=lambda _: Access("bob", {"view", "reveal", "replay"}))
+    not_revealed = open_client(authorize=lambda _: Access("ann", {"view", "edit", "replay"}))
+    bad = open_client(reveal=True)
+
+    assert "Edit and retry" not in (await no_right.get(path)).text
+    assert (await post(no_right, path, "/dead/edit", **fields)).status_code == 403
+    assert "Edit and retry" not in (await not_revealed.get(path)).text
+    assert (await post(not_revealed, path, "/dead/edit", **fields)).status_code == 409
+    assert (await post(bad, path, "/dead/edit", **fields | {"data": "no json"})).status_code == 409
+    assert (await post(bad, path, "/dead/edit", **fields | {"data": "[1]"})).status_code == 409
+    assert raw.xlen("{orders}:dead") == 1
+    assert raw.xlen("orders") == 0
 
 
 @pytest.fixture
@@ -246,3 +276,37 @@ async def test_all_jobs_that_match_are_cancelled_after_a_dry_run(open_client: An
     await post(client, f"/run?id={run}", "/run/confirm", id=run, stream="orders", do="cancel")
     await wait_until_async(lambda: is_in("done"))
     assert raw.zcard("{orders}:delayed") == 50
+
+
+async def test_retrying_jobs_are_counted_apart_from_delayed_ones(open_client: Any, emit: Any, raw: Any) -> None:
+    await emit("mail.send", {"attempt": 5}, id="late-1", delay_s=3_600.0)
+    retry = {"v": 1, "event": "mail.send", "id": "again-1", "attempt": 2, "data": {"attempt": 1}}
+    raw.zadd("{orders}:delayed", {json.dumps(retry, separators=(",", ":")): 4_000_000_000_000})
+    raw.zadd("{orders}:delayed", {json.dumps(retry | {"id": "again-2"}, separators=(",", ":")): 4_000_000_000_000})
+    client = open_client()
+
+    overview, jobs = (await client.get("/")).text, (await client.get("/jobs")).text
+
+    assert shown_by("delayed", overview)[:2] == ["1", "1"]  # the tile, and the stream
+    assert shown_by("retrying", overview)[:2] == ["2", "2"]
+    assert shown_by("delayed", jobs) == ["1"]
+    assert shown_by("retrying", jobs) == ["2"]
+
+
+def shown_by(name: str, text: str) -> list[str]:
+    """Return the numbers of a page that have this explanation."""
+    meaning = re.escape(html.escape(explain(name, "").partition(" Printed by")[0], quote=True))
+    return re.findall(rf'title="{meaning}[^"]*">(?:<dt>[^<]*</dt><dd>)?([^<]*)<', text)
+
+
+async def test_jobs_are_found_by_their_key(open_client: Any, emit: Any) -> None:
+    await emit("mail.send", {}, id="a", key="customer-1", delay_s=3_600.0)
+    await emit("mail.send", {}, id="b", key="customer-2", delay_s=3_600.0)
+    client = open_client()
+
+    found = (await client.get("/jobs?stream=orders&phase=delayed&key=customer-2")).text
+
+    rows = found.partition("<tbody>")[2]
+    assert ">b</a>" in rows
+    assert ">a</a>" not in rows
+    assert "customer-2" in rows

@@ -11,6 +11,7 @@ from typing import Any
 import pika
 import pytest
 import redis
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -239,3 +240,31 @@ async def test_the_runtime_has_a_span_for_each_message(traces: Traces, client: A
     assert attribute(handled, names.GROUP) == "processor"
     assert attribute(handled, names.SETTLEMENT) == "keep_pending"
     assert attribute(handled, names.ERROR_TYPE) == "ValueError"
+
+
+@pytest.mark.parametrize("suspends", [False, True])
+async def test_the_span_of_the_runtime_is_current_in_its_handler_alone(
+    traces: Traces,
+    client: Any,
+    key_prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    suspends: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    stream = f"{key_prefix}orders"
+    for _ in range(20):
+        client.xadd(stream, {"data": "{}"})
+    inside: list[int] = []
+
+    async def handle(message: Any, ctx: Any) -> None:
+        before = trace.get_current_span().get_span_context().span_id
+        if suspends:
+            await asyncio.sleep(0.001)
+        assert trace.get_current_span().get_span_context().span_id == before
+        inside.append(before)
+
+    async with Consumer(streams=[stream], redis=client, handler=handle, concurrency=4):
+        await wait_until_async(lambda: len(traces.named(f"process {stream}")) == 20, timeout_s=60)
+
+    assert sorted(inside) == sorted(span.context.span_id for span in traces.named(f"process {stream}"))
+    assert all(span.parent is None for span in traces.named(f"process {stream}"))
+    assert "detach" not in caplog.text, "OpenTelemetry logs a context that was left in another one"

@@ -49,7 +49,7 @@ async def test_a_retry_outlives_the_entry_of_its_first_attempt(processor: Proces
 
     async with processor:
         await processor.emit_many([NewMessage("pay", {"fails": n == 0}, id=f"m{n}") for n in range(50)])
-        await wait_until_async(lambda: len(attempts) == 50)
+        await wait_until_async(lambda: len(attempts) >= 50)
         await wait_until_async(is_long(client, stream, 1))  # the first attempt of m0 is gone; m0 waits for its second
         await wait_until_async(lambda: ("m0", 3) in attempts)
         await wait_until_async(is_long(client, stream, 1))
@@ -70,9 +70,9 @@ async def test_a_delayed_message_runs_in_a_stream_that_was_emptied(
     async with processor:
         await processor.emit("pay", id="late", delay_s=1.5)
         await processor.emit_many([NewMessage("pay", id=f"m{n}") for n in range(50)])
-        await wait_until_async(lambda: len(seen) == 50)
+        await wait_until_async(lambda: len(seen) >= 50)
         await wait_until_async(is_long(client, stream, 1))
-        await wait_until_async(lambda: seen[-1] == "late")
+        await wait_until_async(lambda: "late" in seen)
 
     assert await client.zcard(keys.delayed) == 0
 
@@ -129,7 +129,7 @@ async def test_the_order_by_key_holds_while_entries_are_removed(processor: Proce
     assert effects == {account: list(range(60)) for account in ("a", "b", "c")}
 
 
-async def test_jobs_are_listed_moved_and_cancelled_in_a_stream_that_is_kept_short(
+async def test_jobs_of_a_trimmed_stream_are_listed_moved_and_cancelled(
     processor: Processor, client: Any, stream: str, jobs: JobAdmin
 ) -> None:
     seen: list[str] = []

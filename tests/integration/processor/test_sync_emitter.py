@@ -181,7 +181,9 @@ def _without_time(payload: bytes) -> bytes:
     return before + rest.lstrip(b"0123456789")
 
 
-async def test_a_thread_waits_for_what_the_handler_returns(make_processor: Any, client: Any, stream: str) -> None:
+async def test_a_thread_waits_for_what_the_handler_returns(
+    make_processor: Callable[..., Processor], client: Any, stream: str
+) -> None:
     processor = make_processor()
 
     @processor.handler("add")

@@ -109,7 +109,7 @@ def deletions(raw: Redis) -> int:
     return int(stats.get("cmdstat_xdel", {}).get("calls", 0))
 
 
-def test_entries_behind_a_pending_one_are_deleted_singly_only_where_the_server_cannot(raw: Redis, stream: str) -> None:
+def test_entries_behind_a_pending_one_are_trimmed_by_the_server_where_it_can(raw: Redis, stream: str) -> None:
     """A server with ACKED deletes them without sending their data through the script."""
     add(raw, stream, 3_000)
     first, *others = read(raw, stream, "fast", 3_000)

@@ -17,7 +17,7 @@ def unprocessed(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [f"{record.levelname} {record.getMessage()}" for record in found]
 
 
-async def test_each_failed_attempt_is_counted_and_the_last_one_says_where_the_message_goes(
+async def test_each_failed_attempt_is_counted_and_the_last_names_the_target(
     rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = rabbit.queue()

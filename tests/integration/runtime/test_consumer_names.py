@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import QueueError
-from conquiet.redis_transport.liveness import LIVENESS_TTL_MS, liveness_key
+from conquiet.redis_transport.liveness import LIVENESS_TTL_MS, liveness_key, registry_key
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
@@ -51,23 +51,35 @@ async def test_a_name_is_free_again_after_a_clean_stop(make_engine: Any, run: An
     assert not raw.exists(key)
 
 
+async def token_of_an_ended_process() -> str:
+    program = "from conquiet.redis_transport.liveness import new_token; print(new_token())"
+    child = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return str(child.stdout.strip())
+
+
+async def test_a_worker_that_starts_ends_the_liveness_of_those_killed_on_its_machine(
+    make_engine: Any, run: Any, raw: Any, stream: str
+) -> None:
+    """So a dashboard on another machine shows a killed worker as dead when its successor starts, not 15 s later."""
+    killed, elsewhere = (liveness_key(stream, "processor", name) for name in ("killed", "elsewhere"))
+    raw.sadd(registry_key(stream, "processor"), "killed", "elsewhere")
+    raw.set(killed, await token_of_an_ended_process(), px=3_600_000)
+    raw.set(elsewhere, "another machine/1/x", px=3_600_000)
+
+    running = run(make_engine(_nothing, consumer_id="me", report_activity=True))
+    await wait_until_async(lambda: not raw.exists(killed))
+
+    assert raw.exists(elsewhere)
+    await running.stop()
+
+
 async def test_the_name_of_a_process_that_died_here_is_taken_over_at_once(
     make_engine: Any, run: Any, raw: Any, stream: str
 ) -> None:
-    child = await asyncio.to_thread(
-        subprocess.run,
-        [
-            sys.executable,
-            "-c",
-            "from conquiet.runtime.name_reservation import _machine; import os; print(_machine(), os.getpid())",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    machine, pid = child.stdout.split()
     key = liveness_key(stream, "processor", "me")
-    raw.set(key, f"{machine}/{pid}/x", px=3_600_000)
+    raw.set(key, await token_of_an_ended_process(), px=3_600_000)
 
     engine = make_engine(_nothing, consumer_id="me")
     running = run(engine)

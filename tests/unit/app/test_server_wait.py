@@ -105,7 +105,7 @@ async def test_an_app_says_which_server_it_waited_for() -> None:
         (b"+PONG\r\n", False),
     ],
 )
-async def test_a_redis_that_still_loads_is_waited_for_and_one_that_refuses_is_not(
+async def test_a_loading_redis_is_waited_for_and_a_refusing_one_is_not(
     line: bytes,
     is_waited_for: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:

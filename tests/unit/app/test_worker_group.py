@@ -126,7 +126,7 @@ def test_health_is_that_of_the_first_worker_that_is_not_ready() -> None:
     )
 
 
-def test_every_worker_that_is_not_ready_is_named_and_those_that_are_not_needed_are_left_out() -> None:
+def test_every_needed_worker_that_is_not_ready_is_named() -> None:
     """Of two faults the second is often the cause; and a purger that waits must not take a pod out of service."""
     waiting, other, background = Looping(ready=False), Looping(ready=False), Looping(ready=False)
     waiting.name, other.name, background.name = "shop", "relay", "purger"

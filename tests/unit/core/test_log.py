@@ -120,19 +120,21 @@ def test_frames_begin_with_the_application_and_end_where_it_was_left() -> None:
     assert "functions.py" not in described["frames"]
 
 
-def test_an_error_of_the_applications_own_statement_names_the_table_and_shows_no_value() -> None:
+def test_an_error_of_the_applications_statement_names_the_table_only() -> None:
     from sqlalchemy import create_engine, text
 
     import conquiet.db.errors  # noqa: F401 - describes errors of SQLAlchemy
 
     canary = "jane@example.org"
+    engine = create_engine("sqlite://")
 
     def book() -> None:
-        with create_engine("sqlite://").connect() as connection:
+        with engine.connect() as connection:
             connection.execute(text("INSERT INTO ledger (mail) VALUES (:mail)"), {"mail": canary})
 
     with pytest.raises(Exception, match="no such table") as caught:
         book()
+    engine.dispose()
 
     described = describe_error(caught.value)
     assert "there is no table ledger" in described["reason"]

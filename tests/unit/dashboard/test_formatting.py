@@ -1,6 +1,7 @@
 import pytest
 
-from conquiet.dashboard.formatting import ago, clock, duration, number, rate, size
+from conquiet.dashboard.formatting import ago, clock, duration, first_waits, number, rate, retries, size
+from conquiet.management.fleet import DelayedCounts
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,19 @@ def test_rates_have_as_many_digits_as_matter() -> None:
 
 def test_sizes_have_a_unit() -> None:
     assert [size(one) for one in (None, 12, 2048, 5_000_000)] == ["\u2013", "12 B", "2.0 kB", "4.8 MB"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "delayed", "waiting", "again"),
+    [
+        (None, 0, "0", "0"),
+        (None, 7, "7", "\u2013"),  # not counted yet
+        (DelayedCounts(retrying=3, looked_at=7, total=7), 7, "4", "3"),
+        (DelayedCounts(retrying=400, looked_at=1_000, total=5_000), 5_000, "5\u202f000", "400 of 1\u202f000"),
+    ],
+)
+def test_retries_are_counted_apart_from_delayed_messages(
+    counts: DelayedCounts | None, delayed: int, waiting: str, again: str
+) -> None:
+    assert first_waits(counts, delayed) == waiting
+    assert retries(counts, delayed) == again

@@ -35,9 +35,11 @@ async def test_every_changing_route_answers_403_in_read_only_mode(make: Make, cl
     client = client_of(app)
 
     routes = changing_routes(app)
-    answers = [(await client.request(*one, data={"do": "replay", "stream": "orders"})).status_code for one in routes]
+    answers = [await client.request(*one, data={"do": "replay", "stream": "orders"}) for one in routes]
     assert len(routes) >= 8
-    assert set(answers) == {403}
+    assert {answer.status_code for answer in answers} == {403}
+    # A form's token is missing too. It is not that which refuses.
+    assert all("read-only for you" in answer.text for answer in answers)
 
 
 async def test_a_method_without_a_route_is_refused_too(make: Make, client_of: Client) -> None:
@@ -119,6 +121,21 @@ async def test_without_access_nothing_is_shown(make: Make, client_of: Client) ->
     assert (await client.post("/dead/act")).status_code == 403
 
 
+async def test_without_a_log_in_page_nothing_is_open(make: Make, client_of: Client) -> None:
+    """Mounted in an application, its authorize decides alone: no path is free, for reading or for posting."""
+    app = make(authorize=lambda _: None)
+    client = client_of(app)
+
+    assert {(await client.get(path)).status_code for path in ("/login", "/static/style.css", "/static/")} == {401}
+    assert {(await client.post(path)).status_code for path in ("/login", "/static/x", "/dead/act")} == {403}
+
+
+@pytest.mark.parametrize("path", ["/", "/streams", "/dead", "/jobs", "/no/such/page"])
+async def test_no_page_is_kept_by_a_browser_or_a_proxy(make: Make, client_of: Client, path: str) -> None:
+    """A page may show payloads: the next user of the browser must not find it."""
+    assert (await client_of(make()).get(path)).headers["cache-control"] == "no-store"
+
+
 async def test_an_async_authorize_is_awaited(make: Make, client_of: Client) -> None:
     async def authorize(_request: Request) -> Access | None:
         return None
@@ -131,7 +148,7 @@ async def test_an_authorize_that_returns_nonsense_is_an_error(make: Make, client
         await client_of(make(authorize=lambda _: True)).get("/")
 
 
-async def test_a_body_that_does_not_say_how_large_it_is_is_refused_unread(make: Make, client_of: Client) -> None:
+async def test_a_body_of_unknown_size_is_refused_unread(make: Make, client_of: Client) -> None:
     """Sent in chunks, it has no length: it would be read whole, however long."""
     read = 0
 

@@ -94,7 +94,7 @@ def test_every_write_that_succeeds_is_counted_once_and_timed(filled: DbWriter, w
 
 @pytest.mark.spec("CQ-005.48", "CQ-003.4", "CQ-001.12")
 @pytest.mark.parametrize("way", BAD)
-def test_every_write_that_fails_is_a_write_error_counted_as_an_error_and_quotes_nothing(
+def test_every_failed_write_is_a_counted_write_error_that_quotes_nothing(
     filled: DbWriter, sqlite: Engine, way: str
 ) -> None:
     operation, write = BAD[way]

@@ -1,10 +1,13 @@
 """A trace that is sampled out costs little, is dropped as the SDK would drop it, and stays dropped downstream."""
 
+import contextvars
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from opentelemetry import propagate, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -16,6 +19,7 @@ from opentelemetry.sdk.trace.sampling import (
     Sampler,
     TraceIdRatioBased,
 )
+from opentelemetry.trace import SpanContext
 
 from conquiet.core import tracing
 from conquiet.otel import instrument, uninstrument
@@ -130,3 +134,37 @@ def test_a_handler_linked_to_a_dropped_sender_is_recorded_all_the_same() -> None
     with span:
         pass
     assert len(exporter.get_finished_spans()) == 1
+
+
+def test_a_caller_with_a_context_of_its_own_leaves_the_span_current() -> None:
+    begin(ParentBased(ALWAYS_ON), NO_SENDER)
+    assert tracing.active is not None
+    make_current = tracing.active.dropped(DROPPED)
+    assert make_current is not None
+
+    def handler() -> SpanContext:
+        make_current()
+        return trace.get_current_span().get_span_context()
+
+    inside = contextvars.copy_context().run(handler)
+
+    assert f"{inside.trace_id:032x}" == TRACE
+    assert not inside.trace_flags.sampled
+    assert not trace.get_current_span().get_span_context().is_valid
+    assert tracing.active.dropped(KEPT) is None
+    assert tracing.active.dropped(NO_SENDER) is None
+
+
+def test_a_dropped_span_is_counted_where_there_is_a_meter() -> None:
+    reader = InMemoryMetricReader()
+    span, _ = begin(ParentBased(ALWAYS_ON), DROPPED, meter_provider=MeterProvider([reader]))
+    assert tracing.active is not None
+    assert tracing.active.dropped(DROPPED) is None, "the short way counts nothing"
+    with span:
+        span.fail(KeyError("x"))
+
+    data: Any = reader.get_metrics_data()
+    metrics = {one.name: one.data.data_points[0] for one in data.resource_metrics[0].scope_metrics[0].metrics}
+    assert metrics["messaging.client.consumed.messages"].value == 1
+    assert metrics["messaging.process.duration"].count == 1
+    assert metrics["messaging.process.duration"].attributes["error.type"] == "KeyError"

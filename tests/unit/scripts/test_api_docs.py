@@ -45,6 +45,13 @@ def test_every_public_name_states_its_promise() -> None:
     assert [place for place, value in [*CLASSES, *FUNCTIONS, *methods()] if not api_docs.summary(value)] == []
 
 
+def test_every_public_constant_is_explained() -> None:
+    constants = [name for _, name, value in OBJECTS if not callable(value)]
+
+    assert constants
+    assert [name for name in constants if not api_docs.constant_text(name)] == []
+
+
 def is_built_by_users(name: str, cls: type) -> bool:
     """Errors are raised by conquiet, and the fields of a record are its documentation."""
     if name in MADE_BY_CONQUIET or issubclass(cls, Exception) or api_docs.is_record(cls):

@@ -109,11 +109,13 @@ async def test_of_each_one_that_fails_leaves_no_effect_and_no_inbox_row(batches:
     assert batches.stored() == ALL
 
 
-async def test_together_one_that_fails_leaves_nothing_of_any(batches: Batches) -> None:
-    with pytest.raises(KeyError):
-        await batches.run("together", failing=2)
+async def test_together_the_one_that_fails_is_found_and_leaves_nothing(batches: Batches) -> None:
+    outcomes = await batches.run("together", failing=2)
 
-    assert batches.stored() == ([], [])
+    assert [type(outcome) for outcome in outcomes] == [type(None), type(None), KeyError, type(None)]
+    assert batches.stored() == ([0, 1, 3], ["0-0", "1-0", "3-0"])
+    assert await batches.run("together") is None
+    assert batches.stored() == ALL
 
 
 @pytest.mark.parametrize("how", ["together", "each"])

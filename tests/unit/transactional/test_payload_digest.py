@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 
+from conquiet.core import tracing
 from conquiet.core.json_codec import encode_payload
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
@@ -284,3 +285,22 @@ def test_a_missing_table_is_not_taken_for_one_of_an_earlier_version(engine: Engi
     create_tables(engine, inbox="made_later")
 
     assert run(engine, a_message({"n": 1}), a_message({"n": 2}), inbox=inbox) == [True, True]
+
+
+def test_a_span_shows_what_the_inbox_has_decided(engine: Engine) -> None:
+    """A reused id was noted as a duplicate, although its handler ran."""
+    noted: list[object] = []
+
+    class Noting:
+        def note(self, name: str, value: object) -> None:
+            noted.append((name, value))
+
+    tracing.install(Noting())  # type: ignore[arg-type]
+    try:
+        for payload in ({"n": 1}, {"n": 1}, {"n": 2}):
+            with DbSession(engine) as session, Inbox().once(session, a_message(payload)):
+                pass
+    finally:
+        tracing.install(None)
+
+    assert noted == [("inbox.outcome", outcome) for outcome in ("first", "duplicate", "reused_id")]

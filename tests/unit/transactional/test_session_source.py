@@ -1,13 +1,16 @@
 """Which session a handler gets, and what is refused at registration."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -24,6 +27,7 @@ from conquiet.transactional import (
     for_rabbit,
     for_runtime,
 )
+from conquiet.transactional.transaction_guard import TransactionGuard
 
 MESSAGE = QueueMessage("orders", "billing", "1-0", {})
 
@@ -289,3 +293,28 @@ def test_a_source_without_one_database_is_refused(engine: Engine) -> None:
 async def test_a_lease_check_is_refused_for_async_handlers(async_engine: AsyncEngine) -> None:
     with pytest.raises(ConfigurationError, match="must be an Inbox"):
         await effect_once_async(async_engine, LeaseCheck(lambda _: True), MESSAGE, coroutine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_left_of_a_guarded_connection(tmp_path: Path, *, fails: bool) -> None:
+    """Each message has a connection object of its own: what stayed of it would grow with every message."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+
+    def run() -> "weakref.ref[Connection]":
+        with engine.connect() as connection, connection.begin():
+            guard = TransactionGuard(connection)
+            try:
+                raise LookupError
+            except LookupError as error:
+                guard.failure = error if fails else None  # its traceback has this frame, and so the connection
+            if not fails:
+                guard.allow_commit()
+            else:
+                connection.rollback()
+            return weakref.ref(connection)
+
+    left = run()
+    gc.collect()
+
+    assert left() is None
+    engine.dispose()

@@ -24,6 +24,7 @@ Stream = Annotated[str, typer.Argument(help="The stream.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as 'jobs list' shows it.")]
 Group = Annotated[str, typer.Option(help="The consumer group; needed where the stream has several.")]
 Event = Annotated[str, typer.Option(help="Only of this event.")]
+Key = Annotated[str, typer.Option("--key", help="Only jobs of this key.")]
 Only = Annotated[str, typer.Option("--id", help="Only the job with this id.")]
 OlderThan = Annotated[float, typer.Option("--older-than", min=0, callback=finite, help="Emitted so many seconds ago.")]
 NewerThan = Annotated[
@@ -46,6 +47,7 @@ def list_(
     older_than: OlderThan = 0,
     newer_than: NewerThan = 0,
     error: ErrorType = "",
+    key: Key = "",
     group: Group = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     cursor: Annotated[str, typer.Option(help="Where to go on: printed by the page before.")] = "",
@@ -65,7 +67,7 @@ def list_(
 
         conquiet jobs list orders --phase dead --error TimeoutError --older-than 3600 --json
     """
-    where = make_filter(event, only, older_than, newer_than, error)
+    where = make_filter(event, only, older_than, newer_than, error, key)
     page: JobList = with_jobs(
         redis_url,
         stream,
@@ -120,6 +122,7 @@ def show(
     if story.cancellation is not None:
         known = story.cancellation
         _line("cancellation", f"{known.state} {_moment(known.at_ms)}, while {known.while_in}")
+    _print_attempts(story)
     if story.traceback:
         typer.echo()
         for line in story.traceback.rstrip().split("\n"):
@@ -266,7 +269,7 @@ def with_jobs(redis_url: str, stream: str, group: str, work: Callable[[Any], Awa
         )
 
 
-def make_filter(event: str, only: str, older_than: float, newer_than: float, error: str) -> "JobFilter":
+def make_filter(event: str, only: str, older_than: float, newer_than: float, error: str, key: str = "") -> "JobFilter":
     """Return the filter that the options stand for."""
     from conquiet.management import JobFilter
 
@@ -276,6 +279,7 @@ def make_filter(event: str, only: str, older_than: float, newer_than: float, err
         min_age_s=older_than or None,
         max_age_s=newer_than or None,
         error=error or None,
+        key=key or None,
     )
 
 
@@ -336,8 +340,21 @@ def _row(job: "JobReport", *, show_payload: bool) -> dict[str, Any]:
         "consumer": job.consumer or None,
         "deliveries": job.deliveries,
         "error": job.error_type or job.reason or None,
+        "key": job.key or None,
     }
     return row | {"data": job.data} if show_payload else row
+
+
+def _print_attempts(story: "JobStory") -> None:
+    """Print what the job's attempts did, what caused it, and what it caused."""
+    for attempt in story.attempts:
+        took = "" if attempt.duration_ms is None else f" after {attempt.duration_ms} ms"
+        how = f"failed{took}: {attempt.error_type}" if attempt.error_type else f"succeeded{took}"
+        _line(f"attempt {attempt.attempt}", f"{how} {attempt.frames}".rstrip())
+    if story.caused_by is not None:
+        _line("caused by", f"{story.caused_by.id} of {story.caused_by.place}")
+    for caused in story.caused:
+        _line("caused", f"{caused.id} to {caused.place}")
 
 
 def _line(name: str, value: object) -> None:

@@ -3,10 +3,22 @@
 from typing import Final
 
 from conquiet.dashboard.actions import ActionRoute
-from conquiet.dashboard.pages import audit, database, dead, jobs, overview, rabbit, runs, schedules, stream, workers
+from conquiet.dashboard.pages import (
+    audit,
+    database,
+    dead,
+    dead_edit,
+    jobs,
+    overview,
+    rabbit,
+    runs,
+    schedules,
+    stream,
+    workers,
+)
 from conquiet.dashboard.views import Page
 
-_MODULES: Final = (overview, stream, jobs, dead, schedules, workers, database, rabbit, runs, audit)
+_MODULES: Final = (overview, stream, jobs, dead, dead_edit, schedules, workers, database, rabbit, runs, audit)
 
 PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 ACTIONS: Final[tuple[ActionRoute, ...]] = tuple(

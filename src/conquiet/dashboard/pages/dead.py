@@ -10,11 +10,14 @@ from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
 from conquiet.dashboard.actions import ActionRoute, Result
 from conquiet.dashboard.forms import Form
+from conquiet.dashboard.pages.dead_edit import editable_data
 from conquiet.dashboard.pages.overview import visible
 from conquiet.dashboard.views import NotShownError, Page, Values, View
 from conquiet.errors import ConfigurationError
 from conquiet.management.bulk_runs import RunAction
 from conquiet.management.dead_letter_pages import (
+    MOST_SAMPLED,
+    SAMPLE,
     DeadFilter,
     DeadMessage,
     list_newest,
@@ -26,6 +29,7 @@ from conquiet.management.redis_admin import RedisAdmin
 
 _ROWS: Final = 50
 _BARS: Final = 30
+_CAUSES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +81,29 @@ async def dead(view: View) -> Values:
         dying = [one for one in visible(view, fleet) if one.dead]
         return {"token": "", "streams": sorted(dying, key=lambda one: -one.dead)[:200], "filters": {}}
     key, where = view.stream(), filter_of(view)
-    before = view.text("before") or None
+    before, causes_before = (_entry_id(view.text(name)) for name in ("before", "causes_before"))
+    sample = min(MOST_SAMPLED, max(SAMPLE, view.number("sample", SAMPLE)))
 
     def read(admin: RedisAdmin) -> Values:
         page = list_newest(admin, key, where=where, limit=_ROWS, before=before)
-        groups, looked_at = sample_groups(admin, key)
-        return {"listed": page, "groups": groups[:50], "sampled": looked_at, "now": admin.now_ms()}
+        causes = sample_groups(admin, key, sample=sample, before=causes_before)
+        return {"listed": page, "causes": causes, "groups": causes.groups[:_CAUSES], "now": admin.now_ms()}
 
     found = await view.parts.servers.redis(read)
     return found | {
         "token": view.text("stream"),
         "filters": filter_fields(view),
+        "sample": sample,
+        "most_sampled": MOST_SAMPLED,
+        "causes_before": causes_before,
         "bars": {(one.event, one.cause): _histogram(one.times_ms, found["now"]) for one in found["groups"]},
         "streams": [],
     }
+
+
+def _entry_id(text: str) -> str | None:
+    """Return an id of a query, or None if it is none."""
+    return text if text.count("-") == 1 and all(part.isdecimal() for part in text.split("-")) else None
 
 
 def _histogram(times_ms: tuple[int, ...], now_ms: int) -> list[int]:
@@ -112,7 +125,13 @@ async def dead_letter(view: View) -> Values:
     if found is None:
         raise NotShownError("This dead letter is gone: it was replayed, discarded, or removed by its retention.")
     shown = reveal(view, view.text("stream"), found.record.event, found.record.payload or found.record.raw)
-    return {"dead": found, "record": found.record, "token": view.text("stream"), "revealed": shown}
+    return {
+        "dead": found,
+        "record": found.record,
+        "token": view.text("stream"),
+        "revealed": shown,
+        "editable": editable_data(view, view.text("stream"), found),
+    }
 
 
 async def _act(view: View, form: Form) -> Result:

@@ -17,9 +17,10 @@ from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.models import LISTED, JobFilter, JobPhase, JobStory
 
 _ROWS: Final = 50
+_STREAMS: Final = 200
 _MOST_SELECTED: Final = 200
 _CANCEL_WAIT_S: Final = 2.0
-_FIELDS: Final = ("event", "id", "error", "older", "group", "phase")
+_FIELDS: Final = ("event", "id", "key", "error", "older", "group", "phase")
 
 
 def phase_of(source: Any) -> JobPhase:
@@ -36,6 +37,7 @@ def filter_of(source: Any) -> JobFilter:
     return JobFilter(
         event=source.text("event") or None,
         id=source.text("id") or None,
+        key=source.text("key") or None,
         error=source.text("error") or None,
         min_age_s=float(older) if older else None,
     )
@@ -50,7 +52,8 @@ async def jobs(view: View) -> Values:
     """Return the streams, or one page of the jobs of one stream."""
     if not view.text("stream"):
         fleet = await view.parts.fleet.streams()
-        return {"token": "", "streams": visible(view, fleet)[:200], "filters": {}}
+        shown = visible(view, fleet)[:_STREAMS]
+        return {"token": "", "streams": shown, "filters": {}, "retrying": await view.parts.fleet.retrying(shown)}
     view.stream()  # the user may see it
     name, phase, where = text_name(view.text("stream")), phase_of(view), filter_of(view)
     cursor, group = view.text("cursor") or None, view.text("group") or None
@@ -78,17 +81,29 @@ async def message(view: View) -> Values:
         lambda client: JobAdmin(client, name).show(job_id, with_data=with_data)
     )
     data = next((place.data for place in story.places if place.data is not None), None)
-    event = next((place.event for place in story.places if place.event), "")
     effect, effect_problem = await _effect(view, name, story)
     return {
         "token": view.text("stream"),
         "story": story,
-        "event": event,
+        "event": story.event,
         "effect": effect,
         "effect_problem": effect_problem,
-        "revealed": reveal(view, view.text("stream"), event, data) if data is not None else None,
+        "revealed": reveal(view, view.text("stream"), story.event, data) if data is not None else None,
         "may_reveal": with_data,
+        "linked": await _linked(view, story),
     }
+
+
+async def _linked(view: View, story: JobStory) -> dict[str, str]:
+    """Return the streams of related messages that the user may see, by the place that the message names.
+
+    The target of an outbox is linked if it has the name of a stream, as the targets of an ``App`` have.
+    """
+    related = [*story.caused, *([] if story.caused_by is None else [story.caused_by])]
+    if not related:
+        return {}
+    streams = {one.key for one in visible(view, await view.parts.fleet.streams())}
+    return {one.place: one.place for one in related if one.place in streams}
 
 
 async def _effect(view: View, stream: str, story: JobStory) -> tuple[bool | None, str]:

@@ -40,6 +40,7 @@ async def overview(view: View) -> Values:
     pages = max(1, -(-len(matching) // ROWS))
     shown = matching[(min(page, pages) - 1) * ROWS : min(page, pages) * ROWS]
     sparks = await parts.fleet.sparklines(shown)
+    retrying = await parts.fleet.retrying(shown)
     workers = await parts.fleet.workers()
     names = {one.key for one in streams}
     live = {(one.facts.host, one.facts.pid) if one.facts else (one.name, 0) for one in workers if _counts(one, names)}
@@ -48,6 +49,7 @@ async def overview(view: View) -> Values:
         "streams": shown,
         "fleet": fleet,
         "sparks": sparks,
+        "retrying": retrying,
         "q": view.text("q"),
         "sort": order,
         "page_number": min(page, pages),
@@ -60,7 +62,8 @@ async def overview(view: View) -> Values:
             "lag": sum(one.lag or 0 for one in streams),
             "oldest": max((one.oldest_age_s for one in streams if one.oldest_age_s is not None), default=None),
             "in_flight": sum(one.pending for one in streams),
-            "delayed": sum(one.delayed for one in streams),
+            "delayed": sum(one.delayed for one in streams) - sum(one.retrying for one in retrying.values()),
+            "retrying": sum(one.retrying for one in retrying.values()),
             "dead": sum(one.dead for one in streams),
         },
         "workers_alive": len(live),

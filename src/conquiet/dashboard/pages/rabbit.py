@@ -11,7 +11,7 @@ from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
 from conquiet.dashboard.actions import ActionRoute, Result
 from conquiet.dashboard.forms import Form
-from conquiet.dashboard.views import Page, Values, View
+from conquiet.dashboard.views import NotShownError, Page, Values, View
 from conquiet.errors import ConfigurationError
 from conquiet.management.rabbit_dead_letters import discard_dead, list_dead, replay_dead
 
@@ -28,6 +28,19 @@ async def rabbit(view: View) -> Values:
     name, page = view.text("q"), view.number("page", 1)
     found = await view.parts.servers.rabbit(lambda one: one.list_queues(page=page, name=name))
     return {"listed": found, "q": name, "looked": view.parts.looks.get(view.text("look"))}
+
+
+async def queue_history(view: View) -> Values:
+    """Return the last hour of one queue: depth and rates, as the broker has sampled them."""
+    if not view.access.allows(Action.VIEW):
+        raise ConfigurationError("RabbitMQ belongs to no stream: your right to look is limited to streams")
+    if not view.parts.settings.rabbit_url:
+        raise ConfigurationError("no RabbitMQ is configured: give rabbit_url= (--rabbit-url)")
+    name = view.text("queue")
+    found = await view.parts.servers.rabbit(lambda one: one.history(name)) if name else None
+    if found is None:
+        raise NotShownError("There is no such queue.")
+    return {"history": found}
 
 
 async def _peek(view: View, form: Form) -> Result:
@@ -72,7 +85,10 @@ def _queue(form: Form) -> str:
     return form.text("queue")
 
 
-PAGES = (Page("/rabbit", "rabbit", "rabbit.html", rabbit, interval_s=5.0),)
+PAGES = (
+    Page("/rabbit", "rabbit", "rabbit.html", rabbit, interval_s=5.0),
+    Page("/rabbit/queue", "rabbit", "rabbit_queue.html", queue_history, interval_s=10.0),
+)
 ACTIONS = (
     ActionRoute("/rabbit/peek", lambda _: Action.PEEK, _queue, _peek),
     ActionRoute("/rabbit/act", _right, _queue, _move),

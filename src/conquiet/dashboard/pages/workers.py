@@ -19,6 +19,7 @@ class WorkerRow:
     Attributes:
         state: The worst of its consumers' states.
         lease_ms: The shortest rest of its liveness.
+        ended: Its process is known to have ended.
     """
 
     name: str
@@ -29,6 +30,7 @@ class WorkerRow:
     pending: int
     idle_ms: int
     lease_ms: int | None
+    ended: bool = False
 
 
 def as_rows(workers: tuple[StreamWorker, ...]) -> list[WorkerRow]:
@@ -46,6 +48,7 @@ def as_rows(workers: tuple[StreamWorker, ...]) -> list[WorkerRow]:
             pending=sum(one.pending for one in those),
             idle_ms=min(one.idle_ms for one in those),
             lease_ms=min((one.lease_ms for one in those if one.lease_ms is not None), default=None),
+            ended=any(one.ended for one in those),
         )
         for (group, name), those in members.items()
     ]

@@ -1,6 +1,6 @@
 """``JobAdmin``: what an operator does about the jobs of one stream."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -9,6 +9,7 @@ from conquiet.management.jobs.control import ChangeReport, JobControl
 from conquiet.management.jobs.models import (
     EVERY_JOB,
     Cancellation,
+    JobAttempt,
     JobFilter,
     JobList,
     JobPhase,
@@ -17,6 +18,7 @@ from conquiet.management.jobs.models import (
     JobStory,
 )
 from conquiet.management.jobs.reader import JobReader
+from conquiet.management.jobs.recorded import RecordedStory, read_story
 from conquiet.management.jobs.reset import ResetReport, reset
 from conquiet.management.jobs.search import SEARCH_LIMIT, JobFinder, Search
 from conquiet.processor.envelope import new_id
@@ -183,6 +185,7 @@ def _story(
     has_result: bool,
 ) -> JobStory:
     places = tuple(sorted(search.found, key=_liveliness))
+    story = read_story(state.get("story", ""))
     cancellation = _cancellation(cancelled)
     if places and places[0].phase is not JobPhase.DEAD:
         phase: JobPhase | None = places[0].phase
@@ -202,7 +205,20 @@ def _story(
         has_result=has_result,
         complete=search.complete,
         scanned=search.scanned,
+        attempts=_attempts(places, story, state),
+        caused_by=next((one.caused_by for one in places if one.caused_by is not None), story.caused_by),
+        caused=story.caused,
+        event=next((one.event for one in places if one.event), state.get("event", "")),
     )
+
+
+def _attempts(places: Sequence[JobReport], story: RecordedStory, state: Mapping[str, str]) -> tuple[JobAttempt, ...]:
+    """Return the attempts of a job: what the message itself carries is newer than what was recorded of it."""
+    failed = next((one.attempts for one in places if one.attempts), story.failed)
+    if state.get("state") != JobState.SUCCEEDED.value:
+        return failed
+    ended_ms = int(state.get(f"{JobState.SUCCEEDED.value}_ms", "0"))
+    return (*failed, JobAttempt(int(state.get("attempt", "1")), ended_ms, story.duration_ms))
 
 
 def _liveliness(job: JobReport) -> int:

@@ -1,11 +1,13 @@
 """Stored messages into reports. Pure: bytes in, a ``JobReport`` out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from conquiet.core.causation import read_cause
 from conquiet.core.json_codec import CodecError, decode_payload
-from conquiet.management.jobs.models import JobPhase, JobReport
+from conquiet.management.jobs.models import JobAttempt, JobPhase, JobReport, RelatedMessage
+from conquiet.processor.attempts import FailedAttempt, read_attempts
 from conquiet.processor.dead_letters import DeadMessage
 from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
 from conquiet.redis_transport.ids import milliseconds_of
@@ -84,6 +86,9 @@ class JobDecoder:
             deliveries=record.deliveries,
             error_type=record.error_type,
             reason=record.reason,
+            key=_key_of(record.payload),
+            caused_by=cause_of(None if record.payload is None else record.payload.get("headers")),
+            attempts=_attempts_of(dead),
             data=_data_of(record.payload) if self._with_data else None,
         )
 
@@ -118,6 +123,9 @@ class JobDecoder:
             attempt=envelope.attempt,
             emitted_ms=envelope.emitted_ms,
             age_s=max(0, now_ms - since_ms) / 1000,
+            key=envelope.key or "",
+            caused_by=cause_of(envelope.headers),
+            attempts=as_attempts(envelope.failures),
             data=envelope.data if self._with_data else None,
             raw_payload=raw,
             **facts,
@@ -135,3 +143,29 @@ def read_envelope(raw: bytes, place: str) -> Envelope | None:
 def _data_of(payload: dict[str, Any] | None) -> dict[str, Any] | None:
     data = None if payload is None else payload.get("data")
     return data if isinstance(data, dict) else payload
+
+
+def cause_of(headers: Any) -> RelatedMessage | None:
+    """Return the message that caused this one, as its headers name it."""
+    found = read_cause(headers if isinstance(headers, Mapping) else None)
+    return None if found is None else RelatedMessage(found.place, found.id)
+
+
+def as_attempts(failures: Sequence[FailedAttempt]) -> tuple[JobAttempt, ...]:
+    """Return failed attempts as they are reported."""
+    return tuple(JobAttempt(one.attempt, one.ended_ms, one.duration_ms, one.error_type, one.frames) for one in failures)
+
+
+def _attempts_of(dead: DeadMessage) -> tuple[JobAttempt, ...]:
+    """Return the attempts of a dead letter: those that its message carried, and the last one."""
+    record = dead.record
+    earlier = as_attempts(read_attempts(None if record.payload is None else record.payload.get("failures")))
+    if not record.attempts:
+        return earlier
+    last = JobAttempt(record.attempts, record.failed_ms, record.duration_ms or None, record.error_type or record.reason)
+    return (*earlier, last)
+
+
+def _key_of(payload: dict[str, Any] | None) -> str:
+    key = None if payload is None else payload.get("key")
+    return key if isinstance(key, str) else ""

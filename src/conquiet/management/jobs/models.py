@@ -41,6 +41,33 @@ LISTED = (
 """The phases that can be listed."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobAttempt(Report):
+    """One attempt of a job.
+
+    Attributes:
+        attempt: Its number, from 1.
+        ended_ms: When it ended; 0 if unknown.
+        duration_ms: How long its handler ran; None if unknown.
+        error_type: Class of its error; empty if it succeeded.
+        frames: The innermost frames of its error.
+    """
+
+    attempt: int
+    ended_ms: int
+    duration_ms: int | None
+    error_type: str = ""
+    frames: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RelatedMessage(Report):
+    """A message that caused another, or was caused by one: its stream or the target of its outbox, and its id."""
+
+    place: str
+    id: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
     """Selects jobs. All conditions must hold; what is None does not matter.
@@ -48,6 +75,7 @@ class JobFilter:
     Attributes:
         event: Its event.
         id: The message's id.
+        key: Its key: messages of one key run in order.
         min_age_s: Emitted at least so long ago.
         max_age_s: Emitted at most so long ago.
         error: Only dead ones: class of the error, or the last parts of its name, or the reason.
@@ -55,12 +83,13 @@ class JobFilter:
 
     event: str | None = None
     id: str | None = None
+    key: str | None = None
     min_age_s: float | None = None
     max_age_s: float | None = None
     error: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("event", "id", "error"):
+        for name in ("event", "id", "key", "error"):
             if getattr(self, name) is not None:
                 require_text(name, getattr(self, name))
         for name in ("min_age_s", "max_age_s"):
@@ -77,6 +106,7 @@ class JobFilter:
         return (
             (self.event is None or self.event == job.event)
             and (self.id is None or self.id == job.id)
+            and (self.key is None or self.key == job.key)
             and (self.min_age_s is None or job.age_s >= self.min_age_s)
             and (self.max_age_s is None or job.age_s <= self.max_age_s)
             and (self.error is None or _is_cause(self.error, job))
@@ -111,6 +141,9 @@ class JobReport(Report):
         idle_ms: Since the worker last renewed its lease.
         error_type: Class of the error it died of.
         reason: Why it is dead: a value of ``Reason``.
+        key: Its key; empty if it has none.
+        caused_by: The message whose handler emitted it, if it was one.
+        attempts: Its failed attempts, oldest first, as far as it carries them.
         data: The message's own data, only where it was asked for.
     """
 
@@ -129,6 +162,9 @@ class JobReport(Report):
     idle_ms: int = 0
     error_type: str = ""
     reason: str = ""
+    key: str = ""
+    caused_by: RelatedMessage | None = None
+    attempts: tuple[JobAttempt, ...] = ()
     data: dict[str, Any] | None = field(default=None, repr=False)
     raw_payload: bytes = field(default=b"", repr=False, compare=False)
 
@@ -192,6 +228,11 @@ class JobStory(Report):
         has_result: True if its result is kept.
         complete: False if a limit ended the search: the job may be further back than was looked.
         scanned: Messages that were looked at.
+        attempts: Its attempts, oldest first: failed ones as far as the message carries them (or its recorded state
+            does), the successful one if states are kept.
+        caused_by: The message whose handler emitted it, if it was one.
+        caused: Messages that its handler emitted, the first 20; only if states are kept.
+        event: Its event; empty if nothing is known of it.
     """
 
     id: str
@@ -205,3 +246,7 @@ class JobStory(Report):
     has_result: bool
     complete: bool
     scanned: int
+    attempts: tuple[JobAttempt, ...] = ()
+    caused_by: RelatedMessage | None = None
+    caused: tuple[RelatedMessage, ...] = ()
+    event: str = ""

@@ -1,6 +1,6 @@
 -- Note the states of jobs. KEYS: the sets of the seven states, then one hash per job
 -- ARGV: ms a finished job is kept, then per job: number of its state, id, event, attempt, error, '1' if only a new job is
--- noted
+-- noted, its story as JSON or ''
 local names = {'waiting', 'delayed', 'running', 'succeeded', 'failed', 'dead', 'cancelled'}
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
@@ -13,8 +13,8 @@ local function is_late(old, old_attempt, state, attempt)
   return attempt < old_attempt or (ended and state == 5)
 end
 
-for i = 2, #ARGV, 6 do
-  local job = KEYS[8 + (i - 2) / 6]
+for i = 2, #ARGV, 7 do
+  local job = KEYS[8 + (i - 2) / 7]
   local state, id = tonumber(ARGV[i]), ARGV[i + 1]
   local known = redis.call('HMGET', job, 'state', 'attempt')
   local old = known[1]
@@ -25,6 +25,7 @@ for i = 2, #ARGV, 6 do
     redis.call('ZADD', KEYS[state], now, id)
     redis.call('HSET', job, 'state', names[state], 'event', ARGV[i + 2], 'attempt', ARGV[i + 3], names[state] .. '_ms', now)
     if ARGV[i + 4] ~= '' then redis.call('HSET', job, 'error', ARGV[i + 4]) end
+    if ARGV[i + 6] ~= '' then redis.call('HSET', job, 'story', ARGV[i + 6]) end
     if state == 4 or state >= 6 then redis.call('PEXPIRE', job, ARGV[1]) else redis.call('PERSIST', job) end
   end
 end

@@ -64,7 +64,10 @@ def test_rows_much_older_than_the_retention_are_a_warning(days: float, *, is_fau
 
 
 def test_a_database_without_an_inbox_is_no_fault() -> None:
-    assert examine_inbox(create_engine("sqlite://"), (Comeback("orders", "a dead letter", 99 * DAY_S),)) == []
+    engine = create_engine("sqlite://")
+
+    assert examine_inbox(engine, (Comeback("orders", "a dead letter", 99 * DAY_S),)) == []
+    engine.dispose()
 
 
 def test_the_age_of_rows_is_read_on_sqlite() -> None:
@@ -76,5 +79,6 @@ def test_the_age_of_rows_is_read_on_sqlite() -> None:
         connection.execute(text(f"INSERT INTO conquiet_inbox VALUES ('s', 'g', '1', {then}, NULL)"))
 
     (finding,) = examine_inbox(engine)
+    engine.dispose()
 
     assert (finding.check, "40 days" in finding.what) == ("inbox.purge", True)

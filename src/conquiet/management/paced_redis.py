@@ -1,0 +1,54 @@
+"""A ``RedisAdmin`` that sends its commands evenly: for examinations that are long and not urgent."""
+
+import threading
+import time
+from typing import Any
+
+from conquiet.errors import LifecycleError
+from conquiet.management.redis_admin import RedisAdmin
+from conquiet.redis_transport.commands import Word
+from conquiet.redis_transport.routing import NodeAddress
+
+
+class PacedRedisAdmin(RedisAdmin):
+    """Waits before a command if it would be one too many. For one thread."""
+
+    _interval_s = 0.0
+    _next_at_s = 0.0
+    _closing: threading.Event | None = None
+
+    def limit(self, per_s: float, closing: threading.Event | None = None) -> None:
+        """Send at most so many commands a second from now on; raise ``LifecycleError`` once ``closing`` is set."""
+        self._interval_s = 1.0 / per_s
+        self._closing = closing
+
+    def call(self, *words: Word, stream: str = "", group: str = "") -> Any:
+        """See ``RedisAdmin``."""
+        self._wait(1)
+        return super().call(*words, stream=stream, group=group)
+
+    def call_each(self, address: NodeAddress | None, *words: Word) -> Any:
+        """See ``RedisAdmin``."""
+        if address is not None:  # otherwise ``call`` waits
+            self._wait(1)
+        return super().call_each(address, *words)
+
+    def pipeline(self, commands: list[tuple[Word, ...]], *, stream: str = "", group: str = "") -> list[Any]:
+        """See ``RedisAdmin``."""
+        if len(commands) > 1:  # otherwise ``call`` waits
+            self._wait(len(commands))
+        return super().pipeline(commands, stream=stream, group=group)
+
+    def send(self, packed: bytes, replies: int, *, command: str, stream: str) -> list[Any]:
+        """See ``RedisAdmin``."""
+        self._wait(replies)
+        return super().send(packed, replies, command=command, stream=stream)
+
+    def _wait(self, commands: int) -> None:
+        now_s = time.monotonic()
+        wait_s = self._next_at_s - now_s
+        self._next_at_s = max(now_s, self._next_at_s) + commands * self._interval_s
+        if self._closing is None:
+            time.sleep(max(0.0, wait_s))
+        elif self._closing.wait(max(0.0, wait_s)) or self._closing.is_set():
+            raise LifecycleError("the examination was ended: its dashboard closes")

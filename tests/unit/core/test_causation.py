@@ -1,0 +1,58 @@
+"""A message names the message whose handler emitted it, and nothing of its payload."""
+
+import contextvars
+
+import pytest
+
+from conquiet.core import causation
+from conquiet.core.causation import CAUSED_BY, MOST_NOTED, MessageRef, read_cause
+
+
+def in_own_context(work: object) -> object:
+    return contextvars.copy_context().run(work)  # type: ignore[arg-type]
+
+
+def test_outside_a_handler_headers_stay_as_they_are() -> None:
+    assert causation.current() is None
+    assert causation.carried(None, "orders", "1") is None
+    assert causation.carried({"a": "b"}, "orders", "1") == {"a": "b"}
+
+
+def test_inside_a_handler_the_cause_is_a_header_and_what_was_emitted_is_noted() -> None:
+    def handle() -> causation.Handling:
+        handling = causation.begin("orders", "m-1")
+        headers = causation.carried({"a": "b"}, "emails", "m-2")
+        assert headers is not None
+        assert headers["a"] == "b"
+        assert read_cause(headers) == MessageRef("orders", "m-1")
+        return handling
+
+    handling = in_own_context(handle)
+
+    assert isinstance(handling, causation.Handling)
+    assert handling.caused == [MessageRef("emails", "m-2")]
+    assert causation.current() is None
+
+
+def test_a_cause_that_the_caller_names_is_kept() -> None:
+    given = {CAUSED_BY: '["other","m-0"]'}
+
+    assert read_cause(causation.Handling("orders", "m-1").headers(given)) == MessageRef("other", "m-0")
+
+
+def test_only_the_first_messages_of_a_handler_are_noted() -> None:
+    handling = causation.Handling("orders", "m-1")
+    for number in range(MOST_NOTED + 5):
+        handling.note("emails", str(number))
+
+    assert handling.caused is not None
+    assert [one.id for one in handling.caused] == [str(number) for number in range(MOST_NOTED)]
+
+
+def test_a_name_too_long_for_a_header_is_left_out() -> None:
+    assert causation.Handling("s" * 2_000, "m-1").headers(None) == {}
+
+
+@pytest.mark.parametrize("raw", ["", "no json", "{}", "[1,2]", '["a"]', '["a","b","c"]', '["' + "x" * 1_000 + '","b"]'])
+def test_what_another_program_wrote_is_no_cause(raw: str) -> None:
+    assert read_cause({CAUSED_BY: raw}) is None
