@@ -7,6 +7,7 @@ being worked on. A message that succeeds at once carries nothing.
 See docs/decisions/0071.
 """
 
+import functools
 from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Final
@@ -57,12 +58,17 @@ def describe_attempt(attempt: int, error: BaseException | None, *, ended_ms: int
 
 def innermost_frames(trace: TracebackType | None) -> str:
     """Return the last frames of a traceback: file, line and function, without reading source files."""
-    frames: list[str] = []
+    frames: list[tuple[str, int, str]] = []
     while trace is not None:
         code = trace.tb_frame.f_code
-        frames.append(f"{'/'.join(PurePath(code.co_filename).parts[-2:])}:{trace.tb_lineno} in {code.co_name}")
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
-    return "; ".join(printable(frame, limit=_LONGEST_NAME) for frame in reversed(frames[-_FRAMES:]))
+    return "; ".join(_frame_text(*frame) for frame in reversed(frames[-_FRAMES:]))
+
+
+@functools.lru_cache(maxsize=1_024)
+def _frame_text(filename: str, line: int, function: str) -> str:
+    return printable(f"{'/'.join(PurePath(filename).parts[-2:])}:{line} in {function}", limit=_LONGEST_NAME)
 
 
 def add_attempt(story: tuple[FailedAttempt, ...], failed: FailedAttempt) -> tuple[FailedAttempt, ...]:

@@ -64,12 +64,6 @@ def read_entries(raw: Any) -> list[StreamEntry]:
     return entries(raw[0][1]) if raw else []
 
 
-def autoclaimed(raw: Any) -> tuple[str, list[StreamEntry], list[str]]:
-    """Return cursor, entries and deleted ids of an XAUTOCLAIM reply."""
-    deleted = raw[2] if len(raw) > 2 else ()  # noqa: PLR2004 - Redis 6.2 has no third element
-    return text(raw[0]), entries(raw[1]), [text(item) for item in deleted]
-
-
 def pending_rows(raw: Any) -> list[Pending]:
     """Return the rows of an XPENDING range."""
     return [Pending(text(row[0]), row[1], row[2], row[3]) for row in raw or ()]

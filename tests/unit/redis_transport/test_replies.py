@@ -8,7 +8,6 @@ from conquiet.redis_transport.replies import (
     ConsumerInfo,
     Pending,
     StreamEntry,
-    autoclaimed,
     consumer_infos,
     entries,
     group_lag,
@@ -35,11 +34,6 @@ def test_the_entries_of_a_read() -> None:
 @pytest.mark.parametrize("gone", [None, []])
 def test_a_deleted_entry_is_not_an_empty_message(gone: Any) -> None:
     assert entries([[b"1-1", gone], None, ENTRY]) == [StreamEntry("1-1", None), StreamEntry("1-1", [b"data", b"{}"])]
-
-
-def test_autoclaim_of_old_and_new_servers() -> None:
-    assert autoclaimed([b"0-0", [ENTRY]]) == ("0-0", [StreamEntry("1-1", [b"data", b"{}"])], [])
-    assert autoclaimed([b"5-0", [ENTRY], [b"2-2"]]) == ("5-0", [StreamEntry("1-1", [b"data", b"{}"])], ["2-2"])
 
 
 def test_rows_of_pending_and_of_consumers() -> None:

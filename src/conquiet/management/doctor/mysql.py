@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from conquiet.core.redaction import printable
+from conquiet.management.doctor.database_checks import check_inbox_and_outbox, check_overdue, check_pools
 from conquiet.management.doctor.findings import Finding, Severity, run_checks
 
 if TYPE_CHECKING:
@@ -14,13 +15,15 @@ _VARIABLES = (
     "version", "transaction_isolation", "tx_isolation", "innodb_lock_wait_timeout", "lock_wait_timeout",
     "max_connections", "sql_mode", "innodb_flush_log_at_trx_commit", "wsrep_on",
 )  # fmt: skip
-_TABLES = ("conquiet_inbox", "conquiet_outbox")
+_INDEXES = {
+    "conquiet_inbox": frozenset({"PRIMARY", "by_age"}),
+    "conquiet_outbox": frozenset({"PRIMARY", "by_due", "by_key"}),
+}
 _SLOW_S = 60
 _LONG_WAIT_S = 120
 _SHORT_WAIT_S = 3
 _MARIADB_OLDEST = (10, 6)
 _MYSQL_OLDEST = (8, 0)
-_CROWDED = 0.8
 # InnoDB reports times in the zone of the server's machine; NOW() is in the session's zone, which may differ.
 _SYSTEM_NOW = "CONVERT_TZ(UTC_TIMESTAMP(), '+00:00', 'SYSTEM')"
 
@@ -100,7 +103,7 @@ def _rows(connection: "Connection", statement: str) -> list[Any]:
 
 
 def _indexes(connection: "Connection") -> dict[str, frozenset[str]]:
-    names = ", ".join(f"'{table}'" for table in _TABLES)
+    names = ", ".join(f"'{table}'" for table in _INDEXES)
     found: dict[str, set[str]] = {}
     for table, index in _rows(
         connection,
@@ -229,23 +232,14 @@ def check_lock_waits(facts: MySQLFacts) -> Iterator[Finding]:
 
 def check_connections(facts: MySQLFacts) -> Iterator[Finding]:
     """Pools that are larger than the server."""
-    limit = _seconds(facts, "max_connections")
-    if limit and facts.wanted_connections > limit:
-        yield Finding(
-            "mysql.max_connections",
-            Severity.ERROR,
-            f"the pools may open {facts.wanted_connections} connections, and max_connections is {limit}",
-            "workers fail with 'too many connections' under load",
-            "smaller pools (pool_size, max_overflow), fewer processes, or a larger max_connections",
-        )
-    elif limit and facts.connections_used > limit * _CROWDED:
-        yield Finding(
-            "mysql.max_connections",
-            Severity.WARNING,
-            f"{facts.connections_used} of {limit} connections were in use at once",
-            "the next peak fails with 'too many connections'",
-            "smaller pools (pool_size, max_overflow), or a larger max_connections",
-        )
+    yield from check_pools(
+        "mysql",
+        wanted=facts.wanted_connections,
+        used=facts.connections_used,
+        limit=_seconds(facts, "max_connections"),
+        error="too many connections",
+        in_use="were in use at once",
+    )
 
 
 def check_durability(facts: MySQLFacts) -> Iterator[Finding]:
@@ -301,41 +295,12 @@ def check_engines(facts: MySQLFacts) -> Iterator[Finding]:
 
 def check_tables(facts: MySQLFacts) -> Iterator[Finding]:
     """The inbox and the outbox."""
-    missing = [table for table in _TABLES if table not in facts.indexes]
-    if missing:
-        yield Finding(
-            "mysql.tables",
-            Severity.WARNING,
-            f"there is no table {' and no '.join(missing)}",
-            "without the inbox a redelivered message has its effect twice; without the outbox messages get lost "
-            "between COMMIT and publishing",
-            "conquiet db init",
-        )
-    needed = {"conquiet_inbox": {"PRIMARY", "by_age"}, "conquiet_outbox": {"PRIMARY", "by_due", "by_key"}}
-    for table, indexes in facts.indexes.items():
-        absent = sorted(needed[table] - indexes)
-        if absent:
-            yield Finding(
-                "mysql.indexes",
-                Severity.ERROR,
-                f"{table} lacks the index {', '.join(absent)}",
-                "without its primary key the inbox lets duplicates through; without the others purge and relay "
-                "read the whole table",
-                "conquiet db migrate; a missing primary key you have to add yourself",
-            )
+    yield from check_inbox_and_outbox("mysql", _INDEXES, facts.indexes)
 
 
 def check_outbox(facts: MySQLFacts) -> Iterator[Finding]:
     """Rows that no relay takes."""
-    for target, age_s in sorted(facts.overdue.items()):
-        yield Finding(
-            "mysql.outbox_overdue",
-            Severity.WARNING,
-            f"the outbox has rows for the target {printable(target)!r} that are due since long; the oldest is "
-            f"{age_s:,.0f} s old",
-            "no relay serves this target (a typo in its name, or the relay does not run), or it is behind",
-            "compare the name with the targets of your OutboxRelay, and see that the relay runs",
-        )
+    yield from check_overdue("mysql", facts.overdue)
 
 
 def check_transactions(facts: MySQLFacts) -> Iterator[Finding]:

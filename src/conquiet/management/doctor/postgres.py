@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from conquiet.core.redaction import printable
+from conquiet.management.doctor.database_checks import check_inbox_and_outbox, check_overdue, check_pools
 from conquiet.management.doctor.findings import Finding, Severity, run_checks
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ _INDEXES = {
 }
 _OLDEST = 130_000
 _SLOW_S = 60
-_CROWDED = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,48 +159,18 @@ def check_durability(facts: PostgresFacts) -> Iterator[Finding]:
 
 def check_connections(facts: PostgresFacts) -> Iterator[Finding]:
     """Pools that are larger than the server."""
-    limit = int(facts.settings.get("max_connections", 0))
-    if limit and facts.wanted_connections > limit:
-        yield Finding(
-            "postgres.max_connections",
-            Severity.ERROR,
-            f"the pools may open {facts.wanted_connections} connections, and max_connections is {limit}",
-            "workers fail with 'too many clients already' under load",
-            "smaller pools (pool_size, max_overflow), fewer processes, or a larger max_connections",
-        )
-    elif limit and facts.connections > limit * _CROWDED:
-        yield Finding(
-            "postgres.max_connections",
-            Severity.WARNING,
-            f"{facts.connections} of {limit} connections are in use",
-            "the next peak fails with 'too many clients already'",
-            "smaller pools (pool_size, max_overflow), or a larger max_connections",
-        )
+    yield from check_pools(
+        "postgres",
+        wanted=facts.wanted_connections,
+        used=facts.connections,
+        limit=int(facts.settings.get("max_connections", 0)),
+        error="too many clients already",
+    )
 
 
 def check_tables(facts: PostgresFacts) -> Iterator[Finding]:
     """The inbox and the outbox."""
-    missing = [table for table in _INDEXES if table not in facts.indexes]
-    if missing:
-        yield Finding(
-            "postgres.tables",
-            Severity.WARNING,
-            f"there is no table {' and no '.join(missing)}",
-            "without the inbox a redelivered message has its effect twice; without the outbox messages get lost "
-            "between COMMIT and publishing",
-            "conquiet db init",
-        )
-    for table, indexes in facts.indexes.items():
-        absent = sorted(_INDEXES[table] - indexes)
-        if absent:
-            yield Finding(
-                "postgres.indexes",
-                Severity.ERROR,
-                f"{table} lacks the index {', '.join(absent)}",
-                "without its primary key the inbox lets duplicates through; without the others purge and relay "
-                "read the whole table",
-                "conquiet db migrate; a missing primary key you have to add yourself",
-            )
+    yield from check_inbox_and_outbox("postgres", _INDEXES, facts.indexes)
 
 
 def check_transactions(facts: PostgresFacts) -> Iterator[Finding]:
@@ -220,15 +190,7 @@ def check_transactions(facts: PostgresFacts) -> Iterator[Finding]:
 
 def check_outbox(facts: PostgresFacts) -> Iterator[Finding]:
     """Rows that no relay takes."""
-    for target, age_s in sorted(facts.overdue.items()):
-        yield Finding(
-            "postgres.outbox_overdue",
-            Severity.WARNING,
-            f"the outbox has rows for the target {printable(target)!r} that are due since long; the oldest is "
-            f"{age_s:,.0f} s old",
-            "no relay serves this target (a typo in its name, or the relay does not run), or it is behind",
-            "compare the name with the targets of your OutboxRelay, and see that the relay runs",
-        )
+    yield from check_overdue("postgres", facts.overdue)
 
 
 CHECKS: tuple[Callable[[PostgresFacts], Iterator[Finding]], ...] = (
