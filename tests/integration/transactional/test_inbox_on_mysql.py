@@ -226,7 +226,7 @@ def test_an_inbox_in_use_is_not_blocked_by_the_upgrade(
     former: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While an ALTER TABLE waits for a long transaction, every other statement on the table waits behind it."""
-    monkeypatch.setattr("conquiet.transactional.schema._ALTER_WAIT_S", 1)
+    monkeypatch.setattr("conquiet.transactional.migrations._ALTER_WAIT_S", 1)
 
     with DbSession(former) as session:
         Inbox().record(session, InboxKey("orders", "billing", "long"))
@@ -234,7 +234,9 @@ def test_an_inbox_in_use_is_not_blocked_by_the_upgrade(
 
     (record,) = [record for record in caplog.records if "not added" in record.message]
     assert record.__dict__["errno"] == 1205
-    assert record.__dict__["statement"] == "ALTER TABLE `conquiet_inbox` ADD COLUMN digest VARBINARY(32) NULL"
+    assert record.__dict__["statement"] == (
+        "ALTER TABLE `conquiet_inbox` ADD COLUMN digest VARBINARY(32), COMMENT = 'conquiet schema 3'"
+    )
     with DbSession(former) as session:
         assert session.execute_scalar("SELECT @@SESSION.lock_wait_timeout") > 1, "the connection is as it was"
     create_tables(former)
