@@ -19,7 +19,7 @@ from conquiet.queue.metrics import count_queue
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.commands import pack
-from conquiet.redis_transport.confirmation import Confirmation
+from conquiet.redis_transport.confirmation import Confirmation, confirmation_of
 from conquiet.redis_transport.confirmed import checked_call
 from conquiet.redis_transport.connection import RedisConnection
 from conquiet.redis_transport.replies import text
@@ -161,14 +161,14 @@ class StreamProducer:
         replicas_timeout_s: float = 1.0,
     ) -> str:
         """Add ``payload`` to the stream and return the id of its entry; see ``RedisStreamsQueue.enqueue``."""
-        how = Confirmation(replicas, replicas_timeout_s)
+        how = confirmation_of(replicas, replicas_timeout_s)
         return self._writer.enqueue(payload, idempotency_key, idempotency_window_s, how)
 
     def enqueue_many(
         self, payloads: Iterable[dict[str, Any]], *, replicas: int = 0, replicas_timeout_s: float = 1.0
     ) -> list[str]:
         """Add all payloads in their order, or none of them; see ``RedisStreamsQueue.enqueue_many``."""
-        return self._writer.enqueue_many(payloads, Confirmation(replicas, replicas_timeout_s))
+        return self._writer.enqueue_many(payloads, confirmation_of(replicas, replicas_timeout_s))
 
     def close(self) -> None:
         """Close the connections. The caller's client stays open."""

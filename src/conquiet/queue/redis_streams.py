@@ -41,7 +41,7 @@ from conquiet.queue.producer import EntryWriter
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.commands import pack
-from conquiet.redis_transport.confirmation import Confirmation
+from conquiet.redis_transport.confirmation import confirmation_of
 from conquiet.redis_transport.errors import ResponseError, is_group_there_already
 from conquiet.redis_transport.replies import StreamEntry, entries, pending_of, pending_rows, read_entries, text
 from conquiet.redis_transport.retention_scripts import TRIM
@@ -139,7 +139,7 @@ class RedisStreamsQueue:
             PayloadError: The payload is not a JSON object, or the key was used for another payload.
             ConfigurationError: The window is longer than ten years.
         """
-        how = Confirmation(replicas, replicas_timeout_s)
+        how = confirmation_of(replicas, replicas_timeout_s)
         return self._writer.enqueue(payload, idempotency_key, idempotency_window_s, how)
 
     def enqueue_many(
@@ -150,7 +150,7 @@ class RedisStreamsQueue:
         One step on the server (EVAL), one round trip, at most 10,000 payloads. If one payload is refused, none is sent.
         ``replicas``: see ``enqueue``.
         """
-        return self._writer.enqueue_many(payloads, Confirmation(replicas, replicas_timeout_s))
+        return self._writer.enqueue_many(payloads, confirmation_of(replicas, replicas_timeout_s))
 
     # ------------------------------------------------------------------ reading
     def read(self, block_ms: int, count: int = 1) -> MessageBatch:

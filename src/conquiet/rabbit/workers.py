@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextvars import copy_context
 from typing import Any, Final, Protocol, cast
 
+from conquiet.core import tracing
 from conquiet.core.worker_pool import WorkerPool, start_in_context
 from conquiet.rabbit.delivery import CURRENT, Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
@@ -141,9 +142,12 @@ class TaskWorkers:
             if isinstance(prepared, Ready):
                 CURRENT.set(delivery)
                 who = "the syncer"
-                with process_span(delivery) as span:
+                if tracing.active is None:
                     report = interpret_result(await self._syncer(prepared.message))
-                    span.record(report)
+                else:
+                    with process_span(delivery) as span:
+                        report = interpret_result(await self._syncer(prepared.message))
+                        span.record(report)
             else:
                 report = prepared
         except GeneratorExit:  # the event loop is being torn down

@@ -12,6 +12,8 @@ from conquiet.redis_transport.hash_tags import slot_prefix
 LONGEST_S = 5.0
 """Longest wait for replicas: shorter than the time in which a reply must come."""
 
+DEFAULT_TIMEOUT_S = 1.0
+
 _MARK_MS = 60_000
 
 
@@ -25,7 +27,7 @@ class Confirmation:
     """
 
     replicas: int = 0
-    timeout_s: float = 1.0
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if type(self.replicas) is not int or self.replicas < 0:
@@ -62,3 +64,10 @@ class Confirmation:
         if refused is not None:
             error.__cause__ = refused
         raise error
+
+
+def confirmation_of(replicas: int, timeout_s: float) -> Confirmation | None:
+    """Return what a call asked for; None, at no cost, for the defaults."""
+    if type(replicas) is int and not replicas and timeout_s == DEFAULT_TIMEOUT_S:
+        return None
+    return Confirmation(replicas, timeout_s)

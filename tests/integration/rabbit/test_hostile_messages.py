@@ -56,6 +56,14 @@ class Keys:
 
 
 @pytest.mark.spec("MW-002.6", "MW-002.8")
+def brokers_view(rabbit: Rabbit, queue: str) -> dict[str, Any]:
+    """Return what the broker says of a queue and of its connections: who waits for whom when nothing moves."""
+    shown = ("state", "messages_ready", "messages_unacknowledged", "consumers", "consumer_utilisation")
+    facts = rabbit.api("GET", f"/api/queues/{{vhost}}/{queue}")
+    connections = rabbit.api("GET", "/api/vhosts/{vhost}/connections")
+    return {name: facts.get(name) for name in shown} | {"connections": [one.get("state") for one in connections]}
+
+
 async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_accounted_for(rabbit: Rabbit) -> None:
     dice = random.Random(20261115)
     queue = rabbit.queue()
@@ -78,7 +86,7 @@ async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_account
             await wait_until_async(
                 lambda: count.ack + count.dead_lettered + count.dropped == 2_000,
                 timeout_s=60,
-                message=lambda: str(count),
+                message=lambda: f"{count}, {brokers_view(rabbit, queue)}",
             )
     finally:
         logging.getLogger("conquiet.rabbit").setLevel(logging.NOTSET)
