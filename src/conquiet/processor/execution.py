@@ -49,7 +49,7 @@ from conquiet.processor.results import DEAD, ResultWriter
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
-from conquiet.processor.spans import traced
+from conquiet.processor.spans import TracedRun
 from conquiet.processor.unknown import UNKNOWN_FATES, decide_unknown
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import PendingSettlement
@@ -119,7 +119,7 @@ class Execution:
         batched = {event: runner for event, runner in runners.items() if isinstance(runner, BatchHandlerRunner)}
         self.batching: Batching | None = BatchExecution(self, batched) if batched else None
         self._leases: LeaseManager | None = None
-        self._invoke_in_span = traced(self._invoke, group)
+        self._traced = TracedRun(self._invoke, group)
 
     # ------------------------------------------------------------ the executor
 
@@ -185,7 +185,7 @@ class Execution:
             step = await self._park_or_reserve(message, envelope, runner.rate)
             if step is not Step.LEFT:
                 return MOVED if step is Step.MOVED else await self._canceller.cancel(message, leases)
-        run = self._invoke if tracing.active is None else self._invoke_in_span
+        run = self._invoke if tracing.active is None else self._traced.choose(tracing.active, envelope)
         if runner.limiter is None:
             return await run(message, leases, envelope, runner)
         if not await runner.limiter.acquire():

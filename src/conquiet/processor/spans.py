@@ -12,28 +12,44 @@ from conquiet.runtime.message import RuntimeMessage
 Run = Callable[[RuntimeMessage, LeaseManager, Envelope, HandlerRunner], Awaitable[Settlement]]
 
 
-def traced(run: Run, group: str) -> Run:
-    """Return ``run`` with a span around each call."""
+class TracedRun:
+    """Runs a message in a span.
 
-    async def run_in_span(
-        message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner
+    Args:
+        run: Runs it.
+        group: Of the processor.
+    """
+
+    __slots__ = ("_group", "_run")
+
+    def __init__(self, run: Run, group: str) -> None:
+        self._run = run
+        self._group = group
+
+    def choose(self, active: tracing.Tracing, envelope: Envelope) -> Run:
+        """Return how to run a message: one whose trace is sampled out needs no span around it."""
+        if (make_current := active.dropped(envelope.headers)) is None:
+            return self
+        make_current()  # the context is the message's own, and ends with it
+        return self._run
+
+    async def __call__(
+        self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner
     ) -> Settlement:
+        """Run the message in a span."""
         if tracing.active is None:  # it was taken out since
-            return await run(message, leases, envelope, runner)
-        if (make_current := tracing.active.dropped(envelope.headers)) is not None:
-            make_current()  # the context is the message's own, and ends with it
-            return await run(message, leases, envelope, runner)
+            return await self._run(message, leases, envelope, runner)
         with tracing.active.process(
             "redis",
             message.stream,
             message_id=envelope.id,
             event=envelope.event,
-            group=group,
+            group=self._group,
             attempt=envelope.attempt,
             headers=envelope.headers,
             first_attempt=envelope.first_attempt,
         ) as span:
-            settlement = await run(message, leases, envelope, runner)
+            settlement = await self._run(message, leases, envelope, runner)
             if settlement.failure is not None:
                 span.fail(settlement.failure)
                 if envelope.first_attempt is None:
@@ -43,5 +59,3 @@ def traced(run: Run, group: str) -> Run:
                 if message.lease_lost:
                     span.set("conquiet.lease.lost", value=True)
             return settlement
-
-    return run_in_span

@@ -45,7 +45,6 @@ from conquiet.queue.backlog_sampler import INTERVAL_S, BacklogSampler, sampling_
 from conquiet.queue.retention import GrowthWatch, HeldBackWatch, Retention, require_retention, warn_of_growth
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.cluster import topology_of
-from conquiet.redis_transport.connect_errors import address_of
 from conquiet.redis_transport.errors import RedisError, ResponseError
 from conquiet.redis_transport.liveness import (
     RELEASE_NAME,
@@ -57,6 +56,7 @@ from conquiet.redis_transport.liveness import (
 from conquiet.redis_transport.replies import consumer_infos, text
 from conquiet.redis_transport.retention_scripts import REMOVE_DEAD_NAMES, TRIM
 from conquiet.redis_transport.scripts import Script
+from conquiet.redis_transport.topology import known_address
 from conquiet.redis_transport.worker_reports import workers_key
 
 logger = FactLogger(__name__)
@@ -361,8 +361,7 @@ class StreamHousekeeper:
         state.names_at = max(state.names_at, state.next_at)
         state.sampler.next_at = max(state.sampler.next_at, state.next_at)
         if isinstance(error, QueueError | RedisError | OSError) and not isinstance(error.__cause__, ResponseError):
-            pool = getattr(self._topology.client(stream), "connection_pool", None)
-            state.outage.failed(error, address=address_of(pool))
+            state.outage.failed(error, address=known_address(self._topology, stream))
         elif state.failures == 1:  # one record; the metric counts on
             logger.failure(logging.WARNING, "housekeeping failed, trying again later", error, stream=stream)
         if isinstance(error, QueueError | RedisError | OSError):

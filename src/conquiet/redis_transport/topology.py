@@ -11,7 +11,9 @@ from typing import Any, Protocol
 import redis
 from redis.exceptions import RedisError
 
+from conquiet.errors import ConquietError
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis, clone_async, clone_sync
+from conquiet.redis_transport.connect_errors import address_of
 from conquiet.redis_transport.routing import NodeAddress
 
 
@@ -54,6 +56,19 @@ class Topology(Protocol):
     async def close(self) -> None:
         """Close what was opened here. No connection may be in use any more."""
         ...
+
+
+def known_address(topology: Topology, stream: str) -> str:
+    """Return the address of a stream's server, for a log line; empty if no server is known. Never raises.
+
+    For what reports a failure in a thread of its own: a cluster of which no node answers fails here again, and the
+    thread would end.
+    """
+    try:
+        client = topology.client(stream)
+    except (RedisError, OSError, ConquietError):
+        return ""
+    return address_of(getattr(client, "connection_pool", None))
 
 
 class SingleServer:

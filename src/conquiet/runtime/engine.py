@@ -34,8 +34,8 @@ from conquiet.metrics.outages import OutageWatch, is_reported
 from conquiet.redis_transport.async_connection import ConnectionLostError
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.cluster import topology_of
-from conquiet.redis_transport.connect_errors import address_of
 from conquiet.redis_transport.errors import ReadOnlyError, RedisError, translate
+from conquiet.redis_transport.topology import known_address
 from conquiet.runtime.assembly import Reports, assemble
 from conquiet.runtime.engine_events import Callback, EngineError, EventDispatcher
 from conquiet.runtime.executor import Executor
@@ -375,8 +375,7 @@ class Engine:
     def _heartbeat_failed_in_thread(self, error: RedisError | OSError) -> None:
         translated = translate(error, stream=", ".join(self._streams), group=self._group, command="XCLAIM")
         translated.__cause__ = error
-        pool = getattr(self._topology.client(self._streams[0]), "connection_pool", None)
-        self._lease_outage.failed(translated, address=address_of(pool))
+        self._lease_outage.failed(translated, address=known_address(self._topology, self._streams[0]))
         self._on_loop(self._report, translated)
 
 
