@@ -113,6 +113,10 @@ docs: $(DOCS)/.ready ## Build the documentation into build/docs; a broken link o
 	@NO_COLOR=1 $(DOCS)/bin/zensical build --strict >.cache/docs.log 2>&1 || { cat .cache/docs.log; exit 1; }
 	@echo "build/docs/index.html"
 
+.PHONY: docs-screenshots
+docs-screenshots: docs $(READY) ## Look at eight pages of the documentation in Chromium, at two widths; writes docs/img/site
+	@$(BIN)/python scripts/docs_screenshots.py
+
 RELEASE := .cache/release-venv
 $(RELEASE)/.ready: requirements-release.lock
 	@$(PYTHON) -m venv $(RELEASE)

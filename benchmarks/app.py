@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import redis.asyncio
 from processor_parts import ours
 from processor_parts.common import Clock, say
 from processor_parts.peers import PEERS, quiet
@@ -87,6 +88,9 @@ async def faststream(url: str, n: int) -> None:
 
 async def faststream_fill(url: str, n: int) -> None:
     library: Any = import_module("faststream.redis")
+    async with redis.asyncio.Redis.from_url(url) as client:
+        # FastStream makes its group at the end of the stream, behind what is there.
+        await client.xgroup_create("s", "processor", "0", mkstream=True)
     async with library.RedisBroker(url, logger=None) as broker:
         for _ in range(n):
             await broker.publish({"order": 12345, "amount": 19.99}, stream="s")

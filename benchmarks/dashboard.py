@@ -1,22 +1,27 @@
-"""What the dashboard costs: many streams live, many dead letters, first paint, the size of its assets, and the engine.
+"""What the dashboard costs and how quick it is: streams live, dead letters, first paint, killed workers, the engine.
 
     python benchmarks/dashboard.py               all of them, small
     python benchmarks/dashboard.py --full        a million dead letters, a replay of 100,000
+    python benchmarks/dashboard.py --only red    one of: streams, dead, paint, red, red-many, engine
 
 Numbers depend on the machine; what is compared is said with each.
 """
 
 import argparse
 import asyncio
+import contextlib
 import gzip
 import json
+import random
 import shutil
 import socket
 import statistics
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import redis
 import redis.asyncio
@@ -24,6 +29,7 @@ from httpx import AsyncClient
 
 import conquiet.dashboard
 from conquiet.dashboard.server import Listener, make_server, standalone
+from conquiet.management import workers
 from conquiet.processor.dead_letter_record import DeadRecord, encode_record
 from conquiet.runtime import Consumer
 from conquiet.testing import RedisServer
@@ -70,15 +76,15 @@ async def many_streams(url: str, count: int, seconds: float) -> None:
 
                 task = asyncio.create_task(follow())
                 await asyncio.sleep(12)  # the doctor's examination, once in five minutes, is over
-                sent, used = _calls(client), client.info("cpu")
+                used = client.info("cpu")
                 cpu, began = time.process_time(), time.monotonic()
                 await asyncio.sleep(seconds)
                 spent = time.monotonic() - began
-                after = client.info("cpu")
+                own_cpu = (time.process_time() - cpu) / spent
+                redis_cpu = (_seconds(client.info("cpu")) - _seconds(used)) / spent
+                commands = await asyncio.to_thread(_sent_per_second, client, seconds)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                redis_cpu = (_seconds(after) - _seconds(used)) / spent
-                own_cpu, commands = (time.process_time() - cpu) / spent, (_calls(client) - sent) / spent
                 print(
                     f"{count} streams live, {updates} updates: {own_cpu:.1%} of a core here, {redis_cpu:.1%} in Redis"
                 )
@@ -89,10 +95,17 @@ def _seconds(info: Any) -> float:
     return float(info["used_cpu_user"] + info["used_cpu_sys"])
 
 
-def _calls(client: Any) -> int:
-    """Return the commands that clients sent: EVAL counts once, what a script calls does not."""
-    stats = client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "scan", "info", "hmget"))
+def _sent_per_second(client: Any, seconds: float) -> float:
+    """Return the commands that clients sent: EVAL counts once, what a script calls does not. Of the doctor's, too."""
+    sent = 0
+    with client.monitor() as monitor:
+        threading.Timer(seconds, client.echo, ["the end"]).start()
+        began = time.monotonic()
+        for command in monitor.listen():
+            if "the end" in command["command"]:
+                break
+            sent += command["client_type"] != "lua"
+    return sent / (time.monotonic() - began)
 
 
 async def many_dead_letters(url: str, count: int, replayed: int) -> None:
@@ -138,25 +151,105 @@ async def _until(browser: AsyncClient, url: str, state: str) -> None:
         await asyncio.sleep(0.2)
 
 
+def _chromium() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
 async def first_paint(url: str) -> None:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    """Time what the browser itself reports, with an empty cache (a new context) and again in the same one.
+
+    In brackets: when the browser had the whole answer of the server.
+    """
+    chromium = _chromium()
     if chromium is None:
         print("first paint: no Chromium here")
         return
     from playwright.async_api import async_playwright
 
+    script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+    with Served(url) as served:
+        async with async_playwright() as playwright:
+            started = await playwright.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox"])
+            bare = "data:text/html,<p>a page without anything: what the browser itself needs"
+            for address in (bare, f"{served.url}/", f"{served.url}/workers", f"{served.url}/dead?stream=orders"):
+                found: dict[str, list[tuple[float, float]]] = {"empty cache": [], "again": []}
+                for _ in range(5):
+                    context = await started.new_context()
+                    page = await context.new_page()
+                    for times in found.values():
+                        await page.goto(address)
+                        while (painted := await page.evaluate(script)) is None:  # noqa: ASYNC110 - a browser is asked
+                            await asyncio.sleep(0.01)
+                        answered = await page.evaluate("performance.getEntriesByType('navigation')[0].responseEnd")
+                        times.append((float(painted), float(answered)))
+                    await context.close()
+                for name, times in found.items():
+                    shown = ", ".join(f"{painted:.0f} ({answered:.0f})" for painted, answered in times)
+                    what = "a bare page" if address is bare else address.removeprefix(served.url)
+                    print(f"first contentful paint of {what}, {name}: {shown} ms")
+            await started.close()
+
+
+WORKER = """
+import asyncio, sys
+import redis.asyncio
+from conquiet.processor import Processor
+
+async def main():
+    async with redis.asyncio.Redis.from_url(sys.argv[1]) as client:
+        processor = Processor(client, ["orders"], concurrency=4)
+
+        @processor.handler("paid")
+        async def paid(ctx):
+            pass
+
+        await processor.start()
+
+asyncio.run(main())
+"""
+
+
+def _patched(name: str, value: Any) -> Any:
+    return mock.patch.object(workers, name, value)
+
+
+async def killed_workers(url: str, streams: int, turns: int) -> None:
+    """Time from SIGKILL of a worker to its red row in the browser, with the dashboard on its machine and elsewhere."""
+    chromium = _chromium()
+    if chromium is None:
+        print("killed workers: no Chromium here")
+        return
+    from playwright.async_api import async_playwright
+
+    with redis.Redis.from_url(url) as client:
+        pipe = client.pipeline(transaction=False)
+        for number in range(streams):
+            pipe.xgroup_create(f"stream-{number:04}", "processor", "0", mkstream=True)
+        pipe.execute()
     with Served(url) as served:
         async with async_playwright() as playwright:
             started = await playwright.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox"])
             page = await started.new_page()
-            found = []
-            for _ in range(7):
-                await page.goto(served.url)
-                script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-                await page.wait_for_function(script)
-                found.append(float(await page.evaluate(script)))
+            await page.goto(f"{served.url}/workers")
+            for where in ("its own machine", "another machine"):
+                sees_processes = where == "its own machine"
+                with contextlib.nullcontext() if sees_processes else _patched("has_ended", lambda _token: False):
+                    took = [await _kill_one(url, page) for _ in range(turns)]
+                shown = ", ".join(f"{one:.2f}" for one in took)
+                print(f"killed worker of {where}, {streams + 1} streams: red after {shown} s")
             await started.close()
-    print(f"first contentful paint: median {statistics.median(found):.0f} ms, first load {found[0]:.0f} ms")
+
+
+async def _kill_one(url: str, page: Any) -> float:
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, url)
+    await page.locator(f"tr.state-live:has-text('{worker.pid}')").wait_for(timeout=60_000)
+    await asyncio.sleep(1 + random.random())  # at any moment between two looks
+    worker.kill()
+    began = time.perf_counter()
+    await page.locator(f"tr.state-dead:has-text('{worker.pid}')").wait_for(timeout=60_000)
+    took_s = time.perf_counter() - began
+    await worker.wait()
+    return took_s
 
 
 def assets() -> None:
@@ -209,6 +302,8 @@ async def main() -> None:
         "streams": lambda url: many_streams(url, 1_000, 15),
         "dead": lambda url: many_dead_letters(url, *((1_000_000, 100_000) if options.full else (50_000, 5_000))),
         "paint": first_paint,
+        "red": lambda url: killed_workers(url, 0, 5),
+        "red-many": lambda url: killed_workers(url, 1_000, 3),
         "engine": lambda url: engine(url, 20_000, 3),
     }
     for name, run in runs.items():

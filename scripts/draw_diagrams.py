@@ -1,4 +1,4 @@
-"""Draw docs/img/message.svg, docs/img/crash-points.svg and docs/img/architecture.svg.
+"""Draw the pictures of docs/img: message, crash-points, not-handled and architecture.
 
     python scripts/draw_diagrams.py            write them
     python scripts/draw_diagrams.py --check    exit with 1 if one is out of date
@@ -163,6 +163,41 @@ def crash_points() -> str:
     return drawing.render()
 
 
+QUESTIONS = (
+    (
+        "1. Is it in the stream?",
+        "conquiet inspect orders",
+        "no",
+        ("2. Outbox: does a relay run?", "conquiet outbox list"),
+    ),
+    (
+        "3. Does a worker read the group?",
+        "no lag, a live consumer",
+        "no",
+        ("start, resume or scale it", "conquiet worker"),
+    ),
+    ("4. Is it pending?", "conquiet pending orders", "yes", ("it runs, or its worker died:", "claimed after a minute")),
+    ("5. Is it dead?", "conquiet dead-letters groups orders", "yes", ("repair the cause, then", "dead-letters replay")),
+    ("6. Did the inbox know its id?", "conquiet db status", "yes", ("it had its effect before", "")),
+)
+"""Question, its command, the answer that ends the search, and what to do then."""
+
+
+def not_handled() -> str:
+    """Return the decision tree of docs/troubleshooting.md."""
+    drawing = Drawing(760, 30 + 84 * len(QUESTIONS), "Why is my message not handled? Questions in order")
+    for row, (question, command, answer, (first, second)) in enumerate(QUESTIONS):
+        y = 20 + 84 * row
+        drawing.box(24, y, 330, 54, question, BLUE, command)
+        drawing.box(470, y, 266, 54, first, AMBER, second)
+        drawing.arrow((354, y + 27), (468, y + 27))
+        drawing.text(411, y + 20, answer, size=12)
+        if row + 1 < len(QUESTIONS):
+            drawing.arrow((189, y + 54), (189, y + 82))
+            drawing.text(201, y + 72, "no" if answer == "yes" else "yes", size=12, at="start")
+    return drawing.render()
+
+
 ROLES = {
     "cli": "the command conquiet", "testing": "private servers, fault proxy", "dashboard": "pages over management",
     "contrib": "doors to Flask and Django", "management": "what an operator inspects and changes",
@@ -198,7 +233,10 @@ def architecture() -> str:
     return drawing.render()
 
 
-IMAGES_BY_NAME = {"message.svg": message, "crash-points.svg": crash_points, "architecture.svg": architecture}
+IMAGES_BY_NAME = {
+    "message.svg": message, "crash-points.svg": crash_points, "not-handled.svg": not_handled,
+    "architecture.svg": architecture,
+}  # fmt: skip
 
 
 def main() -> int:

@@ -2,13 +2,15 @@
 
     .venv/bin/python scripts/draw_panels.py [SECONDS]
 
-A private Redis, an SQLite file, a processor with an inbox, a relay and a Prometheus run for a minute, with failures, a
-backlog and an outage on the way. Each expression is asked for over that minute and drawn as Grafana would arrange it.
-Rates are taken over 15 s instead of 5 minutes, since the run is short.
+A private Redis, a private RabbitMQ, an SQLite file, a processor with an inbox, a relay, a RabbitMQ consumer and a
+Prometheus run for a minute, with failures, a backlog, an outage and a second consumer that takes messages away. Each
+expression is asked for over that minute and drawn as Grafana would arrange it. Rates are taken over 15 s instead of 5
+minutes, since the run is short.
 """
 
 import asyncio
 import contextlib
+import itertools
 import json
 import shutil
 import subprocess
@@ -23,6 +25,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+import pika
 import redis
 from prometheus_client import start_http_server
 from sqlalchemy import Engine, create_engine
@@ -30,11 +33,14 @@ from sqlalchemy import Engine, create_engine
 from conquiet.db import DbSession
 from conquiet.processor import Processor, ProcessorSettings, RetryPolicy
 from conquiet.queue.backlog_sampler import BacklogSampler
-from conquiet.testing import FaultProxy, RedisServer, free_port
+from conquiet.rabbit import Publisher, RabbitConsumer
+from conquiet.runtime import RuntimeSettings
+from conquiet.testing import FaultProxy, RabbitMQServer, RedisServer, free_port
 from conquiet.transactional import Outbox, OutboxRelay, ToProcessor, create_tables, for_processor
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STREAM: Final = "shop"
+QUEUE: Final = "shipping"
 COLOURS: Final = ("#3f7fbf", "#c0562f", "#4c9a52", "#8a5fb0", "#b08a1e", "#4a9aa0", "#b0507a", "#6b6b6b")
 WIDTH, HEIGHT, GAP, LEFT, TOP = 560, 210, 16, 56, 44
 
@@ -44,10 +50,21 @@ async def shop(url: str, engine: Engine, seconds: float, proxy: FaultProxy) -> N
     """Emit in waves; fail some; let Redis be away for a moment."""
     client = redis.Redis.from_url(url)
     retry = RetryPolicy.fixed(2.0, max_attempts=2)
-    processor = Processor(client, [STREAM], group="shop", concurrency=8, settings=ProcessorSettings(retry=retry))
+    processor = Processor(
+        client,
+        [STREAM],
+        group="shop",
+        concurrency=8,
+        settings=ProcessorSettings(retry=retry),
+        runtime=RuntimeSettings(claim_idle_ms=3_000),
+    )
 
     def book(ctx: Any, session: DbSession) -> None:
         time.sleep(0.005 + ctx.data["order"] % 7 / 200)
+        if ctx.data["order"] % 97 == 0:
+            # As a worker does that takes this one for dead; the heartbeat finds out, and the entry is claimed back.
+            client.xclaim(STREAM, "shop", "another", 0, [ctx.delivery.id])
+            time.sleep(2.0)
         if ctx.data["order"] % 17 == 0:
             raise KeyError(ctx.id)
         Outbox().add(session, "ledger", {"order": ctx.data["order"]}, event="booked")
@@ -63,6 +80,33 @@ async def shop(url: str, engine: Engine, seconds: float, proxy: FaultProxy) -> N
                     await processor.emit("paid", {"order": number}, delay_s=8 if number % 23 == 0 else None)
             await asyncio.sleep(0.4)
         await outage
+
+
+def start_rabbit(url: str, stop: threading.Event) -> list[threading.Thread]:
+    """Publish to a queue and consume it until the end; every eleventh message is refused."""
+
+    async def publish() -> None:
+        async with Publisher(url) as publisher:
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                await publisher.publish(QUEUE, {"order": number})
+                await asyncio.sleep(0.02 if number // 200 % 2 else 0.1)
+
+    async def consume() -> None:
+        async def ship(message: Any) -> bool:
+            return bool(message["order"] % 11)
+
+        async with RabbitConsumer(url, QUEUE, ship, dead_letter=True):
+            while not stop.is_set():  # noqa: ASYNC110 - set by a thread
+                await asyncio.sleep(0.2)
+
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("dead", durable=True)
+        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        channel.queue_declare(QUEUE, durable=True, arguments=dead)
+    return [threading.Thread(target=asyncio.run, args=(work(),)) for work in (publish, consume)]
 
 
 async def _outage(proxy: FaultProxy, seconds: float) -> None:
@@ -173,11 +217,17 @@ def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
     server, _thread = start_http_server(0, "127.0.0.1")
     stop = threading.Event()
-    with tempfile.TemporaryDirectory() as name, RedisServer() as source, FaultProxy(source.host, source.port) as proxy:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        RedisServer() as source,
+        RabbitMQServer() as broker,
+        FaultProxy(source.host, source.port) as proxy,
+    ):
         engine = create_engine(f"sqlite:///{name}/shop.db")
         create_tables(engine)
         relay = OutboxRelay(engine, {"ledger": ToProcessor(redis.Redis.from_url(source.url), "ledger")})
         threads = [threading.Thread(target=relay.run), threading.Thread(target=sample, args=(source.url, stop))]
+        threads += start_rabbit(broker.url, stop)
         with prometheus(Path(name), server.server_port) as base:
             for thread in threads:
                 thread.start()

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from history_records import stage_and_id
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from history_records import History, Line
 
@@ -30,6 +28,11 @@ def kills(history: History) -> dict[str, list[float]]:
     return found
 
 
+def _name_of(stops: list[Line]) -> str:
+    """Return what hit the process: the kind of a cut connection, or a stop."""
+    return next((str(line["kind"]) for line in stops if line["kind"].startswith("connection")), "stop")
+
+
 class Causes:
     """Finds the fault behind a second delivery."""
 
@@ -44,14 +47,26 @@ class Causes:
             else:
                 self._common.append(line)
         self._slow_s = history.header.get("claim_idle_s")
+        self._known: dict[tuple[int, int], str | None] = {}
 
-    def of(self, first: Line, second: Line) -> str | None:
-        """Return what made ``second`` follow ``first``; None if nothing did."""
+    def of(self, first: Line, second: Line, returned: Collection[Line] = ()) -> str | None:
+        """Return what made ``second`` follow ``first``; None if nothing did.
+
+        ``returned``: the records of the handler that returned this message. Without one the answer is the same for all
+        messages of two batches, and is looked up.
+        """
+        if returned:
+            return self._find(first, second, returned)
+        pair = (id(first), id(second))
+        if pair not in self._known:
+            self._known[pair] = self._find(first, second, ())
+        return self._known[pair]
+
+    def _find(self, first: Line, second: Line, returned: Collection[Line]) -> str | None:
         began, again, process = first["t"], second["t"], str(first["p"])
         errors = self._history.errors.get(process, ())
-        returned = self._history.returned.get(stage_and_id(first), ())
         killed = any(t <= again and began <= t + SLACK_S for t in self._kills.get(process, ()))
-        stopped = any(began - SLACK_S <= line["t"] <= again for line in self._stops.get(process, ()))
+        stopped = [line for line in self._stops.get(process, ()) if began - SLACK_S <= line["t"] <= again]
         struck = (
             str(line["kind"])
             for line in self._common
@@ -60,7 +75,7 @@ class Causes:
         broken = any(line["t"] <= again for line in self._common)
         candidates: list[tuple[bool, str]] = [
             (killed, "kill"),
-            (stopped, "stop"),
+            (bool(stopped), _name_of(stopped)),
             (any(began <= line["t"] <= again for line in returned), "returned by the handler"),
             (any(began <= t <= again for t in self._history.ends.get(process, ())), "clean stop"),
             (bool(kind := next(struck, "")), kind),

@@ -12,11 +12,58 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 VERSION = 1
 Line = dict[str, Any]
+
+
+class Deliveries:
+    """The deliveries of all messages. Most messages have one: that costs an entry, and a list only from the second on.
+
+    A record of a batch is one object for all its messages, so a million messages fit into some hundred megabytes.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: dict[str, dict[str, Line]] = defaultdict(dict)
+        self._all: dict[tuple[str, str], list[Line]] = {}
+
+    def add(self, line: Line) -> None:
+        """Add a record of one message, or of a batch."""
+        stage = line.get("of", "")
+        first = self._first[stage]
+        for message in ids_of(line):
+            self.count += 1
+            if message in first:
+                self._all.setdefault((stage, message), [first[message]]).append(line)
+            else:
+                first[message] = line
+
+    def repeated(self) -> Iterator[tuple[str, str, list[Line]]]:
+        """Return stage, message and records of those that were delivered more than once."""
+        for (stage, message), lines in self._all.items():
+            yield stage, message, lines
+
+    def __iter__(self) -> Iterator[tuple[str, str, list[Line]]]:
+        for stage, messages in self._first.items():
+            for message, line in messages.items():
+                yield stage, message, self._all.get((stage, message)) or [line]
+
+
+def expand(ids: Iterable[Any]) -> Iterator[str]:
+    """Return the ids of a list. A pair in it stands for the numbers from its first to before its second."""
+    for one in ids:
+        if isinstance(one, list):
+            yield from map(str, range(*one))
+        else:
+            yield str(one)
+
+
+def ids_of(line: Line) -> Iterable[str]:
+    """Return the messages of a record: of a batch, or one."""
+    return expand(line["ids"]) if "ids" in line else (str(line["id"]),)
 
 
 @dataclass(slots=True)
@@ -30,7 +77,7 @@ class History:
     recovery_began_s: float | None = None
     enqueued: dict[str, Line] = field(default_factory=dict)
     order: list[tuple[str, str]] = field(default_factory=list)
-    deliveries: dict[tuple[str, str], list[Line]] = field(default_factory=lambda: defaultdict(list))
+    deliveries: Deliveries = field(default_factory=Deliveries)
     returned: dict[tuple[str, str], list[Line]] = field(default_factory=lambda: defaultdict(list))
     effects: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     dead: list[str] = field(default_factory=list)
@@ -102,7 +149,7 @@ def _enqueue(history: History, line: Line) -> None:
 
 def _state(history: History, line: Line) -> None:
     if "effects" in line:
-        history.effects[line.get("of", "")] += map(str, line["effects"])
+        history.effects[line.get("of", "")] += expand(line.pop("effects"))
     history.dead += map(str, line.get("dead", ()))
     history.left |= line.get("left", {})
     history.leaked |= line.get("leaked", {})
@@ -126,17 +173,17 @@ def _resume(history: History, line: Line) -> None:
         history.problems.append(f"process {line['target']} was resumed and had not been stopped")
 
 
-def stage_and_id(line: Line) -> tuple[str, str]:
-    """Return the message of a record, with the stage of its life."""
-    return (line.get("of", ""), str(line["id"]))
+def _return(history: History, line: Line) -> None:
+    for message in ids_of(line):
+        history.returned[(line.get("of", ""), message)].append(line)
 
 
 _RECORDS: dict[str, Callable[[History, Line], None]] = {
     "enqueue": _enqueue,
-    "deliver": lambda h, line: h.deliveries[stage_and_id(line)].append(line),
+    "deliver": lambda h, line: h.deliveries.add(line),
     "effect": lambda h, line: h.effects[line.get("of", "")].append(str(line["id"])),
-    "retry": lambda h, line: h.returned[stage_and_id(line)].append(line),
-    "release": lambda h, line: h.returned[stage_and_id(line)].append(line),
+    "retry": _return,
+    "release": _return,
     "commit": lambda _, __: None,
     "ack": lambda _, __: None,
     "dead": lambda h, line: h.dead.append(str(line["id"])),

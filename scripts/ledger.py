@@ -85,7 +85,8 @@ def render(ledger: Path = LEDGER) -> str:
     """Return the page."""
     rows, notes = read_rows(ledger), tomllib.loads((ledger / "notes.toml").read_text(encoding="utf-8"))
     planted = newest(read_lines(ledger / "planted.jsonl"), "name")
-    parts = [_head(rows, planted), _table(rows), _simulation(read_lines(ledger / "simulation.jsonl"))]
+    parts = [_head(rows, planted), _table(rows), _points(rows)]
+    parts += [_simulation(read_lines(ledger / "simulation.jsonl"), planted)]
     parts += [_remarks(notes), _planted(planted), _bugs(notes), _not_covered(notes), _repeat(rows), _TAIL]
     return "\n\n".join(parts).rstrip() + "\n"
 
@@ -141,11 +142,35 @@ def _table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _simulation(lines: list[Line]) -> str:
+def _points(rows: list[Row]) -> str:
+    """Return the kill points of the last run of each storm that has some."""
+    lines = [
+        "## Kill points",
+        "",
+        "A kill point is a named place in the code of a worker, such as between the commit and the acknowledgement.",
+        "A worker is armed with one and killed when it comes there. A storm names how often each has to be reached,",
+        "and fails if one was not. The last run of each storm, as *reached of armed* (older runs: reached alone):",
+        "",
+        "| no. | storm | kill points |",
+        "|--:|---|---|",
+    ]
+    for number, row in enumerate(rows, 1):
+        reached, armed = row.last.get("points", {}), row.last.get("armed", {})
+        if reached:
+            cells = [
+                f"{point} {times} of {armed[point]}" if point in armed else f"{point} {times}"
+                for point, times in reached.items()
+            ]
+            lines.append(f"| {number} | {row.last['storm']} | {', '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _simulation(lines: list[Line], planted: dict[str, Line]) -> str:
     if not lines:
         return "## Simulation\n\nNo run is in the ledger yet."
     total = {name: sum(int(line[name]) for line in lines) for name in ("seeds", "messages", "faults", "again", "bad")}
     last = lines[-1]
+    found = sum(line["by"] == "simulation" and line["verdict"] == "caught" for line in planted.values())
     return f"""## Simulation
 
 The runtime engine also lives in a simulated world: virtual time, a model of Redis below its connections, kills at any
@@ -153,7 +178,8 @@ The runtime engine also lives in a simulated world: virtual time, a model of Red
 
 {total["seeds"]:,} seeds, {total["messages"]:,} messages, {total["faults"]:,} faults, {total["again"]:,} delivered
 again: **{total["bad"]} seeds with an anomaly**. The last run was at commit {last["commit"]} with
-{last["lives_an_hour"]:,} message lives an hour. To repeat a seed: `python scripts/simulate.py SEED`."""
+{last["lives_an_hour"]:,} message lives an hour. It found {found} of the planted bugs below, each within 10,000 seeds.
+To repeat a seed: `python scripts/simulate.py SEED`."""
 
 
 def _planted(planted: dict[str, Line]) -> str:

@@ -2,6 +2,7 @@
 
     python scripts/plant.py                  plant all; append the results to ledger/planted.jsonl
     python scripts/plant.py --only lease     those whose name contains the word
+    python scripts/plant.py --missing        those that the ledger does not know yet
     python scripts/plant.py --check          only see that each patch applies to exactly one place
 
 A bug is a replacement of text in one file of ``src``, in scripts/planted_bugs/*.toml, with the test that must fail.
@@ -148,12 +149,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Plant; return 1 if a bug was not caught."""
     parser = argparse.ArgumentParser(description="Plant bugs and see the tests go red.")
     parser.add_argument("--only", default="", help="part of the name of the bugs to plant")
+    parser.add_argument("--missing", action="store_true", help="only bugs that the ledger does not know yet")
     parser.add_argument("--check", action="store_true", help="only see that the patches apply")
     parser.add_argument("--limit-s", type=float, default=300.0, help="time for each")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without a bug first")
     parser.add_argument("--ledger", type=Path, default=LEDGER)
     options = parser.parse_args(arguments)
     bugs = [bug for bug in read_bugs() if options.only in bug.name or options.only == bug.package]
+    if options.missing:
+        known = {json.loads(line)["name"] for line in options.ledger.read_text(encoding="utf-8").splitlines()}
+        bugs = [bug for bug in bugs if bug.name not in known]
     if wrong := unfit(bugs):
         print("\n".join(wrong))
         return 1

@@ -42,10 +42,16 @@ def main() -> None:
         sbom = make_sbom(ROOT / LOCK, Path(scratch, SBOM))
         require_exact(sbom, (ROOT / LOCK).read_text(encoding="utf-8"))
         run(sys.executable, "-m", "twine", "check", "--strict", *map(str, first))
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in [*first, sbom]:
-            shutil.copy(path, folder)
-            print(folder / path.name)
+        for path in keep([*first, sbom], folder):
+            print(path)
+
+
+def keep(files: list[Path], folder: Path) -> list[Path]:
+    """Copy files into a folder in place of those of other versions: the container installs every wheel there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("conquiet[-.]*"):
+        old.unlink()
+    return [Path(shutil.copy(path, folder)) for path in files]
 
 
 def build(repository: Path, scratch: Path) -> list[Path]:

@@ -10,6 +10,7 @@ A seed with an anomaly is printed; running it again repeats it exactly. Exit cod
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -34,6 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     began_s, cpu_s, totals = time.monotonic(), time.process_time(), Counter[str]()
     traces = hashlib.sha256()
+    # Each seed ends with a full collection of what it has left. Without this it would visit every imported module too,
+    # which took half of the time.
+    gc.collect()
+    gc.freeze()
     for seed in range(options.seed, options.seed + options.seeds):
         result = live(seed)
         totals.update({name: result.summary[name] for name in ("messages", "faults", "deliveries", "again")})

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +27,10 @@ def ready_pid(port: int) -> int | None:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
             (process,) = json.load(answer)["processes"]
-    except OSError:  # not listening, or not ready
+    except urllib.error.HTTPError as error:  # not ready
+        error.close()
+        return None
+    except OSError:  # not listening
         return None
     return int(process["pid"])
 

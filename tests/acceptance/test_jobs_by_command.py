@@ -54,6 +54,7 @@ def test_one_job_is_moved_and_cancelled_by_its_id(quick: Run, client: Redis, str
     again = quick("jobs", "cancel", stream, "now")
 
     assert (moved.returncode, refused.returncode, promoted.returncode) == (0, 1, 0)
+    assert moved.stdout == "later is due in 86400 s (it was delayed)\n"
     assert cancelled == [f"{job} is cancelled (it was waiting)\n" for job in ("now", "later")]
     assert again.stdout == "now is cancelled\n"
     assert (client.xlen(stream), client.zcard(keys_of(stream).delayed)) == (0, 0)

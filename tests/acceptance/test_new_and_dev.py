@@ -107,7 +107,10 @@ def call(url: str, body: dict[str, Any] | None = None) -> Any:
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return json.load(response)
-    except (urllib.error.URLError, OSError, json.JSONDecodeError):
+    except urllib.error.HTTPError as error:
+        error.close()
+        return None
+    except (OSError, json.JSONDecodeError):
         return None  # not up yet
 
 

@@ -162,11 +162,14 @@ def test_a_fatal_error_is_logged_and_is_exit_code_1(broker: Broker, start: Start
     [
         "asyncio.get_running_loop().call_soon(lambda: 1 / 0)",
         "threading.Thread(target=lambda: 1 / 0).start()",
+        "asyncio.ensure_future(fails())",  # an unhandled rejection: nothing awaits the task
     ],
 )
 def test_an_uncaught_error_is_logged_and_ends_the_process(broker: Broker, start: Start, where: str) -> None:
     broker.put(1)
     process = start(f"""
+    async def fails():
+        return 1 / 0
     async def syncer(message):
         {where}
         await asyncio.sleep(0.2)
@@ -263,3 +266,31 @@ def test_kill_9_loses_nothing(broker: Broker, start: Start, amqp_url: str) -> No
     process.wait()
 
     wait_until(lambda: broker.depth() == 4)
+
+
+@pytest.mark.spec("MW-002.7", "MW-002.8", "MW-002.3", "MW-005.3", "MW-008.2", "MW-008.3")
+def test_sync_queue_has_the_schemas_and_the_settlements_of_the_seed(broker: Broker, start: Start) -> None:
+    """On a queue without a dead-letter exchange, where ``RabbitConsumer`` would handle the one and keep the others."""
+    deaths = pika.BasicProperties(headers={"x-death": [{"count": 4, "queue": "work", "reason": "rejected"}]})
+    broker.channel.basic_publish("", "work", b'{"order": 1}')
+    broker.channel.basic_publish("", "work", b'{"schema": "proca:action:2", "actionId": 7}', deaths)
+    broker.put(1)
+    process = start("""
+    from conquiet.rabbit import sync_queue
+    def syncer(message):
+        import os, signal
+        say("syncer", message["actionId"])
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+    count = sync_queue(url, "work", syncer, max_retries=3)
+    say("returned", count.ack, count.requeued, count.dead_lettered, count.dropped)
+    """)
+
+    out = read_the_rest(process)
+
+    assert "returned 1 1 1 1" in out, out
+    assert out.count("syncer ") == 1
+    assert "syncer 0" in out
+    assert broker.depth() == 0
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"):
+        broker.channel.queue_declare("work.dead", passive=True)

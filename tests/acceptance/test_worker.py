@@ -56,7 +56,8 @@ class Running:
             with urllib.request.urlopen(f"http://127.0.0.1:{port or self.health_port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
         except OSError:
             return 0, ""
 
@@ -153,6 +154,7 @@ def still_there(client: Redis, stream: str) -> set[int]:
     return {json.loads(fields["data"])["n"] for _, fields in [*waiting, *held]}
 
 
+@pytest.mark.spec("CQ-001.7", "CQ-001.13", "CQ-001.14")
 def test_three_processes_share_the_work_survive_a_kill_and_drain_on_sigterm(
     start: Callable[..., Running], client: Redis, redis_url: str, key_prefix: str
 ) -> None:

@@ -124,6 +124,7 @@ async def test_a_stop_between_the_last_check_and_the_start_is_graceful(worker: W
     await child.run([Signalled(run)])
 
 
+@pytest.mark.spec("CQ-001.13")
 async def test_a_worker_is_not_started_after_a_stop(child: Child) -> None:
     started: list[bool] = []
 
@@ -160,6 +161,7 @@ async def test_a_second_reason_to_stop_does_not_force_the_workers(child: Child) 
     assert stopped == [True]
 
 
+@pytest.mark.spec("CQ-001.15")
 async def test_a_worker_is_closed_after_its_run(child: Child) -> None:
     closed: list[str] = []
 

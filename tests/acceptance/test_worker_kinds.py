@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pika
+import pytest
 from redis import Redis
 
 from conquiet.testing import wait_until
@@ -62,6 +63,7 @@ everything = [consumer, processor, scheduler, rabbit, relay]
 """
 
 
+@pytest.mark.spec("CQ-001.7")
 def test_one_of_each_kind_does_its_work_is_ready_and_ends_well(
     command: Path,
     clean_environment: Callable[..., dict[str, str]],

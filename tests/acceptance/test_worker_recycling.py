@@ -22,15 +22,17 @@ MODULE = """
 import asyncio, os
 from redis.asyncio import Redis
 from conquiet import Processor
-from conquiet.processor import ProcessorSettings
+from conquiet.queue import housekeeping
 
+housekeeping._NAMES_S = float(os.environ["NAMES_S"])
 url, stream, done_key = (os.environ[name] for name in ("CONQUIET_REDIS_URL", "STREAM", "DONE_KEY"))
 done = Redis.from_url(url)
 processor = Processor(Redis.from_url(url), [stream], concurrency=4)
 
 @processor.handler("pay")
 async def pay(ctx):
-    await asyncio.sleep(0.01)
+    await done.set(done_key + ":begun", 1)
+    await asyncio.sleep(ctx.data.get("takes_s", 0.01))
     await done.rpush(done_key, f"{ctx.id} {ctx.attempt} {ctx.delivery.delivery_count} {os.getpid()}")
 """
 
@@ -44,6 +46,16 @@ class Workers:
         self._logs: list[Path] = []
 
     def start(self, *words: str) -> "subprocess.Popen[bytes]":
+        return self.start_together(1, *words)[0]
+
+    def start_together(self, count: int, *words: str) -> "list[subprocess.Popen[bytes]]":
+        """Start so many, and return when all are ready."""
+        started = [self._launch(*words) for _ in range(count)]
+        for _, log in started:
+            wait_until(lambda: "processes ready" in log.read_text(), timeout_s=120, message=self.log)  # noqa: B023
+        return [process for process, _ in started]
+
+    def _launch(self, *words: str) -> "tuple[subprocess.Popen[bytes], Path]":
         self._logs.append(self._folder / f"log-{len(self._logs)}")
         with self._logs[-1].open("w") as log:
             process = subprocess.Popen(
@@ -54,9 +66,7 @@ class Workers:
                 stderr=log,
             )
         self.running.append(process)
-        log_file = self._logs[-1]
-        wait_until(lambda: "processes ready" in log_file.read_text(), timeout_s=120, message=self.log)
-        return process
+        return process, self._logs[-1]
 
     def stop(self, process: "subprocess.Popen[bytes]") -> None:
         process.send_signal(signal.SIGTERM)
@@ -78,7 +88,10 @@ def workers(
 ) -> Any:
     (tmp_path / "shop.py").write_text(MODULE)
     environment = clean_environment(
-        CONQUIET_REDIS_URL=redis_url, STREAM=f"{key_prefix}orders", DONE_KEY=f"{key_prefix}done"
+        CONQUIET_REDIS_URL=redis_url,
+        STREAM=f"{key_prefix}orders",
+        DONE_KEY=f"{key_prefix}done",
+        NAMES_S="10" if TORTURE else "0.5",  # at full size as often as by default
     )
     crew = Workers(tmp_path, command, environment)
     yield crew
@@ -108,7 +121,7 @@ def test_rolling_deploys_lose_and_charge_nothing(workers: Workers, client: Redis
     stream = f"{key_prefix}orders"
     emitted = 0
     with SyncEmitter(client, stream) as emitter:
-        crew = [workers.start() for _ in range(4)]
+        crew = workers.start_together(4)
         for _ in range(DEPLOYS):
             for place in range(4):
                 emitter.emit_many([NewMessage("pay", id=f"m{emitted + number}") for number in range(50)])
@@ -116,8 +129,18 @@ def test_rolling_deploys_lose_and_charge_nothing(workers: Workers, client: Redis
                 workers.stop(crew[place])
                 crew[place] = workers.start()
         wait_until(lambda: len(_results(client, key_prefix)) >= emitted, timeout_s=120, message=workers.log)
+
+        def names_are_the_live_workers() -> bool:
+            """Before Redis 7.2 a worker has a name once it was given an entry: emit until each was."""
+            nonlocal emitted
+            if len(_results(client, key_prefix)) == emitted:
+                emitter.emit_many([NewMessage("pay", id=f"m{emitted + number}") for number in range(50)])
+                emitted += 50
+            return _consumers(client, stream) == _live(crew)
+
         # What a stopped worker has released stays under its name until it is taken over; then the name goes.
-        wait_until(lambda: _consumers(client, stream) <= _live(crew), timeout_s=120, message=workers.log)
+        wait_until(names_are_the_live_workers, timeout_s=120, message=workers.log)
+        wait_until(lambda: len(_results(client, key_prefix)) >= emitted, timeout_s=120, message=workers.log)
         for process in crew:
             workers.stop(process)
 
@@ -125,6 +148,20 @@ def test_rolling_deploys_lose_and_charge_nothing(workers: Workers, client: Redis
     assert sorted(line[0] for line in results) == sorted(f"m{number}" for number in range(emitted))
     assert {line[1] for line in results} == {"1"}  # attempts charged
     assert {line[2] for line in results} == {"1"}  # deliveries charged
+
+
+@pytest.mark.timeout(300)
+def test_a_signal_to_the_whole_control_group_drains_as_well(workers: Workers, client: Redis, key_prefix: str) -> None:
+    """By default systemd signals each process of a unit, and the supervisor then signals its processes again."""
+    with SyncEmitter(client, f"{key_prefix}orders") as emitter:
+        supervisor = workers.start()
+        emitter.emit("pay", {"takes_s": 1.5}, id="slow")
+        wait_until(lambda: client.exists(f"{key_prefix}done:begun") == 1, timeout_s=60, message=workers.log)
+        for pid in _live([supervisor]):
+            os.kill(int(pid), signal.SIGTERM)
+        workers.stop(supervisor)
+
+    assert [line[:3] for line in _results(client, key_prefix)] == [["slow", "1", "1"]]
 
 
 @pytest.mark.timeout(300)

@@ -7,8 +7,10 @@ import ast
 import asyncio
 import inspect
 import re
+import threading
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ from pika.adapters.blocking_connection import BlockingChannel
 from sqlalchemy import Engine, create_engine, text
 
 from conquiet import DbConfig, DbWriter, LockStrategy, QueueConfig, QueueConsumer, runtime
+from conquiet.app import TestApp
 from conquiet.errors import MalformedMessageError
 from conquiet.management import JobAdmin
 from conquiet.processor import DeadFilter, JobContext, Processor, RetryPolicy
 from conquiet.rabbit import DeliveryFilter, Outgoing, Publisher, RabbitDeadLetters, SchemaRegistry
 from conquiet.scheduler import Cron, Every, ScheduleEntry, Scheduler
+from conquiet.testing import wait_until
 from conquiet.transactional import Inbox, Outbox, Purger, create_tables
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -120,6 +124,59 @@ def test_the_blocks_of_locking(db_url: str) -> None:
     engine.dispose()
 
 
+async def test_the_applications_of_moving_here_handle_their_messages(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.setenv("DB_URL", f"sqlite:///{tmp_path / 'shop.db'}")
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")  # TestApp needs none
+    names = run_page("moving-here.md")
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE ledger (order_id TEXT, cents INT)"))
+    async with TestApp(names["app"]) as t:
+        await asyncio.to_thread(names["checkout"])
+        await names["packed"]()
+        await t.emit("order.refunded", names["OrderPaid"]("4711", 500))
+        assert await t.drain() == 2  # the refund and its receipt; the others are delayed
+        t.clock.advance(60)
+        assert await t.drain() == 2
+    assert t.dead_letters == []
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT cents FROM ledger")).scalars().all() == [-500, 500]
+    engine.dispose()
+    assert capsys.readouterr().out == "receipt for 4711\n"
+
+
+def test_a_writer_with_both_locks_waits_for_an_old_process(db_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the class of the page the two processes hold locks of different names, and both write."""
+    monkeypatch.setenv("DB_URL", db_url)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    names = run_page("moving-here.md")
+    engine = create_engine(db_url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE accounts (id INT PRIMARY KEY, balance INT) ENGINE=InnoDB"))
+        connection.execute(text("INSERT INTO accounts VALUES (7, 100)"))
+    writer = DbWriter(engine, DbConfig("accounts"), lock_strategy=LockStrategy.ADVISORY)
+    names["with_both_locks"](writer)
+    waiting = text("SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE 'User lock%'")
+    done = threading.Event()
+
+    def write() -> None:
+        writer.modify(7, lambda row: {"balance": row["balance"] - 30})
+        done.set()
+
+    with engine.connect() as old, ThreadPoolExecutor(1) as thread:
+        assert old.execute(text("SELECT GET_LOCK('conquiet_lock:accounts:7', 10)")).scalar() == 1
+        future = thread.submit(write)
+        wait_until(lambda: old.execute(waiting).scalar_one() == 1, timeout_s=60)
+        assert not done.is_set()
+        assert old.execute(text("SELECT RELEASE_LOCK('conquiet_lock:accounts:7')")).scalar() == 1
+        future.result(60)
+
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT balance FROM accounts")).scalar_one() == 70
+    engine.dispose()
+
+
 async def test_the_blocks_of_processor(async_client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch,
         redis_url: str) -> None:  # fmt: skip
     from_url = redis.Redis.from_url
@@ -192,12 +249,50 @@ async def test_the_blocks_of_rabbit(amqp_url: str, channel: BlockingChannel) -> 
             channel.queue_delete(queue)
 
 
+async def test_rabbit_from_scratch_ends_with_its_dead_letter_replayed(
+        amqp_url: str, channel: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setenv("CONQUIET_RABBIT_URL", amqp_url)
+    try:
+        await run_async_page("rabbit-from-scratch.md")
+        wait_until(lambda: channel.queue_declare("crm-sync", passive=True).method.message_count == 1, timeout_s=60)
+    finally:
+        for queue in ("crm-sync", "crm-sync.dead"):
+            channel.queue_delete(queue)
+        channel.exchange_delete("crm-dlx")
+
+
 async def test_the_blocks_of_scheduler(async_client: redis.asyncio.Redis) -> None:
     nightly = ScheduleEntry("nightly-report", Every(3600), "report.make", "reports")
     async with Scheduler(async_client, [nightly]) as scheduler:
         await run_async_page("scheduler.md", scheduler=scheduler, ScheduleEntry=ScheduleEntry, Cron=Cron)
 
         assert [status.entry.name for status in await scheduler.list_entries()] == ["nightly-report"]
+
+
+async def test_an_order_of_the_sqlalchemy_page_is_paid_by_both_kinds(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.setenv("DB_URL", f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")  # TestApp needs none
+    names = await run_async_page("sqlalchemy.md")
+    order = names["Order"]
+    async with TestApp(names["app"]) as t:
+        await names["create_order"]("7", [9_000, 1_001])
+        await t.drain()
+        for _ in range(2):  # the second delivery has no effect
+            await t.deliver("order.paid", {"order_id": "7"}, message_id="again")
+        await t.drain()
+        assert [one.event for one in t.emitted].count("order.large") == 2
+    async with names["sessions"]() as session, session.begin():
+        found = await session.get_one(order, "7")
+        assert found.paid
+        found.paid = False
+    async with TestApp(names["plain"]) as t:
+        await t.emit("order.paid", names["OrderPaid"]("7"))
+        await t.drain()
+    async with names["sessions"]() as session:
+        assert (await session.get_one(order, "7")).paid
+    await names["engine"].dispose()
+    assert capsys.readouterr().out == "review 7\n" * 2
 
 
 def test_the_blocks_of_tables() -> None:

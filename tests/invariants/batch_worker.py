@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from typing import Any
 
 import redis.asyncio
@@ -106,6 +107,8 @@ async def work(name: str, mode: str) -> None:
     )
 
     def handle_one(ctx: Any, session: DbSession) -> None:
+        if BUG != "ack-before-commit":
+            session.before_commit(lambda _: at("before-commit"))
         session.execute(INSERT, {"id": ctx.id, "worker": name})
         if BUG == "ack-before-commit":
             _acks.append(ctx.ack)
@@ -114,8 +117,6 @@ async def work(name: str, mode: str) -> None:
             raise ValueError
 
     def handle(contexts: list[Any], session: DbSession) -> None:
-        if BUG != "ack-before-commit":
-            session.before_commit(lambda _: at("before-commit"))
         for ctx in contexts:
             handle_one(ctx, session)
 
@@ -127,11 +128,24 @@ async def work(name: str, mode: str) -> None:
     )
 
     def committed(contexts: list[Any]) -> Any:
-        outcomes = made(contexts)
+        ids = [ctx.id for ctx in contexts]
+        RECORD("deliver", ids=ids)
+        try:
+            outcomes = made(contexts)
+        except BaseException:
+            RECORD("release", ids=ids)  # nothing has happened: the engine runs them again
+            raise
+        if failed := [one for one, outcome in zip(ids, outcomes or (), strict=False) if outcome is not None]:
+            RECORD("retry", ids=failed)
         at("after-commit")
         return outcomes
 
     processor.handler("paid", batch=SETTINGS["batch"], within_s=0.01)(committed)
+    await run(processor)
+
+
+async def run(processor: Processor) -> None:
+    """Run until a signal comes, with the last point of a batch."""
     confirmed = Acknowledger.confirm
 
     def confirm(self: Any, batch: Any, replies: Any) -> None:
@@ -154,10 +168,14 @@ def main() -> None:
             global _point, _left
             _point, _left = order.get("point", ""), order.get("nth", 1)
             sys.stdin.close()
+            RECORD.watch(0.25)
             status = 1
             try:
                 asyncio.run(work(order["name"], order["mode"]))
                 status = 0
+            except BaseException as error:  # noqa: BLE001 - whatever it was, the storm has to know
+                RECORD("error", text=type(error).__name__)
+                traceback.print_exc()
             finally:
                 os._exit(status)
         say(name=order["name"], pid=pid)

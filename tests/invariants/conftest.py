@@ -13,6 +13,7 @@ collect_ignore = (
     if os.environ.get("CONQUIET_TORTURE") == "1"
     # Only by ``make torture``: three brokers take a minute to start, and network namespaces need root.
     else [
+        "test_a_promoted_mariadb_loses_nothing.py",
         "test_a_rabbitmq_cluster_loses_nothing.py",
         "test_fail_overs_lose_nothing.py",
         "test_hosts_apart_lose_nothing.py",

@@ -19,7 +19,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,7 +102,21 @@ class History:
     def alive(self) -> list[int]:
         """Return the processes that have written here and still run, without this one: they leak at the end."""
         found = [int(path.stem) for path in self.folder.glob("*.jsonl")]
-        return sorted(one for one in found if one != os.getpid() and _runs(one))
+        return sorted(one for one in found if one != os.getpid() and state_of(one) not in {"", "Z"})
+
+    def leaks(self, engine: Any = None, *, helpers: Collection[int] = (), within_s: float = 30.0) -> dict[str, Any]:
+        """Return for ``leaked`` what has not ended in time: processes, and connections to the engine's database.
+
+        ``helpers``: processes of the storm that still have to run, such as the one that forks its workers.
+        """
+        deadline = time.monotonic() + within_s
+        while True:
+            found: dict[str, Any] = {"processes": [one for one in self.alive() if one not in helpers]}
+            if engine is not None:
+                found["database connections"] = open_connections(engine)
+            if not any(found.values()) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
 
     # ------------------------------------------------------------------ the end
     def lines(self) -> list[dict[str, Any]]:
@@ -172,11 +186,11 @@ class History:
             book.write(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n")
 
 
-def _runs(process: int) -> bool:
+def state_of(process: int) -> str:
+    """Return the letter by which the kernel calls the state of a process: T is stopped, Z dead; "" if it is gone."""
     with contextlib.suppress(OSError):
-        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        return state != "Z"
-    return False
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    return ""
 
 
 def _commit() -> str:
@@ -196,6 +210,20 @@ def machine() -> dict[str, Any]:
         "arch": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def open_connections(engine: Any) -> int:
+    """Return how many connections others have to the database of an engine."""
+    from sqlalchemy import text
+
+    mysql = "information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+    postgres = (
+        "pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
+    where = mysql if engine.dialect.name == "mysql" else postgres
+    with engine.connect() as connection:
+        return int(connection.execute(text(f"SELECT COUNT(*) FROM {where}")).scalar_one())
 
 
 # ------------------------------------------------------------------ what the servers are and keep

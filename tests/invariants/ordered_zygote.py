@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import redis.asyncio
+from tests.invariants.recorder import Recorder
 
 from conquiet.errors import LifecycleError
 from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy
@@ -22,6 +23,12 @@ from conquiet.runtime import RuntimeSettings
 from conquiet.runtime.acknowledger import AckBatch
 
 CHANCE = 0.02
+POINTS = (
+    "before effect", "after effect", "before acknowledgement", "after acknowledgement", "before retry", "after retry",
+    "after tick",
+)  # fmt: skip
+
+record = Recorder("")
 
 EFFECT = """
 if redis.call('SADD', KEYS[1], ARGV[1]) == 1 then redis.call('RPUSH', KEYS[2], ARGV[1]) end
@@ -49,9 +56,10 @@ def arm(diary: str) -> None:
         return reply
 
     async def deadly_exchange(self: ProcessorSettler, calls: Any) -> Any:
-        maybe_die(CHANCE, diary, "before retry")
+        # One message in seven is retried: without this there would be few kills around a retry.
+        maybe_die(3 * CHANCE, diary, "before retry")
         replies = await exchange(self, calls)
-        maybe_die(CHANCE, diary, "after retry")
+        maybe_die(3 * CHANCE, diary, "after retry")
         return replies
 
     def deadly_build(self: AckBatch, *args: Any) -> None:
@@ -72,6 +80,8 @@ def maybe_die(chance: float, diary: str, where: str) -> None:
     if random.random() < chance:
         with open(diary, "a", encoding="utf-8") as book:  # noqa: PTH123 - one short line, appended in one write
             book.write(f"{where}\n")
+        record("reached", point=where)
+        record("fault", kind="kill -9", target=os.getpid(), point=where)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -89,8 +99,11 @@ async def host(url: str, stream: str, diary: str, *, deadly: bool) -> None:
     @processor.handler("pay", retry=RetryPolicy.fixed(0.02, max_attempts=2))
     async def pay(ctx: JobContext) -> None:
         number = ctx.data["n"]
+        message = f"{ctx.key}/{number}"
+        record("deliver", id=message, n=ctx.attempt)
         maybe_die(chance, diary, "before effect")
         if number % 7 == 0 and ctx.attempt == 1:
+            record("retry", id=message)
             raise ConnectionError
         places = (f"{stream}:done:{ctx.key}", f"{stream}:effects:{ctx.key}", stream, f"{stream}:two")
         await client.eval(EFFECT, 4, *places, number, ctx.key)
@@ -111,6 +124,7 @@ def spawn(url: str, stream: str, diary: str, *, deadly: bool) -> int:
     code = 1
     try:
         random.seed()
+        record.watch(0.06)
         if deadly:
             arm(diary)
         asyncio.run(host(url, stream, diary, deadly=deadly))
@@ -121,6 +135,7 @@ def spawn(url: str, stream: str, diary: str, *, deadly: bool) -> int:
 
 def main() -> None:
     place, hosts, kills = sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
+    record.folder = sys.argv[6]
     alive = {spawn(*place, deadly=True) for _ in range(hosts)}
     killed = 0
     while killed < kills:
@@ -131,12 +146,14 @@ def main() -> None:
         killed += 1
         alive.add(spawn(*place, deadly=killed < kills))
     for pid in alive:  # those that are still deadly
+        record("fault", kind="kill -9", target=pid, point="at the end")
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     alive = {spawn(*place, deadly=False) for _ in range(hosts)}
     print(killed, flush=True)  # noqa: T201 - to the test
     sys.stdin.readline()
     for pid in alive:
+        record("exit", target=pid)
         os.kill(pid, signal.SIGTERM)
     for pid in alive:
         os.waitpid(pid, 0)

@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,17 @@ class Recorder:
         if self._process == os.getpid():
             os.close(self._file)
         self._process = self._file = -1
+
+
+def packed(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers in their order as pairs [first, end], one for each run without a gap: for ``ids``, ``effects``."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1][1] += 1
+        else:
+            found.append([number, number + 1])
+    return found
 
 
 def merge(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

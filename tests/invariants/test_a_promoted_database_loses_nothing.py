@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import redis
@@ -35,8 +35,32 @@ METADATA = MetaData()
 EFFECTS = Table("effects", METADATA, Column("row", Integer, primary_key=True), Column("id", String(40), nullable=False))
 
 
-class Pair:
+class AnyPair(Protocol):
     """A primary with a replica that has confirmed each commit before its client hears of it."""
+
+    product: str
+
+    @property
+    def url(self) -> str:
+        """Where an application finds the primary, whichever server that is."""
+
+    def switch(self) -> None:
+        """Demote the primary, wait until its replica has everything, and promote that."""
+
+    def kill(self) -> None:
+        """Kill the primary, and promote its replica."""
+
+    def rejoin(self) -> None:
+        """Give the new primary a replica."""
+
+    def effects(self) -> list[str]:
+        """Return the effects that the primary has now."""
+
+
+class Pair:
+    """Two PostgreSQL servers."""
+
+    product = "PostgreSQL"
 
     def __init__(self, primary: PostgresServer, replica: PostgresServer) -> None:
         self.primary, self.replica = primary, replica
@@ -78,6 +102,13 @@ class Pair:
         self.replica.follow(self.primary)
         self.synchronise()
 
+    def effects(self) -> list[str]:
+        """Return the effects that the primary has now."""
+        import psycopg
+
+        with psycopg.connect(self.primary.url.replace("+psycopg", ""), connect_timeout=10) as connection:
+            return [row[0] for row in connection.execute("SELECT id FROM effects ORDER BY row")]
+
 
 def _succeeds(server: PostgresServer, statement: str) -> bool:
     try:
@@ -107,12 +138,19 @@ async def test_an_application_goes_on_with_the_promoted_replica(
 ) -> None:
     settings = {"synchronous_commit": "remote_apply"}
     pair = await asyncio.to_thread(Pair, private_postgres(settings=settings), private_postgres(settings=settings))
+    await promote_under_work(pair, PROMOTIONS, redis_url, key_prefix, new_history)
+
+
+async def promote_under_work(
+    pair: AnyPair, promotions: int, redis_url: str, key_prefix: str, new_history: Callable[..., History]
+) -> None:
+    """Promote the replica of a pair again and again, while an application works, and judge the history."""
     engine = create_engine(pair.url)
     METADATA.create_all(engine)
     client: Any = redis.Redis.from_url(redis_url, decode_responses=True)
     history = new_history(
-        "a PostgreSQL replica promoted",
-        Row("App", "PostgreSQL: a primary and a synchronous replica", "one Redis"),
+        f"a {pair.product} replica promoted",
+        Row("App", f"{pair.product}: a primary and a synchronous replica", "one Redis"),
         seed=seed_or(3),
         promise={"effects": "once", "attempts": True},
         servers=[database_facts(engine), redis_facts(client)],
@@ -136,37 +174,29 @@ async def test_an_application_goes_on_with_the_promoted_replica(
     stop = asyncio.Event()
     async with app:
         emitting = asyncio.create_task(emit_until(stop, sender, history))
-        await wait_until_async(lambda: len(effects_of(pair)) > 10, timeout_s=60)
-        for number in range(PROMOTIONS):
+        await wait_until_async(lambda: len(pair.effects()) > 10, timeout_s=60)
+        for number in range(promotions):
             change = pair.switch if number % 2 == 0 else pair.kill
             with history.outage(f"primary {change.__name__}ed"):
                 await asyncio.to_thread(change)
-                before = await asyncio.to_thread(lambda: len(effects_of(pair)))
+                before = await asyncio.to_thread(lambda: len(pair.effects()))
                 # Before the old primary ends: one that only refuses writes must be given up for the other.
                 await wait_until_async(partial(has_more_effects, pair, before + 5), timeout_s=60)
             await asyncio.to_thread(pair.rejoin)
         history.recovery()
         stop.set()
         sent = set(await emitting)
-        await wait_until_async(lambda: sent <= set(effects_of(pair)), timeout_s=120)
+        await wait_until_async(lambda: sent <= set(pair.effects()), timeout_s=120)
         history.record("drained")
         dead = client.xlen(f"{{{app.assembly.stream}}}:dead")
     await sender.close()
     client.close()
     engine.dispose()
-    history.record("state", effects=effects_of(pair), left={"dead letters": dead})
+    history.record("state", effects=pair.effects(), left={"dead letters": dead})
 
     assert history.judge()["examples"] == {}
 
 
-def has_more_effects(pair: Pair, than: int) -> bool:
+def has_more_effects(pair: AnyPair, than: int) -> bool:
     """Return whether the primary has more effects than that."""
-    return len(effects_of(pair)) > than
-
-
-def effects_of(pair: Pair) -> list[str]:
-    """Return the effects that the primary has now."""
-    import psycopg
-
-    with psycopg.connect(pair.primary.url.replace("+psycopg", ""), connect_timeout=10) as connection:
-        return [row[0] for row in connection.execute("SELECT id FROM effects ORDER BY row")]
+    return len(pair.effects()) > than

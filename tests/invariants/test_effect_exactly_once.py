@@ -31,6 +31,7 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 from tests.invariants.histories import History, Row, database_facts, redis_facts, seed_or
+from tests.invariants.lost_replies import LostReplies
 
 from conquiet.config import QueueConfig
 from conquiet.queue import RedisStreamsQueue
@@ -259,18 +260,17 @@ class Storm:
     def _break_things(self, crew: Crew, faults: Faults, deadline: float, restart: list[Callable[[], object]]) -> None:
         chaos = Chaos(crew, faults, self.rng, self.done, self.history)
         recovering = False
+        replies = LostReplies(self.proxy, self.history, faults.lost_commits)
         while not (chaos.is_over and self._is_quiet()):
             if chaos.is_over and not recovering:
                 recovering = True
-                self.proxy.disarm()
+                replies.end()
                 self.history.recovery()
+            replies.note()
             assert time.monotonic() < deadline, f"not done in time: {chaos.missing}, {self.done}, {self._where()}"
             if not chaos.step():
                 continue
-            if self.done["lost commit"] < faults.lost_commits:
-                self.history.record("fault", kind="lost reply to COMMIT", scope="server")
-                self.proxy.drop_next_reply(after_request_matching=b"COMMIT")
-                self.done["lost commit"] += 1
+            replies.arm()
             if restart and chaos.progress * 3 >= self.done["restarted"] + 1:
                 with self.history.outage("server killed and restarted", charges=True):
                     restart.pop(0)()
@@ -310,7 +310,7 @@ class Storm:
             )
         self.history.record("state", effects=applied, of="transfer")
         self.history.record("state", effects=booked, of="book")
-        self.history.record("state", left=self._where(), leaked={"processes": self.history.alive()})
+        self.history.record("state", left=self._where(), leaked=self.history.leaks(self.engine))
         if sum(balances.values()) != ACCOUNTS * OPENING:
             found.append("money was made or lost")
         if balances != expected:

@@ -21,20 +21,24 @@ from uuid import uuid4
 
 import pytest
 import redis
+from tests.invariants.histories import History, Row, redis_facts, seed_or
 
 from conquiet.testing import RedisServer, wait_until
 
-CUTS = 6
+CUTS = 20
 WORKER = """
 import asyncio, os, sys
 import redis.asyncio
 from conquiet.core.backoff import Backoff
 from conquiet.runtime import Consumer
-url, name = sys.argv[1:]
+from tests.invariants.recorder import Recorder
+url, name, history = sys.argv[1:]
+record = Recorder(history)
 
 async def main():
     client = redis.asyncio.Redis.from_url(url, socket_timeout=3.0)
     async def handler(message, ctx):
+        record("deliver", id=message.id)
         await asyncio.sleep(0.01)
         ctx.check_lease()
         await client.xadd("ran", {"id": message.id, "host": name})
@@ -66,9 +70,9 @@ class Host:
         ):
             _ip("-n", self.name, *words)
 
-    def run(self, script: Path, port: int) -> None:
-        url = f"redis://{self.gateway}:{port}/0"
-        self.worker = subprocess.Popen(["ip", "netns", "exec", self.name, sys.executable, str(script), url, self.name])
+    def run(self, script: Path, port: int, history: History) -> None:
+        words = [sys.executable, str(script), f"redis://{self.gateway}:{port}/0", self.name, str(history.folder)]
+        self.worker = subprocess.Popen(["ip", "netns", "exec", self.name, *words])
 
     def cut(self) -> None:
         _ip("link", "set", self.link, "down")
@@ -105,21 +109,32 @@ def hosts() -> Iterator[list[Host]]:
 
 @pytest.mark.timeout(600)
 def test_a_host_behind_a_cut_link_loses_nothing(
-    hosts: list[Host], private_redis: Callable[..., RedisServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hosts: list[Host], private_redis: Callable[..., RedisServer], tmp_path: Path, new_history: Callable[..., History]
 ) -> None:
     addresses = [host.gateway for host in hosts]
     server = private_redis(extra_args=("--bind", "127.0.0.1", *addresses, "--protected-mode", "no"))
     raw: Any = redis.Redis.from_url(server.url, protocol=2, decode_responses=True)
     script = tmp_path / "worker.py"
     script.write_text(WORKER, encoding="utf-8")
+    history = new_history(
+        "hosts behind cut links",
+        Row("runtime.Consumer", "none", "one Redis, two hosts in network namespaces"),
+        seed=seed_or(1),
+        promise={"effects": "at least once"},
+        servers=[redis_facts(raw)],
+    )
     for host in hosts:
-        host.run(script, server.port)
+        host.run(script, server.port, history)
     sent: list[str] = []
+
+    def send() -> None:
+        sent.append(raw.xadd("work", {"data": json.dumps({"n": len(sent)})}))
+        history.record("enqueue", id=sent[-1])
 
     def feed(seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            sent.append(raw.xadd("work", {"data": json.dumps({"n": len(sent)})}))
+            send()
             time.sleep(0.01)
 
     def ran() -> list[dict[str, str]]:
@@ -132,26 +147,27 @@ def test_a_host_behind_a_cut_link_loses_nothing(
     wait_until(all_work, timeout_s=60)
     for number in range(CUTS):
         host = hosts[number % 2]
-        host.cut()
-        feed(4.0)  # longer than the claim time: the other host takes over
-        host.heal()
+        with history.outage("link cut"):
+            host.cut()
+            feed(4.0)  # longer than the claim time: the other host takes over
+            host.heal()
         before = Counter(row["host"] for row in ran())[host.name]
         feed(1.0)
 
         def is_back(name: str = host.name, before: int = before) -> bool:
-            sent.append(raw.xadd("work", {"data": json.dumps({"n": len(sent)})}))
+            send()
             return Counter(row["host"] for row in ran())[name] > before
 
         wait_until(is_back, timeout_s=60)
+    history.recovery()
     wait_until(lambda: {row["id"] for row in ran()} == set(sent), timeout_s=120)
     wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=120)
+    history.record("drained")
     runs = Counter(row["id"] for row in ran())
+    history.record("state", effects=sorted(runs.elements()), left={"pending": 0})
     raw.close()
-    with capsys.disabled():
-        print(  # noqa: T201 - the ledger of the storm
-            f"\ncuts={CUTS} messages={len(sent)} lost=0 ran_again={runs.total() - len(runs)} hosts={len(hosts)}"
-        )
 
     assert set(runs) == set(sent)
     # A run whose effect was written and whose acknowledgement was cut off is repeated: at most what a host had in hand.
     assert runs.total() - len(runs) <= CUTS * 4 * 3
+    assert history.judge()["examples"] == {}

@@ -4,14 +4,19 @@ Ten kills here; ``CONQUIET_TORTURE=1`` makes it a hundred.
 """
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import redis
 import redis.asyncio
+from tests.invariants.histories import History, Row, redis_facts
+from tests.invariants.ordered_zygote import POINTS
 
 from conquiet.processor import Emitter, NewMessage
 from conquiet.processor.keys import Keys, keys_of
@@ -27,8 +32,9 @@ BATCH = 10
 class Producer:
     """Emits 1, 2, 3… to every account while there are kills to come."""
 
-    def __init__(self, client: Any, keys: Keys) -> None:
+    def __init__(self, client: Any, keys: Keys, history: History) -> None:
         self.client = client
+        self.history = history
         self.keys = keys
         self.accounts = [f"account-{number}" for number in range(ACCOUNTS)]
         self.emitted = 0
@@ -36,9 +42,11 @@ class Producer:
 
     async def emit(self) -> None:
         numbers = range(self.emitted + 1, self.emitted + BATCH + 1)
-        await self._emitter.emit_many(
-            [NewMessage("pay", {"n": number}, key=account) for number in numbers for account in self.accounts]
-        )
+        messages = [NewMessage("pay", {"n": number}, key=account) for number in numbers for account in self.accounts]
+        for number in numbers:
+            for account in self.accounts:
+                self.history.record("enqueue", id=f"{account}/{number}", key=account)
+        await self._emitter.emit_many(messages)
         self.emitted += BATCH
 
     async def waiting(self) -> int:
@@ -53,15 +61,28 @@ class Producer:
 
 
 async def test_effects_of_a_key_are_strictly_increasing_under_kills(
-    redis_url: str, key_prefix: str, tmp_path: Path
+    redis_url: str, key_prefix: str, tmp_path: Path, new_history: Callable[..., History]
 ) -> None:
+    with contextlib.closing(redis.Redis.from_url(redis_url, decode_responses=True)) as plain:
+        facts = redis_facts(plain)
+    history = new_history(
+        "order by key under kills",
+        Row("Processor: order by key", "none", "one Redis, 3 processes"),
+        seed=0,
+        promise={"effects": "once", "attempts": True, "order": {"": "enqueue"}},
+        servers=[facts],
+        claim_idle_s=0.25,
+        points=dict.fromkeys(POINTS, 1) if TORTURE else {},
+    )
+    for point in POINTS:
+        history.record("armed", point=point)
     stream = f"{key_prefix}payments"
     own: Any = redis.asyncio.Redis.from_url(redis_url, protocol=2)
     client: Any = clone_async(own)
-    producer = Producer(client, keys_of(stream))
+    producer = Producer(client, keys_of(stream), history)
     diary = tmp_path / "deaths"
     program = str(Path(__file__).with_name("ordered_zygote.py"))
-    words = [sys.executable, program, redis_url, stream, str(diary), "3", str(KILLS)]
+    words = [sys.executable, program, redis_url, stream, str(diary), "3", str(KILLS), str(history.folder)]
     zygote = await asyncio.to_thread(subprocess.Popen, words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert zygote.stdout is not None
     enough = asyncio.create_task(asyncio.to_thread(zygote.stdout.readline))
@@ -71,14 +92,23 @@ async def test_effects_of_a_key_are_strictly_increasing_under_kills(
                 await producer.emit()
             await asyncio.sleep(0.02)
         assert int(enough.result() or 0) == KILLS
+        history.recovery()
         await wait_until_async(producer.is_done, timeout_s=120)
+        history.record("drained")
     finally:
         await asyncio.to_thread(zygote.communicate, "\n")
 
     for account in producer.accounts:
-        assert await producer.effects(account) == list(range(1, producer.emitted + 1))
+        effects = await producer.effects(account)
+        history.record("state", effects=[f"{account}/{number}" for number in effects])
+        assert effects == list(range(1, producer.emitted + 1))
     assert await client.get(f"{stream}:two") is None  # never two of a key at work
     assert sum(Counter(diary.read_text().splitlines()).values()) >= KILLS
-    assert await client.zcard(keys_of(stream).waiting_keys) == 0
+    waiting = await producer.waiting()
+    pending = (await client.xpending(stream, "processor"))["pending"]
+    history.record("state", left={"waiting keys": waiting, "pending": pending})
+    history.record("state", leaked={"processes": history.alive()})
+    assert waiting == 0
+    assert history.judge()["examples"] == {}
     await client.aclose()
     await own.aclose()

@@ -64,7 +64,10 @@ NAMES_OF_OTHERS = {
     "pool_recycle",
     "account_id", "binlog_format", "claim_min_idle_time", "eq_ref", "IntegrityError", "min_idle_time", "order_id",
     "pool_pre_ping", "pool_reset_on_return", "process_pool", "set_policy", "ssl_disabled",
-    # docs/moving-here.md: names of Celery, FastStream and taskiq
+    # docs/deployment.md, docs/rabbit-from-scratch.md: systemd, and a name of the example
+    "KillMode", "TimeoutStopSec", "sync_contact",
+    # docs/moving-here.md: names of Celery, FastStream, RQ and taskiq
+    "Depends", "FailedJobRegistry",
     "StreamSub", "TaskiqDepends", "TestRedisBroker", "acks_late", "apply_async", "autoretry_for", "delay_on_commit",
     "max_retries", "reject_on_worker_lost", "retry_backoff", "task_time_limit", "visibility_timeout",
 }  # fmt: skip

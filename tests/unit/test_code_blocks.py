@@ -39,8 +39,8 @@ RUN_BY = {
     "programs.md": "tests/acceptance/test_readme.py",
     "tutorial.md": "tests/unit/cli/test_framework_pages.py",
 } | dict.fromkeys(
-    ("exactly-once.md", "housekeeping.md", "jobs.md", "locking.md", "processor.md", "queue.md", "rabbit.md",
-     "scheduler.md", "tables.md", "testing.md"),
+    ("exactly-once.md", "housekeeping.md", "jobs.md", "locking.md", "moving-here.md", "processor.md", "queue.md",
+     "rabbit.md", "rabbit-from-scratch.md", "scheduler.md", "sqlalchemy.md", "tables.md", "testing.md"),
     "tests/integration/test_documentation_blocks.py",
 )  # fmt: skip
 """The test that runs the Python blocks of a page which are not marked."""

@@ -223,11 +223,11 @@ class Assembly:
         workers: list[Worker] = []
         if "handlers" in chosen:
             workers += self._handlers(concurrency, self.environment(emission, loop))
-            workers += self._purgers(workers)
         if "scheduler" in chosen and (self._registry.schedules or is_explicit):
             workers.append(self._scheduler())
         if "relay" in chosen and (is_explicit or (self.has_database and self._redis is not None)):
             workers.append(self._relay())
+        workers += self._purgers(workers)
         if self._tables:  # some part needs the database
             workers += probe_for(self.database.sync_engine)
         return WorkerGroup(workers)
@@ -263,25 +263,31 @@ class Assembly:
         return workers
 
     def _purgers(self, busy: "Sequence[Worker]") -> "list[Worker]":
-        """Return what deletes old inbox rows, if there is an inbox and a synchronous engine can reach it."""
+        """Return what deletes old rows of the tables in use, if a synchronous engine can reach them."""
         if self._settings.retention is None or not self._tables:
             return []
         from conquiet.transactional.inbox import Inbox
+        from conquiet.transactional.outbox import Outbox
         from conquiet.transactional.purging import DatabaseRetention, Purger
 
         retention = self._settings.retention
+        keep = DatabaseRetention() if retention == "default" else retention
         try:
             engine = self.database.sync_engine()
         except (ConfigurationError, ImportError):
             return []  # in the memory of an asynchronous engine, or without a synchronous driver
-        return [
-            Purger(
-                engine,
-                inbox=Inbox(self._settings.inbox),
-                retention=DatabaseRetention() if retention == "default" else retention,
-                is_idle=lambda: not any(getattr(worker.health(), "in_flight", 0) for worker in busy),
-            )
-        ]
+        others = tuple(busy)
+        options: dict[str, Any] = {
+            "retention": keep,
+            "is_idle": lambda: not any(getattr(worker.health(), "in_flight", 0) for worker in others),
+        }
+        # One for each table: each has a lock of its own, so hosts that run different parts exclude each other, too.
+        found: list[Worker] = []
+        if self._settings.inbox in self._tables:
+            found.append(Purger(engine, inbox=Inbox(self._settings.inbox), **options))
+        if self._settings.outbox in self._tables and keep.parked_s is not None:
+            found.append(Purger(engine, outbox=Outbox(self._settings.outbox), **options))
+        return found
 
     def _processor(self, concurrency: int, environment: HandlerEnvironment) -> "Worker":
         redis = self._require_redis("handlers read from Redis")

@@ -133,18 +133,18 @@ class RedisBus:
 
         emitter, partitions = self._opened()
         if partitions is not None and message.stream == self._stream:
-            (sent,) = await partitions.emit_many(_new([message]))
-        else:
-            (sent,) = await emitter.emit_many(_new([message]), stream=message.stream)
+            (new,) = _new([message])
+            return await (await partitions.emit_job(new)).result(timeout_s=timeout_s)
+        (sent,) = await emitter.emit_many(_new([message]), stream=message.stream)
         return await JobHandle(self._client, sent.stream, sent.id).result(timeout_s=timeout_s)
 
     def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``."""
         emitter, partitions = self._opened_sync()
         if partitions is not None and message.stream == self._stream:
-            (sent,) = partitions.emit_many(_new([message]))
-        else:
-            (sent,) = emitter.emit_many(_new([message]), stream=message.stream)
+            (new,) = _new([message])
+            return partitions.emit_job(new).result(timeout_s=timeout_s)
+        (sent,) = emitter.emit_many(_new([message]), stream=message.stream)
         return emitter.job(sent.id, stream=sent.stream).result(timeout_s=timeout_s)
 
     async def close(self) -> None:

@@ -29,8 +29,8 @@ class AppSettings:
         inbox: Name of the inbox table.
         outbox: Name of the outbox table.
         relay_poll_s: Pause of the relay when the outbox is empty: how late a message may be.
-        retention: How long rows stay in the inbox (30 days) and, parked, in the outbox; None deletes none. Each worker
-            with handlers that have an inbox deletes old ones while it is idle, one host at a time.
+        retention: How long rows stay in the inbox (30 days) and, parked, in the outbox (for good, unless ``parked_s``
+            is set); None deletes none. Workers delete old rows while they are idle, one host at a time.
         wait_s: How long ``run()`` waits for a server that cannot be reached at the start; 0 does not wait.
         partitions: Partitions of the app's stream at least, so that a Redis Cluster serves it by several masters. A
             stream that has fewer grows when workers start; the number does not shrink. Above 1, ``debounce`` is not

@@ -32,6 +32,7 @@ from conquiet.app.memory_broker import (
     read_fields,
 )
 from conquiet.app.memory_queues import MemoryQueues
+from conquiet.app.waiting_rows import make_due_now
 from conquiet.core.batch_run import BatchRun
 from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
@@ -55,7 +56,7 @@ class TestApp:
     """Runs an application in memory, as long as the ``async with`` block runs.
 
     Tables of inbox and outbox are created in the app's database. Give the app a database of its own for tests, such as
-    a SQLite file.
+    a SQLite file. Messages that wait in its outbox at the start are taken over; delayed ones wait for the test's clock.
 
     Args:
         app: The application. It must not be running.
@@ -191,6 +192,8 @@ class TestApp:
             from conquiet.transactional.outbox import Outbox
 
             await asyncio.to_thread(self._app.create_tables)
+            engine, table = assembly.database.sync_engine(), assembly.outbox_table
+            self._broker.delays_s |= await asyncio.to_thread(make_due_now, engine, table, assembly.streams)
             assembly.outbox = ClockedOutbox(Outbox(assembly.outbox_table), self._broker)
             self._relay = assembly.relay(
                 {stream: MemoryTarget(self._broker, self.clock, stream) for stream in assembly.streams}

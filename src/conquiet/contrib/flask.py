@@ -20,6 +20,7 @@ See docs/decisions/0042.
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
 from conquiet.errors import ConfigurationError, LifecycleError
 
@@ -122,3 +123,6 @@ class FlaskDoor:
         session = g.pop(_KEY, None)  # there after an exception that Flask lets through, as in its test mode
         if session is not None:
             session.close()
+
+
+describe_constructors(globals())

@@ -150,6 +150,14 @@ def reject_generator_function(name: str, function: Callable[..., Any]) -> None:
         raise ConfigurationError(f"{name} must not be a generator: remove its yield, or nothing of it is ever run")
 
 
+class _TracedTimeoutError(TimeoutError):
+    """A ``TimeoutError`` that keeps its traceback on the way from a thread to the event loop."""
+
+
+_TracedTimeoutError.__name__ = _TracedTimeoutError.__qualname__ = TimeoutError.__name__
+_TracedTimeoutError.__module__ = TimeoutError.__module__
+
+
 def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> None:
     """Do what ``call_in_thread_for_result`` does, and drop the result."""
     call_in_thread_for_result(name, function, *arguments)
@@ -162,11 +170,17 @@ def call_in_thread_for_result(name: str, function: Callable[..., Any], *argument
         ConfigurationError: It returned a coroutine or a generator: its work was not done.
         RuntimeError: It raised ``StopIteration``, which a future cannot hold (its waiter would never return), or
             an error that would end the event loop or the waiting coroutine instead of the handler.
+        TimeoutError: It raised one. asyncio replaces one of exactly this class by another without a traceback, so
+            that nothing would say where it came from: raised is one of a class with the same name.
     """
     try:
         result = function(*arguments)
     except (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         raise RuntimeError(f"{name} raised {type(error).__name__}") from error
+    except TimeoutError as error:
+        if type(error) is not TimeoutError:
+            raise
+        raise _TracedTimeoutError(*error.args).with_traceback(error.__traceback__) from error.__cause__
     if result is not None:
         reject_awaitable(name, result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from conquiet.core.constructor_help import describe_constructor
+
 
 def lazy_exports(
     package: str, homes: Mapping[str, Sequence[str]], *, require: Callable[[], None] | None = None
@@ -24,6 +26,7 @@ def lazy_exports(
         if require is not None:
             require()
         value = getattr(import_module(module, package), name)
+        describe_constructor(value)
         setattr(import_module(package), name, value)  # the next access does not come here
         return value
 

@@ -80,6 +80,10 @@ class Tracing(Protocol):
         """
         ...
 
+    def enter_worker(self) -> None:
+        """Make dropped spans current once for all messages of the worker whose context this is."""
+        ...
+
     def send(
         self,
         system: str,

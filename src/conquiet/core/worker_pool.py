@@ -15,12 +15,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
+from conquiet.core import tracing
 from conquiet.core.log import FactLogger
 from conquiet.core.task_cancellation import forget_cancellations, is_ending
 
 logger = FactLogger(__name__)
 
 T = TypeVar("T")
+
+_worker: contextvars.ContextVar["asyncio.Task[Any] | None"] = contextvars.ContextVar("conquiet_worker", default=None)
+
+current_worker = _worker.get
+"""Return the worker's task that runs this item; None outside of a pool. A tenth of what asking asyncio costs."""
 
 _SLICE_S = 0.005
 """How long one worker may run without yielding to the event loop."""
@@ -158,8 +164,7 @@ class WorkerPool(Generic[T]):
         return [*self._workers, *([] if self._lone_worker is None else [self._lone_worker])]
 
     async def _serve(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - we are in one
+        task = _enter_worker()
         while not self._closing:
             try:
                 await self._run_items(task)
@@ -203,8 +208,7 @@ class WorkerPool(Generic[T]):
                 slice_began = monotonic()
 
     async def _serve_alone(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - we are in one
+        task = _enter_worker()
         while self._alone and not self._paused:
             self._is_shut = True
             try:
@@ -267,6 +271,16 @@ class WorkerPool(Generic[T]):
         self._drained.set()
         if self._paused or not (self._waiting or self._alone):
             self._idle.set()
+
+
+def _enter_worker() -> "asyncio.Task[None]":
+    """Prepare the context of a worker, which every item gets a copy of; return the worker's task."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - we are in one
+    _worker.set(task)
+    if tracing.active is not None:
+        tracing.active.enter_worker()
+    return task
 
 
 def start_in_context(

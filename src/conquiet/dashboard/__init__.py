@@ -14,6 +14,7 @@ Only ``management`` is used: whatever the dashboard can do, a program and the co
 See docs/decisions/0053.
 """
 
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
 
 require_extra("dashboard", "starlette", "jinja2", "redis", "hiredis")
@@ -33,3 +34,5 @@ __all__ = [
     "dashboard",
     "redact_secrets",
 ]
+
+describe_constructors(globals())

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from conquiet.dashboard.connections import ConnectionWatch
 from conquiet.dashboard.servers import Servers
 from conquiet.management.fleet import (
     DelayedCounts,
@@ -95,6 +96,8 @@ class Fleet:
         self._directory = StreamDirectory()
         self._streams = _Reading(FleetView())
         self._workers: _Reading[tuple[StreamWorker, ...]] = _Reading(())
+        self._looked_at = float("-inf")
+        self.connections = ConnectionWatch(servers)
         self._scanned_at = float("-inf")
         self._sparks: dict[bytes, tuple[float, list[int]]] = {}
         self._retrying: dict[bytes, tuple[float, DelayedCounts]] = {}
@@ -118,7 +121,16 @@ class Fleet:
                 groups = [(stream.raw_key, group.raw_name) for stream in fleet.streams for group in stream.groups]
                 found, cpu_s = await self._servers.redis(lambda admin: _timed(lambda: read_workers(admin, groups)))
                 self._workers.finished(tuple(found), cpu_s, commands=len(groups) if self._servers.is_cluster else 0)
+                self._looked_at = float("-inf")
+            # Cheaper than a reading, so asked for more often: a killed worker is to be seen within two seconds.
+            if time.monotonic() - self._looked_at > _SHORTEST_S:
+                self._workers.value = await self.connections.judge(self._workers.value)
+                self._looked_at = time.monotonic()
             return self._workers.value
+
+    async def disconnected(self) -> frozenset[tuple[str, str]]:
+        """Return group and name of the workers that have lost their connections."""
+        return frozenset((one.group, one.name) for one in await self.workers() if one.disconnected)
 
     async def sparklines(self, streams: list[StreamGlance]) -> dict[bytes, list[int]]:
         """Return attempts per minute of the last hour; read again every 20 seconds."""

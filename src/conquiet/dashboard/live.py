@@ -5,12 +5,14 @@ limited; a further one keeps the page as it was loaded.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from conquiet.dashboard.servers import ServerAwayError
 from conquiet.dashboard.views import Page, View
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ async def _events(page: Page, view: View, parts: "Parts") -> AsyncIterator[str]:
         yield "retry: 2000\n\n"
         sent, sent_at, began = "", time.monotonic(), time.monotonic()
         while not parts.closing.is_set() and time.monotonic() - began < _LIFE_S:
+            before = await _urgent(page, view)  # before the rendering: what changes during it is in the next one
             cpu = time.thread_time()
             block = await parts.renderer.live_block(page, view)
             cost_s = time.thread_time() - cpu
@@ -61,10 +64,20 @@ async def _events(page: Page, view: View, parts: "Parts") -> AsyncIterator[str]:
                 sent_at = time.monotonic()
                 yield ": still here\n\n"
             pause_s = min(_LONGEST_S, max(page.interval_s, cost_s / _SHARE))
-            try:
-                async with asyncio.timeout(pause_s):
-                    await parts.closing.wait()
-            except TimeoutError:
-                continue
+            until = time.monotonic() + pause_s
+            while not parts.closing.is_set() and (left_s := until - time.monotonic()) > 0:
+                if await _urgent(page, view) != before:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, page.interval_s)):
+                        await parts.closing.wait()
     finally:
         parts.viewers.count -= 1
+
+
+async def _urgent(page: Page, view: View) -> object:
+    """Return what the page is rendered at once for, if it changes; None for most pages."""
+    try:
+        return None if page.urgent is None else await page.urgent(view)
+    except ServerAwayError as away:
+        return away.server

@@ -78,6 +78,8 @@ class Page:
         template: Its template.
         values: Returns what the template shows.
         live: Whether its block ``live`` is kept up to date.
+        interval_s: Shortest time between two updates.
+        urgent: Asked at that pace too, where rendering is slower: if its answer changes, the page is rendered at once.
     """
 
     path: str
@@ -86,6 +88,7 @@ class Page:
     values: Callable[[View], Awaitable[Values]]
     live: bool = True
     interval_s: float = field(default=1.0)
+    urgent: Callable[[View], Awaitable[object]] | None = None
 
 
 NAVIGATION: Final = (

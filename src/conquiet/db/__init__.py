@@ -8,6 +8,7 @@ MySQL and MariaDB are supported. SQLite works for everything but the MySQL locks
 demo or a unit test needs no server.
 """
 
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
 
 require_extra("mysql", "sqlalchemy")
@@ -35,3 +36,5 @@ __all__ = [
     "pool_capacity",
     "retry_on_conflict",
 ]
+
+describe_constructors(globals())

@@ -1,6 +1,6 @@
 """What became of a COMMIT whose reply was lost. PostgreSQL can answer that; MySQL and SQLite cannot.
 
-    before COMMIT:   current_transaction()   its id, and the timeline of the server
+    before COMMIT:   current_transaction()   its id, and the timeline of the server; a statement, unless it was noted
     reply lost:      resolve_commit()        a new connection asks pg_xact_status(id), until the answer is final
 
     committed        the effect is there: as if the reply had come
@@ -16,10 +16,11 @@ See docs/decisions/0032.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection, Engine
@@ -36,6 +37,8 @@ _TIMELINE: Final = (
     "CASE WHEN pg_is_in_recovery() THEN NULL ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END AS timeline"
 )
 _CURRENT: Final = text(f"SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS xid, {_TIMELINE}")
+RETURNING: Final = f"CAST(pg_current_xact_id() AS text) AS xid, {_TIMELINE}"
+"""What an INSERT returns for ``note_transaction``, so that no other statement has to ask for it."""
 _STATUS: Final = text(f"SELECT pg_xact_status(CAST(CAST(:xid AS text) AS xid8)) AS status, {_TIMELINE}")
 # Only the backend that still runs this transaction, and not while it waits for a synchronous standby: interrupting that
 # wait commits on this server alone. pg_stat_activity has the lower 32 bits of the id.
@@ -81,6 +84,17 @@ class NoTransactionId(Enum):
     """A statement failed, so PostgreSQL would answer COMMIT with ROLLBACK, and without an error."""
 
 
+_noted: "WeakKeyDictionary[object, TransactionId]" = WeakKeyDictionary()
+"""Ids that a statement of the transaction has returned."""
+
+
+def note_transaction(connection: Connection, row: Mapping[str, Any]) -> None:
+    """Note the id of the connection's transaction, from a row with ``RETURNING``."""
+    transaction = connection.get_transaction()
+    if transaction is not None and row["timeline"] is not None:
+        _noted[transaction] = TransactionId(row["xid"], row["timeline"])
+
+
 def current_transaction(connection: Connection) -> TransactionId | NoTransactionId:
     """Return the id of the connection's transaction, or why it has none. One round trip at most."""
     state = _driver_status(connection)
@@ -88,6 +102,9 @@ def current_transaction(connection: Connection) -> TransactionId | NoTransaction
         return NoTransactionId.FAILED
     if state == _IDLE:
         return NoTransactionId.NOTHING_WRITTEN  # no statement was sent
+    # A driver that does not know its state has to ask: the transaction may have failed since.
+    if state is not None and (noted := _noted.get(connection.get_transaction())) is not None:
+        return noted
     try:
         row = connection.execute(_CURRENT).one()
     except DBAPIError as error:

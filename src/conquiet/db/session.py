@@ -14,7 +14,8 @@ The transaction begins on entering, so an ORM session on ``session.connection`` 
 transaction, the session refuses to continue and to commit.
 
 On PostgreSQL a lost reply to COMMIT is resolved: the session asks the server what became of the transaction, and ends
-as if the reply had come (``commit_status``). Its price is one statement before each COMMIT.
+as if the reply had come (``commit_status``). Its price is one statement before each COMMIT,
+unless an inbox row has returned the id already.
 
 See docs/decisions/0032.
 """

@@ -5,7 +5,7 @@
     pending          list_pending, reclaim
     maintenance      remove_consumer, trim
     enqueue          enqueue_all
-    jobs/            JobAdmin: list, show and change the jobs of a processor's stream (asynchronous)
+    jobs/            JobAdmin, PartitionedJobs: list, show and change the jobs of a stream (asynchronous)
     doctor/          check servers: findings with severity, reason and fix
 
 Synchronous (but for ``jobs``), bounded (SCAN and XINFO with limits, never KEYS), each command sent once.
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         JobReport,
         JobStory,
     )
+    from conquiet.management.jobs.partitioned import PartitionedJobs
     from conquiet.management.jobs.reset import ResetReport
     from conquiet.management.maintenance import remove_consumer, trim
     from conquiet.management.models import (
@@ -64,6 +65,7 @@ __all__ = [
     "JobProgress",
     "JobReport",
     "JobStory",
+    "PartitionedJobs",
     "PendingFilter",
     "PendingReport",
     "ReclaimReport",
@@ -87,6 +89,7 @@ _HOMES = {
     ".jobs.admin": ("JobAdmin",),
     ".jobs.bulk": ("BulkAction", "BulkReport"),
     ".jobs.control": ("ChangeReport", "JobChange"),
+    ".jobs.partitioned": ("PartitionedJobs",),
     ".jobs.reset": ("ResetReport",),
     ".jobs.models": ("Cancellation", "JobFilter", "JobList", "JobPhase", "JobProgress", "JobReport", "JobStory"),
     ".maintenance": ("remove_consumer", "trim"),

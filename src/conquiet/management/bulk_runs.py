@@ -25,9 +25,9 @@ from conquiet.core.replay_report import ReplayReport
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_run_models import ACTIVE, BulkRun, RunAction, RunState
-from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.bulk import BulkReport
 from conquiet.management.jobs.models import JobFilter, JobPhase
+from conquiet.management.jobs.partitioned import PartitionedJobs
 from conquiet.processor.dead_letters import DeadFilter
 from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 from conquiet.redis_transport.client import AsyncClient, is_cluster
@@ -293,7 +293,7 @@ class _Carrier:
             if self._stopped:
                 raise _StoppedError
 
-        admin = JobAdmin(self._runs.client, run.stream, group=run.group or None)
+        admin = PartitionedJobs(self._runs.client, run.stream, group=run.group or None)
         saver = asyncio.create_task(self._save_while_running()) if dry_run else None
         try:
             report = await admin.bulk(

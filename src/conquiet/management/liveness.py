@@ -22,6 +22,10 @@ COUNTS_ATTEMPTS_SINCE: Final = (7, 2)
 """From this version on ``idle`` counts from the last attempted read. Valkey reports 7.2 or more."""
 
 
+_MOST_NAMES: Final = 500
+"""Registered names that are looked at."""
+
+
 class Liveness(NamedTuple):
     """What Redis has about one consumer besides XINFO.
 
@@ -86,6 +90,24 @@ def read_liveness(server: RedisAdmin, stream: bytes, group: bytes, consumers: Se
         replies = server.send(b"".join(asked), len(asked), command="EXISTS", stream=display_name(stream))
     found = iter(replies)
     return [_NEITHER if key is None else _liveness(next(found), next(found)) for key in keys]
+
+
+def read_unlisted(server: RedisAdmin, stream: bytes, group: bytes, listed: Sequence[ConsumerInfo]) -> list[bytes]:
+    """Return names of live workers that XINFO CONSUMERS does not list.
+
+    Before Redis 7.2 a worker is no consumer of the group until it is given its first entry.
+    """
+    if key_of(stream, group, b"") is None:
+        return []
+    known = {one.name for one in listed}
+    words = pack("SRANDMEMBER", _registry(stream, group), _MOST_NAMES)
+    (names,) = server.send(words, 1, command="SRANDMEMBER", stream=display_name(stream))
+    missing = [name for name in names if name not in known] if isinstance(names, list) else []
+    if not missing:
+        return []
+    asked = [ConsumerInfo(name=name, pending=0, idle_ms=0) for name in missing]
+    found = read_liveness(server, stream, group, asked)
+    return [name for name, one in zip(missing, found, strict=True) if one.has_key]
 
 
 def _registry(stream: bytes, group: bytes) -> str:

@@ -41,7 +41,8 @@ class ConsumerReport(Report):
     """One consumer of a group.
 
     Attributes:
-        idle_ms: Since its last read; before Redis 7.2, since its last read that returned entries.
+        idle_ms: Since its last read; before Redis 7.2, since its last read that returned entries. -1 for a live worker
+            that has had no entry yet, which the server does not know as a consumer before Redis 7.2.
         state: Whether it is alive, as far as this is known.
     """
 

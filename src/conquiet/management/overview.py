@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from conquiet.core.redaction import printable
 from conquiet.errors import GroupMissingError, NoSuchStreamError, WrongKeyTypeError
-from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts, read_liveness
-from conquiet.management.models import ConsumerReport, GroupReport, StreamList, StreamReport
+from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts, read_liveness, read_unlisted
+from conquiet.management.models import ConsumerReport, ConsumerState, GroupReport, StreamList, StreamReport
 from conquiet.management.partitions import PartitionedStreams, join_reports, partition_keys
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.redis_transport.commands import pack
@@ -179,7 +179,8 @@ def _consumers(
             registered=registered,
         )
         found.append(ConsumerReport(display_name(one.name), one.pending, one.idle_ms, state))
-    return tuple(found)
+    unlisted = read_unlisted(server, key, group, known)
+    return (*found, *(ConsumerReport(display_name(name), 0, -1, ConsumerState.IDLE) for name in unlisted))
 
 
 def require_group(stream: StreamReport, group: str) -> GroupReport:

@@ -112,7 +112,8 @@ def _join_groups(groups: Sequence[GroupReport]) -> GroupReport:
 
 def _join_consumers(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:
     state = min(one.state, other.state, key=_FROM_LIVE_TO_DEAD.index)
-    return ConsumerReport(one.name, one.pending + other.pending, min(one.idle_ms, other.idle_ms), state)
+    idle_ms = min((each.idle_ms for each in (one, other) if each.idle_ms >= 0), default=-1)
+    return ConsumerReport(one.name, one.pending + other.pending, idle_ms, state)
 
 
 def sum_known(values: Sequence[int | None]) -> int | None:

@@ -62,7 +62,10 @@ idle time is returned as -1."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker said about itself when it renewed its liveness key."""
+    """What a worker said about itself when it renewed its liveness key.
+
+    ``server`` and ``clients`` are its connections: the run id of the server, and CLIENT IDs there.
+    """
 
     host: str = ""
     pid: int = 0
@@ -75,6 +78,8 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     ready: bool = True
     reason: str = ""
     at_ms: int = 0
+    server: str = ""
+    clients: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ class StreamWorker:
         idle_ms: Since it last read, as the server counts it; -1 for a worker that has had no entry yet.
         lease_ms: How long its liveness key still lives; None without one.
         ended: Its process was one of this machine and has ended, whatever its liveness key says.
+        disconnected: Redis has closed its connections, whatever its liveness key says: its process has been killed.
         facts: None for a consumer that leaves none: a ``QueueConsumer``, or another library.
     """
 
@@ -98,6 +104,7 @@ class StreamWorker:
     lease_ms: int | None
     facts: WorkerFacts | None
     ended: bool = False
+    disconnected: bool = False
 
 
 def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> list[StreamWorker]:

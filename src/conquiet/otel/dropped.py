@@ -22,7 +22,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from conquiet.core import tracing
+from conquiet.core import causation, tracing
 from conquiet.otel import conventions as names
 
 _PARENT: Final = "traceparent"
@@ -61,16 +61,15 @@ class DropRules:
         self.followed = reads_it and (follows is not None or described == _OFF)
         self.roots = (follows[1] if follows is not None else described) in _DROPS_ALL
 
-    def dropped(self, headers: tracing.Headers | None) -> "DroppedSpan | None":
-        """Return the context of a span that is certainly dropped; None if the sampler is to be asked."""
+    def drops(self, headers: tracing.Headers | None) -> bool:
+        """Return whether the span of a message with these headers is certainly dropped; else the sampler is asked."""
         if headers is None:
-            return DroppedSpan(None) if self.roots else None
+            return self.roots
         # tracestate, baggage, or the header of another propagator: for the SDK.
         if not self.followed or len(headers) != 1 or (sender := headers.get(_PARENT)) is None:
-            return None
+            return False
         # The ids are read when they are needed: what is none becomes a new trace, dropped too.
-        is_dropped = len(sender) == _PARENT_LENGTH and sender[:3] == "00-" and sender[-3:] == "-00"
-        return DroppedSpan(sender) if is_dropped else None
+        return len(sender) == _PARENT_LENGTH and sender[:3] == "00-" and sender[-3:] == "-00"
 
 
 class DroppedSpan(NonRecordingSpan):
@@ -124,6 +123,38 @@ class DroppedSpan(NonRecordingSpan):
         self, kind: type[BaseException] | None, error: BaseException | None, trace_back: TracebackType | None
     ) -> None:
         otel_context.detach(self._token)
+
+
+class WorkerSpan(NonRecordingSpan):
+    """Stands for the dropped span of whichever message the worker handles; current in the whole worker.
+
+    Making a span current costs a microsecond, a tenth of what the processor needs for a message. Context variables are
+    copied for each message for nothing. Outside of a handler it is no span.
+
+    Args:
+        follows_sender: Whether the span of a message belongs to the trace of its sender.
+    """
+
+    def __init__(self, *, follows_sender: bool) -> None:
+        self._follows_sender = follows_sender
+
+    def __repr__(self) -> str:
+        return "WorkerSpan()"
+
+    def get_span_context(self) -> SpanContext:
+        """Return the context of the message that is handled here; an invalid one if there is none."""
+        handling = causation.current()
+        if handling is None or tracing.active is None:
+            return trace.INVALID_SPAN_CONTEXT
+        if handling.span_context is None:
+            sender = handling.headers.get(_PARENT) if self._follows_sender else None
+            handling.span_context = DroppedSpan(sender).get_span_context()
+        found: SpanContext = handling.span_context
+        return found
+
+    def make_current(self) -> None:
+        """Make it current as long as the context variables live."""
+        otel_context.attach(otel_context.Context({_SPAN_KEY: self}))
 
 
 class CountedDroppedSpan(DroppedSpan):

@@ -11,6 +11,7 @@ See docs/decisions/0059.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,12 +24,16 @@ from conquiet._version import __version__
 from conquiet.core import tracing
 from conquiet.errors import ConfigurationError
 from conquiet.otel import conventions as names
-from conquiet.otel.dropped import CountedDroppedSpan, DroppedSpan, DropRules, counts_nothing
+from conquiet.otel.dropped import CountedDroppedSpan, DroppedSpan, DropRules, WorkerSpan, counts_nothing
 
 _SCOPE: Final = "conquiet"
-_FIRST_ATTEMPT: Final = "traceparent"
+_PARENT: Final = "traceparent"
 _LABELS: Final = frozenset({names.SYSTEM, names.DESTINATION, names.OPERATION_NAME, names.GROUP})
 _MOST_LABELS: Final = 1_000
+
+
+_prepared: ContextVar[object] = ContextVar("conquiet_traced_worker", default=None)
+"""The instrumentation whose ``WorkerSpan`` is current here."""
 
 
 class ContextMode(Enum):
@@ -36,6 +41,10 @@ class ContextMode(Enum):
 
     CHILD = "child"
     LINK = "link"
+
+
+def _is_current() -> None:
+    """Do nothing: the worker's span is current."""
 
 
 def instrument(
@@ -96,13 +105,23 @@ class _Instrumentation:
         self.traces_roots = counts or not rules.roots
         # With links each message begins a trace of its own, whatever became of the sender's.
         is_child = mode is ContextMode.CHILD
-        self._dropped = rules.dropped if is_child else lambda _headers: rules.dropped(None)
+        self._drops = rules.drops if is_child else lambda _headers: rules.roots
+        self._worker_span = WorkerSpan(follows_sender=is_child)
         self._kept_labels: dict[tuple[str, str, str | None], dict[str, Any]] = {}
 
     def dropped(self, headers: tracing.Headers | None) -> Callable[[], None] | None:
-        if self._counts or (dropped := self._dropped(headers)) is None:
+        if self._counts or not self._drops(headers):
             return None
-        return dropped.make_current
+        return _is_current if _prepared.get() is self else self._dropped_span(headers).make_current
+
+    def enter_worker(self) -> None:
+        if not self._counts:
+            self._worker_span.make_current()
+            _prepared.set(self)
+
+    def _dropped_span(self, headers: tracing.Headers | None) -> DroppedSpan:
+        sender = None if headers is None else headers.get(_PARENT)
+        return DroppedSpan(sender if self._mode is ContextMode.CHILD else None)
 
     def send(
         self,
@@ -140,7 +159,8 @@ class _Instrumentation:
         first_attempt: str | None = None,
         batch: Sequence[tracing.BatchMember] | None = None,
     ) -> "_Span | DroppedSpan":
-        if batch is None and first_attempt is None and (dropped := self._dropped(headers)) is not None:
+        if batch is None and first_attempt is None and self._drops(headers):
+            dropped = self._dropped_span(headers)
             if not self._counts:
                 return dropped
             return CountedDroppedSpan(
@@ -164,7 +184,7 @@ class _Instrumentation:
             else:
                 links += _links(headers)
         if first_attempt is not None:
-            links += _links({_FIRST_ATTEMPT: first_attempt})
+            links += _links({_PARENT: first_attempt})
         instruments = self._instruments
 
         def ended(duration_s: float, labels: dict[str, Any]) -> None:
@@ -305,7 +325,7 @@ def _batch_links(batch: Sequence[tracing.BatchMember]) -> list[Link]:
         if member.headers is not None:
             links += _links(member.headers, member.message_id)
         if member.first_attempt is not None:
-            links += _links({_FIRST_ATTEMPT: member.first_attempt}, member.message_id)
+            links += _links({_PARENT: member.first_attempt}, member.message_id)
     return links
 
 

@@ -15,6 +15,7 @@
 No database is known here.
 """
 
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
 
 require_extra("redis", "redis", "hiredis")
@@ -36,6 +37,7 @@ from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
 from conquiet.processor.key_order import KeyLine, KeyOrder, OrderReport  # noqa: E402
 from conquiet.processor.partitioned import PartitionedProcessor  # noqa: E402
 from conquiet.processor.partitioned_emitter import PartitionedEmitter, SyncPartitionedEmitter  # noqa: E402
+from conquiet.processor.partitioned_results import PartitionedJobHandle, SyncPartitionedJobHandle  # noqa: E402
 from conquiet.processor.partitioned_stream import PartitionedBacklog, PartitionedStream  # noqa: E402
 from conquiet.processor.partitions import Layout  # noqa: E402
 from conquiet.processor.pauses import Pauses  # noqa: E402
@@ -69,6 +71,7 @@ __all__ = [
     "OrderReport",
     "PartitionedBacklog",
     "PartitionedEmitter",
+    "PartitionedJobHandle",
     "PartitionedProcessor",
     "PartitionedStream",
     "Pauses",
@@ -85,4 +88,7 @@ __all__ = [
     "SyncJobContext",
     "SyncJobHandle",
     "SyncPartitionedEmitter",
+    "SyncPartitionedJobHandle",
 ]
+
+describe_constructors(globals())

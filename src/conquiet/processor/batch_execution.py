@@ -18,9 +18,11 @@ from conquiet.core.batching import BatchSettings
 from conquiet.core.settlement import ACKNOWLEDGE, Defer, KeepPending, Settlement
 from conquiet.errors import LeaseLostError
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner
+from conquiet.processor.cancellation import CancelWatch
 from conquiet.processor.context import JobContext
 from conquiet.processor.envelope import Envelope
-from conquiet.processor.jobs import JobState
+from conquiet.processor.jobs import JobRecorder, JobState
+from conquiet.processor.pauses import Pauses
 from conquiet.runtime.batch_executor import lost_lease
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.message import RuntimeMessage
@@ -35,9 +37,22 @@ class BatchExecution:
     Args:
         execution: Decides about single messages, and about those that have failed.
         runners: Batch handlers by event.
+        cancels: Knows which jobs are to be cancelled.
+        pauses: Knows what is paused.
+        jobs: Records the states of jobs, if they are kept.
     """
 
-    def __init__(self, execution: "Execution", runners: Mapping[str, BatchHandlerRunner]) -> None:
+    def __init__(
+        self,
+        execution: "Execution",
+        runners: Mapping[str, BatchHandlerRunner],
+        cancels: CancelWatch,
+        pauses: Pauses,
+        jobs: JobRecorder | None,
+    ) -> None:
+        self._cancels = cancels
+        self._pauses = pauses
+        self._jobs = jobs
         self._execution = execution
         self._runners = runners
         self._found = {event: (event, runner.batch) for event, runner in runners.items()}
@@ -53,21 +68,40 @@ class BatchExecution:
     ) -> Sequence[Settlement]:
         """See ``Batching``."""
         runner = self._runners[key]
-        settlements: dict[str, Settlement] = {}
+        settlements: dict[RuntimeMessage, Settlement] = {}
         members: list[JobContext] = []
         for message in messages:
-            admitted = await self._admit(message, leases)
+            admitted = self._execution.decode(message)
+            if isinstance(admitted, Envelope) and not self._runs_at_once(message, admitted):
+                admitted = await self._admit(message, admitted, leases)
             if isinstance(admitted, Envelope):
                 members.append(runner.context(admitted, MessageContext(message, leases), self._execution.emitter))
             else:
-                settlements[_name(message)] = admitted
+                settlements[message] = admitted
         if members:
             settlements |= await self._run_limited(runner, members, leases)
-        return [settlements[_name(message)] for message in messages]
+        return [settlements[message] for message in messages]
 
-    async def _admit(self, message: RuntimeMessage, leases: LeaseManager) -> Envelope | Settlement:
+    def _runs_at_once(self, message: RuntimeMessage, envelope: Envelope) -> bool:
+        """Return whether a message runs now, with no key, delay, cancellation or pause in its way.
+
+        Nearly all do. Looking closer costs each of them four coroutines.
+        """
+        return (
+            envelope.key is None
+            and envelope.delay_until_ms is None
+            and message.delivery_count == 1
+            and not self._cancels.requested_in
+            and not self._pauses.exist
+        )
+
+    def _ends_plainly(self, message: RuntimeMessage, envelope: Envelope) -> bool:
+        """Return whether a message that has succeeded needs nothing more: no cancellation, result or state."""
+        return not message.cancel_requested and envelope.keep_result_ms is None and self._jobs is None
+
+    async def _admit(self, message: RuntimeMessage, envelope: Envelope, leases: LeaseManager) -> Envelope | Settlement:
         """Return the envelope of a message that is to be run, or what becomes of it."""
-        admitted = await self._execution.admit(message)
+        admitted = await self._execution.admit(message, envelope)
         if not isinstance(admitted, Envelope):
             return admitted
         settled = await self._execution.cancelled(message, leases)
@@ -77,12 +111,12 @@ class BatchExecution:
 
     async def _run_limited(
         self, runner: BatchHandlerRunner, members: list[JobContext], leases: LeaseManager
-    ) -> dict[str, Settlement]:
+    ) -> dict[RuntimeMessage, Settlement]:
         if runner.limiter is None:
             return await self._run(runner, members, leases)
         if not await runner.limiter.acquire():
             # We stop, and they have not started: to the end of the stream, for any other host.
-            return {_name(member.delivery.message): Defer() for member in members}
+            return {member.delivery.message: Defer() for member in members}
         try:
             return await self._run(runner, members, leases)
         finally:
@@ -90,9 +124,10 @@ class BatchExecution:
 
     async def _run(
         self, runner: BatchHandlerRunner, members: list[JobContext], leases: LeaseManager
-    ) -> dict[str, Settlement]:
-        for member in members:
-            await self._execution.record(member.delivery.message, member.envelope, JobState.RUNNING)
+    ) -> dict[RuntimeMessage, Settlement]:
+        if self._jobs is not None:
+            for member in members:
+                await self._execution.record(member.delivery.message, member.envelope, JobState.RUNNING)
         call = partial(runner.invoke_batch, stream=members[0].delivery.stream)
         messages = [member.delivery.message for member in members]
         self._execution.begin(messages)
@@ -113,10 +148,15 @@ class BatchExecution:
         for member, outcome in zip(members, outcomes, strict=True):
             if outcome is not None and member.envelope.first_attempt is None:
                 member.envelope.first_attempt = span.context
-        return {
-            _name(member.delivery.message): await self._decide(runner, member, outcome, leases)
-            for member, outcome in zip(members, outcomes, strict=True)
-        }
+        settlements: dict[RuntimeMessage, Settlement] = {}
+        for message, member, outcome in zip(messages, members, outcomes, strict=True):
+            if outcome is None and self._ends_plainly(message, member.envelope):
+                self._cancels.running.pop(message, None)
+                _succeed(runner, message)
+                settlements[message] = ACKNOWLEDGE
+            else:
+                settlements[message] = await self._decide(runner, member, outcome, leases)
+        return settlements
 
     async def _decide(
         self, runner: BatchHandlerRunner, member: JobContext, outcome: Outcome, leases: LeaseManager
@@ -130,18 +170,18 @@ class BatchExecution:
         if outcome is not None:
             return await self._execution.failed(message, member.envelope, runner, outcome)
         await self._execution.keep_result(message, member.envelope)
-        await self._execution.record(message, member.envelope, JobState.SUCCEEDED)
-        runner.count(message.stream, "done")
-        message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
+        await self._execution.record(message, member.envelope, JobState.SUCCEEDED, member.caused)
+        _succeed(runner, message)
         return ACKNOWLEDGE
+
+
+def _succeed(runner: BatchHandlerRunner, message: RuntimeMessage) -> None:
+    runner.done[message.stream] += 1
+    message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
 
 
 def _linked(envelope: Envelope) -> tracing.BatchMember:
     return tracing.BatchMember(envelope.id, envelope.headers, envelope.first_attempt)
-
-
-def _name(message: RuntimeMessage) -> str:
-    return f"{message.stream}\0{message.id}"
 
 
 def _lost(member: JobContext) -> Outcome:

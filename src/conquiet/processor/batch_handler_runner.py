@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from conquiet.core.causation import enter
 from conquiet.core.functions import call_in_thread_for_result, reject_unawaited
 from conquiet.core.worker_pool import Continuation, start_in_context
 from conquiet.errors import ConfigurationError
@@ -45,12 +46,17 @@ class BatchHandlerRunner(HandlerRunner):
         self.batch = settings.batch
 
     def context(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter) -> JobContext:
-        """Return the context of one message."""
-        return JobContext(envelope, delivery, emitter, self.attempts_of(envelope))
+        """Return the context of one message, of the kind that the handler takes."""
+        most = self.retry.max_attempts if envelope.max_attempts is None else self.attempts_of(envelope)
+        if self.is_async:
+            return JobContext(envelope, delivery, emitter, most)
+        return SyncJobContext(envelope, delivery, emitter, most, asyncio.get_running_loop())
 
     def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
         """Return what to await for a message that must not be in a batch with others. Raises what is its outcome."""
-        return self._invoke_one(self.context(envelope, delivery, emitter), stream)
+        context = self.context(envelope, delivery, emitter)
+        enter(context)
+        return self._invoke_one(context, stream)
 
     async def invoke_batch(self, contexts: list[JobContext], *, stream: str) -> Any:
         """Call the handler within its time; return what it returns, raise what it raises."""
@@ -71,6 +77,8 @@ class BatchHandlerRunner(HandlerRunner):
 
     async def _call_with(self, contexts: list[JobContext]) -> Any:
         function = self._settings.function
+        # Of several it is not known which one causes what the handler emits, unless it asks a context to emit it.
+        enter(contexts[0] if len(contexts) == 1 else None)
         if self.is_async:
             # Each call has context variables of its own, as the call of a handler for a single message has.
             result = start_in_context(function(contexts))
@@ -79,10 +87,9 @@ class BatchHandlerRunner(HandlerRunner):
             reject_unawaited(result)
             return result
         loop = asyncio.get_running_loop()
-        own = [SyncJobContext(context, loop) for context in contexts]
         run = contextvars.copy_context().run
         return await loop.run_in_executor(
-            self._executor(), run, call_in_thread_for_result, "the handler", function, own
+            self._executor(), run, call_in_thread_for_result, "the handler", function, contexts
         )
 
 

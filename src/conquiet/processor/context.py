@@ -6,6 +6,7 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
+from conquiet.core.causation import Handling, attributed_to
 from conquiet.core.redaction import printable
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.threads import wait_on_loop
@@ -23,25 +24,28 @@ T = TypeVar("T")
 _ENDED = "the event loop has ended before this handler: the message stays pending and is claimed by another consumer"
 
 
-class JobContext:
+class JobContext(Handling):
     """One attempt at one message, for an ``async def`` handler.
 
     Attributes:
         data: The JSON object given to ``emit``.
         event: Its event.
+        stream: The stream it was delivered from.
         id: The message's id, the same through all attempts.
         attempt: Which attempt this is, from 1.
         deadline: On the monotonic clock, when the handler's time is over; None if it has no timeout.
         delivery: The engine's own context: entry id, lease, delivery count.
     """
 
-    __slots__ = ("_emitter", "attempt", "data", "deadline", "delivery", "envelope", "event", "id", "max_attempts")
+    __slots__ = ("_emitter", "attempt", "data", "deadline", "delivery", "envelope", "event", "max_attempts")
 
     def __init__(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, max_attempts: int) -> None:
         self.envelope = envelope
         self.data = envelope.data
         self.event = envelope.event
         self.id = envelope.id
+        self.stream = delivery.stream
+        self.caused = self.span_context = None
         self.attempt = envelope.attempt
         self.max_attempts = max_attempts
         self.deadline: float | None = None
@@ -99,11 +103,13 @@ class JobContext:
 
         A retry would emit it again: give it an ``id`` made from this message's.
         """
-        return await self._emitter.emit(event, data, **options)
+        with attributed_to(self):  # in a batch it is one of several
+            return await self._emitter.emit(event, data, **options)
 
     async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
         """Emit many messages, atomically per chunk; see ``Emitter.emit_many``. They are there at once."""
-        return await self._emitter.emit_many(messages, stream=stream)
+        with attributed_to(self):
+            return await self._emitter.emit_many(messages, stream=stream)
 
     async def progress(self, fraction: float, text: str = "") -> None:
         """Report how far the job is: ``await ctx.progress(0.4, "page 2 of 5")``. Operators see it; the last one counts.
@@ -122,10 +128,23 @@ class SyncJobContext(JobContext):
 
     __slots__ = ("_loop",)
 
-    def __init__(self, ctx: JobContext, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(ctx.envelope, ctx.delivery, ctx._emitter, ctx.max_attempts)  # noqa: SLF001 - the same thing for a thread
-        self.deadline = ctx.deadline
+    def __init__(
+        self,
+        envelope: Envelope,
+        delivery: MessageContext,
+        emitter: Emitter,
+        max_attempts: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(envelope, delivery, emitter, max_attempts)
         self._loop = loop
+
+    @classmethod
+    def of(cls, ctx: JobContext, loop: asyncio.AbstractEventLoop) -> "SyncJobContext":
+        """Return the same thing for a thread."""
+        made = cls(ctx.envelope, ctx.delivery, ctx._emitter, ctx.max_attempts, loop)  # noqa: SLF001 - of the same kind
+        made.deadline = ctx.deadline
+        return made
 
     def ack(self) -> None:  # type: ignore[override]
         """See ``JobContext.ack``."""
@@ -134,11 +153,13 @@ class SyncJobContext(JobContext):
     @takes_keywords_of(Emitter.emit)
     def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:  # type: ignore[override]
         """See ``JobContext.emit``."""
-        return self._wait(self._emitter.emit(event, data, **options))
+        with attributed_to(self):
+            return self._wait(self._emitter.emit(event, data, **options))
 
     def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:  # type: ignore[override]
         """See ``JobContext.emit_many``."""
-        return self._wait(self._emitter.emit_many(messages, stream=stream))
+        with attributed_to(self):
+            return self._wait(self._emitter.emit_many(messages, stream=stream))
 
     def progress(self, fraction: float, text: str = "") -> None:  # type: ignore[override]
         """See ``JobContext.progress``."""

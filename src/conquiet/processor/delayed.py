@@ -5,9 +5,9 @@
 
 A promoter sleeps until the first due time it knows of. An emitter that adds an earlier message writes a wake-up into
 a small stream that every promoter waits on. That stream is read by position, so a wake-up between two reads is not
-missed. At least once per ``refresh_s`` a promoter polls anyway: that takes over from a host that died, and is the whole
-cost of an idle one. Of several streams, those that are quiet are polled in turn, each up to four times as seldom:
-emitting, pausing and cancelling wake their promoters anyway.
+missed. At least once per ``refresh_s`` a promoter polls anyway: that takes over from a host that died. A stream that is
+quiet is polled up to eight times as seldom, several of them in turn: emitting, pausing and cancelling wake their
+promoters anyway.
 
 See docs/decisions/0017.
 """
@@ -41,9 +41,10 @@ from conquiet.redis_transport.routing import group_by_slot
 
 logger = FactLogger(__name__)
 
-_BLOCK_MS = 5_000
+_BLOCK_MS = 8_000
+"""Shorter than the time that a reply may take (``SOCKET_TIMEOUT_S``)."""
 _ERROR_PAUSE_S = 0.5
-_QUIET_PERIODS = 4
+_QUIET_PERIODS = 8
 """Most periods of ``refresh_s`` between two polls of a quiet stream."""
 
 
@@ -141,8 +142,9 @@ class DelayedPromoter:
         client: A client without retries; it stays the caller's.
         keys: The streams.
         limit: Most messages moved in one step: the server does nothing else meanwhile.
-        refresh_s: Longest sleep; for a quiet stream among several up to four times as long.
+        refresh_s: Longest sleep; for a quiet stream up to eight times as long.
         listeners: Called in order with what each poll has found, before the next one.
+        maintain: Called once per ``refresh_s``, whether a stream is polled or not. It must not wait.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class DelayedPromoter:
         limit: int,
         refresh_s: float,
         listeners: Sequence[PollListener],
+        maintain: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._address = address_of(getattr(client, "connection_pool", None))
@@ -160,10 +163,10 @@ class DelayedPromoter:
         self._limit = limit
         self._refresh_s = refresh_s
         # The first one differs from stream to stream, so that some stream is polled in every period.
-        periods = min(_QUIET_PERIODS, len(keys))
-        self._quiet_s = periods * refresh_s
-        self._first_quiet_s = {one.stream: (1 + at % periods) * refresh_s for at, one in enumerate(keys)}
+        self._quiet_s = _QUIET_PERIODS * refresh_s
+        self._first_quiet_s = {one.stream: (1 + at % _QUIET_PERIODS) * refresh_s for at, one in enumerate(keys)}
         self._listeners = listeners
+        self._maintain = maintain
         self._woken = {one.stream: asyncio.Event() for one in keys}
         self._positions = dict.fromkeys(self._keys, "$")
         self._tasks: list[asyncio.Task[None]] = []
@@ -180,6 +183,7 @@ class DelayedPromoter:
         self._tasks = [
             asyncio.create_task(self._serve(keys), name=f"conquiet-due-{keys.stream}") for keys in self._keys.values()
         ]
+        self._tasks.append(asyncio.create_task(self._maintain_in_turn(), name="conquiet-maintain"))
         for wakes in group_by_slot(list(self._keys), in_cluster=is_cluster(self._client)):
             self._tasks.append(asyncio.create_task(self._listen(wakes), name="conquiet-due-wake"))
 
@@ -192,6 +196,14 @@ class DelayedPromoter:
                 task.cancel()
             # Asked again now and then: a client library that turns a cancellation into a timeout swallows it.
             _, waiting = await asyncio.wait(waiting, timeout=0.2)
+
+    async def _maintain_in_turn(self) -> None:
+        while not self._closing:
+            await asyncio.sleep(self._refresh_s)
+            try:
+                self._maintain()
+            except Exception as error:  # noqa: BLE001 - what is not done now is done in the next turn
+                logger.failure(logging.WARNING, "maintenance of a processor failed", error)
 
     async def _serve(self, keys: Keys) -> None:
         woken = self._woken[keys.stream]

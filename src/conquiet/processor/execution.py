@@ -31,7 +31,7 @@ from conquiet.core.settlement import (
     Settlement,
     settlement_name,
 )
-from conquiet.core.worker_pool import start_in_context
+from conquiet.core.worker_pool import current_worker, start_in_context
 from conquiet.errors import InfrastructureError, JobCancelledError, MessageInProgressError
 from conquiet.processor.batch_execution import BatchExecution
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner
@@ -117,7 +117,7 @@ class Execution:
         self._foreign = foreign
         self._reported = SeenIds()
         batched = {event: runner for event, runner in runners.items() if isinstance(runner, BatchHandlerRunner)}
-        self.batching: Batching | None = BatchExecution(self, batched) if batched else None
+        self.batching: Batching | None = BatchExecution(self, batched, cancels, pauses, jobs) if batched else None
         self._leases: LeaseManager | None = None
         self._traced = TracedRun(self._invoke, group)
 
@@ -166,7 +166,7 @@ class Execution:
     async def _execute(  # noqa: PLR0911 - one way out per decision
         self, message: RuntimeMessage, leases: LeaseManager
     ) -> Settlement:
-        envelope = self._decode(message)
+        envelope = self.decode(message)
         if not isinstance(envelope, Envelope):
             return envelope
         if (envelope.key is not None or envelope.delay_until_ms is not None) and (
@@ -181,7 +181,9 @@ class Execution:
         runner = self._runners.get(envelope.event)
         if runner is None:
             return await self._unknown(message, envelope)
-        if runner.rate is not None or self._pauses.is_event_paused(message.stream, envelope.event):
+        if runner.rate is not None or (
+            self._pauses.exist and self._pauses.is_event_paused(message.stream, envelope.event)
+        ):
             step = await self._park_or_reserve(message, envelope, runner.rate)
             if step is not Step.LEFT:
                 return MOVED if step is Step.MOVED else await self._canceller.cancel(message, leases)
@@ -195,14 +197,12 @@ class Execution:
         finally:
             runner.limiter.release()
 
-    async def admit(self, message: RuntimeMessage) -> Envelope | Settlement:
-        """Return the envelope of a message that is to be run now, or what becomes of it."""
-        envelope = self._decode(message)
-        if isinstance(envelope, Envelope):
-            return await self._too_early(message, envelope) or envelope
-        return envelope
+    async def admit(self, message: RuntimeMessage, envelope: Envelope) -> Envelope | Settlement:
+        """Return the envelope of a message of a batch that is to be run now, or what becomes of it."""
+        return await self._too_early(message, envelope) or envelope
 
-    def _decode(self, message: RuntimeMessage) -> Envelope | Settlement:
+    def decode(self, message: RuntimeMessage) -> Envelope | Settlement:
+        """Return the envelope of a message, or what becomes of a message that has none for this group."""
         try:
             message.decoded = envelope = from_payload(message.data, entry_id=message.id)
         except EnvelopeError as error:
@@ -261,12 +261,15 @@ class Execution:
         if envelope.keep_result_ms is not None:
             await self._results.succeeded(self._keys[message.stream], envelope, None)
 
-    async def record(self, message: RuntimeMessage, envelope: Envelope, state: JobState) -> None:
+    async def record(
+        self, message: RuntimeMessage, envelope: Envelope, state: JobState, caused: causation.Caused = None
+    ) -> None:
         """Record the state of a message of a batch, if states are kept."""
         if self._jobs is None:
             return
         if state is JobState.SUCCEEDED:
-            await self._jobs.record_soon(self._keys[message.stream], envelope, state)
+            story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=caused)
+            await self._jobs.record_soon(self._keys[message.stream], envelope, state, story)
         else:
             await self._jobs.record(self._keys[message.stream], envelope, state)
 
@@ -275,9 +278,8 @@ class Execution:
     ) -> Settlement:
         if self._jobs is not None:
             await self._jobs.record(self._keys[message.stream], envelope, JobState.RUNNING)
-        handling = causation.begin(message.stream, envelope.id)
         running = self._cancels.running
-        running[message] = asyncio.current_task() if runner.is_async else None
+        running[message] = current_worker() if runner.is_async else None
         failure: Exception | None = None
         answer: object = None
         try:
@@ -296,9 +298,11 @@ class Execution:
             if envelope.keep_result_ms is not None:
                 await self._results.succeeded(self._keys[message.stream], envelope, answer)
             if self._jobs is not None:
-                story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=handling.caused)
+                handling = causation.current()
+                caused = None if handling is None else handling.caused
+                story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=caused)
                 await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED, story)
-            runner.count(message.stream, "done")
+            runner.done[message.stream] += 1
             message.raw, message.decoded = b"", None  # it may wait for its acknowledgement a while without them
             return ACKNOWLEDGE
         try:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from conquiet.core.causation import enter
 from conquiet.core.functions import call_in_thread_for_result, cancellation_of
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
@@ -40,6 +41,7 @@ class HandlerRunner:
     Attributes:
         is_async: True if the handler is awaited, and not run in a thread.
         limiter: To be acquired before ``invoke`` if the handler has a concurrency of its own, else None.
+        done: Successes by stream since the last ``flush_counts``: the one outcome that must cost next to nothing.
     """
 
     def __init__(
@@ -63,11 +65,13 @@ class HandlerRunner:
         self._call = wrapped(settings.function if self.is_async else self._in_thread, middlewares)
         self._max_attempts_limit = max_attempts_limit
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.done: defaultdict[str, int] = defaultdict(int)
 
     def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
         """Return what to await: the handler within its time. Raises what it raises, or ``HandlerTimeoutError``."""
         most = self.retry.max_attempts if envelope.max_attempts is None else self.attempts_of(envelope)
         ctx = JobContext(envelope, delivery, emitter, most)
+        enter(ctx)
         # Most handlers have no limit: one layer of awaiting less is a tenth of what a no-op costs.
         return self._call(ctx) if self._timeout_s is None else self._within_time(ctx, self._timeout_s, stream)
 
@@ -82,19 +86,21 @@ class HandlerRunner:
         if self.is_async:
             return bool(await self._mark_cancelled(ctx))
         loop = asyncio.get_running_loop()
-        return bool(await loop.run_in_executor(self._executor(), self._mark_cancelled, SyncJobContext(ctx, loop)))
+        return bool(await loop.run_in_executor(self._executor(), self._mark_cancelled, SyncJobContext.of(ctx, loop)))
 
     def attempts_of(self, envelope: Envelope) -> int:
         """Return how many attempts a message has in total."""
         return allowed_attempts(envelope.max_attempts, self.retry, self._max_attempts_limit)
 
     def count(self, stream: str, outcome: str) -> None:
-        """Count what became of one attempt; ``flush_counts`` hands it on."""
+        """Count what became of one attempt, unless it is done; ``flush_counts`` hands it on."""
         self._counts[stream, outcome] += 1
 
     def flush_counts(self) -> None:
         """Give the counts to the metrics. Once a second is enough, and a tenth of the cost of once per message."""
         counts, self._counts = self._counts, defaultdict(int)
+        done, self.done = self.done, defaultdict(int)
+        counts.update({(stream, "done"): number for stream, number in done.items()})
         for (stream, outcome), number in counts.items():
             count(PROCESSOR_OUTCOMES_TOTAL, stream, self.event, outcome, n=number)
 
@@ -158,7 +164,7 @@ class HandlerRunner:
     def _in_thread(self, ctx: JobContext) -> Awaitable[object]:
         loop = asyncio.get_running_loop()
         run = contextvars.copy_context().run
-        context = SyncJobContext(ctx, loop)
+        context = SyncJobContext.of(ctx, loop)
         return loop.run_in_executor(
             self._executor(), run, call_in_thread_for_result, "the handler", self._settings.function, context
         )

@@ -18,7 +18,7 @@ from conquiet.core.lifecycle import Lifecycle, Status
 from conquiet.core.redaction import printable
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_text
-from conquiet.errors import QueueError
+from conquiet.errors import ConfigurationError, QueueError
 from conquiet.processor.context import JobContext
 from conquiet.processor.emit_requests import Emitted, NewMessage
 from conquiet.processor.emitter import Emitter
@@ -27,6 +27,7 @@ from conquiet.processor.middleware import Middleware, Next
 from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partition_mover import PartitionMover
 from conquiet.processor.partitioned_emitter import PartitionedEmitter
+from conquiet.processor.partitioned_results import PartitionedJobHandle
 from conquiet.processor.partitioned_stream import PartitionedStream
 from conquiet.processor.partitions import partition_name, require_partitions, require_stream_name
 from conquiet.processor.processor import Processor
@@ -38,6 +39,9 @@ from conquiet.runtime.health import NOT_STARTED, Health
 from conquiet.runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
+
+_REFRESHES = 2
+"""Periods of ``refresh_s`` between two looks at the number of partitions."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,6 +93,7 @@ class PartitionedProcessor:
         self._emitter = PartitionedEmitter(self._client, stream, self._settings, jobs=recorder)
         self._layout = PartitionLayout(self._client, stream)
         self._setup: list[Callable[[Processor], object]] = []
+        self._callbacks: list[tuple[str, Callback]] = []
         self._slots = asyncio.Semaphore(self._concurrency)
         self._running: dict[asyncio.Task[Any], Processor] = {}
         self._covered = 0
@@ -118,12 +123,20 @@ class PartitionedProcessor:
     def on(self, event: str, callback: Callback) -> None:
         """Subscribe to the engines' events before the start; see ``runtime.Consumer.on``."""
         self._lifecycle.require_new("callbacks")
-        self._setup.append(lambda processor: processor.on(event, callback))
+        self._callbacks.append((event, callback))
+
+    def off(self, event: str, callback: Callback) -> None:
+        """End a subscription of ``on``, at any time. Raises ``ConfigurationError`` if there is none."""
+        if (event, callback) not in self._callbacks:
+            raise ConfigurationError("this callback is not subscribed to this event")
+        self._callbacks.remove((event, callback))
+        for processor in self._running.values():
+            processor.off(event, callback)
 
     # ------------------------------------------------------------ the life
 
     async def run(self) -> None:
-        """Process until ``stop()``. New partitions are read within ``refresh_s`` after a growth.
+        """Process until ``stop()``. New partitions are read within twice ``refresh_s`` after a growth.
 
         Raises:
             ConfigurationError: No handler is registered.
@@ -154,7 +167,7 @@ class PartitionedProcessor:
             while not self._stopping.is_set():
                 done, _ = await asyncio.wait(
                     {stopping, *self._running},
-                    timeout=self._settings.refresh_s,
+                    timeout=_REFRESHES * self._settings.refresh_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if done:
@@ -173,7 +186,7 @@ class PartitionedProcessor:
                 "partitions of stream %s could not be read (%s); read again in %s s",
                 printable(self._stream),
                 type(error).__name__,
-                self._settings.refresh_s,
+                _REFRESHES * self._settings.refresh_s,
                 extra={"stream": printable(self._stream), "error": type(error).__name__},
             )
             return
@@ -195,6 +208,8 @@ class PartitionedProcessor:
             processor.add_middleware(self._limit)
         for register in self._setup:
             register(processor)
+        for event, callback in self._callbacks:
+            processor.on(event, callback)
         processor._poll_listeners.append(PartitionMover(self._client, self._stream, self._layout))  # noqa: SLF001 - of one package
         self._covered = count
         self._running[asyncio.create_task(processor.run(), name=f"conquiet-partitions-{count}")] = processor
@@ -265,6 +280,18 @@ class PartitionedProcessor:
     async def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
         """Emit many messages; see ``PartitionedEmitter``."""
         return await self._emitter.emit_many(messages, replicas=replicas)
+
+    @takes_keywords_of(PartitionedEmitter.emit_and_wait)
+    async def emit_and_wait(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """Emit one message and return what its handler returns, through all its attempts, from any partition.
+
+        Options and errors are those of ``Processor.emit_and_wait``, without ``stream``.
+        """
+        return await self._emitter.emit_and_wait(event, data, **options)
+
+    def job(self, job_id: str) -> PartitionedJobHandle:
+        """Return a job by its id, to wait for its result or to see its progress. Sends nothing."""
+        return self._emitter.job(job_id)
 
     @property
     def as_stream(self) -> PartitionedStream:

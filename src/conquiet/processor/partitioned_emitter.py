@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from conquiet.core import tracing
 from conquiet.core.signatures import takes_keywords_of
+from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
 from conquiet.processor.emit_requests import EmitPlanner, Emitted, NewMessage, new_states, with_headers
 from conquiet.processor.emitter import Emitter
@@ -20,6 +21,7 @@ from conquiet.processor.jobs import JobRecorder, record_new
 from conquiet.processor.keys import keys_of
 from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partition_routing import PartitionRouter, Placed, asking, read_answers
+from conquiet.processor.partitioned_results import EmittedTo, PartitionedJobHandle, SyncPartitionedJobHandle
 from conquiet.processor.partitions import Layout, partition_name, read_layout, require_stream_name
 from conquiet.processor.scripts import script
 from conquiet.processor.settings import ProcessorSettings
@@ -69,6 +71,31 @@ class PartitionedEmitter:
             return await self._emit(batch, how)
         with tracing.active.send("redis", self._stream, count=len(batch)) as span:
             return await self._emit(with_headers(batch, span.headers), how)
+
+    async def emit_and_wait(
+        self,
+        event: str,
+        data: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 30.0,
+        keep_result_s: float = 3_600.0,
+        id: str | None = None,  # noqa: A002 - the word for it
+        max_attempts: int | None = None,
+        key: str | None = None,
+    ) -> Any:
+        """Emit one message and return what its handler returns; see ``Processor.emit_and_wait``."""
+        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
+        return await (await self.emit_job(message)).result(timeout_s=timeout_s)
+
+    async def emit_job(self, message: NewMessage) -> PartitionedJobHandle:
+        """Emit one message, and return its job, to wait for."""
+        emitted = (await self.emit_many([message]))[0]
+        place = EmittedTo(emitted.stream, message.key is not None, self._router.layout)
+        return PartitionedJobHandle(self._client, self._stream, emitted.id, place)
+
+    def job(self, job_id: str) -> PartitionedJobHandle:
+        """Return a job by its id. Its result is looked for in all partitions, a second for each round."""
+        return PartitionedJobHandle(self._client, self._stream, require_text("id", job_id))
 
     async def _emit(self, messages: Sequence[NewMessage], how: Confirmation) -> list[Emitted]:
         waiting = [Placed(place, message) for place, message in enumerate(messages)]
@@ -141,6 +168,34 @@ class SyncPartitionedEmitter:
             return self._emit(batch, how)
         with tracing.active.send("redis", self._stream, count=len(batch)) as span:
             return self._emit(with_headers(batch, span.headers), how)
+
+    def emit_and_wait(
+        self,
+        event: str,
+        data: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 30.0,
+        keep_result_s: float = 3_600.0,
+        id: str | None = None,  # noqa: A002 - the word for it
+        max_attempts: int | None = None,
+        key: str | None = None,
+    ) -> Any:
+        """Emit one message and return what its handler returns; see ``Processor.emit_and_wait``.
+
+        The calling thread waits, and holds one connection meanwhile.
+        """
+        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
+        return self.emit_job(message).result(timeout_s=timeout_s)
+
+    def emit_job(self, message: NewMessage) -> SyncPartitionedJobHandle:
+        """Emit one message, and return its job, to wait for."""
+        emitted = self.emit_many([message])[0]
+        place = EmittedTo(emitted.stream, message.key is not None, self._router.layout)
+        return SyncPartitionedJobHandle(self._client, self._stream, emitted.id, place)
+
+    def job(self, job_id: str) -> SyncPartitionedJobHandle:
+        """Return a job by its id. Its result is looked for in all partitions, a second for each round."""
+        return SyncPartitionedJobHandle(self._client, self._stream, require_text("id", job_id))
 
     def close(self) -> None:
         """Close our connections."""

@@ -22,10 +22,14 @@ class Pauses:
 
     Args:
         client: A client without retries; it stays the caller's.
+
+    Attributes:
+        exist: False if nothing was paused at the last poll.
     """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
+        self.exist = False
         self._known: dict[str, frozenset[str]] = {}
 
     async def pause(self, stream: str, event: str | None = None) -> bool:
@@ -52,6 +56,7 @@ class Pauses:
     async def on_poll(self, keys: Keys, found: Poll) -> None:
         """Record what is paused, and return messages to the stream that are parked without a reason."""
         self._known[keys.stream] = frozenset(found.paused)
+        self.exist = any(self._known.values())
         for event in found.parked - found.paused.keys():
             names = (keys.stream, keys.paused, keys.parked, keys.parked_event(event))
             while await script("unpark").call(self._client, names, (event, _UNPARK), stream=keys.stream):

@@ -352,7 +352,6 @@ class Processor(OperatorCalls):
             refresh_s=self._settings.refresh_s,
             listeners=[
                 lambda _, found: clock.correct(found.ahead_ms),
-                self._maintain,
                 *([] if recorder is None else [lambda keys, _: recorder.purge(keys)]),
                 *self._poll_listeners,
                 self._pauses.on_poll,
@@ -360,13 +359,14 @@ class Processor(OperatorCalls):
                 self._apply_stream_pauses,
                 partial(apply_retention, self._client, self._settings),
             ],
+            maintain=self._maintain,
         )
         if self._stop_asked:  # before there was an engine
             engine.stop()
         return engine, self._promoter
 
-    def _maintain(self, _keys: Keys, _found: Poll) -> None:
-        """Do what is due about once per ``refresh_s``: metrics, job states, runs that wait although we stop."""
+    def _maintain(self) -> None:
+        """Do what is due once per ``refresh_s``: metrics, job states, runs that wait although we stop."""
         if self._recorder is not None:
             self._recorder.retry_failed()
         for runner in self._runners.values():

@@ -10,6 +10,7 @@ commit and before the result, the next delivery finds the effect and writes a re
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,10 +142,18 @@ class ResultQuestions:
         self._stream = stream
         self._id = job_id
 
-    def read(self, ends_at: float) -> tuple[str | int, ...]:
-        """Return the command that waits for the result, for a second at most."""
-        left_ms = round((ends_at - time.monotonic()) * 1000)
-        return ("XREAD", "BLOCK", max(1, min(left_ms, _SLICE_MS)), "STREAMS", self.keys.result(self._id), "0-0")
+    def read(self, ends_at: float, *, places: int = 1) -> tuple[str | int, ...]:
+        """Return the command that waits for the result, for a second at most in all the places."""
+        left_ms = min(round((ends_at - time.monotonic()) * 1000), _SLICE_MS)
+        return ("XREAD", "BLOCK", max(1, left_ms // places), "STREAMS", self.keys.result(self._id), "0-0")
+
+    def cancelled_key(self) -> str:
+        """Return the key of the job's cancellation."""
+        return self.keys.cancelled(self._id)
+
+    def progress_key(self) -> str:
+        """Return the key of what its handler has reported."""
+        return self.keys.progress(self._id)
 
     def value(self, state: str, value: bytes) -> Any:
         """Return what the handler returned, or raise how the job ended."""
@@ -225,12 +234,11 @@ class JobHandle:
 
     def __init__(self, client: AsyncClient, stream: str, job_id: str) -> None:
         self._client = client
-        self._questions = ResultQuestions(stream, job_id)
         self.id = job_id
         self.stream = stream
 
     def __repr__(self) -> str:
-        return f"JobHandle(id={self.id!r}, stream={self.stream!r})"
+        return f"{type(self).__name__}(id={self.id!r}, stream={self.stream!r})"
 
     async def result(self, *, timeout_s: float = 30.0) -> Any:
         """Wait until the job has ended, and return what its handler returned.
@@ -243,23 +251,32 @@ class JobHandle:
             JobTimeoutError: It did not end in time. It goes on; wait again if you like.
             QueueError: The server refused or did not answer.
         """
-        asked = self._questions
         ends_at = time.monotonic() + require_seconds("timeout_s", timeout_s, zero_allowed=True)
         while True:
-            with translate_errors("waiting for a result", stream=self.stream):
-                reply = await self._client.execute_command(*asked.read(ends_at))  # type: ignore[no-untyped-call]
-            if (found := parse_result(reply)) is not None:
-                return asked.value(*found)
-            asked.raise_if_cancelled(
-                await script("hash").call(self._client, (asked.keys.cancelled(self.id),), (), stream=self.stream)
-            )
+            streams = await self._streams()
+            for asked in (ResultQuestions(stream, self.id) for stream in streams):
+                with translate_errors("waiting for a result", stream=self.stream):
+                    words = asked.read(ends_at, places=len(streams))
+                    reply = await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+                if (found := parse_result(reply)) is not None:
+                    return asked.value(*found)
+                asked.raise_if_cancelled(await self._hash(asked.cancelled_key()))
             if time.monotonic() >= ends_at:
-                raise asked.too_late(timeout_s)
+                raise ResultQuestions(self.stream, self.id).too_late(timeout_s)
 
     async def progress(self) -> Progress | None:
         """Return what the job's handler has reported last; None if it has reported nothing."""
-        names = (self._questions.keys.progress(self.id),)
-        return parse_progress(await script("hash").call(self._client, names, (), stream=self.stream))
+        for stream in await self._streams():
+            if found := parse_progress(await self._hash(ResultQuestions(stream, self.id).progress_key())):
+                return found
+        return None
+
+    async def _streams(self) -> Sequence[str]:
+        """Return the streams that the job may be in."""
+        return (self.stream,)
+
+    async def _hash(self, key: str) -> Any:
+        return await script("hash").call(self._client, (key,), (), stream=self.stream)
 
 
 class SyncJobHandle:
@@ -277,29 +294,37 @@ class SyncJobHandle:
 
     def __init__(self, client: SyncClient, stream: str, job_id: str) -> None:
         self._client = client
-        self._questions = ResultQuestions(stream, job_id)
         self.id = job_id
         self.stream = stream
 
     def __repr__(self) -> str:
-        return f"SyncJobHandle(id={self.id!r}, stream={self.stream!r})"
+        return f"{type(self).__name__}(id={self.id!r}, stream={self.stream!r})"
 
     def result(self, *, timeout_s: float = 30.0) -> Any:
         """Wait until the job has ended, and return what its handler returned; see ``JobHandle.result``."""
-        asked = self._questions
         ends_at = time.monotonic() + require_seconds("timeout_s", timeout_s, zero_allowed=True)
         while True:
-            with translate_errors("waiting for a result", stream=self.stream):
-                reply = self._client.execute_command(*asked.read(ends_at))  # type: ignore[no-untyped-call]
-            if (found := parse_result(reply)) is not None:
-                return asked.value(*found)
-            asked.raise_if_cancelled(
-                script("hash").call_sync(self._client, (asked.keys.cancelled(self.id),), (), stream=self.stream)
-            )
+            streams = self._streams()
+            for asked in (ResultQuestions(stream, self.id) for stream in streams):
+                with translate_errors("waiting for a result", stream=self.stream):
+                    words = asked.read(ends_at, places=len(streams))
+                    reply = self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+                if (found := parse_result(reply)) is not None:
+                    return asked.value(*found)
+                asked.raise_if_cancelled(self._hash(asked.cancelled_key()))
             if time.monotonic() >= ends_at:
-                raise asked.too_late(timeout_s)
+                raise ResultQuestions(self.stream, self.id).too_late(timeout_s)
 
     def progress(self) -> Progress | None:
         """Return what the job's handler has reported last; None if it has reported nothing."""
-        names = (self._questions.keys.progress(self.id),)
-        return parse_progress(script("hash").call_sync(self._client, names, (), stream=self.stream))
+        for stream in self._streams():
+            if found := parse_progress(self._hash(ResultQuestions(stream, self.id).progress_key())):
+                return found
+        return None
+
+    def _streams(self) -> Sequence[str]:
+        """Return the streams that the job may be in."""
+        return (self.stream,)
+
+    def _hash(self, key: str) -> Any:
+        return script("hash").call_sync(self._client, (key,), (), stream=self.stream)

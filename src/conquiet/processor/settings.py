@@ -31,11 +31,12 @@ class ProcessorSettings:
         dedupe_window_s: How long an id given to ``emit`` counts as emitted already.
         chunk_size: Most messages of one atomic ``emit_many`` step, and of one step of a mover.
         dead_letters_max: Most dead letters kept per stream; None keeps all.
-        dead_letters_max_age_s: Greatest age of a dead letter; None keeps all. Older ones fall within ``refresh_s``.
+        dead_letters_max_age_s: Greatest age of a dead letter; None keeps all. Older ones are deleted by the next poll,
+            see ``refresh_s``.
         store_error_text: Keep the text of any exception in the dead letter. Off, because such texts
             tend to quote what was in the message; the type and the traceback are always kept.
-        refresh_s: Longest time between two looks at pauses and due messages without a wake-up; for a quiet stream
-            among several up to four times as long.
+        refresh_s: Longest time between two looks at pauses and due messages without a wake-up; up to eight times as
+            long for a quiet stream, to which all that happens is announced by a wake-up.
         settle_attempts: How often a retry or dead letter is sent when its reply gets lost. The step
             changes nothing the second time, so repeating it is safe.
         settle_backoff: Wait between those.

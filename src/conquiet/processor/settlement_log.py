@@ -13,6 +13,8 @@ logger = FactLogger("conquiet.processor.settler")  # where operators know it fro
 
 def report_retry(message: RuntimeMessage, envelope: Envelope, settlement: RetryLater, *, tracebacks: bool) -> None:
     """Log a failed attempt that is followed by another one."""
+    if not logger.is_enabled(logging.WARNING):
+        return
     logger.failure(
         logging.WARNING,
         "handler of %(event_name)s failed for message %(message_id)s, attempt %(attempt)s of %(max_attempts)s, "
@@ -29,6 +31,8 @@ def report_dead(
     message: RuntimeMessage, envelope: Envelope | None, settlement: DeadLetter, *, tracebacks: bool
 ) -> None:
     """Log that a message became a dead letter, and why."""
+    if not logger.is_enabled(logging.ERROR):
+        return
     attempt = ", attempt %(attempt)s of %(max_attempts)s" if settlement.max_attempts is not None else ""
     event = " of event %(event_name)s" if envelope is not None else ""
     logger.failure(

@@ -9,6 +9,7 @@
 This package imports no database. ``QueueConsumer.run`` imports its session when it is called.
 """
 
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
 
 require_extra("redis", "redis", "hiredis")
@@ -35,3 +36,5 @@ __all__ = [
     "StreamHousekeeper",
     "StreamProducer",
 ]
+
+describe_constructors(globals())

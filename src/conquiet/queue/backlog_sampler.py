@@ -1,13 +1,13 @@
 """Sample how far behind the groups of a stream are, for Prometheus. Runs in the thread of ``housekeeping``.
 
-    every 10 s, for each stream      take or renew the lease ──▶ one script ──▶ gauges
+    every 10 s, for each stream      one script: take or renew the lease, and read ──▶ gauges
 
 One host at a time samples a stream: a lease in Redis decides. A host that loses the lease sets its gauges to NaN, which
 every comparison and aggregation of PromQL ignores, so that no stale number stays behind. A server with other groups on
 the stream reports them too, 20 at most: names of groups are label values.
 
 The script costs the server next to nothing: XLEN, XINFO GROUPS, TIME, ZCARD, XLEN; then XPENDING and an XRANGE of one
-entry for each group. It changes nothing.
+entry for each group. It changes the lease alone.
 """
 
 import math
@@ -29,7 +29,6 @@ from conquiet.metrics.safety import count, set_gauge
 from conquiet.redis_transport.client import SyncClient
 from conquiet.redis_transport.hash_tags import slot_prefix
 from conquiet.redis_transport.ids import milliseconds_of
-from conquiet.redis_transport.liveness import RESERVE_NAME
 from conquiet.redis_transport.replies import as_mapping, group_lag, server_ms, text
 from conquiet.redis_transport.scripts import Script
 
@@ -41,6 +40,9 @@ _SAMPLE_SOURCE: Final = """
 local function number(reply)
   return type(reply) == 'number' and reply or 0
 end
+local holder = redis.call('GET', KEYS[4])
+if holder and holder ~= ARGV[2] then return false end
+redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
 local rows = {}
 local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
 for at = 1, math.min(groups.err and 0 or #groups, tonumber(ARGV[1])) do
@@ -56,7 +58,6 @@ return {number(redis.pcall('XLEN', KEYS[1])), redis.call('TIME'), number(redis.p
         number(redis.pcall('XLEN', KEYS[3])), rows}
 """
 _SAMPLE: Final = Script.from_source("sample", _SAMPLE_SOURCE, action="sampling the backlog")
-_RESERVE: Final = Script.from_source("reserve", RESERVE_NAME, action="taking the lease of the sampling")
 
 
 def sampling_key(stream: str) -> str:
@@ -96,12 +97,15 @@ class BacklogSampler:
         if now < self.next_at:
             return
         self.next_at = now + self._interval_s * (0.9 + 0.2 * random.random())  # noqa: S311
+        prefix = slot_prefix(self._stream)
+        keys = (self._stream, f"{prefix}:delayed", f"{prefix}:dead", sampling_key(self._stream))
         lease = (self._token, round(self._interval_s * 2_500))
-        self.is_owner = bool(_RESERVE.call_sync(client, (sampling_key(self._stream),), lease, stream=self._stream))
-        if not self.is_owner:
+        reply = _SAMPLE.call_sync(client, keys, (_GROUPS, *lease), stream=self._stream)
+        self.is_owner = reply is not None
+        if reply is None:
             self.forget()
             return
-        self._read(client)
+        self._set_gauges(reply)
         count(STREAM_SAMPLES_TOTAL, self._stream)
 
     def forget(self) -> None:
@@ -117,10 +121,9 @@ class BacklogSampler:
         for gauge in _GROUP_GAUGES:
             set_gauge(gauge, self._stream, group, value=math.nan)
 
-    def _read(self, client: SyncClient) -> None:
-        stream, prefix = self._stream, slot_prefix(self._stream)
-        keys = (stream, f"{prefix}:delayed", f"{prefix}:dead")
-        length, now, delayed, dead, rows = _SAMPLE.call_sync(client, keys, (_GROUPS,), stream=stream)
+    def _set_gauges(self, reply: Any) -> None:
+        stream = self._stream
+        length, now, delayed, dead, rows = reply
         for gauge, value in ((STREAM_LENGTH, length), (STREAM_DELAYED, delayed), (STREAM_DEAD_LETTERS, dead)):
             set_gauge(gauge, stream, value=value)
         now_ms = server_ms(now)

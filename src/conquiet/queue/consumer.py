@@ -155,8 +155,10 @@ class QueueConsumer:
         total_ms = self.config.block_ms if block_ms is None else block_ms
         if self._stopping:
             return MessageBatch()
+        if type(total_ms) is not int or total_ms <= LONGEST_SLICE_MS:
+            return self.queue.read(total_ms, count)  # read() refuses what is not a positive int
         deadline = time.monotonic() + total_ms / 1000
-        slice_ms = min(LONGEST_SLICE_MS, total_ms)
+        slice_ms = LONGEST_SLICE_MS
         while slice_ms > 0 and not self._stopping:
             found = self.queue.read(slice_ms, count)
             if found or found.malformed:

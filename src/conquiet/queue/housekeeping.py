@@ -2,7 +2,7 @@
 
     every interval_s, for each stream      take or renew the lease ──▶ trim, step by step
     every 10 s, for each stream            take or renew the lease ──▶ sample the backlog, see ``backlog_sampler``
-    every 10 s, for each stream's group    take or renew the lease ──▶ remove the names of dead consumers
+    every 20 s, for each stream's group    take or renew the lease ──▶ remove the names of dead consumers
 
 A lease in Redis lets one host at a time do the work. It saves work and protects nothing: each step is one script that
 is right whichever host runs it. A host that resumes after its lease expired does no harm, and a killed one is replaced
@@ -26,7 +26,6 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -34,7 +33,6 @@ from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
-from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import (
     QUEUE_CONSUMERS_RETIRED_TOTAL,
     QUEUE_ENTRIES_TRIMMED_TOTAL,
@@ -42,19 +40,19 @@ from conquiet.metrics.registry import (
 )
 from conquiet.metrics.safety import count
 from conquiet.queue.backlog_sampler import INTERVAL_S, BacklogSampler, sampling_key
-from conquiet.queue.retention import GrowthWatch, HeldBackWatch, Retention, require_retention, warn_of_growth
+from conquiet.queue.retention import Retention, require_retention, warn_of_growth
+from conquiet.queue.stream_progress import StreamProgress
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.cluster import topology_of
 from conquiet.redis_transport.errors import RedisError, ResponseError
 from conquiet.redis_transport.liveness import (
     RELEASE_NAME,
-    RESERVE_NAME,
     housekeeping_key,
     liveness_key,
     registry_key,
 )
 from conquiet.redis_transport.replies import consumer_infos, text
-from conquiet.redis_transport.retention_scripts import REMOVE_DEAD_NAMES, TRIM
+from conquiet.redis_transport.retention_scripts import LIST_NAMES, REMOVE_DEAD_NAMES, TRIM
 from conquiet.redis_transport.scripts import Script
 from conquiet.redis_transport.topology import known_address
 from conquiet.redis_transport.worker_reports import workers_key
@@ -67,70 +65,22 @@ STEP_ENTRIES: Final = 10_000
 _STEPS_PER_PASS = 20
 _WATCH_S = 60.0
 SAMPLING_S = INTERVAL_S
-_NAMES_S = 10.0
+_NAMES_S = 20.0
 _NAMES_PER_CALL = 200
 _UNREGISTERED_IDLE_MS = 3_600_000
 """A name that never had a liveness key is removed after so long without a read, where the server counts reads."""
 _GAP_SPARE = 100
-_GAP_PAUSE_S = 30.0
 _TIMEOUT_S = 5.0
 _FIRST_ERROR_S = 1.0
 _LONGEST_ERROR_S = 60.0
 _POLL_S = 0.01
-_LONGEST_PAUSE = 4
-"""Intervals between two passes of a stream that has nothing to remove; the lease holds for six."""
+_LEASED_PAUSES = 1.5
+"""The lease holds for so many of the longest pause that may follow, and for three seconds at least."""
 
 _TRIM = Script.from_source("trim", TRIM, action="trimming")
 _REMOVE_NAMES = Script.from_source("remove_dead_names", REMOVE_DEAD_NAMES, action="removing dead consumers")
-_RESERVE = Script.from_source("reserve", RESERVE_NAME, action="taking the lease of the housekeeping")
+_LIST_NAMES = Script.from_source("list_names", LIST_NAMES, action="listing the consumers of a group")
 _RELEASE = Script.from_source("release", RELEASE_NAME, action="releasing the lease of the housekeeping")
-
-
-@dataclass(slots=True)
-class _StreamState:
-    """Progress on one stream.
-
-    Attributes:
-        next_at: Time of the next pass, on the monotonic clock.
-        names_at: Time of the next removal of names.
-        sampler: Sets the gauges of the stream.
-        gaps_from: Id from which the gaps between pending entries are searched on.
-        gaps_at: Time of the next search in them.
-        found_in_gaps: Entries that the current search has removed.
-        leased: We have held its lease.
-        pause: Intervals until the next pass: more with each that has found nothing to remove.
-        failures: Errors in a row.
-        outage: Logs that the server is unavailable.
-    """
-
-    next_at: float
-    names_at: float
-    sampler: BacklogSampler
-    gaps_from: str = "0-0"
-    gaps_at: float = 0.0
-    found_in_gaps: int = 0
-    leased: bool = False
-    pause: int = 1
-    failures: int = 0
-    outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are neither read nor trimmed"))
-    growth: GrowthWatch = field(default_factory=GrowthWatch)
-    held_back: HeldBackWatch = field(default_factory=HeldBackWatch)
-
-    def schedule_next(self, now: float, interval_s: float, *, removed: bool) -> None:
-        """Plan the next pass: soon after one that removed something, later if the stream is idle."""
-        self.pause = 1 if removed else min(2 * self.pause, _LONGEST_PAUSE)
-        self.next_at = now + self.pause * interval_s
-
-    def searched_gaps(self, cursor: str, removed: int, now: float) -> None:
-        """Note a step in the gaps. A search reads entries, so one that found nothing is not repeated at once."""
-        self.found_in_gaps += removed
-        if cursor not in {"", "end"}:
-            self.gaps_from = cursor
-            return
-        self.gaps_from = "0-0"
-        if cursor == "end":
-            self.gaps_at = now if self.found_in_gaps else now + _GAP_PAUSE_S
-            self.found_in_gaps = 0
 
 
 class StreamHousekeeper:
@@ -167,7 +117,7 @@ class StreamHousekeeper:
         self._counts_attempts: bool | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._states: dict[str, _StreamState] = {}
+        self._states: dict[str, StreamProgress] = {}
 
     def start(self) -> None:
         """Begin, in a thread of its own. Nothing is sent before its first pass.
@@ -183,7 +133,7 @@ class StreamHousekeeper:
             spread = random.random()  # noqa: S311
             first_s = _WATCH_S * (1 + spread) if self._retention is None else self._retention.interval_s * spread
             sampler = BacklogSampler(stream, self._token, interval_s=SAMPLING_S)
-            self._states[stream] = _StreamState(now + first_s, now + _NAMES_S * spread, sampler)
+            self._states[stream] = StreamProgress(now + first_s, now + _NAMES_S * spread, sampler)
         # A daemon: a process that ends without stopping it must not hang on it.
         self._thread = threading.Thread(target=self._run, name="conquiet-housekeeper", daemon=True)
         self._thread.start()
@@ -246,7 +196,7 @@ class StreamHousekeeper:
             due += [state.names_at for state in self._states.values()]
         return max(0.0, min(due) - now)
 
-    def _visit(self, stream: str, state: _StreamState) -> None:
+    def _visit(self, stream: str, state: StreamProgress) -> None:
         now = time.monotonic()
         try:
             state.sampler.sample(self._topology.client(stream))
@@ -265,7 +215,7 @@ class StreamHousekeeper:
         except Exception as error:  # noqa: BLE001 - a thread that died would be missed only when memory runs out
             self._failed(stream, state, error)
 
-    def _trim(self, stream: str, state: _StreamState, retention: Retention) -> None:
+    def _trim(self, stream: str, state: StreamProgress, retention: Retention) -> None:
         """Remove, step by step, what every group is done with, if the lease is ours."""
         gaps_from, removed_so_far = "", 0
         ends_at = time.monotonic() + retention.interval_s / 2
@@ -274,11 +224,10 @@ class StreamHousekeeper:
             # A step in the gaps reads at most 256 KiB: of large messages that is a few dozen, so it may take many.
             if step >= _STEPS_PER_PASS and (not gaps_from or now >= ends_at):
                 return
-            reply = self._step(stream, retention, gaps_from)
+            reply = self._step(stream, retention, gaps_from, state.longest_pause)
             outcome = text(reply[0])
             if outcome == "held":
-                # Until it expires, and a little more, not the same for all: then the first one takes it.
-                state.next_at = now + int(reply[2]) / 1000 + retention.interval_s * random.random()  # noqa: S311
+                state.schedule_while_held(now, int(reply[2]) / 1000, int(reply[3]), retention.interval_s)
                 return
             state.leased = True
             if outcome != "ok":
@@ -301,13 +250,13 @@ class StreamHousekeeper:
                 return
             gaps_from = state.gaps_from if may_have_gaps and (gaps_from or not removed) else ""
 
-    def _step(self, stream: str, retention: Retention, gaps_from: str) -> Any:
+    def _step(self, stream: str, retention: Retention, gaps_from: str, longest_pause: int) -> Any:
         keep = (round(retention.keep_s * 1000), retention.keep_min)
-        lease_ms = max(3_000, round(retention.interval_s * 6_000))
+        lease_ms = max(3_000, round(longest_pause * retention.interval_s * _LEASED_PAUSES * 1_000))
         args = ("trim", STEP_ENTRIES, *keep, gaps_from, self._token, lease_ms)
         return self._call(_TRIM, stream, (stream, housekeeping_key(stream)), args)
 
-    def _watch(self, stream: str, state: _StreamState) -> None:
+    def _watch(self, stream: str, state: StreamProgress) -> None:
         reply = self._call(_TRIM, stream, (stream,), ("report", 0, 0, 0, ""))
         done = int(reply[3]) - int(reply[4])
         if text(reply[0]) == "ok" and state.growth.observe(done):
@@ -316,15 +265,13 @@ class StreamHousekeeper:
     def _remove_names(self, stream: str, group: str) -> None:
         """Remove the names of dead consumers, if the lease is ours."""
         lease_ms = round(_NAMES_S * 2_000)
-        if not self._call(_RESERVE, stream, (housekeeping_key(stream, group),), (self._token, lease_ms)):
+        rows = self._call(
+            _LIST_NAMES, stream, (housekeeping_key(stream, group), stream), (self._token, lease_ms, group)
+        )
+        if rows is None:
             return
         client: Any = self._topology.client(stream)
-        try:
-            known = consumer_infos(client.execute_command("XINFO", "CONSUMERS", stream, group))
-        except RedisError as error:
-            if "NOGROUP" in str(error) or "no such key" in str(error):
-                return
-            raise
+        known = consumer_infos(rows)
         idle = [name for one in known if one.pending == 0 and (name := _name(one.name)) is not None]
         random.shuffle(idle)
         proof_ms = _UNREGISTERED_IDLE_MS if self._server_counts_attempts(client) else ""
@@ -352,7 +299,7 @@ class StreamHousekeeper:
     def _call(self, script: Script, stream: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
         return script.call_sync(self._topology.client(stream), keys, args, stream=stream)
 
-    def _failed(self, stream: str, state: _StreamState, error: Exception) -> None:
+    def _failed(self, stream: str, state: StreamProgress, error: Exception) -> None:
         if self._stopping.is_set():
             return
         count(QUEUE_HOUSEKEEPING_ERRORS_TOTAL, stream)

@@ -55,10 +55,12 @@ class EntryWriter:
     ) -> str:
         """Add one payload; see ``StreamProducer.enqueue``."""
         data = self._encode(payload)
-        if key is None:
-            message_id = text(self._write("XADD", self._add.pack(data), how))
-        else:
+        if key is not None:
             message_id = self._enqueue_once(payload, data, key, window_s, how)
+        elif how is None:
+            message_id = text(self._call("XADD", self._add.pack(data)))
+        else:
+            message_id = text(self._write("XADD", self._add.pack(data), how))
         count_queue(self._stream, "enqueued")
         return message_id
 

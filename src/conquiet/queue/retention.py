@@ -25,8 +25,8 @@ class Retention:
         keep_s: Entries younger than this stay, by the time in their ids and the server's clock. For a group that is
             created later and reads history, or for people who look at it. 0 keeps none for their age.
         keep_min: So many entries stay at least, the newest ones; up to a node of the stream (100 entries) more may.
-        interval_s: Time between two passes; up to four times as long for a stream that has nothing to remove. A pass of
-            a stream is one script call, two if there is something to remove.
+        interval_s: Time between two passes; up to 16 times as long for a stream that has nothing to remove for a while.
+            A pass of a stream is one script call, two if there is something to remove.
     """
 
     keep_s: float = 0.0

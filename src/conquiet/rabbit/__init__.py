@@ -7,6 +7,7 @@ RabbitDeadLetters(url, queue)       list, show, replay and discard the messages 
 current_delivery()                  inside a syncer: its queue, message_id, headers, redelivered flag
 """
 
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
 
 require_extra("rabbit", "pika")
@@ -55,3 +56,5 @@ __all__ = [
     "seal",
     "sync_queue",
 ]
+
+describe_constructors(globals())

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
+from conquiet.core import causation
 from conquiet.core.batch_run import Outcome
 from conquiet.errors import ConflictError, LifecycleError, MessageInProgressError
+from conquiet.rabbit.delivery import cause_named_by
 from conquiet.rabbit.spans import RefusedBySyncer
 from conquiet.rabbit.syncer import (
     DONE,
@@ -110,3 +112,12 @@ def report_of(outcome: Outcome) -> SyncerResult | Interruption:
             return outcome.verdict
         case _:
             return interpret_error(outcome)
+
+
+def _cause() -> tuple[str, str] | None:
+    """Return the only delivery of a batch. Of several it is not known which one causes what the syncer emits."""
+    batch = CURRENT_BATCH.get(())
+    return cause_named_by(batch[0]) if len(batch) == 1 else None
+
+
+causation.add_source(_cause)

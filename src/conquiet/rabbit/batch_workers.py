@@ -20,11 +20,11 @@ from conquiet.core.batch_run import BatchRun
 from conquiet.core.batching import BatchAssembler, BatchSettings
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.worker_pool import WorkerPool
-from conquiet.rabbit.batch_results import CURRENT_BATCH, failure_of, outcomes_of, report_of
+from conquiet.rabbit.batch_results import CURRENT_BATCH, BrokenError, failure_of, outcomes_of, report_of
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.spans import batch_span
-from conquiet.rabbit.syncer import interpret_error
+from conquiet.rabbit.syncer import ContractBroken, interpret_error
 from conquiet.rabbit.workers import Finish
 
 Member = tuple[Delivery, Any]
@@ -128,7 +128,7 @@ class BatchWorkers:
             self._assembler.deliver_due()
 
     async def _run(self, deliveries: list[Delivery]) -> None:
-        if self._halted:
+        if self._is_halted():
             self._unstarted += deliveries
             return
         members: list[Member] = []
@@ -141,7 +141,9 @@ class BatchWorkers:
                 members.append((delivery, report.message))
             else:
                 self._finish(delivery, report)
-        if members:
+        if self._is_halted():  # by a key that is missing: nothing starts after a fatal verdict
+            self._unstarted += [delivery for delivery, _ in members]
+        elif members:
             with batch_span([delivery for delivery, _ in members]) as span:
                 outcomes = await BatchRun(members, self._call).run()
                 span.record([failure_of(outcome) for outcome in outcomes])
@@ -149,22 +151,47 @@ class BatchWorkers:
                 self._finish(delivery, report_of(outcome))
             members[0][0].session.flush()
 
+    def _is_halted(self) -> bool:
+        return self._halted  # may change with every verdict that is reported
+
     def _prepare(self, delivery: Delivery) -> Any:
         try:
             headers = delivery.headers if self._pipeline.reads_headers else None
             return self._pipeline.prepare(headers, delivery.body)
-        except Exception as error:  # noqa: BLE001 - a model or a key store may raise anything
+        except BaseException as error:  # noqa: BLE001 - a model or a key store may raise anything, SystemExit too
             return interpret_error(error, who="preparing the message")
 
     async def _call(self, members: list[Member]) -> list[Any] | None:
         messages = [message for _, message in members]
         context = contextvars.copy_context()
         context.run(CURRENT_BATCH.set, [delivery for delivery, _ in members])
+        loop = asyncio.get_running_loop()
         if self._is_async:
-            result = await asyncio.get_running_loop().create_task(self._syncer(messages), context=context)
+            result = await loop.create_task(self._awaited(messages), context=context)
         else:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="conquiet-rabbit")
-            loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(self._threads, context.run, self._syncer, messages)
+            result = await loop.run_in_executor(self._threads, context.run, self._in_thread, messages)
         return outcomes_of(result)
+
+    async def _awaited(self, messages: list[Any]) -> Any:
+        try:
+            return await self._syncer(messages)
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException as error:
+            if self._closing:
+                raise
+            raise self._end_of_process(error) from error
+
+    def _in_thread(self, messages: list[Any]) -> Any:
+        try:
+            return self._syncer(messages)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise self._end_of_process(error) from error
+
+    def _end_of_process(self, error: BaseException) -> BrokenError:
+        """Return a SystemExit or the like as a broken contract: it would end the event loop, and with it the drain."""
+        return BrokenError(ContractBroken(f"the syncer raised {type(error).__name__}", error))

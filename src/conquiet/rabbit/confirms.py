@@ -1,6 +1,7 @@
 """Match confirmations with messages: the broker and the channel both count what is sent."""
 
 import asyncio
+import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -16,6 +17,7 @@ from conquiet.rabbit.properties import Properties
 logger = FactLogger("conquiet.rabbit.publisher")  # one logger for publishing
 
 _HEADER_FRAME: Final = 20  # what is around the properties in their frame
+_RENEW_S = 1.0
 _Key = tuple[str, str, str]
 
 
@@ -43,10 +45,18 @@ class Encoded:
 
 
 class ConfirmChannel:
-    """The unconfirmed messages of one link, by the numbers the broker counts them with."""
+    """The unconfirmed messages of one link, by the numbers the broker counts them with.
+
+    Attributes:
+        link: The connection.
+        blocked: The broker accepts nothing from it for now.
+        refused: The broker has refused a message.
+    """
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self.refused = False
+        self._opened_at = time.monotonic()
         self.blocked = False
         self._loop = asyncio.get_running_loop()
         self._next = 1
@@ -56,6 +66,16 @@ class ConfirmChannel:
         self._returned: set[int] = set()
         link.lost.add_done_callback(lambda _: self._fail_all())
         link.on_blocked = self._on_blocked
+
+    @property
+    def is_stale(self) -> bool:
+        """True if another channel may be accepted where this one is refused, and nothing waits on this one.
+
+        A quorum queue whose leader died while the channel was new refuses all that the channel ever sends (RabbitMQ
+        3.10): the channel asks the dead node only. A full queue refuses as well, and there a new channel does not help:
+        hence not more often than once per ``_RENEW_S``.
+        """
+        return self.refused and not self._waiting and time.monotonic() - self._opened_at >= _RENEW_S
 
     async def start(self) -> None:
         """Switch the channel to confirms."""
@@ -125,6 +145,7 @@ class ConfirmChannel:
         if number in self._returned:
             self._returned.discard(number)
             outcome = "returned" if outcome == "confirmed" else outcome
+        self.refused = self.refused or outcome == "refused"
         count(registry.RABBIT_PUBLISHED_TOTAL, outcome)
         if confirmation.done():  # the caller was cancelled
             return

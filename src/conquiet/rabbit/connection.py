@@ -264,6 +264,11 @@ class Link:
         elif not self._connection.is_closing:
             self._connection.close()
 
+    def give_up(self, error: BaseException) -> None:
+        """Treat the link as lost: a request was not answered, so it is unknown what the broker has done."""
+        self._lose(LossKind.CONNECTION, error)
+        self.abort()
+
     async def close_soon(self) -> None:
         """Close a link that is lost or does not answer, and wait only briefly.
 

@@ -6,6 +6,7 @@ A syncer gets only the message. :func:`current_delivery` gives it the rest, such
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
+from conquiet.core import causation
 from conquiet.errors import LifecycleError
 from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, delivery_count
 from conquiet.rabbit.properties import Properties
@@ -93,3 +94,12 @@ def current_delivery() -> Delivery:
         return CURRENT.get()
     except LookupError:
         raise LifecycleError("no delivery is being handled here: call this from inside a syncer") from None
+
+
+def cause_named_by(delivery: Delivery | None) -> tuple[str, str] | None:
+    """Return queue and id of a delivery, for what its handler emits; None if its publisher gave no id."""
+    message_id = None if delivery is None else delivery.message_id
+    return None if delivery is None or message_id is None else (delivery.queue, message_id)
+
+
+causation.add_source(lambda: cause_named_by(CURRENT.get(None)))

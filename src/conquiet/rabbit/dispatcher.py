@@ -27,7 +27,7 @@ from conquiet.rabbit.outage import SyncerPause
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.publisher import Publisher
-from conquiet.rabbit.settle import Disposition, Verdict, decide
+from conquiet.rabbit.settle import Disposition, Verdict, attempt_of, decide
 from conquiet.rabbit.settlement_log import report_unprocessed
 from conquiet.rabbit.syncer import DONE, ContractBroken, Postponed, Syncer, Unavailable
 from conquiet.rabbit.workers import RunResult, SyncerWorkers, TaskWorkers, ThreadWorkers
@@ -36,6 +36,7 @@ logger = FactLogger(__name__)
 
 _MOVING: Final = {Disposition.DEAD_LETTER: Disposition.MOVE}
 _STOPPING: Final = frozenset({Disposition.STOP, Disposition.DEAD_LETTER_AND_STOP})
+_INTERRUPTIONS: Final = (Unavailable, Postponed)
 
 
 class Dispatcher:
@@ -157,7 +158,11 @@ class Dispatcher:
     # -------------------------------------------------------------- dispositions
     def _on_finished(self, delivery: Delivery, report: RunResult) -> None:
         try:
-            if isinstance(report, Unavailable | Postponed):
+            if report is DONE:
+                # Shortcut: decide() gives the same, but would need the headers decoded.
+                delivery.session.acknowledge(delivery)
+                self._outage.finished(delivery)
+            elif isinstance(report, _INTERRUPTIONS):
                 self._stats.add(DeliveryOutcome.POSTPONED)
                 if self._halted:
                     self._unstarted.append(delivery)
@@ -175,15 +180,13 @@ class Dispatcher:
             self._fail(failure)
 
     def _settle(self, delivery: Delivery, verdict: Verdict) -> None:
-        # Shortcut: decide() gives the same, but would need the headers decoded.
-        if verdict is DONE:
-            delivery.session.settle(delivery, Disposition.ACK)
-            return
-        disposition = decide(verdict, delivery.facts, self.policy)
+        facts = delivery.facts
+        disposition = decide(verdict, facts, self.policy)
         if self.moves:
             disposition = _MOVING.get(disposition, disposition)
         tracebacks = self._config.log_tracebacks
-        report_unprocessed(delivery, verdict, disposition, self.policy, tracebacks=tracebacks)
+        attempt = attempt_of(facts, self.policy)
+        report_unprocessed(delivery, verdict, disposition, attempt, tracebacks=tracebacks)
         parks = disposition is Disposition.DEAD_LETTER_AND_STOP and delivery.session.is_open
         place = "is back in the queue"
         if parks and self.moves:

@@ -50,15 +50,19 @@ class Session:
         self._window.arrived([arrival[0] for arrival in arrivals])
         return [Delivery(self, *arrival) for arrival in arrivals]
 
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery, together with others."""
+        if self._window.finished(delivery.tag) >= self._flush_at:
+            self.flush()
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._scheduled_flush)
+
     def settle(self, delivery: Delivery, disposition: Disposition) -> None:
         """Carry out a disposition. On a lost link nothing is sent, and it is counted as stale."""
         tag = delivery.tag
         if disposition is Disposition.ACK:
-            if self._window.finished(tag) >= self._flush_at:
-                self.flush()
-            elif not self._flush_scheduled:
-                self._flush_scheduled = True
-                self._loop.call_soon(self._scheduled_flush)
+            self.acknowledge(delivery)
         elif disposition is Disposition.DROP:
             self._settle_now(tag, DeliveryOutcome.DROPPED, sent=self.link.ack(singles=(tag,)))
         elif disposition is Disposition.REQUEUE:

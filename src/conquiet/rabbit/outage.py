@@ -88,7 +88,8 @@ class SyncerPause:
         """Record that a run had a result, of any kind."""
         if self._postponed:
             self._postponed.pop(delivery, None)
-        self._ended(delivery)
+        if delivery is self._probe:
+            self._ended(delivery)
 
     def link_lost(self) -> None:
         """Send another probe if the current one belonged to a lost link: it may never have started."""

@@ -189,7 +189,7 @@ class Publisher:
 
     async def _open(self) -> ConfirmChannel:
         async with self._opening:
-            if self._channel is not None and self._channel.link.is_open:
+            if self._channel is not None and self._channel.link.is_open and not self._channel.is_stale:
                 return self._channel
             if self._channel is not None:
                 over, self._channel = self._channel, None

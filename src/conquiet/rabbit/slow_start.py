@@ -19,7 +19,6 @@ cancelled, and a quorum queue (RabbitMQ 3.10) takes such a delivery back by itse
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from conquiet.errors import RabbitError
@@ -113,13 +112,16 @@ class SlowStart:
         self._start_batch()
 
     async def _go_wide(self) -> None:
-        with suppress(RabbitError):  # the link is lost, and its end is seen elsewhere
+        try:
             await self._link.cancel()
             if not any(delivery.redelivered for delivery in self._gathered or ()):
                 self._release()
             await self._link.widen(self._queue, tag=self._tag, prefetch=self._window)
             if self._gathered is not None:
                 await asyncio.sleep(_GATHER_S)
+        except RabbitError as error:
+            # Without an answer the broker may have no consumer of ours, and would never send again on this link.
+            self._link.give_up(error)
         self._release()
 
     def _release(self) -> None:

@@ -12,7 +12,7 @@ next one leads to the owner. A redirected command has done nothing, so nothing i
 import asyncio
 import contextlib
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import (
     AskError,
@@ -27,9 +27,14 @@ from redis.exceptions import (
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connect_errors import address_of
+from conquiet.redis_transport.connection_id import ConnectionId, run_id
 from conquiet.redis_transport.protocol import RedisProtocol
+from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.routing import Detour, NodeAddress
 from conquiet.redis_transport.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _REDIRECTS = (ReadOnlyError,)
 """Refusals by the wrong server. A new connection, through Sentinel or a changed address, reaches the right one."""
@@ -37,6 +42,8 @@ _REDIRECTS = (ReadOnlyError,)
 _CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # MOVED is an AskError, too
 
 _ASKING = pack("ASKING")
+_CLIENT_ID = pack("CLIENT", "ID")
+_INFO = pack("INFO", "server")
 _IN_MIGRATION_S = 10.0
 """How long one command waits while the keys of its slot are on two nodes. Then the connection is given up."""
 
@@ -60,10 +67,17 @@ class AsyncRedisConnection:
         topology: Makes connections.
         stream: One of its streams; the others are on the same node.
         name: Its purpose, for metrics and logs.
+        identify: Ask the server for its run id as well, for ``identity``.
+
+    Attributes:
+        on_lost: Called when an open connection has been closed, by the server too.
     """
 
-    def __init__(self, topology: Topology, stream: str, name: str) -> None:
+    def __init__(self, topology: Topology, stream: str, name: str, *, identify: bool = False) -> None:
         self.name = name
+        self.on_lost: Callable[[], None] | None = None
+        self._identify = identify
+        self._run_id = ""
         self._topology = topology
         self._stream = stream
         self._connection: Any = None
@@ -85,6 +99,14 @@ class AsyncRedisConnection:
         """True from ``open()`` until a failure or ``close()``."""
         return self._protocol is not None
 
+    @property
+    def identity(self) -> ConnectionId | None:
+        """Where an administrator finds this connection; None while it is closed, or if the server does not say."""
+        protocol = self._protocol
+        if protocol is None or protocol.lost is not None or self.client_id is None or not self._run_id:
+            return None
+        return ConnectionId(self._run_id, self.client_id)
+
     async def open(self) -> None:
         """Connect and log in.
 
@@ -94,6 +116,7 @@ class AsyncRedisConnection:
         await self.close()
         if self.is_aborted:
             raise _aborted()
+        self._run_id = ""  # ``identity`` is read in another thread: never the old one's of a new connection
         self._opening = asyncio.create_task(self._connect(), name="conquiet-connecting")
         with reraise_swallowed_cancellation():  # of this task, not only of the one it waits for
             try:
@@ -105,8 +128,9 @@ class AsyncRedisConnection:
             finally:
                 self._opening = None
         # Used to end a blocked read at a stop. Without permission for it, the stop waits for the read to end.
-        (number,) = await self.call([pack("CLIENT", "ID")])
+        number, *info = await self.call([_CLIENT_ID, _INFO] if self._identify else [_CLIENT_ID])
         self.client_id = number if isinstance(number, int) else None
+        self._run_id = run_id(text(info[0])) if info and isinstance(info[0], bytes) else ""
 
     async def _connect(self) -> None:
         connection = None
@@ -122,6 +146,7 @@ class AsyncRedisConnection:
             raise
         # Assigned here and not by the waiting open(): that may be cancelled now, and close() must still find it.
         self._connection, self._protocol = connection, RedisProtocol(connection)
+        self._protocol.on_lost = self.on_lost
 
     def abort(self) -> None:
         """Make pending and later calls raise ``ConnectionLostError``.

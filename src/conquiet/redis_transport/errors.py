@@ -39,10 +39,12 @@ __all__ = [
     "RedisError",
     "ResponseError",
     "is_group_there_already",
+    "is_redirect",
     "translate",
     "translate_errors",
 ]
 
+_REDIRECTS = (AskError, TryAgainError)  # MOVED is an AskError, too
 _REFUSALS = (ResponseError, AuthenticationError, BusyLoadingError)
 
 # redis-py 6 and 7.0 drop the code of the errors they have a class for.
@@ -77,6 +79,11 @@ _DEMOTED = "The previous master is now a slave"
 # The server's text, Redis 6.2 to 8 and Valkey 9. UNBLOCKED alone is not enough: CLIENT UNBLOCK and a failover end a
 # blocked read with the same code, and the group may still exist.
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED the stream key no longer exists", "no such key", "ERR no such key")
+
+
+def is_redirect(error: BaseException) -> bool:
+    """Return whether a node refused a command because its slot is elsewhere, or on the way: it works all the same."""
+    return isinstance(error, _REDIRECTS) or isinstance(error.__cause__, _REDIRECTS)
 
 
 def is_group_there_already(error: ResponseError) -> bool:

@@ -10,10 +10,13 @@ See docs/decisions/0063.
 import asyncio
 import contextlib
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 import redis.exceptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _INCOMPLETE = object()
 _TIMEOUT_CHECKS = 3
@@ -43,6 +46,7 @@ class RedisProtocol(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self.lost: redis.exceptions.RedisError | OSError | None = None
+        self.on_lost: Callable[[], None] | None = None
         self.peer = self._transport.get_extra_info("peername")
         self._transport.set_protocol(self)
         if self._transport.is_closing() or connection._reader.at_eof():  # noqa: SLF001
@@ -111,6 +115,8 @@ class RedisProtocol(asyncio.Protocol):
             self._timer.cancel()
         closed = redis.exceptions.ConnectionError("the server closed the connection")
         self._fail(exc if isinstance(exc, OSError) else closed)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def _check_timeout(self) -> None:
         """Fail the pending ``receive`` if no data has come for the whole timeout."""

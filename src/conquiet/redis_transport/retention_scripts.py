@@ -33,7 +33,9 @@ local stream, mode, limit = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local keep_ms, keep_min, gaps_from = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 if KEYS[2] then
   local holder = redis.call('GET', KEYS[2])
-  if holder and holder ~= ARGV[6] then return {'held', '', redis.call('PTTL', KEYS[2]), 0, 0, '', ''} end
+  if holder and holder ~= ARGV[6] then
+    return {'held', '', redis.call('PTTL', KEYS[2]), redis.call('XLEN', stream), 0, '', ''}
+  end
   redis.call('SET', KEYS[2], ARGV[6], 'PX', ARGV[7])
 end
 if redis.call('EXISTS', stream) == 0 then return {'no stream', '', 0, 0, 0, '', ''} end
@@ -158,6 +160,18 @@ consumer. So the check, the transfer and the deletion are one script, and the de
 JUSTID keeps delivery counts and IDLE the idle time, so that only the owner changes. The count is what XCLAIM returns:
 of an entry that was deleted from the stream it only removes the record (from 7.0 on).
 """
+
+LIST_NAMES: Final = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return false end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+local rows = redis.pcall('XINFO', 'CONSUMERS', KEYS[2], ARGV[3])
+if not rows.err then return rows end
+if string.find(rows.err, 'NOGROUP', 1, true) or string.find(rows.err, 'no such key', 1, true) then return false end
+return rows
+"""
+"""Take or renew a lease and list the consumers of a group. KEYS: lease, stream; ARGV: token of this worker,
+milliseconds, group. Returns nothing if another worker has the lease, or there is no such group."""
 
 REMOVE_DEAD_NAMES: Final = (
     _FIELD

@@ -14,6 +14,7 @@
 No database is known here, and no policy: retries, delays and dead letters are the processor's.
 """
 
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
 
 require_extra("redis", "redis", "hiredis")
@@ -42,3 +43,5 @@ __all__ = [
     "SyncMessageContext",
     "WorkerPool",
 ]
+
+describe_constructors(globals())

@@ -170,7 +170,7 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
 def _acknowledger(
     topology: Topology, stream: str, group: str, settings: RuntimeSettings, table: LeaseTable, reports: Reports
 ) -> Acknowledger:
-    connection = AsyncRedisConnection(topology, stream, "ack")
+    connection = AsyncRedisConnection(topology, stream, "ack", identify=settings.report_activity)
     outage = OutageWatch("Redis", "nothing is read or acknowledged")
     reconnect = Reconnect(settings.reconnect, settings.max_reconnects, connection.name, outage)
     return Acknowledger(connection, group=group, table=table, reconnect=reconnect, on_error=reports.error)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from conquiet.core import tracing
+from conquiet.core import causation, tracing
 from conquiet.core.batch_run import BatchRun, Outcome
 from conquiet.core.batching import BatchSettings
 from conquiet.core.functions import (
@@ -81,6 +81,7 @@ class HandlerBatching:
 
     async def _call(self, contexts: list[MessageContext]) -> Any:
         messages = [context.message for context in contexts]
+        causation.enter((messages[0].stream, messages[0].id) if len(messages) == 1 else None)
         if not self._is_async:
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads(),

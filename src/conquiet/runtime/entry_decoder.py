@@ -54,7 +54,7 @@ class EntryDecoder:
 
     def decode(self, stream: str, raw: Any, *, leased_at: float) -> list[RuntimeMessage]:
         """Return the messages; what cannot be one is reported."""
-        limit = self._max_payload_bytes
+        limit, other_format = self._max_payload_bytes, self._format
         messages: list[RuntimeMessage] = []
         deleted = []
         for raw_id, fields in raw:
@@ -62,8 +62,8 @@ class EntryDecoder:
                 deleted.append(raw_id.decode())
                 continue
             try:
-                if self._format is not None:
-                    data, raw_payload = self._format.read(raw_id.decode(), fields, max_bytes=limit)
+                if other_format is not None:
+                    data, raw_payload = other_format.read(raw_id.decode(), fields, max_bytes=limit)
                     messages.append(RuntimeMessage(stream, raw_id.decode(), data, raw_payload, leased_at))
                     continue
                 if len(fields) != 2:  # noqa: PLR2004 - one name, one value

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
-from conquiet.core import tracing
+from conquiet.core import causation, tracing
 from conquiet.core.batching import BatchSettings
 from conquiet.core.functions import (
     call_in_thread,
@@ -178,6 +178,7 @@ class _UserFunction:
 
     def run(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Start at once. Context variables that the function sets end with it."""
+        causation.enter((message.stream, message.id))
         if not self._is_async:
             return self._finish(self._in_thread(message, leases))
         try:

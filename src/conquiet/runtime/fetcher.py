@@ -28,6 +28,8 @@ from conquiet.runtime.stream_scheduler import ReadRequest, StreamScheduler, pref
 _PARTIAL_WAIT_MS = 100
 _OWN_PAGE = 100
 _FLUSH_S = 0.1
+_LONGEST_CLAIM_S = 10.0
+"""Longest time, on average, between two searches of a stream for stale entries."""
 
 
 class Phase(Enum):
@@ -78,12 +80,13 @@ class Fetcher:
         self._table = parts.table
         self._stats = parts.stats
         self._on_error = parts.on_error
+        self._name = parts.name
         self._scheduler = StreamScheduler(streams, settings.priorities)
-        self._claims = ClaimSchedule(streams, min(settings.claim_idle_s / 4, 5.0))
+        self._claims = ClaimSchedule(streams, min(settings.claim_idle_s / 4, _LONGEST_CLAIM_S))
         self._phase = Phase.DISCONNECTED
         self._stopping = asyncio.Event()
         self._waiter: asyncio.Future[None] | None = None
-        self._found_last = False
+        self._found_last = self._read_to_end = False
         self._undelivered: list[str] = []
         """Streams whose entries may have been in a reply that was lost."""
         self._lost_reply = False
@@ -253,6 +256,7 @@ class Fetcher:
         self._scheduler.record(requests, found)
         self._budget.record(len(messages))
         self._found_last = bool(messages)
+        self._read_to_end = not messages and sum(len(one.streams) for one in requests) == len(self._all_streams)
         self._deliver(messages)
         self._return_budget()
 
@@ -293,7 +297,8 @@ class Fetcher:
                 self._record_claimed(stream, len(messages))
                 self._deliver_again(messages)
         if due:
-            self.lag |= await self._reader.lag(list(due))
+            # Streams that were read to their end just now have no lag: that needs no command.
+            self.lag |= dict.fromkeys(due, 0) if self._read_to_end else await self._reader.lag(list(due))
         return claimed
 
     async def _recover_own(self, own: list[tuple[str, str]], capacity: int) -> list[tuple[str, str]]:
@@ -369,6 +374,7 @@ class Fetcher:
                 return
             try:
                 await self._connection.open()
+                await self._name.report(self._all_streams, self._connection.call)
             except ConnectionLostError as lost:
                 error = self._no_reply(lost)
             else:

@@ -183,6 +183,7 @@ class Heartbeat:
         Looked at again and again, not waited for in a thread of asyncio's: handlers may have taken all of those.
         """
         self._stop.set()
+        self._name.changed.set()
         deadline = time.monotonic() + timeout_s
         while self._thread.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_S)
@@ -193,7 +194,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         pause_s = self._settings.heartbeat_s
-        while not self._stop.wait(min(pause_s, RENEW_S)):
+        while not self._wait(min(pause_s, RENEW_S)):
             try:
                 self.beat(time.monotonic())
                 if (taken := self._name.renew(self._servers.client)) is not None:
@@ -212,6 +213,12 @@ class Heartbeat:
                 self._last_success = time.monotonic()
                 self._on_success()
                 pause_s = self._settings.heartbeat_s
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for the next beat, or until a renewal is due at once. Returns True if the thread is to end."""
+        self._name.changed.wait(seconds)
+        self._name.changed.clear()
+        return self._stop.is_set()
 
     def beat(self, now: float) -> None:
         """Extend everything that is due, and report lost leases."""

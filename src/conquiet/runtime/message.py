@@ -7,10 +7,9 @@
 They are independent: a handler may acknowledge its message and go on, and it may lose its message while it runs.
 """
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from enum import Enum
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -51,6 +50,9 @@ class Charge(Enum):
 _ownership_lock = threading.Lock()
 
 
+_SETTLING = Ownership.SETTLING  # an access to a member of an enum class costs as much as a function call
+
+
 class AckScript(msgspec.Struct, frozen=True, eq=False):
     """A Lua script that acknowledges entries in place of XACK, and does more in the same step.
 
@@ -63,6 +65,26 @@ class AckScript(msgspec.Struct, frozen=True, eq=False):
     source: str
     keys: tuple[str, ...]
     head: tuple[str, ...]
+
+
+class Settling:
+    """See ``RuntimeMessage.settling``."""
+
+    __slots__ = ("_before", "_message")
+
+    def __init__(self, message: "RuntimeMessage") -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        message = self._message
+        with _ownership_lock:
+            self._before, message.ownership = message.ownership, _SETTLING
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._message.ownership is _SETTLING:
+            self._message.ownership = self._before
 
 
 class RuntimeMessage(msgspec.Struct, eq=False):
@@ -124,16 +146,9 @@ class RuntimeMessage(msgspec.Struct, eq=False):
         """True once the handler has ended."""
         return self.progress is HandlerState.SUCCEEDED or self.progress is HandlerState.FAILED
 
-    @contextlib.contextmanager
-    def settling(self) -> Iterator[None]:
+    def settling(self) -> "Settling":
         """Report no loss while the server is asked to take the entry. ``mark_acknowledged()`` says that it has."""
-        with _ownership_lock:
-            before, self.ownership = self.ownership, Ownership.SETTLING
-        try:
-            yield
-        finally:
-            if self.ownership is Ownership.SETTLING:
-                self.ownership = before
+        return Settling(self)
 
     def mark_acknowledged(self) -> None:
         """Note that the entry is not pending any more."""

@@ -7,6 +7,7 @@ watch has a live holder, and the start is refused.
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from conquiet.core.redaction import printable
 from conquiet.errors import QueueError
 from conquiet.redis_transport.client import SyncClient
 from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.connection_id import ConnectionId
 from conquiet.redis_transport.errors import ResponseError
 from conquiet.redis_transport.liveness import (
     HOLDERS,
@@ -45,6 +47,7 @@ _RELEASE_S = 1.0
 _MOST_NAMES = 100
 
 Call = Callable[[list[bytes]], Awaitable[list[Any]]]
+Connections = Callable[[], tuple[ConnectionId | None, ...]]
 
 
 class NameReservation:
@@ -54,6 +57,9 @@ class NameReservation:
         group: The consumer group.
         consumer_id: The name.
         reporter: Says what is left in Redis with each renewal; None leaves nothing.
+
+    Attributes:
+        changed: Set when the next renewal is due at once, because what was reported is not true any more.
     """
 
     def __init__(self, group: str, consumer_id: str, reporter: WorkerReporter | None = None) -> None:
@@ -61,16 +67,40 @@ class NameReservation:
         self._group = group
         self._consumer_id = consumer_id
         self._token = new_token()
+        self.changed = threading.Event()
         self._reserved: dict[str, str] = {}
+        self._connections: dict[str, Connections] = {}
         self._closing = False
         self._is_renewing = False
+
+    def connect(self, streams: Sequence[str], connections: Connections) -> None:
+        """Note which connections of ours read and acknowledge these streams; they are asked for at each report."""
+        self._connections |= dict.fromkeys(streams, connections)
+
+    async def report(self, streams: Sequence[str], call: Call) -> None:
+        """Renew at once after a reconnect: the connection that others know of is closed, and they take us for dead.
+
+        A refusal is left to the next renewal.
+
+        Raises:
+            ConnectionLostError: The connection broke.
+        """
+        if self._reporter is not None and not self._closing:
+            made: dict[Sequence[ConnectionId], bytes] = {}
+            renewals = [
+                pack("EVAL", *self._renewal(stream, self._reserved[stream], self._facts(stream, made), ()))
+                for stream in streams
+                if stream in self._reserved
+            ]
+            if renewals:
+                await call(renewals)
 
     async def reserve(self, streams: Sequence[str], call: Call) -> None:
         """Reserve the name in each stream.
 
         Raises:
             QueueError: A live engine holds it. Nothing was read.
-            WireLostError: The connection broke.
+            ConnectionLostError: The connection broke.
         """
         for stream in streams:
             key = liveness_key(stream, self._group, self._consumer_id)
@@ -95,10 +125,11 @@ class NameReservation:
         """Renew the keys, in the heartbeat's thread. Returns an error if another engine has taken the name."""
         self._is_renewing = True
         try:
-            facts = b"" if self._reporter is None else self._reporter.facts()
+            made: dict[Sequence[ConnectionId], bytes] = {}
             for stream, key in list(self._reserved.items()):
                 if self._closing:
                     return None
+                facts = self._facts(stream, made)
                 counts, totals = ([], {}) if self._reporter is None else self._reporter.new_counts(stream)
                 if not client_of(stream).eval(*self._renewal(stream, key, facts, counts)):
                     return self._taken(stream)
@@ -132,8 +163,7 @@ class NameReservation:
     async def _is_ours(self, stream: str, key: str, call: Call) -> bool:
         # Before the call: a start that is broken off in it must release the name as well. The token is compared there.
         self._reserved[stream] = key
-        facts = b"" if self._reporter is None else self._reporter.facts()
-        (reply,) = await call([pack("EVAL", *self._renewal(stream, key, facts, ()))])
+        (reply,) = await call([pack("EVAL", *self._renewal(stream, key, self._facts(stream, {}), ()))])
         if isinstance(reply, ResponseError):
             del self._reserved[stream]
             self._go_without(stream)
@@ -162,6 +192,16 @@ class NameReservation:
             return RESERVE_NAME, 2, *keys, *who
         report = workers_key(stream, self._group), deploys_key(stream), history_base(stream, self._group)
         return RENEW_NAME, 5, *keys, *report, *who, facts, self._reporter.unmarked_version(stream), *counts
+
+    def _facts(self, stream: str, made: dict[Sequence[ConnectionId], bytes]) -> bytes:
+        """Return what the workers page shows of us; empty without a reporter. ``made``: those of this round."""
+        if self._reporter is None:
+            return b""
+        known = self._connections.get(stream, tuple)()
+        connections = tuple(one for one in known if one is not None)
+        if connections not in made:
+            made[connections] = self._reporter.facts(connections)
+        return made[connections]
 
     def _last_report(self, stream: str, reporter: WorkerReporter) -> bytes:
         keys = workers_key(stream, self._group), history_base(stream, self._group)

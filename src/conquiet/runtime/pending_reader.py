@@ -96,11 +96,16 @@ class PendingReader:
         young_ms = int((time.monotonic() - sent_at) * 1000) + 1
         lost = [row for row in rows if row.id not in held and row.idle_ms <= young_ms and parse_id(row.id) > seen]
         who = (stream, self._group, self._consumer_id)
-        claims = [pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", row.deliveries) for row in lost[:capacity]]
+        # A released entry counts no delivery; the one that begins now is its first.
+        counts = [max(1, row.deliveries) for row in lost[:capacity]]
+        claims = [
+            pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", n) for row, n in zip(lost, counts, strict=False)
+        ]
         messages: list[RuntimeMessage] = []
         more = len(lost) > capacity or len(rows) == _PAGE
         passed = rows[-1].id if rows and len(lost) <= capacity else None
-        for row, reply in zip(lost, await self._connection.call(claims) if claims else [], strict=False):
+        replies = await self._connection.call(claims) if claims else []
+        for row, deliveries, reply in zip(lost, counts, replies, strict=False):
             if isinstance(reply, ResponseError):
                 if not messages:
                     raise self._translated(reply, stream, "XCLAIM")
@@ -108,7 +113,7 @@ class PendingReader:
                 break
             found = self._decoder.decode(stream, reply, leased_at=asked_at)
             for message in found:
-                message.delivery_count = row.deliveries
+                message.delivery_count = deliveries
             messages += found
             # Not read again: what fails at once would be taken for lost once more, without end.
             self._recovered[stream] = after(row.id)

@@ -4,6 +4,10 @@ from conquiet.core.backoff import Backoff
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import RUNTIME_RECONNECTS_TOTAL
 from conquiet.metrics.safety import count
+from conquiet.redis_transport.errors import is_redirect
+
+_REDIRECTS = 10
+"""So many redirects in a row are part of the migration of a slot."""
 
 
 class Reconnect:
@@ -27,7 +31,9 @@ class Reconnect:
     def delay_s(self, error: BaseException, address: str) -> float | None:
         """Note a failure. Returns how long to wait before the next attempt, or None to give up."""
         self.failures += 1
-        self._outage.failed(error, address=address)
+        # A slot that an operator moves is no outage. A plain client on a cluster is reported a moment later.
+        if self.failures > _REDIRECTS or not is_redirect(error):
+            self._outage.failed(error, address=address)
         if self.failures > self._attempts:
             return None
         self.total += 1

@@ -8,13 +8,14 @@ See docs/decisions/0052.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from conquiet._version import __version__
 from conquiet.core.identity import hostname
+from conquiet.redis_transport.connection_id import ConnectionId
 from conquiet.runtime.metrics import StreamStats
 
 if TYPE_CHECKING:
@@ -45,9 +46,13 @@ class WorkerReporter:
         self.version = os.environ.get(VERSION, "")[:_MOST_TEXT] or f"conquiet {__version__}"
         self.health: Callable[[], Health] | None = None
 
-    def facts(self) -> bytes:
-        """Return what the workers page shows of this process, as JSON."""
-        facts: dict[str, str | int | bool] = {
+    def facts(self, connections: Sequence[ConnectionId] = ()) -> bytes:
+        """Return what the workers page shows of this process, as JSON.
+
+        Args:
+            connections: Those that read and acknowledge. Only those to the server of the first are reported.
+        """
+        facts: dict[str, str | int | bool | list[int]] = {
             "host": hostname(),
             "pid": os.getpid(),
             "version": self.version,
@@ -63,6 +68,9 @@ class WorkerReporter:
         if health is not None:
             facts |= {"active": health.active, "in_flight": health.in_flight}
             facts |= {"ready": health.ready, "reason": health.reason[:_MOST_TEXT]}
+        if connections:
+            server = connections[0].server
+            facts |= {"server": server, "clients": [one.client for one in connections if one.server == server]}
         return msgspec.json.encode(facts)
 
     def unmarked_version(self, stream: str) -> str:

@@ -60,7 +60,11 @@ class Shard:
         self._may_move = topology.may_move
         self._unblocking: asyncio.Task[None] | None = None
         self.acknowledger = acknowledger
-        self.connection = AsyncRedisConnection(topology, streams[0], "read")
+        self.connection = AsyncRedisConnection(topology, streams[0], "read", identify=parts.settings.report_activity)
+        parts.name.connect(streams, lambda: (self.connection.identity, acknowledger.identity))
+        if parts.settings.report_activity:
+            self.connection.on_lost = parts.name.changed.set
+            acknowledger.call_when_lost(parts.name.changed.set)
         outage = OutageWatch("Redis", f"nothing is read from {', '.join(streams)}")
         self._reconnect = Reconnect(
             parts.settings.reconnect, parts.settings.max_reconnects, self.connection.name, outage

@@ -7,6 +7,7 @@
 A fired tick is an ordinary message of the processor's format, handled by a processor.
 """
 
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
 
 require_extra("scheduler", "redis", "hiredis", "cronsim")
@@ -29,3 +30,5 @@ __all__ = [
     "UpcomingRun",
     "due_of",
 ]
+
+describe_constructors(globals())

@@ -157,10 +157,17 @@ class RabbitMQClusterServer:
         return [with_vhost(node.url, name) for node in self.nodes]
 
     def leader_of(self, queue: str, vhost: str = "/") -> RabbitMQNode:
-        """Return the node that has the leader of a quorum queue now."""
+        """Return the node that has the leader of a quorum queue now.
+
+        Raises:
+            ServerStateError: It has none at the moment.
+        """
         facts = self._any_node().api("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}")
         leader = facts.get("leader") or facts.get("node")
-        return next(node for node in self.nodes if node.node == leader)
+        for node in self.nodes:
+            if node.node == leader:
+                return node
+        raise ServerStateError(f"queue {queue} has no leader now")
 
     def kill_leader(self, queue: str, vhost: str = "/") -> RabbitMQNode:
         """Kill the node that leads a quorum queue, and wait until another one does; return the dead node."""
@@ -202,7 +209,7 @@ class RabbitMQClusterServer:
     def _leads_elsewhere(self, queue: str, vhost: str, dead: RabbitMQNode) -> bool:
         try:
             return self.leader_of(queue, vhost) is not dead
-        except (OSError, KeyError, StopIteration):
+        except (OSError, ServerStateError):
             return False
 
     def _is_whole(self) -> bool:

@@ -12,6 +12,7 @@ What it means, what it does not mean and how to choose keys: docs/exactly-once.m
 
 from typing import TYPE_CHECKING
 
+from conquiet.core.constructor_help import describe_constructor, describe_constructors
 from conquiet.core.extras import require_extra
 
 require_extra("mysql", "sqlalchemy")
@@ -78,11 +79,14 @@ __all__ = [
     "table_layouts",
 ]
 
+describe_constructors(globals())
+
 
 def __getattr__(name: str) -> object:
     # Needs the extra "rabbit"; nothing else here does.
     if name == "ToRabbit":
         from conquiet.transactional.rabbit_target import ToRabbit
 
+        describe_constructor(ToRabbit)
         return ToRabbit
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The SQL text that writes and reads many rows of inbox and outbox in one statement. Pure: texts and binds only.
 
     MySQL, MariaDB    INSERT … SELECT from JSON_TABLE; a duplicate is an error and nothing is written
-    PostgreSQL        INSERT … SELECT from unnest ON CONFLICT DO NOTHING; it returns the rows that were written
+    PostgreSQL        INSERT … SELECT from unnest ON CONFLICT DO NOTHING; it says which rows were written
     SQLite            none: a statement costs no round trip there, and rows are written one by one
 
 The text does not depend on the number of rows. With a bind for each value, every number of rows would be a statement of
@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import TextClause, text
 
+from conquiet.db.commit_status import RETURNING
 from conquiet.transactional.sql_dialect import MySqlDialect, PostgresDialect, SqlDialect, channel_of
 
 # In hexadecimal, because JSON has no bytes.
@@ -38,13 +39,14 @@ class BatchStatements:
 
     Attributes:
         insert: Writes rows.
-        returns_written: Whether ``insert`` returns the ``id`` of each row that it has written, and no error for a row
-            that is there.
+        reports_written: Whether ``insert`` returns one row, and no error for a row that is there: ``written`` has the
+            ids that it has written, in hexadecimal, separated by commas; it is NULL if that is all of them. ``xid`` and
+            ``timeline`` are for ``note_transaction``.
         find: Reads ``id`` and ``digest`` of the rows that are there, as they are committed now.
     """
 
     insert: TextClause
-    returns_written: bool
+    reports_written: bool
     find: TextClause
 
 
@@ -60,7 +62,7 @@ def batch_statements(dialect: SqlDialect, table: str, *, digest: bool = True) ->
 def bind_rows(dialect: SqlDialect, ids: Sequence[bytes], digests: Sequence[bytes | None]) -> dict[str, Any]:
     """Return the binds of rows, in the order given: two transactions that agree on it do not deadlock."""
     if isinstance(dialect, PostgresDialect):
-        return {"ids": list(ids), "digests": list(digests)}
+        return {"ids": list(ids)} | ({"digests": list(digests)} if any(digests) else {})
     if not any(digests):
         return {"rows": _json([(each.hex(),) for each in ids])}
     pairs = zip(ids, digests, strict=True)
@@ -88,7 +90,7 @@ def _for_mysql(dialect: MySqlDialect, name: str, *, digest: bool) -> BatchStatem
             f"INSERT INTO {name} ({_KEY}, handled_at{columns}) SELECT {source}, {group}, UNHEX(j.id), "  # noqa: S608
             f"{dialect.now}{value} FROM {_JSON_ROWS}"
         ),
-        returns_written=False,
+        reports_written=False,
         # A locking read: the transaction's snapshot may be older than the row.
         find=text(f"SELECT i.message_id AS id, {found} AS digest FROM {joined}{dialect.shared_lock}"),  # noqa: S608
     )
@@ -96,14 +98,19 @@ def _for_mysql(dialect: MySqlDialect, name: str, *, digest: bool) -> BatchStatem
 
 def _for_postgres(dialect: PostgresDialect, name: str, *, digest: bool) -> BatchStatements:
     columns, value, found = (", digest", ", r.digest", "digest") if digest else ("", "", "NULL")
+    more = ", CAST(:digests AS bytea[])" if digest else ""
     is_listed = "source = :source AND consumer_group = :grp AND message_id = ANY(CAST(:ids AS bytea[]))"
     return BatchStatements(
+        # A row of the answer costs the client more than a row of the table costs the server: one row for all.
         insert=text(
-            f"INSERT INTO {name} ({_KEY}, handled_at{columns}) SELECT CAST(:source AS bytea), CAST(:grp AS bytea), "  # noqa: S608
-            f"r.id, {dialect.now}{value} FROM unnest(CAST(:ids AS bytea[]), CAST(:digests AS bytea[])) "
-            f"AS r (id, digest) ON CONFLICT ({_KEY}) DO NOTHING RETURNING message_id AS id"
+            f"WITH added AS (INSERT INTO {name} ({_KEY}, handled_at{columns}) SELECT CAST(:source AS bytea), "  # noqa: S608
+            f"CAST(:grp AS bytea), r.id, {dialect.now}{value} FROM unnest(CAST(:ids AS bytea[]){more}) "
+            f"AS r (id{columns}) ON CONFLICT ({_KEY}) DO NOTHING RETURNING message_id) "
+            "SELECT CASE WHEN count(*) = :number THEN NULL ELSE "
+            "coalesce(string_agg(encode(message_id, 'hex'), ','), '') END AS written, "
+            f"{RETURNING} FROM added"
         ),
-        returns_written=True,
+        reports_written=True,
         find=text(f"SELECT message_id AS id, {found} AS digest FROM {name} WHERE {is_listed}"),  # noqa: S608
     )
 

@@ -241,7 +241,7 @@ class Inbox:
             binds = _binds(unit, key)
             if with_digest:
                 binds["digest"] = unit.dialect.bind_binary(digest)
-            return unit.execute(statements.insert, binds)
+            return unit.insert(statements.insert, binds)
 
         try:
             inserted = self.on_any_version(unit, insert)

@@ -131,12 +131,13 @@ class _Writer:
         """Insert; return the rows that were not written, and the error that says so: MySQL then writes none."""
 
         def run(with_digest: bool) -> list[tuple[InboxKey, bytes | None]]:  # noqa: FBT001 - see ``on_any_version``
-            statements, binds = self._statements(with_digest), self._binds(rows)
-            if not statements.returns_written:
+            has_digests = any(digest for _, digest in rows)
+            statements, binds = self._statements(with_digest and has_digests), self._binds(rows)
+            if not statements.reports_written:
                 self._unit.execute(statements.insert, binds)
                 return []
-            written = {bytes(row["id"]) for row in self._unit.fetch_all(statements.insert, binds)}
-            return [row for row in rows if row[0].id.encode() not in written]
+            written = self._unit.insert_many(statements.insert, {**binds, "number": len(rows)})
+            return [] if written is None else [row for row in rows if row[0].id.encode() not in written]
 
         try:
             return self._inbox.on_any_version(self._unit, run), None

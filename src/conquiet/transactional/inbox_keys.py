@@ -45,6 +45,8 @@ def key_of(msg: Any, key: KeyFunction | None = None) -> InboxKey:
         MessageKeyError: The message has no usable key. The text does not show it: a business key may be personal
             data.
     """
+    if key is None and (usual := _usual_key(msg)) is not None:
+        return usual
     chosen = None if key is None else key(msg)
     if not isinstance(chosen, InboxKey):
         chosen = InboxKey(
@@ -57,6 +59,27 @@ def key_of(msg: Any, key: KeyFunction | None = None) -> InboxKey:
         if type(value) is not str or not value.isascii() or len(value) > MAX_PART_BYTES:
             _require_storable(InboxKey._fields[position], value)
     return chosen
+
+
+def _usual_key(msg: Any) -> InboxKey | None:
+    """Return the key of a message as nearly all are, with short parts of ASCII; None for a closer look."""
+    try:
+        source, group, message_id = msg.stream, msg.group, msg.id
+    except AttributeError:
+        return None
+    if not (
+        type(source) is str
+        and type(group) is str
+        and type(message_id) is str
+        and 0 < len(source) <= MAX_PART_BYTES
+        and len(group) <= MAX_PART_BYTES
+        and 0 < len(message_id) <= MAX_PART_BYTES
+        and source.isascii()
+        and group.isascii()
+        and message_id.isascii()
+    ):
+        return None
+    return InboxKey(source, group, message_id)
 
 
 def by_outbox_id(msg: Any) -> str:

@@ -59,8 +59,8 @@ _NOT_NOW: Final = frozenset({1142, 1205, "42501", "55P03"})
 _WRITTEN: Final = re.compile(rf"{SCHEMA_MARK} (\d+)")
 
 _PG_LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtext('conquiet create_tables'))")
-# Locks of MySQL are the server's, so the name contains the database.
-_MYSQL_LOCK_NAME: Final = "CONCAT('conquiet.schema.', MD5(COALESCE(DATABASE(), '')))"
+# Locks of MySQL are the server's, so the name contains the database; at most 64 characters. MySQL 9.7 has no MD5().
+_MYSQL_LOCK_NAME: Final = "CONCAT('conquiet.schema.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 40))"
 _MYSQL_LOCK: Final = text(f"SELECT GET_LOCK({_MYSQL_LOCK_NAME}, {_LOCK_WAIT_S})")
 _MYSQL_UNLOCK: Final = text(f"SELECT RELEASE_LOCK({_MYSQL_LOCK_NAME})")
 

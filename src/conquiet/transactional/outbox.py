@@ -298,21 +298,29 @@ class Outbox:
         with self._session(engine) as session:
             return session.execute(statements.unpark, {"seq": seq}) > 0
 
-    def purge(self, engine: Engine, *, older_than_s: float, batch: int = 1_000) -> int:
-        """Delete *parked* rows older than that and return how many. The relay deletes published rows itself."""
+    def purge(self, engine: Engine, *, older_than_s: float, batch: int = 1_000, max_batches: int | None = None) -> int:
+        """Delete *parked* rows older than that and return how many. The relay deletes published rows itself.
+
+        Args:
+            engine: The database of the table.
+            older_than_s: By the database's clock.
+            batch: Rows per transaction.
+            max_batches: Stop after so many, even if there is more.
+        """
         require_seconds("older_than_s", older_than_s)
         require_positive("batch", batch)
         sql, _ = self._sql(engine)
         statement = sql.outbox_purge(self.table)
-        deleted = 0
-        while True:
+        deleted, batches = 0, 0
+        while max_batches is None or batches < max_batches:
             with DbSession(engine) as session:
                 if sql.isolation is not None:
                     session.execute(sql.isolation)
                 found = session.execute(statement, {"ago": sql.interval(older_than_s), "batch": batch})
-            deleted += found
+            deleted, batches = deleted + found, batches + 1
             if found < batch:
-                return deleted
+                break
+        return deleted
 
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[DbSession]:
@@ -330,12 +338,7 @@ class Outbox:
 
 def _encoded_headers(headers: tracing.Headers | None, target: str, *message_ids: str) -> bytes | None:
     """Return what travels with messages: the caller's headers, the trace context, and the message that causes them."""
-    given: tracing.Headers | None = tracing.require_headers(headers)
-    handling = causation.current()
-    if handling is not None:
-        given = handling.headers(given)
-        for message_id in message_ids:
-            handling.note(target, message_id)
+    given = causation.carried(tracing.require_headers(headers), target, *message_ids)
     carried = tracing.inject(given)
     return None if not carried else json.dumps(carried).encode()
 

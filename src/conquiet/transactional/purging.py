@@ -232,7 +232,10 @@ class Purger:
             count(INBOX_PURGED_TOTAL, inbox.table, n=purged)
             deleted += purged
         if self._outbox is not None and keep.parked_s is not None and not self._lifecycle.is_stopping:
-            purged = self._outbox.purge(self._engine, older_than_s=keep.parked_s, batch=keep.batch)
+            outbox, parked_s = self._outbox, keep.parked_s
+            purged = self._in_batches(
+                lambda: outbox.purge(self._engine, older_than_s=parked_s, batch=keep.batch, max_batches=1), keep_lock
+            )
             count(OUTBOX_PURGED_TOTAL, self._outbox.table, n=purged)
             deleted += purged
         if deleted:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from conquiet.errors import MessageKeyError
 from conquiet.transactional.payload_digest import json_bytes, looks_like_entry_id
 
@@ -13,21 +15,29 @@ if TYPE_CHECKING:
     from conquiet.runtime.message import RuntimeMessage
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedMessage:
+class ReceivedMessage(msgspec.Struct, frozen=True):
     """A message of the runtime or the processor. ``repr`` does not show the payload.
+
+    A struct, because one is built for each message: at a tenth of the cost of a frozen dataclass.
 
     Attributes:
         id_is_producers: The producer made the id, not a server: it identifies the message by itself.
         payload_bytes: The same at each delivery of the message.
     """
 
-    source: str
+    stream: str
     group: str
     id: str
-    payload: Any = field(repr=False, default=None)
-    payload_bytes: bytes = field(repr=False, default=b"")
+    payload: Any = None
+    payload_bytes: bytes = b""
     id_is_producers: bool = False
+
+    def __repr__(self) -> str:
+        return f"ReceivedMessage(stream={self.stream!r}, group={self.group!r}, id={self.id!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show what ``repr()`` shows, and no payload: a struct would give rich all of its fields."""
+        return [("stream", self.stream), ("group", self.group), ("id", self.id)]
 
     @classmethod
     def of_job(cls, ctx: "JobContext", group: str) -> "ReceivedMessage":

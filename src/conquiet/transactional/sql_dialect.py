@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 from sqlalchemy import TextClause, bindparam, text
 
+from conquiet.db.commit_status import RETURNING
 from conquiet.errors import ConfigurationError
 from conquiet.transactional.statements import InboxStatements, OutboxStatements
 
@@ -308,7 +309,8 @@ class PostgresDialect(SqlDialect):
         # The error of a duplicate would end the transaction. ON CONFLICT waits for the other run's transaction and then
         # reports 0 or 1 rows. The key is named: a duplicate of any other unique key stays an error.
         plain = super()._inbox_insert(name, digest=digest).text
-        return text(f"{plain} ON CONFLICT (source, consumer_group, message_id) DO NOTHING")
+        # It returns the id of the transaction, which a lost reply to COMMIT is resolved with.
+        return text(f"{plain} ON CONFLICT (source, consumer_group, message_id) DO NOTHING RETURNING {RETURNING}")
 
     def _outbox_insert(self, name: str, table: str, *, wake: bool) -> str:
         plain = super()._outbox_insert(name, table, wake=wake)

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
+from conquiet.db.commit_status import note_transaction
 from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError
@@ -28,6 +29,7 @@ Binds = Mapping[str, Any]
 SyncSession = DbSession | Session | Connection | scoped_session[Any]
 
 _AUTOCOMMIT = "AUTOCOMMIT"
+_POSTGRES = "postgresql"
 _ABOUT = OperationInfo("a statement of the inbox or outbox")
 
 
@@ -56,6 +58,14 @@ class UnitOfWork(Protocol):
 
     def execute(self, statement: TextClause, binds: Binds) -> int:
         """Run a statement and return its row count."""
+        ...
+
+    def insert(self, statement: TextClause, binds: Binds) -> int:
+        """Run the statement that writes an inbox row, return how many it wrote, and note what it says beside."""
+        ...
+
+    def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
+        """Run the statement that reports which inbox rows it wrote; None if it wrote all of them."""
         ...
 
     def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
@@ -87,6 +97,16 @@ class _OfDbSession:
 
     def execute(self, statement: TextClause, binds: Binds) -> int:
         return self._session.execute(statement, binds)
+
+    def insert(self, statement: TextClause, binds: Binds) -> int:
+        if self.dialect.name != _POSTGRES:
+            return self.execute(statement, binds)
+        return _noted(self._session.connection, self.fetch_one(statement, binds))
+
+    def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
+        row = self.fetch_one(statement, binds)
+        _noted(self._session.connection, row)
+        return written_ids(row)
 
     def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
         return self._session.fetch_one(statement, binds)
@@ -120,6 +140,16 @@ class _OfConnection:
         except SQLAlchemyError as error:
             raise as_write_error(error, _ABOUT) from error
 
+    def insert(self, statement: TextClause, binds: Binds) -> int:
+        if self.dialect.name != _POSTGRES:
+            return self.execute(statement, binds)
+        return _noted(self._connection, self.fetch_one(statement, binds))
+
+    def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
+        row = self.fetch_one(statement, binds)
+        _noted(self._connection, row)
+        return written_ids(row)
+
     def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
         try:
             row = self._connection.execute(statement, binds).one_or_none()
@@ -132,6 +162,20 @@ class _OfConnection:
             return [row._asdict() for row in self._connection.execute(statement, binds).all()]
         except SQLAlchemyError as error:
             raise as_write_error(error, _ABOUT) from error
+
+
+def _noted(connection: Connection, row: Mapping[str, Any] | None) -> int:
+    if row is None:
+        return 0
+    note_transaction(connection, row)
+    return 1
+
+
+def written_ids(row: Mapping[str, Any] | None) -> set[bytes] | None:
+    """Return the ids of the rows that a statement reports as written; None if all of them were."""
+    assert row is not None  # noqa: S101 - it counts, and always returns a row
+    written: str | None = row["written"]
+    return None if written is None else {bytes.fromhex(each) for each in written.split(",")}
 
 
 def unit_of(session: object) -> UnitOfWork:

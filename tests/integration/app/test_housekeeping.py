@@ -1,5 +1,6 @@
 """A worker of an app deletes old inbox rows by itself."""
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from sqlalchemy.orm import Session
 from conquiet import App, AppSettings
 from conquiet.errors import ConfigurationError
 from conquiet.testing import wait_until_async
-from conquiet.transactional import DatabaseRetention, Inbox, InboxKey
+from conquiet.transactional import DatabaseRetention, Inbox, InboxKey, Outbox
 
 
 @dataclass
@@ -62,6 +63,31 @@ async def test_old_inbox_rows_go_and_new_ones_stay(
 
     assert ("old" in _rows(url)) is keeps
     assert ready
+
+
+async def test_parked_outbox_rows_go_by_their_own_age(redis_url: str, tmp_path: Path, key_prefix: str) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    retention = DatabaseRetention(interval_s=0.05, parked_s=86_400.0)
+    app = App(f"{key_prefix}shop", redis=redis_url, database=url, settings=AppSettings(retention=retention))
+    app.create_tables()
+    engine = create_engine(url)
+    with Session(engine) as session:
+        for _ in range(3):
+            Outbox().add(session, "unserved", {"n": 1})
+        session.commit()
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE conquiet_outbox SET parked = 1"))
+        connection.execute(text("UPDATE conquiet_outbox SET created_at = '2020-01-01 00:00:00' WHERE seq <= 2"))
+
+    def left() -> int:
+        with engine.connect() as connection:
+            return int(connection.scalar(text("SELECT COUNT(*) FROM conquiet_outbox")) or 0)
+
+    running = asyncio.create_task(app.run(only=["relay"]))
+    await wait_until_async(lambda: left() == 1)
+    app.stop()
+    await running
+    engine.dispose()
 
 
 def test_a_retention_of_another_kind_is_refused() -> None:

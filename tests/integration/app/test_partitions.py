@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ async def test_messages_of_every_way_use_all_partitions(redis_url: str, key_pref
     async def bill(data: dict[str, Any], ctx: JobContext) -> None:
         by_key[ctx.key or ""].append(data["n"])
 
+    @app.handler("total")
+    async def total(data: dict[str, Any]) -> int:
+        return int(data["n"]) + 1
+
     client: Any = redis.Redis.from_url(redis_url)
     names = [partition_name(app.assembly.stream, index) for index in range(PARTITIONS)]
     async with app:
@@ -58,10 +63,15 @@ async def test_messages_of_every_way_use_all_partitions(redis_url: str, key_pref
         for number in range(5):
             await app.emit("bill", {"n": number}, key="customer-1")
             await asyncio.to_thread(app.emit_sync, "bill", {"n": number}, key="customer-2")
+        totals = [await app.emit_and_wait("total", {"n": n}, timeout_s=60) for n in range(PARTITIONS)]
+        totals.append(await app.emit_and_wait("total", {"n": 10}, key="customer-1", timeout_s=60))
+        by_thread = partial(app.emit_and_wait_sync, "total", {"n": 20}, key="customer-2", timeout_s=60)
+        totals.append(await asyncio.to_thread(by_thread))
         await wait_until_async(lambda: len(shipped) == 9 and [len(one) for one in by_key.values()] == [12, 5, 5])
         added = [client.xinfo_stream(name)["entries-added"] for name in names]
     client.close()
 
+    assert totals == [1, 2, 3, 4, 11, 21]
     assert set(shipped.values()) == {1}
     assert by_key["customer-1"] == by_key["customer-2"] == list(range(5))
     # Four transactions in any order; within each, the order of the outbox.

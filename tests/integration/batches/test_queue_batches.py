@@ -57,6 +57,7 @@ def test_a_batch_commits_once_and_is_acknowledged_without_duplicates(
     assert consumer.queue.count_own() == 0
 
 
+@pytest.mark.spec("QC-001.6", "QC-001.15")
 def test_the_failing_message_stays_pending_and_its_error_is_raised(consumer: QueueConsumer, database: Database) -> None:
     consumer.queue.enqueue_many([{"n": str(number)} for number in range(8)])
 

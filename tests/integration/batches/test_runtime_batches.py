@@ -39,6 +39,7 @@ async def all_read(client: redis.asyncio.Redis, stream: str, left: int) -> bool:
     return info[0]["lag"] == 0 and len(await pending(client, stream)) == left
 
 
+@pytest.mark.spec("CM-001.8")
 async def test_a_batch_has_its_effect_once_and_the_failing_message_stays_pending(
     client: redis.asyncio.Redis, key_prefix: str, database: Database
 ) -> None:

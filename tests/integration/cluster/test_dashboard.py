@@ -1,5 +1,6 @@
 """The dashboard before a Redis Cluster of three masters: streams of all slots, dead letters, a bulk run."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -11,7 +12,9 @@ from httpx import ASGITransport, AsyncClient
 from conquiet.dashboard import EVERYTHING, Access, DashboardSettings, dashboard
 from conquiet.processor.dead_letter_record import DeadRecord, encode_record
 from conquiet.processor.keys import keys_of
+from conquiet.redis_transport.liveness import liveness_key, registry_key
 from conquiet.redis_transport.routing import slot_of
+from conquiet.redis_transport.worker_reports import workers_key
 from conquiet.testing import RedisClusterServer, wait_until_async
 
 STREAMS = [f"shop-{number}" for number in range(8)]
@@ -72,3 +75,24 @@ async def test_streams_of_every_node_are_shown_and_dead_letters_replayed(client:
     await wait_until_async(lambda: is_in("done"))
     assert raw.xlen(STREAMS[3]) == 1
     assert raw.xlen(keys_of(STREAMS[3]).dead) == 0
+
+
+async def test_a_worker_without_connections_is_dead_on_whichever_node(client: AsyncClient, raw: Any) -> None:
+    """Client ids are each node's own: those of one worker are asked for on the node that it has named."""
+    for name in STREAMS:
+        node = raw.get_node_from_key(name)
+        own = raw.get_redis_connection(node).client_id()
+        run_id = raw.info("server", target_nodes=node)["run_id"]
+        raw.xgroup_create(name, "processor", "0", mkstream=True)
+        for kind, clients in (("open", [own]), ("closed", [2**40])):
+            worker = f"{kind}:{name}"
+            raw.sadd(registry_key(name, "processor"), worker)
+            raw.set(liveness_key(name, "processor", worker), "another machine/7/x", px=3_600_000)
+            raw.hset(workers_key(name, "processor"), worker, json.dumps({"server": run_id, "clients": clients}))
+
+    page = (await client.get("/workers")).text
+
+    states = dict(re.findall(r'data-worker="([^"]+)" data-state="(\w+)"', page))
+    assert {name for name, state in states.items() if state == "dead"} == {f"closed:{name}" for name in STREAMS}
+    assert {name for name, state in states.items() if state == "live"} == {f"open:{name}" for name in STREAMS}
+    assert "its connections are closed" in page

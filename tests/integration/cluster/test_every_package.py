@@ -47,6 +47,7 @@ def raw(redis_cluster: RedisClusterServer) -> Iterator[Any]:
     made.close()
 
 
+@pytest.mark.spec("CM-006.3", "CM-006.4")
 async def test_retries_delays_jobs_and_dead_letters_follow_a_slot_that_moves(
     redis_cluster: RedisClusterServer, client: Any, raw: Any
 ) -> None:

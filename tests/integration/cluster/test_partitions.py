@@ -51,6 +51,7 @@ async def test_one_stream_uses_all_masters_while_slots_move(redis_cluster: Redis
             await moving
         await wait_until_async(lambda: len(done) == 90, timeout_s=60)
         assert {one.stream for one in sent} == set(names)
+        later = await worker.emit_many([NewMessage("pay", {"n": 0}, delay_s=600) for _ in range(2 * PARTITIONS)])
 
     with RedisAdmin.from_url(redis_cluster.url) as server:
         report = describe_stream(server, "orders")
@@ -60,7 +61,11 @@ async def test_one_stream_uses_all_masters_while_slots_move(redis_cluster: Redis
             directory.advance(server)
         (glance,) = read_fleet(server, directory.keys())
         trimmed = trim(server, "orders")
-    shown = CliRunner().invoke(command, ["inspect", "orders", "--json", "--redis-url", redis_cluster.url])
+    commands = (["inspect", "orders"], ["jobs", "list", "orders", "--phase", "delayed"], ["keys", "orders"])
+    shown, delayed, keys = [
+        await asyncio.to_thread(CliRunner().invoke, command, [*words, "--json", "--redis-url", redis_cluster.url])
+        for words in commands
+    ]
     await client.aclose()
 
     assert len({redis_cluster.master_of(name).port for name in names}) == 3
@@ -71,3 +76,7 @@ async def test_one_stream_uses_all_masters_while_slots_move(redis_cluster: Redis
     assert (glance.partitions, glance.added, glance.length) == (PARTITIONS, 90, report.length)
     assert trimmed.length <= report.length
     assert json.loads(shown.output)["partitions"] == PARTITIONS
+    assert {job["id"] for job in json.loads(delayed.output)["jobs"]} == {one.id for one in later}
+    assert json.loads(keys.output) | {"longest": []} == {
+        "holders": 0, "waiting": 0, "group": "processor", "longest": [], "stuck": []
+    }  # fmt: skip

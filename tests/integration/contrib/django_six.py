@@ -1,19 +1,24 @@
-"""``ConquietBackend`` on a stand-in for ``django.tasks`` of Django 6, which this Python may not have.
+"""``ConquietBackend``: on Django 6 itself where this Python has it, otherwise on a stand-in for ``django.tasks``.
 
 The stand-in has the names and the constructor that the backend uses, and no more: it shows that the backend writes into
-the transaction and that the worker runs the task once. It does not show that Django 6 accepts the backend.
+the transaction and that the worker runs the task once. It does not show that Django 6 accepts the backend; the run on a
+newer Python does (``scripts/matrix_pythons.sh``).
 """
 
 import asyncio
+import importlib.util
 import os
 import sys
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 
 import django
 from django.conf import settings
+
+HAS_TASKS = importlib.util.find_spec("django.tasks") is not None
 
 
 class TaskResultStatus(Enum):
@@ -50,7 +55,7 @@ class BaseTaskBackend:
         """Accept every task."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Task:
     """A function with the attributes that a backend reads."""
 
@@ -62,26 +67,38 @@ class Task:
         """Where the task is found."""
         return f"shop_tasks.{self.func.__name__}"
 
+    def using(self, *, run_after: Any) -> "Task":
+        """Return the task with a due time."""
+        return replace(self, run_after=run_after)
+
+    def enqueue(self, *args: Any) -> Any:
+        """Enqueue it in the backend."""
+        return backend.enqueue(self, args, {})
+
 
 MEMBERS: dict[str, dict[str, Any]] = {
-    "django.tasks": {"TaskResult": TaskResult, "TaskResultStatus": TaskResultStatus},
+    "django.tasks": {"TaskResult": TaskResult, "TaskResultStatus": TaskResultStatus, "task": Task},
     "django.tasks.backends": {},
     "django.tasks.backends.base": {"BaseTaskBackend": BaseTaskBackend},
 }
-for name, members in MEMBERS.items():
+for name, members in {} if HAS_TASKS else MEMBERS.items():
     module = types.ModuleType(name)
     vars(module).update(members)
-    sys.modules.setdefault(name, module)
+    sys.modules[name] = module
 
+OPTIONS = {"app": "shop_tasks.app"}
 settings.configure(
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["DJANGO_DB"]}},
     INSTALLED_APPS=["conquiet.contrib.django"],
+    TASKS={"default": {"BACKEND": "conquiet.contrib.django.backend.ConquietBackend", "OPTIONS": OPTIONS}},
     USE_TZ=True,
 )
 django.setup()
 
 from django.core.management import call_command  # noqa: E402
 from django.db import connection, transaction  # noqa: E402
+from django.tasks import task  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
+from django.utils import timezone  # noqa: E402
 
 from conquiet import App  # noqa: E402
 from conquiet.app import TestApp  # noqa: E402
@@ -97,34 +114,46 @@ def remind(order_id: str) -> None:
         cursor.execute("INSERT INTO reminder VALUES (%s)", [order_id])
 
 
+remind.__module__ = "shop_tasks"
 shop_tasks = types.ModuleType("shop_tasks")
-shop_tasks.remind = Task(remind)  # type: ignore[attr-defined]
 shop_tasks.app = app  # type: ignore[attr-defined]
 sys.modules["shop_tasks"] = shop_tasks
+shop_tasks.remind = task(remind)  # type: ignore[attr-defined]
+backend = ConquietBackend("default", {"OPTIONS": OPTIONS})  # of the stand-in; Django 6 makes its own
 
 
-async def drain() -> None:
+def reminders() -> list[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT order_id FROM reminder ORDER BY order_id")
+        return [row[0] for row in cursor.fetchall()]
+
+
+async def in_memory() -> None:
+    """Run what was enqueued before; let an hour pass."""
     async with TestApp(app) as t:
-        await t.drain()
+        assert await t.drain() == 1
+        assert await asyncio.to_thread(reminders) == ["kept"]
+        t.clock.advance(3_500)
+        assert await t.drain() == 0  # an hour has not passed
+        t.clock.advance(200)
+        assert await t.drain() == 1
     assert t.dead_letters == []
 
 
 call_command("migrate", verbosity=0)
 with connection.cursor() as first:
     first.execute("CREATE TABLE reminder (order_id TEXT)")
-backend = ConquietBackend("default", {"OPTIONS": {"app": "shop_tasks.app"}})
 with transaction.atomic():
-    result = backend.enqueue(shop_tasks.remind, ("kept",), {})
+    result = shop_tasks.remind.enqueue("kept")
+    shop_tasks.remind.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("later")
 try:
     with transaction.atomic():
-        backend.enqueue(shop_tasks.remind, ("rolled back",), {})
+        shop_tasks.remind.enqueue("rolled back")
         raise RuntimeError
 except RuntimeError:
     pass
-asyncio.run(drain())
-with connection.cursor() as last:
-    last.execute("SELECT order_id FROM reminder")
-    assert last.fetchall() == [("kept",)]
-assert result.status is TaskResultStatus.READY
+asyncio.run(in_memory())
+assert reminders() == ["kept", "later"]
+assert result.status.name == "READY"
 assert result.id
 sys.stdout.write("ok\n")

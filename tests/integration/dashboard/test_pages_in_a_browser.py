@@ -1,16 +1,20 @@
 """Pages in a real Chromium: no console error, live without a reload, keyboard, phone, no script, hostile names."""
 
+import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import redis as redis_py
 from playwright.async_api import Browser, Page, expect
 
 from conquiet.redis_transport.liveness import liveness_key, registry_key
+from conquiet.redis_transport.worker_reports import deploys_key, workers_key
 from conquiet.testing import wait_until_async
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("browser")]
@@ -259,11 +263,41 @@ async def test_hostile_names_errors_and_payloads_stay_inert(
         await page.goto(served.url + path)
         await assert_inert(page)
         assert await page.locator("main tbody:last-of-type tr").count() >= len(EVIL)
+    for evil in filter(str.isprintable, EVIL):  # an id with control characters is refused
+        await page.goto(f"{served.url}/message?{query(names[0])}&{urlencode({'id': f'{evil}-0'})}")
+        await assert_inert(page)
     dead: Any = raw.xrange(f"{{{names[0]}}}:dead")
     for dead_id, _ in dead:
         await page.goto(f"{served.url}/dead/show?{query(names[0])}&id={dead_id.decode()}")
         await expect(page.locator("pre").last).to_contain_text("note")
         await expect(page.locator("textarea")).to_have_value(re.compile("note"))
+        await assert_inert(page)
+
+
+async def test_hostile_groups_workers_and_records_stay_inert(page: Page, serve: Any, raw: redis_py.Redis) -> None:
+    """Whatever can write to Redis can write these."""
+    for evil in EVIL:
+        facts = dict.fromkeys(("host", "version", "reason", "conquiet"), evil) | {"ready": False, "at_ms": 1}
+        name = evil.replace("\x00", "")
+        raw.xgroup_create("orders", evil, "0", mkstream=True)
+        raw.xgroup_createconsumer("orders", evil, evil)
+        raw.xadd("orders", {"data": "{}"})
+        raw.xreadgroup(evil, evil, {"orders": ">"}, count=1)
+        raw.set(liveness_key("orders", evil, evil), evil, px=3_600_000)
+        raw.sadd(registry_key("orders", evil), evil)
+        raw.hset(workers_key("orders", evil), evil, json.dumps(facts))
+        raw.zadd(deploys_key("orders"), {name: time.time()})
+        raw.xadd("conquiet:audit", dict.fromkeys(("user", "action", "target", "detail", "client"), evil))
+    served = serve()
+
+    for path in ("/", "/workers", "/audit", "/stream?stream=orders", "/runs"):
+        await page.goto(served.url + path)
+        await expect(page.locator("h1")).to_be_visible()
+        await assert_inert(page)
+    await page.goto(f"{served.url}/workers")
+    await expect(page.locator("tr[data-worker]")).to_have_count(len(EVIL))
+    for evil in EVIL:
+        await page.goto(f"{served.url}/pending?{urlencode({'stream': 'orders', 'group': evil})}")
         await assert_inert(page)
 
 
@@ -273,8 +307,6 @@ async def assert_inert(page: Page) -> None:
 
 
 def query(stream: str) -> str:
-    from urllib.parse import urlencode
-
     return urlencode({"stream": stream})
 
 

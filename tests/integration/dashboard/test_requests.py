@@ -45,21 +45,57 @@ async def post(client: AsyncClient, page: str, path: str, **fields: str) -> Any:
     return await client.post(path, data={"csrf": token[1], **fields})
 
 
-async def test_no_byte_of_a_payload_is_in_any_response(open_client: Any, add_dead: Any, raw: Any) -> None:
+async def read_live(app: Dashboard, path: str, query: str) -> str:
+    """Return the first event of a live page: what its browser gets without asking again."""
+    sent, is_over = bytearray(), asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()  # the browser stays
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.extend(message.get("body", b""))
+        if b"\n\n" in bytes(sent).partition(b"event: page")[2]:
+            is_over.set()
+
+    head = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": ""}
+    request = {"query_string": query.encode(), "headers": [(b"host", b"127.0.0.1")], "client": None}
+    task = asyncio.create_task(app({**head, **request, "scheme": "http", "server": None}, receive, send))
+    await asyncio.wait_for(is_over.wait(), 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return sent.decode()
+
+
+async def test_no_byte_of_a_payload_is_in_any_response(open_client: Any, add_dead: Any, emit: Any, raw: Any) -> None:
     add_dead("orders", 5, data={"note": SECRET, "email": SECRET})
     raw.xadd("orders", {"data": json.dumps({"event": "x", "data": SECRET})})
+    await emit("paid", {"note": SECRET}, id="late-1", delay_s=3_600.0)
+    await emit("paid", {"note": SECRET}, id="now-1")
     client = open_client()
     app = client._transport.app
 
     pages = [route.path for route in app.routes if "GET" in route.methods and "{" not in route.path]
     dead_id = raw.xrevrange("{orders}:dead", count=1)[0][0].decode()
+    queries: tuple[dict[str, str], ...] = (
+        {"stream": "orders", "group": "processor"},
+        {"stream": "orders", "id": dead_id},
+        {"stream": "orders", "id": "now-1"},
+        {"stream": "orders", "phase": "delayed"},
+        {"stream": "orders", "phase": "dead"},
+        {},
+    )
+    read_at_all = ""
     for path in pages:
-        if path.startswith("/live"):
-            continue
-        for query in ({"stream": "orders", "group": "processor"}, {"stream": "orders", "id": dead_id}, {}):
-            answer = await client.get(f"{path}?{urlencode(query)}")
-            assert SECRET not in answer.text, path
-    assert len(pages) > 10
+        for query in map(urlencode, queries):
+            if path.startswith("/live"):
+                text = await read_live(app, path, query)
+            else:
+                text = (await client.get(f"{path}?{query}")).text
+            assert SECRET not in text, path
+            read_at_all += text if path.startswith("/live") else ""
+    assert len(pages) > 20
+    assert all(name in read_at_all for name in ("paid-4", "late-1", "now-1"))  # their messages were shown
 
 
 async def test_a_payload_is_revealed_by_setting_right_and_redaction_together(open_client: Any, add_dead: Any) -> None:

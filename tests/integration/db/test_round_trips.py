@@ -63,12 +63,19 @@ def test_an_update_locks_writes_commits_and_only_then_releases(
 ) -> None:
     """The seed releases before it commits; on real servers that loses updates (decision 0001)."""
     writer = ready(engine, strategy, statements, DbOperationType.UPDATE)
+    op = DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5})
 
-    writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5}))
+    writer.execute(op)
+    alone = shapes(statements())
+    writer.execute_many([op, op])
 
-    assert shapes(statements()) == expected
+    assert alone == expected
+    assert shapes(statements()) == expected * 2
 
 
+@pytest.mark.spec(
+    "CQ-005.13", "CQ-005.16", "CQ-005.17", "CQ-005.21", "CQ-005.24", "CQ-005.29", "CQ-005.30", "CQ-005.57", "CQ-005.58"
+)
 @pytest.mark.parametrize(
     ("strategy", "before", "read", "after"),
     [

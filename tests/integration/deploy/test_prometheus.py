@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,9 @@ class Prometheus:
     def is_up(self) -> bool:
         try:
             return bool(self.query('up{job="conquiet"} == 1'))
+        except urllib.error.HTTPError as error:  # 503 while it starts
+            error.close()
+            return False
         except OSError:
             return False
 

@@ -465,3 +465,16 @@ def test_what_can_bring_a_message_back_is_found(server: RedisAdmin, client: Redi
     found = {one.what: round(one.after_s / 86_400) for one in find_comebacks(server) if one.stream == stream}
 
     assert found == {"a pending entry": 5, "a dead letter": 40, "a delayed message": 2}
+
+
+def test_what_comes_back_from_another_partition_is_found(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    client.hset(f"{{{stream}}}:partitions", "count", "2")
+    old_ms = server.now_ms() - 40 * 86_400_000
+    for name in (stream, f"{{{stream}:1}}"):
+        client.xadd(name, {"data": "{}"})
+    client.xadd(f"{{{stream}:1}}:dead", {"data": "{}"}, id=f"{old_ms}-0")
+
+    found = [(one.what, round(one.after_s / 86_400)) for one in find_comebacks(server) if one.stream == stream]
+
+    assert found == [("a dead letter", 40)]

@@ -15,7 +15,7 @@ from conquiet.errors import OperatorError
 from conquiet.management import PendingFilter, RedisAdmin, describe_stream, list_pending, reclaim, remove_consumer
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
 from conquiet.queue import QueueConsumer, RedisStreamsQueue
-from conquiet.redis_transport.liveness import LIVENESS_TTL_MS, liveness_key
+from conquiet.redis_transport.liveness import LIVENESS_TTL_MS, liveness_key, registry_key
 from conquiet.runtime import Consumer
 from conquiet.testing import wait_until
 
@@ -89,6 +89,14 @@ def test_a_live_worker_on_a_quiet_stream_is_not_removed(
 
     assert names(server, stream) == ["alice"]
     assert consumer_state(server, stream, BRIEF_MS) != "dead"
+
+
+def test_a_live_worker_that_has_had_no_entry_is_listed(quiet_engine: str, client: Redis, server: RedisAdmin) -> None:
+    """Before Redis 7.2 the server does not know it as a consumer, and an operator would take the stream for unread."""
+    client.sadd(registry_key(quiet_engine, "billing"), "dead")  # registered, and its key has expired
+    (group,) = describe_stream(server, quiet_engine).groups
+
+    assert [(one.name, one.alive, one.pending) for one in group.consumers] == [("alice", True, 0)]
 
 
 @pytest.fixture

@@ -93,6 +93,7 @@ async def test_a_missing_table(client: Any, key_prefix: str, tmp_path: Path, lin
     async with processor(client, key_prefix, for_processor(lambda ctx, session: None, engine=engine)) as made:
         await made.emit("paid", {"mail": CANARY})
         line = await shown(lines, "handler of paid failed", "attempt 1 of 2")
+    engine.dispose()
 
     assert "the table conquiet_inbox does not exist" in line
     assert "conquiet db init" in line

@@ -92,10 +92,11 @@ def traces() -> Iterator[Traces]:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> Iterator[Engine]:
     made = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     create_tables(made)
-    return made
+    yield made
+    made.dispose()
 
 
 @pytest.fixture

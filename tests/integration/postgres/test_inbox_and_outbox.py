@@ -9,9 +9,11 @@ from contextlib import ExitStack
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from conquiet.core.backoff import Backoff
+from conquiet.db.commit_status import CommitStatus, NoTransactionId, TransactionId, current_transaction, status_of
 from conquiet.db.session import DbSession
 from conquiet.errors import DbWriteError, MessageInProgressError
 from conquiet.queue.models import QueueMessage
@@ -179,9 +181,37 @@ def test_the_inbox_and_the_outbox_cost_one_statement_each(private_postgres: Call
     assert cost(lambda session: session.execute("SELECT 1")) == 4  # BEGIN, the statement, the transaction's id, COMMIT
     one, other = a_message("1-0", b"1"), a_message("1-0", b"2")
 
-    assert [cost(enter_it(message)) - 3 for message in (one, one, other, other)] == [1, 2, 4, 4]
+    # The first time BEGIN, the INSERT, COMMIT: the INSERT has returned the transaction's id.
+    assert [cost(enter_it(message)) for message in (one, one, other, other)] == [3, 5, 6, 7]
     assert cost(lambda session: Outbox().add(session, "t", {"n": 1})) - 3 == 1
     engine.dispose()
+
+
+def test_the_inbox_row_returns_the_id_of_its_transaction(engine: Engine) -> None:
+    """The id that a lost reply to COMMIT is resolved with: the one that the server would name."""
+    found = []
+    for number in range(2):
+        with DbSession(engine) as session:
+            Inbox().once(session, a_message(f"{number}-0", b"1")).__enter__()
+            noted = current_transaction(session.connection)
+            assert isinstance(noted, TransactionId)
+            assert noted.xid == session.execute_scalar("SELECT CAST(pg_current_xact_id() AS text)")
+            found.append(noted)
+
+    assert found[0] != found[1]
+    with engine.connect() as connection:
+        assert [status_of(connection, one) for one in found] == [CommitStatus.COMMITTED] * 2
+
+
+def test_a_transaction_that_fails_after_its_inbox_row_is_not_committed(engine: Engine) -> None:
+    """COMMIT would roll back without an error. The id is known, and must not be taken for a sign of health."""
+    with engine.connect() as connection:
+        connection.begin()
+        Inbox().once(connection, MESSAGE).__enter__()
+        with pytest.raises(DBAPIError):
+            connection.execute(text("SELECT 1 / 0"))
+        assert current_transaction(connection) is NoTransactionId.FAILED
+        connection.rollback()
 
 
 def test_old_inbox_rows_are_purged_in_batches(engine: Engine) -> None:

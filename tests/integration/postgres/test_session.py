@@ -40,6 +40,7 @@ def waiting(engine: Engine) -> int:
         )
 
 
+@pytest.mark.spec("QC-001.13", "QC-001.14", "QC-001.18")
 def test_a_block_is_one_transaction(engine: Engine, count: Count) -> None:
     with DbSession(engine) as session:
         assert session.execute(INSERT, {"id": 1}) == 1
@@ -54,6 +55,7 @@ def test_a_block_is_one_transaction(engine: Engine, count: Count) -> None:
 
 
 # ------------------------------------------------------------------ errors
+@pytest.mark.spec("QC-001.16", "QC-001.20")
 def test_an_error_that_was_caught_still_stops_the_commit(engine: Engine, count: Count) -> None:
     """PostgreSQL answers COMMIT after a failed statement with ROLLBACK, and without an error."""
     with pytest.raises(DbWriteError) as caught, DbSession(engine) as session:  # noqa: PT012 - one transaction
@@ -91,6 +93,7 @@ def test_a_savepoint_keeps_the_transaction_usable(engine: Engine, count: Count) 
     assert count() == 2
 
 
+@pytest.mark.spec("QC-001.18")
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "END", "ABORT", "PREPARE TRANSACTION 'x'"])
 def test_statements_that_end_the_transaction_are_not_sent(engine: Engine, count: Count, statement: str) -> None:
     with pytest.raises(LifecycleError, match="not allowed"), DbSession(engine) as session:  # noqa: PT012
@@ -100,6 +103,7 @@ def test_statements_that_end_the_transaction_are_not_sent(engine: Engine, count:
     assert count() == 0
 
 
+@pytest.mark.spec("QC-001.20")
 def test_a_deadlock_is_a_conflict_that_a_new_session_may_retry(engine: Engine, count: Count) -> None:
     with DbSession(engine) as session:
         session.execute(INSERT, [{"id": 1}, {"id": 2}])
@@ -254,6 +258,7 @@ def test_mysqls_locks_and_the_writer_say_what_to_use_instead(engine: Engine) -> 
             DbWriter(engine, DbConfig("orders"), lock_strategy=strategy)
 
 
+@pytest.mark.spec("QC-001.18")
 def test_an_orm_session_joins_and_cannot_commit(engine: Engine, count: Count) -> None:
     with DbSession(engine) as session:
         with Session(bind=session.connection) as orm:
@@ -332,6 +337,7 @@ def test_a_lost_reply_is_no_matter_where_nothing_was_written(far: tuple[Engine, 
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.spec("QC-001.16")
 def test_a_commit_that_never_arrived_is_resolved_as_failed(far: tuple[Engine, FaultProxy], count: Count) -> None:
     engine, proxy = far
     with pytest.raises(DatabaseUnavailableError, match="rolled back"), DbSession(engine) as session:  # noqa: PT012

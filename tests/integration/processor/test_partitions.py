@@ -250,6 +250,24 @@ async def test_a_growth_that_was_cut_off_is_ended_by_the_next_caller(
     assert await view.grow(2) == Layout(4)
 
 
+async def test_a_subscription_ends_in_all_partitions(make: Make) -> None:
+    seen, started = Seen(), list[object]()
+    host = make(seen, partitions=3)
+    host.on("started", started.append)
+    host.on("succeeded", started.append)
+    host.off("succeeded", started.append)
+    async with host:
+        await host.emit_many(numbered(None, 1, 6))
+        await wait_until_async(lambda: len(started) == 6)
+        host.off("started", started.append)
+        await host.emit_many(numbered(None, 7, 12))
+        await wait_until_async(lambda: seen.total == 12)
+        with pytest.raises(ConfigurationError, match="not subscribed"):
+            host.off("started", started.append)
+
+    assert len(started) == 6
+
+
 async def test_wrong_partitions_are_refused(client: Any) -> None:
     with pytest.raises(ConfigurationError, match="braces"):
         PartitionedProcessor(client, "shop:{7}:orders")

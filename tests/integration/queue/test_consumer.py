@@ -194,6 +194,29 @@ def test_iterating_passes_every_exception_on(consumer: QueueConsumer, raw: Any, 
         next(messages)
 
 
+@pytest.mark.spec("QC-007.6", "QC-004.3", "RS-006.7")
+def test_iterating_raises_a_malformed_entry_and_what_its_caller_raises(
+    consumer: QueueConsumer, add_raw: Callable[..., str], pending: PendingOf
+) -> None:
+    good = consumer.queue.enqueue({"n": 1})
+    bad = add_raw({"data": "oops"})
+    consumer.queue.enqueue({"n": 2})
+    messages = consumer.iter_messages()
+
+    assert next(messages).id == good
+    with pytest.raises(MalformedMessageError):
+        next(messages)
+    raised = LookupError()
+    messages = consumer.iter_messages()
+    next(messages)
+    with pytest.raises(LookupError) as caught:
+        messages.throw(raised)  # type: ignore[attr-defined]
+
+    assert caught.value is raised
+    assert len(pending()) == 3
+    assert bad in pending()
+
+
 # ---------------------------------------------------------------- stopping
 @pytest.mark.spec(
     "QC-005.1", "QC-005.2", "RS-006.10", "RS-006.2", "QC-003.3", "CQ-006.32", "CQ-006.36", "CQ-006.37", "CQ-006.38",

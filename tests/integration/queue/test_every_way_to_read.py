@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ COMMANDS: dict[str, tuple[Callable[[QueueConsumer], object], str]] = {
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    yield made
+    made.dispose()
 
 
 def counted(name: str, stream: str) -> float:

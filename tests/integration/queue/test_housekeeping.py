@@ -235,6 +235,20 @@ def test_only_the_holder_of_the_lease_trims(raw: Redis, stream: str) -> None:
     assert raw.xlen(stream) == 500
 
 
+def test_a_released_lease_of_a_busy_stream_is_noticed_before_it_expires(raw: Redis, stream: str) -> None:
+    """In a rolling deploy the host that stops may be the one that trims."""
+    raw.set(housekeeping_key(stream), "another host", px=3_600_000)
+    add(raw, stream, 1_000)
+    raw.xack(stream, "fast", *read(raw, stream, "fast", 1_000))
+
+    with StreamHousekeeper(raw, [stream], retention=QUICK) as housekeeper:
+        planned_at = housekeeper._states[stream].next_at
+        wait_until(lambda: housekeeper._states[stream].next_at != planned_at)  # it was told that the lease is held
+        assert raw.xlen(stream) == 1_000
+        raw.delete(housekeeping_key(stream))
+        wait_until(lambda: raw.xlen(stream) == 1)
+
+
 HOLDER = """
 import sys, time, redis
 from conquiet.queue import Retention, StreamHousekeeper

@@ -31,9 +31,12 @@ METHODS: dict[str, Method] = {
     "extend": lambda queue, message: queue.extend(message),
     "ack": lambda queue, message: queue.ack(message),
     "ack_id": lambda queue, message: queue.ack_id(message.id),
+    "ack_many": lambda queue, message: queue.ack_many([message]),
+    "extend_many": lambda queue, message: queue.extend_many([message]),
     "backlog": lambda queue, _: queue.backlog(),
+    "count_done": lambda queue, _: queue.count_done(),
 }
-ASKING_THE_GROUP = ("read", "recover_own", "count_own", "claim_stale", "extend", "backlog")
+ASKING_THE_GROUP = ("read", "recover_own", "count_own", "claim_stale", "extend", "extend_many", "backlog")
 
 
 class MakeQueue(Protocol):

@@ -7,6 +7,8 @@ import pika
 import pytest
 from tests.integration.rabbit.conftest import Rabbit
 
+from conquiet.core import causation
+from conquiet.core.causation import MessageRef, read_cause
 from conquiet.errors import LifecycleError
 from conquiet.rabbit import Delivery, RabbitConsumer, current_delivery
 from conquiet.testing import wait_until_async
@@ -102,3 +104,30 @@ async def test_a_missing_or_empty_id_is_none(rabbit: Rabbit, given: str | None) 
 def test_outside_a_syncer_there_is_none() -> None:
     with pytest.raises(LifecycleError, match="inside a syncer"):
         current_delivery()
+
+
+@pytest.mark.parametrize("kind", ["async", "plain", "batch"])
+async def test_what_a_syncer_emits_names_its_delivery_as_the_cause(rabbit: Rabbit, kind: str) -> None:
+    queue = rabbit.queue()
+    publish(rabbit, queue, BODY % 1, message_id="one")
+    publish(rabbit, queue, BODY % 2)
+    named: dict[int, MessageRef | None] = {}
+
+    def plain(message: Any) -> bool:
+        named[message["actionId"]] = read_cause(causation.carried(None, "emails", "mail-1"))
+        return True
+
+    async def syncer(message: Any) -> bool:
+        return await asyncio.to_thread(plain, message)
+
+    async def batch(messages: list[Any]) -> bool:
+        for message in messages:
+            plain(message)
+        return True
+
+    options: dict[str, Any] = {"batch": 1} if kind == "batch" else {}
+    chosen: Any = {"async": syncer, "plain": plain, "batch": batch}[kind]
+    async with RabbitConsumer(rabbit.url, queue, chosen, **options) as consumer:
+        await wait_until_async(lambda: consumer.count.ack == 2)
+
+    assert named == {1: MessageRef(queue, "one"), 2: None}  # the second has no id that could be named

@@ -55,7 +55,6 @@ class Keys:
         return bytes(range(1, 33)) if public == PUBLIC else None
 
 
-@pytest.mark.spec("MW-002.6", "MW-002.8")
 def brokers_view(rabbit: Rabbit, queue: str) -> dict[str, Any]:
     """Return what the broker says of a queue and of its connections: who waits for whom when nothing moves."""
     shown = ("state", "messages_ready", "messages_unacknowledged", "consumers", "consumer_utilisation")
@@ -64,6 +63,7 @@ def brokers_view(rabbit: Rabbit, queue: str) -> dict[str, Any]:
     return {name: facts.get(name) for name in shown} | {"connections": [one.get("state") for one in connections]}
 
 
+@pytest.mark.spec("MW-002.6", "MW-002.8")
 async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_accounted_for(rabbit: Rabbit) -> None:
     dice = random.Random(20261115)
     queue = rabbit.queue()

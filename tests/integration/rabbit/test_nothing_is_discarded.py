@@ -17,6 +17,7 @@ from conquiet.testing import wait_until_async
 pytestmark = pytest.mark.usefixtures("rabbitmq_server")
 
 
+@pytest.mark.spec("MW-005.3")
 @pytest.mark.parametrize("quorum", [False, True])
 async def test_orders_of_pika_are_handled_and_failed_ones_are_kept(
     rabbit: Rabbit, recorder: type[Recorder], *, quorum: bool

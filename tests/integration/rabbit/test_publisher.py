@@ -50,6 +50,30 @@ async def test_a_message_that_no_queue_wants_raises(rabbit: Rabbit) -> None:
         await publisher.publish(queue, b"x")  # the channel is still good
 
 
+async def test_a_channel_is_renewed_after_a_refusal_unless_it_is_new(
+    rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A channel may be refused for ever: that of a quorum queue whose leader died when the channel was opened."""
+    full, free = rabbit.queue("full", x_max_length=0, x_overflow="reject-publish"), rabbit.queue()
+    async with Publisher(rabbit.url) as publisher:
+        with pytest.raises(PublishError, match="refused"):
+            await publisher.publish(full, {})
+        monkeypatch.setattr("conquiet.rabbit.confirms._RENEW_S", 3_600.0)
+        refused_on = await publisher._open()
+        await publisher.publish(free, {})
+        assert await publisher._open() is refused_on
+
+        monkeypatch.setattr("conquiet.rabbit.confirms._RENEW_S", 0.0)
+        await publisher.publish(free, {})
+
+        renewed = await publisher._open()
+        assert renewed is not refused_on
+        assert not refused_on.link.is_open
+        await publisher.publish(free, {})
+        assert await publisher._open() is renewed
+    rabbit.wait_for_depth(free, 3)
+
+
 async def test_many_are_all_confirmed(rabbit: Rabbit) -> None:
     queue = rabbit.queue()
     progress: list[int] = []

@@ -1,6 +1,7 @@
 """Lost connections, proved by the broker's own list of consumers."""
 
 import asyncio
+import logging
 import threading
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit import RabbitConsumer
+from conquiet.rabbit.slow_start import SlowStart
 from conquiet.testing import Cut, RabbitMQServer, free_port, wait_until_async
 
 
@@ -180,6 +182,31 @@ async def test_a_channel_error_rebuilds_the_link(
         await wait_until_async(lambda: consumer.count.ack == 1)
 
 
+@pytest.mark.spec("MW-001.11", "MW-008.1")
+async def test_the_depth_at_the_start_is_kept_over_a_reconnect(
+    rabbit: Rabbit, action: MakeAction, fast: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "conquiet.rabbit")
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1), action(2))
+    go_on = asyncio.Event()
+
+    async def syncer(_: Any) -> bool:
+        await go_on.wait()
+        return True
+
+    async with RabbitConsumer(rabbit.url, queue, syncer, **fast) as consumer:
+        assert consumer._session is not None
+        rabbit.put(queue, action(3), action(4), action(5))
+        consumer._session.link.ack(up_to=4711)
+        await wait_until_async(lambda: consumer.count.reconnects == 1)
+        go_on.set()
+        await acknowledged(consumer, 5)
+
+    assert consumer.count.queued == 2
+    assert sum(record.getMessage().startswith("messages in the queue") for record in caplog.records) == 1
+
+
 async def test_a_silent_peer_is_noticed_by_missing_heartbeats(
     rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any, fault_proxy: Any
 ) -> None:
@@ -283,3 +310,50 @@ async def test_a_node_restart_is_survived(
         await wait_until_async(lambda: numbers(syncer.seen) == [0, 1, 2, 99])
 
     assert rabbit.take(queue) == rabbit.take("dead") == []
+
+
+WIDENING = {
+    # the request of the slow start whose answer comes too late: its class and method, or what is only in this one
+    "cancel": b"\x00\x3c\x00\x1e",
+    "prefetch": b"\x00\x3c\x00\x0a\x00\x00\x00\x00\x00\x06",
+    "consume": b"conquiet\x00",
+}
+
+
+@pytest.mark.parametrize("request_", WIDENING)
+async def test_a_start_that_is_not_answered_in_time_begins_again(
+    rabbit: Rabbit,
+    recorder: type[Recorder],
+    action: MakeAction,
+    fast: Any,
+    fault_proxy: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: str,
+) -> None:
+    """The late answer ends or begins a consumer that no one waits for: the link would stay open with none."""
+    queue = rabbit.queue()
+    rabbit.put(queue, *[action(number) for number in range(20)])
+    proxy = fault_proxy(rabbit.url)
+    proxy.stall_next_reply(WIDENING[request_])
+    go_wide: Any = SlowStart._go_wide
+    impatient: list[SlowStart] = []
+
+    async def go_wide_impatiently(slow_start: Any) -> None:
+        if not impatient:  # the first link only: on a busy machine a connection may take longer than this
+            impatient.append(slow_start)
+            slow_start._link._timeout_s = 1.0
+        await go_wide(slow_start)
+
+    monkeypatch.setattr(SlowStart, "_go_wide", go_wide_impatiently)
+    options = {**fast, "connect_timeout_s": 60.0, "concurrency": 3}
+
+    async with RabbitConsumer(proxy.url_for(rabbit.url), queue, recorder(), **options) as consumer:
+        await wait_until_async(lambda: consumer._session is None)
+        proxy.disarm()
+        proxy.resume()
+        await acknowledged(consumer, 20)
+        [now] = await asyncio.to_thread(rabbit.wait_for_consumers, 1)
+
+    assert consumer.count.reconnects >= 1
+    assert now["prefetch_count"] == 6
+    assert rabbit.depth(queue) == 0

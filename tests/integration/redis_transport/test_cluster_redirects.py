@@ -141,6 +141,7 @@ def behind_proxy(node: ClusterNode) -> Iterator[tuple[FaultProxy, Any]]:
         client.close()
 
 
+@pytest.mark.spec("RS-005.3", "RS-005.16", "RS-008.2", "QC-009.6")
 @pytest.mark.parametrize("call", ["enqueue", "script", "pipeline"])
 def test_a_command_whose_reply_is_lost_is_not_repeated(redis_cluster: RedisClusterServer, call: str) -> None:
     node = redis_cluster.master_of("orders")

@@ -145,6 +145,7 @@ def pending(client: Any, streams: list[str] = STREAMS) -> dict[str, int]:
     return {stream: client.xpending(stream, "processor")["pending"] for stream in streams}
 
 
+@pytest.mark.spec("CM-001.4", "CM-001.6")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_streams_of_many_slots_are_read_by_one_engine_within_one_bound(
     shared_nodes: Nodes, make_engine: Any, run: Any, kind: str

@@ -1,12 +1,15 @@
 """Rules about all handlers, asked of every kind: awaited, in a thread, and both with batches."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 from conquiet.runtime.engine_events import Failed, Started, Succeeded
-from conquiet.testing import wait_until_async
+from conquiet.testing import Direction, wait_until_async
 
 KINDS = ("async", "plain", "async batch", "plain batch")
 
@@ -77,3 +80,190 @@ async def test_a_message_is_pending_until_its_handler_has_succeeded(
 
     assert all(held)
     assert [row["message_id"].decode() for row in pending()] == [bad]
+
+
+@pytest.mark.spec("CM-001.9", "CM-004.4", "CM-006.1")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_kind_of_handler_can_acknowledge_early_and_once(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, pending: Any, kind: str
+) -> None:
+    left: list[int] = []
+
+    async def awaited(messages: Any, contexts: Any) -> None:
+        for ctx in contexts if isinstance(contexts, list) else [contexts]:
+            await ctx.ack()
+            await ctx.ack()
+        left.append(len(pending()))
+        raise RuntimeError("after the ack no one tries again")
+
+    def plain(messages: Any, contexts: Any) -> None:
+        for ctx in contexts if isinstance(contexts, list) else [contexts]:
+            ctx.ack()
+            ctx.ack()
+        left.append(len(pending()))
+        raise RuntimeError("after the ack no one tries again")
+
+    options = {"batch": 1} if "batch" in kind else {}
+    enqueue(1)
+    raw.config_resetstat()
+    running = run(make_engine(awaited if kind.startswith("async") else plain, **options))
+    await wait_until_async(lambda: left)
+    await running.stop()
+
+    assert left == [0]
+    assert raw.info("commandstats")["cmdstat_xack"]["calls"] == 1
+    assert pending() == []
+
+
+@pytest.mark.spec("CM-001.6", "CM-001.7")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
+    make_engine: Any, run: Any, enqueue: Any, kind: str
+) -> None:
+    """The first three wait for each other; a fourth at the same time would be seen."""
+    lock = threading.Lock()
+    active = highest = done = 0
+    all_in = threading.Event()
+
+    def enter() -> None:
+        nonlocal active, highest
+        with lock:
+            active += 1
+            highest = max(highest, active)
+            if active == 3:
+                all_in.set()
+
+    def leave() -> None:
+        nonlocal active, done
+        with lock:
+            active -= 1
+            done += 1
+
+    async def awaited(messages: Any, contexts: Any) -> None:
+        enter()
+        await wait_until_async(all_in.is_set)
+        await asyncio.sleep(0.005)
+        leave()
+
+    def plain(messages: Any, contexts: Any) -> None:
+        enter()
+        assert all_in.wait(60)
+        leave()
+
+    options: dict[str, Any] = {"batch": 2, "within_s": 0.01} if "batch" in kind else {}
+    enqueue(24)
+    engine = make_engine(
+        awaited if kind.startswith("async") else plain, concurrency=3, claim_idle_ms=600_000, **options
+    )
+    running = run(engine)
+    await wait_until_async(all_in.is_set)
+    await wait_until_async(lambda: engine.health().in_flight == 0 and done >= (12 if options else 24), timeout_s=60)
+    report = await running.stop()
+
+    assert highest == 3
+    assert report.succeeded == 24
+    assert engine.active_tasks == 0
+
+
+@pytest.mark.spec("CM-004.8", "CM-004.9", "CM-001.7")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_after_stop_every_kind_finishes_what_runs_and_begins_nothing(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, kind: str
+) -> None:
+    begun: list[str] = []
+    finished: list[str] = []
+    leave = threading.Event()
+
+    def ids_of(messages: Any) -> list[str]:
+        return [message.id for message in (messages if isinstance(messages, list) else [messages])]
+
+    async def awaited(messages: Any, contexts: Any) -> None:
+        begun.extend(ids_of(messages))
+        await wait_until_async(leave.is_set)
+        finished.extend(ids_of(messages))
+
+    def plain(messages: Any, contexts: Any) -> None:
+        begun.extend(ids_of(messages))
+        assert leave.wait(60)
+        finished.extend(ids_of(messages))
+
+    options = {"batch": 1} if "batch" in kind else {}
+    enqueue(6)
+    engine = make_engine(
+        awaited if kind.startswith("async") else plain, concurrency=2, claim_idle_ms=600_000, grace_s=60.0, **options
+    )
+    running = run(engine)
+    await wait_until_async(lambda: len(begun) == 2)
+    engine.stop()
+    waiting = asyncio.create_task(engine.wait_for_active_tasks())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    leave.set()
+    await waiting
+    report = await running.task
+
+    assert sorted(finished) == sorted(begun)
+    assert (len(begun), report.succeeded) == (2, 2)
+    assert {row["message_id"].decode() for row in pending()}.isdisjoint(finished)
+
+
+@pytest.mark.spec("CM-001.10", "CM-001.2", "CM-002.6", "CM-003.1")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_failed_message_comes_again_to_the_same_name_once_stale(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, kind: str
+) -> None:
+    """The test makes it stale: with a short claim time a busy machine would."""
+    counts: list[int] = []
+    owners: set[str] = set()
+
+    def work(messages: list[Any]) -> None:
+        owners.update(row["consumer"].decode() for row in pending())
+        counts.extend(message.delivery_count for message in messages)
+        if len(counts) < 3:
+            raise RuntimeError("not yet")
+
+    handler, options = handler_of(kind, work)
+    (entry,) = enqueue(1)
+    engine = make_engine(handler, **{**options, "claim_idle_ms": 60_000, "consumer_id": "worker-1", "block_ms": 50})
+    running = run(engine)
+    for failures in (1, 2):
+        await wait_until_async(lambda n=failures: len(counts) == n and engine.health().in_flight == 0)  # type: ignore[misc]
+        raw.xclaim(stream, "processor", "worker-1", 0, [entry], idle=3_600_000, justid=True)
+        engine._shards[0].fetcher._claims._next = {stream: 0.0}
+    await wait_until_async(lambda: len(counts) == 3)
+    names = [row["name"].decode() for row in raw.xinfo_consumers(stream, "processor")]
+    await running.stop()
+
+    assert counts == [1, 2, 3]
+    assert owners == {"worker-1"}
+    assert names == ["worker-1"]
+    assert pending() == []
+
+
+@pytest.mark.spec("CM-004.9")
+@pytest.mark.parametrize("kind", ["async", "plain batch"])
+async def test_waiting_for_active_tasks_includes_their_acknowledgements(
+    make_engine: Any, run: Any, enqueue: Any, pending: Any, redis_url: str, fault_proxy: Any, kind: str
+) -> None:
+    """The replies are held back: a wait that ended with the handler would end now."""
+    proxy = fault_proxy(redis_url)
+    finished = threading.Event()
+
+    def work(_messages: list[Any]) -> None:
+        proxy.stall(Direction.TO_CLIENT)
+        finished.set()
+
+    handler, options = handler_of(kind, work)
+    enqueue(1)
+    async with redis.asyncio.Redis.from_url(proxy.url_for(redis_url)) as far:
+        engine = make_engine(handler, redis=far, grace_s=60.0, **options)
+        running = run(engine)
+        await wait_until_async(finished.is_set)
+        await wait_until_async(lambda: engine.active_tasks == 0)
+        waiting = asyncio.create_task(engine.wait_for_active_tasks())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        proxy.resume()
+        await waiting
+        assert pending() == []
+        await running.stop()

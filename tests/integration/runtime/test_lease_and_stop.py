@@ -239,6 +239,7 @@ async def test_unstarted_messages_are_released_uncharged(
     assert set(counts) == {1}
 
 
+@pytest.mark.spec("CM-004.8", "CM-001.10")
 async def test_stopping_at_random_moments_strands_nothing_and_charges_nothing(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
 ) -> None:

@@ -91,6 +91,21 @@ async def test_after_another_loss_what_stands_before_the_last_recovery_is_found(
     assert [message.id for message in second] == older
 
 
+async def test_a_released_message_of_a_lost_claim_is_in_its_first_delivery(
+    reader: StreamReader, stream: str, raw: Any, enqueue: Any, pending: Any
+) -> None:
+    """A release takes the delivery back, so the server counts none. A batch's size follows from the count."""
+    (message_id,) = enqueue(1)
+    raw.xreadgroup("processor", "stopped", {stream: ">"})
+    sent_at = time.monotonic()
+    raw.xclaim(stream, "processor", "me", 0, [message_id], retrycount=0, justid=True)
+
+    (found,), _ = await reader.pending.recover_undelivered(stream, 10, sent_at=sent_at, by_claim=True)
+
+    assert found.delivery_count == 1
+    assert [row["times_delivered"] for row in pending()] == [1]
+
+
 async def test_what_a_lost_reply_brought_is_not_charged_on_the_server_either(
     reader: StreamReader, stream: str, raw: Any, enqueue: Any, pending: Any
 ) -> None:

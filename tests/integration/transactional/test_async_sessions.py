@@ -197,6 +197,7 @@ def test_an_orm_session_has_its_effect_once(engine: Engine, counted: Callable[[]
     assert counted() == 1
 
 
+@pytest.mark.spec("QC-001.16")
 async def test_a_lost_reply_to_commit_is_unknown_and_the_inbox_decides(
     engine: Engine,
     db_url: str,

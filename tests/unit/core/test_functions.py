@@ -1,5 +1,6 @@
 """What kind a function is, however it is dressed up."""
 
+import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Iterator
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from conquiet.core.functions import (
+    call_in_thread,
     is_coroutine_function,
     reject_generator_function,
     require_arguments,
@@ -186,3 +188,16 @@ def test_a_class_in_place_of_its_instance_is_refused(
 def test_what_cannot_take_the_arguments_is_refused_before_it_costs_a_message(function: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"handler is called as handler\(message\) and cannot take that"):
         require_arguments("handler", function, "message")
+
+
+async def test_a_timeout_of_a_plain_function_keeps_the_place_it_came_from() -> None:
+    """Asyncio replaces a ``TimeoutError`` of a thread by one without a traceback: the log would name no line."""
+
+    def ask() -> None:
+        raise TimeoutError("no answer")
+
+    with pytest.raises(TimeoutError, match="no answer") as raised:
+        await asyncio.get_running_loop().run_in_executor(None, call_in_thread, "the handler", ask)
+
+    assert raised.traceback[-1].name == "ask"
+    assert f"{type(raised.value).__module__}.{type(raised.value).__qualname__}" == "builtins.TimeoutError"

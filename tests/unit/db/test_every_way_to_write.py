@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -12,7 +13,7 @@ from tests.unit.db.operations import insert, rows, sample, update
 
 import conquiet
 from conquiet.config import DbConfig
-from conquiet.db import DbOperation, DbSession, DbWriter, insert_idempotent, occ_update
+from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, insert_idempotent, occ_update
 from conquiet.db.locking import LockBackend
 from conquiet.errors import DbWriteError
 
@@ -146,6 +147,49 @@ def test_no_way_to_insert_touches_the_lock(sqlite: Engine, way: str) -> None:
     with pytest.raises(DbWriteError) as caught:  # an update does: the lock is not idle
         writer.execute(update(1, amount=2))
     assert isinstance(caught.value.__cause__, AssertionError)
+
+
+@pytest.mark.spec("CQ-005.47")
+@pytest.mark.parametrize("op_type", ["delete", None, "INSERT"])
+def test_an_unsupported_operation_among_many_is_an_error_after_what_came_before(
+    filled: DbWriter, sqlite: Engine, op_type: Any
+) -> None:
+    with pytest.raises(DbWriteError, match="neither INSERT nor UPDATE") as caught:
+        filled.execute_many([insert(10), DbOperation("orders", op_type, 1, {"id": 1}), insert(11)])
+
+    assert caught.value.completed == 1
+    assert set(rows(sqlite)) == {1, 2, 10}
+
+
+@pytest.mark.spec("CQ-005.55")
+@pytest.mark.parametrize("payload", [{}, {"id": 1}, {"ID": 1}])
+def test_no_way_to_update_nothing_changes_or_locks_anything(
+    filled: DbWriter, sqlite: Engine, payload: dict[str, Any]
+) -> None:
+    before = rows(sqlite)
+
+    assert filled.modify(1, lambda row: payload).rows == 0
+    filled.lock_backend = Forbidden()
+    op = DbOperation("orders", DbOperationType.UPDATE, 1, payload)
+    assert [one.rows for one in [filled.execute(op), *filled.execute_many([op, op])]] == [0, 0, 0]
+
+    assert rows(sqlite) == before
+
+
+@pytest.mark.spec("CQ-005.5")
+def test_no_way_to_write_looks_at_the_metadata(filled: DbWriter, sqlite: Engine) -> None:
+    class Untouchable(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            raise AssertionError("metadata was looked at")
+
+        __iter__ = keys = items = values = __len__ = __getitem__  # type: ignore[assignment]
+
+    ops = [DbOperation("orders", DbOperationType.INSERT, n, {"id": n}, Untouchable()) for n in (10, 11, 1, 12)]
+    ops.append(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 7}, Untouchable()))
+
+    assert [one.rows for one in filled.execute_many(ops)] == [1, 1, 0, 1, 1]
+
+    assert rows(sqlite)[1]["amount"] == 7
 
 
 @pytest.mark.spec("CQ-001.4")

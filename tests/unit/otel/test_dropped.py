@@ -1,7 +1,7 @@
 """A trace that is sampled out costs little, is dropped as the SDK would drop it, and stays dropped downstream."""
 
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -21,7 +21,8 @@ from opentelemetry.sdk.trace.sampling import (
 )
 from opentelemetry.trace import SpanContext
 
-from conquiet.core import tracing
+from conquiet.core import causation, tracing
+from conquiet.core.causation import Handling
 from conquiet.otel import instrument, uninstrument
 from conquiet.otel.dropped import DroppedSpan
 
@@ -153,6 +154,46 @@ def test_a_caller_with_a_context_of_its_own_leaves_the_span_current() -> None:
     assert not trace.get_current_span().get_span_context().is_valid
     assert tracing.active.dropped(KEPT) is None
     assert tracing.active.dropped(NO_SENDER) is None
+
+
+@pytest.mark.parametrize(("context", "is_followed"), [("child", True), ("link", False)])
+def test_a_worker_has_the_dropped_span_of_each_message(context: str, is_followed: bool) -> None:  # noqa: FBT001
+    """Made current once for the worker: it stands for the message whose handler asks, and for none outside of one."""
+    begin(ParentBased(ALWAYS_OFF), NO_SENDER, context=context)
+    active = tracing.active
+    assert active is not None
+
+    def handler(message: Handling) -> tuple[SpanContext, SpanContext]:
+        causation.enter(message)
+        return trace.get_current_span().get_span_context(), trace.get_current_span().get_span_context()
+
+    def worker() -> None:
+        active.enter_worker()
+        make_current = active.dropped(DROPPED)
+        assert make_current is not None
+        make_current()
+        seen = set()
+        for number in range(3):
+            first, again = contextvars.copy_context().run(handler, Sent("orders", str(number)))
+            assert first == again
+            assert not first.trace_flags.sampled
+            assert (f"{first.trace_id:032x}" == TRACE) == is_followed
+            assert first.is_valid
+            seen.add(first.span_id)
+        assert len(seen) == 3
+        assert not trace.get_current_span().get_span_context().is_valid, "no message is handled here"
+        uninstrument()
+        assert not contextvars.copy_context().run(handler, Sent("orders", "1"))[0].is_valid, "tracing is off"
+
+    contextvars.copy_context().run(worker)
+
+
+class Sent(Handling):
+    """A message whose sender's trace was dropped."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return DROPPED
 
 
 def test_a_dropped_span_is_counted_where_there_is_a_meter() -> None:

@@ -1,6 +1,8 @@
 """How often a promoter looks at a stream."""
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,11 +40,11 @@ def test_a_stream_with_something_to_do_is_not_quiet(change: dict[str, object]) -
     assert not replace(NOTHING, **change).is_quiet  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("streams", "expected"), [(1, [1.0]), (2, [1.0, 2.0]), (6, [1.0, 2.0, 3.0, 4.0, 1.0, 2.0])])
+@pytest.mark.parametrize(("streams", "expected"), [(1, [1.0]), (2, [1.0, 2.0]), (9, [*map(float, range(1, 9)), 1.0])])
 async def test_quiet_streams_are_polled_in_turn(
     streams: int, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some stream is polled in every period, because processors do their own housekeeping then."""
+    """Not all at once; and eight times as seldom as a stream that has something to do."""
 
     async def nothing_is_due(*_: object, **__: object) -> Poll:
         return NOTHING
@@ -52,4 +54,33 @@ async def test_quiet_streams_are_polled_in_turn(
     promoter = DelayedPromoter(None, keys, limit=10, refresh_s=1.0, listeners=[])  # type: ignore[arg-type]
 
     assert [await promoter._poll(one) for one in keys] == expected
-    assert {await promoter._poll(one) for one in keys} == {float(min(4, streams))}
+    assert {await promoter._poll(one) for one in keys} == {8.0}
+
+
+async def test_maintenance_goes_on_while_quiet_streams_are_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are passed to the metrics then, and runs that wait are ended at a stop."""
+    polls = 0
+    maintained = asyncio.Semaphore(0)
+
+    async def nothing_is_due(*_: object, **__: object) -> Poll:
+        nonlocal polls
+        polls += 1
+        if polls > 1:  # the first is part of the start
+            await asyncio.Event().wait()
+        return NOTHING
+
+    class Silent:
+        async def execute_command(self, *_: object) -> None:
+            await asyncio.Event().wait()
+
+    def maintain() -> None:
+        maintained.release()
+        raise LookupError  # ends nothing
+
+    monkeypatch.setattr("conquiet.processor.delayed.promote_due", nothing_is_due)
+    silent: Any = Silent()
+    promoter = DelayedPromoter(silent, [keys_of("orders")], limit=10, refresh_s=0.02, listeners=[], maintain=maintain)
+    await promoter.start()
+    for _ in range(3):
+        await asyncio.wait_for(maintained.acquire(), 60)
+    await promoter.close()

@@ -39,6 +39,8 @@ class Leases:
 
 
 class NoPauses:
+    exist = False
+
     def is_event_paused(self, stream: str, event: str) -> bool:
         return False
 

@@ -9,6 +9,8 @@ import pytest
 from conquiet.errors import LifecycleError
 from conquiet.processor.context import JobContext, SyncJobContext
 from conquiet.processor.envelope import Envelope
+from conquiet.runtime.context import MessageContext
+from conquiet.runtime.message import RuntimeMessage
 
 
 class Emitter:
@@ -27,8 +29,9 @@ class Emitter:
 
 
 def context_of(loop: asyncio.AbstractEventLoop, emitter: Emitter) -> SyncJobContext:
-    context = JobContext(Envelope("pay", "m"), None, emitter, 1)  # type: ignore[arg-type]
-    return SyncJobContext(context, loop)
+    delivery = MessageContext(RuntimeMessage("orders", "1-0", {}), None)  # type: ignore[arg-type]
+    context = JobContext(Envelope("pay", "m"), delivery, emitter, 1)  # type: ignore[arg-type]
+    return SyncJobContext.of(context, loop)
 
 
 def test_a_call_that_the_loop_leaves_behind_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,9 @@ def test_the_low_level_seed_outranks_the_package_seed() -> None:
 def test_only_documented_commands_that_every_supported_server_has_are_sent() -> None:
     """Redis 6.2 has all of these; nothing of a newer server, no DEBUG, no undocumented option."""
     documented = {
-        "ASKING", "CLIENT", "DEL", "EVAL", "EXISTS", "GET", "PTTL", "SET", "SISMEMBER", "SRANDMEMBER", "SREM", "TIME",
-        "XACK", "XADD", "XCLAIM", "XDEL", "XGROUP", "XINFO", "XLEN", "XPENDING", "XRANGE", "XREADGROUP", "XTRIM",
+        "ASKING", "CLIENT", "DEL", "EVAL", "EXISTS", "GET", "INFO", "PTTL", "SET", "SISMEMBER", "SRANDMEMBER", "SREM",
+        "TIME", "XACK", "XADD", "XCLAIM", "XDEL", "XGROUP", "XINFO", "XLEN", "XPENDING", "XRANGE", "XREADGROUP",
+        "XTRIM",
     }  # fmt: skip
     sent: set[str] = set()
     source = ROOT / "src" / "conquiet"

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from conquiet.errors import RabbitConnectionError
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.properties import encode_properties
 from conquiet.rabbit.slow_start import SlowStart, is_suspect
@@ -28,6 +29,7 @@ class Link:
         self.submitted: list[list[int]] = []
         self.cancelled = asyncio.Event()
         self.widened = 0
+        self.given_up: list[BaseException] = []
         link: Any = self
         self.slow_start = SlowStart(
             link,
@@ -45,6 +47,9 @@ class Link:
 
     async def cancel(self) -> None:
         await self.cancelled.wait()
+
+    def give_up(self, error: BaseException) -> None:
+        self.given_up.append(error)
 
     async def widen(self, _queue: str, *, tag: str, prefetch: int) -> None:
         assert (tag, prefetch) == ("tag", 8)
@@ -101,3 +106,19 @@ async def test_the_end_keeps_nothing_back() -> None:
     await link.slow_start.end()
 
     assert sorted(tag for batch in link.submitted for tag in batch) == [1, 2, 3]
+
+
+async def test_a_cancellation_that_is_not_answered_gives_the_link_up() -> None:
+    """Nothing is kept back: the deliveries see by their session that the link is gone."""
+    link = Link()
+    unanswered = RabbitConnectionError("no answer", reason="timeout")
+
+    async def cancel() -> None:
+        raise unanswered
+
+    link.cancel = cancel  # type: ignore[method-assign]
+    link.slow_start.received([delivery(1)])
+    await wait_until_async(lambda: link.given_up)
+
+    assert link.given_up == [unanswered]
+    assert (link.submitted, link.widened) == ([[1]], 0)

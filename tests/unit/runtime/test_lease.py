@@ -54,10 +54,12 @@ def test_after_a_failed_beat_the_next_one_comes_sooner(monkeypatch: pytest.Monke
     pauses_s: list[float | None] = []
     failures = iter([ConnectionError("away"), ConnectionError("away"), None])
 
-    class Ended(threading.Event):
+    class Paused(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             pauses_s.append(timeout)
-            return len(pauses_s) == 4
+            if len(pauses_s) == 4:
+                heartbeat._stop.set()
+            return False
 
     def beat(_: float) -> None:
         if (failure := next(failures)) is not None:
@@ -65,10 +67,10 @@ def test_after_a_failed_beat_the_next_one_comes_sooner(monkeypatch: pytest.Monke
 
     heartbeat = Heartbeat(
         cast("Any", SimpleNamespace(client=None)), LeaseTable(["s"]), group="g", consumer_id="c",
-        settings=RuntimeSettings(claim_idle_ms=6_000), name=cast("Any", SimpleNamespace(renew=lambda _: None)),
+        settings=RuntimeSettings(claim_idle_ms=6_000),
+        name=cast("Any", SimpleNamespace(renew=lambda _: None, changed=Paused())),
         on_lost=lambda _: None, on_error=errors.append, on_name_taken=errors.append,
     )  # fmt: skip
-    monkeypatch.setattr(heartbeat, "_stop", Ended())
     monkeypatch.setattr(heartbeat, "beat", beat)
     heartbeat._run()
 

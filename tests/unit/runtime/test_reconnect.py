@@ -1,6 +1,10 @@
 """Attempts to connect again."""
 
+import pytest
+from redis.exceptions import MovedError
+
 from conquiet.core.backoff import Backoff
+from conquiet.errors import QueueError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.runtime.reconnect import Reconnect
 
@@ -16,3 +20,18 @@ def test_reconnecting_is_bounded_and_a_success_resets_it() -> None:
     assert reconnect.total == 3
     reconnect.close()
     assert not outage.is_failing
+
+
+def test_a_slot_that_moves_is_no_outage_unless_it_never_arrives(caplog: pytest.LogCaptureFixture) -> None:
+    outage = OutageWatch("Redis", "nothing is read")
+    reconnect = Reconnect(Backoff(base_s=0), 100, "read", outage)
+    moved = QueueError("refused")
+    moved.__cause__ = MovedError("1 127.0.0.1:7000")
+    for _ in range(10):
+        reconnect.delay_s(moved, "127.0.0.1:7001")
+    assert caplog.text == ""
+
+    reconnect.delay_s(moved, "127.0.0.1:7001")
+
+    assert "Redis at 127.0.0.1:7001 is unavailable" in caplog.text
+    reconnect.close()

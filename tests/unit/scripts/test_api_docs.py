@@ -64,11 +64,11 @@ BUILT_BY_USERS = [(place, cls) for place, cls in CLASSES if is_built_by_users(cl
 
 @pytest.mark.parametrize(("place", "cls"), BUILT_BY_USERS, ids=[place for place, _ in BUILT_BY_USERS])
 def test_help_of_a_class_describes_each_parameter_of_its_constructor(place: str, cls: Any) -> None:
-    """``help(cls)`` shows the signature and the class docstring; ``__init__`` has none of its own (D107)."""
-    documented = inspect.getdoc(cls) or ""
+    """``help(cls)`` and ``help(cls.__init__)`` show the signature and the docstring of the class."""
     own = api_docs.annotations_of_function(cls.__init__).keys() & inspect.signature(cls).parameters.keys()
 
-    assert sorted(name for name in own if f"    {name}: " not in documented) == []
+    for documented in (inspect.getdoc(cls) or "", inspect.getdoc(cls.__init__) or ""):
+        assert sorted(name for name in own if f"    {name}: " not in documented) == []
 
 
 def test_no_public_signature_hides_its_parameters() -> None:

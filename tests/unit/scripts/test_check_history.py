@@ -3,6 +3,7 @@
 import ast
 import json
 import lzma
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,62 @@ def test_a_range_stands_for_many_messages() -> None:
     summary = judge(rec("enqueue", range=[0, 1_000]), rec("state", effects=list(range(1_000))))
 
     assert (summary["messages"], summary["anomalies"]) == (1_000, {})
+
+
+def test_a_record_of_a_batch_stands_for_each_of_its_messages() -> None:
+    sent = rec("enqueue", range=[0, 7])
+    first, second = rec("deliver", 1.0, 1, ids=[[0, 5], 6]), rec("deliver", 2.0, 2, ids=[[3, 7]])
+    effects = rec("state", effects=[[0, 5], [6, 7], 5])
+
+    found = judge(sent, first, second, effects)
+    killed = judge(sent, first, rec("fault", 1.5, 9, kind="kill -9", target=1), second, effects)
+    returned = judge(sent, first, rec("release", 1.5, 1, ids=[[3, 5]]), second, effects)
+
+    assert (found["messages"], found["deliveries"]) == (7, 10)
+    assert found["anomalies"] == {Anomaly.UNEXPLAINED.value: 3}
+    assert (killed["anomalies"], killed["causes"]) == ({}, {"kill": 3})
+    assert returned["causes"] == {"returned by the handler": 2, "none": 1}
+
+
+def test_a_gap_or_an_overlap_in_packed_effects_is_found() -> None:
+    sent = rec("enqueue", range=[0, 10])
+
+    assert judge(sent, rec("state", effects=[[0, 4], [5, 10]]))["anomalies"] == {"lost": 1}
+    assert judge(sent, rec("state", effects=[[0, 6], [5, 10]]))["anomalies"] == {"effect twice": 1}
+
+
+def test_a_message_sent_twice_may_be_delivered_twice_without_a_fault() -> None:
+    twice = [rec("enqueue", id="a", copies=2), *a_life("a")[1:]]
+
+    assert judge(twice, AGAIN)["causes"] == {"sent more than once": 1}
+    assert anomalies(twice, AGAIN, rec("deliver", 3.0, 2, id="a")) == {Anomaly.UNEXPLAINED.value}
+    same_batch = rec("deliver", 1.0, ids=["a", "a"])
+    assert anomalies(twice[0], same_batch, twice[2]) == set()
+    assert anomalies(rec("enqueue", id="a"), same_batch, twice[2]) == {Anomaly.UNEXPLAINED.value}
+
+
+def test_a_cut_connection_explains_by_its_kind() -> None:
+    cut = rec("fault", 1.2, 9, kind="connection cut at Redis", target=1)
+
+    assert judge(a_life("a"), cut, AGAIN)["causes"] == {"connection cut at Redis": 1}
+    assert anomalies(a_life("a"), cut | {"target": 2}, AGAIN) == {Anomaly.UNEXPLAINED.value}
+
+
+def test_a_large_history_needs_little_memory() -> None:
+    """Half a kilobyte for a message: a history of a million is judged in half a gigabyte."""
+    count, size = 40_000, 200
+    lines = [a_header(), rec("enqueue", range=[0, count])]
+    lines += [rec("deliver", at / 1_000, 1, ids=[[at, at + size]]) for at in range(0, count, size)]
+    lines += [rec("state", effects=[[0, count]]), *END]
+    texts = [json.dumps(line) for line in lines]
+
+    tracemalloc.start()
+    summary = check_history.judge(history_records.parse(texts))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert (summary["messages"], summary["deliveries"], summary["anomalies"]) == (count, count, {})
+    assert most / count < 500
 
 
 KILLED_PRIMARY = rec("fault", 3.0, kind="kill primary", scope="server", loses_s=1.0)

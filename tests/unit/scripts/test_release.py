@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -86,8 +87,35 @@ def test_a_renamed_argument_breaks_the_interface(tmp_path: Path) -> None:
     unchanged = subprocess.run(command, capture_output=True, text=True, check=False)
     source.write_text('def emit(name: str) -> None:\n    """Emit."""\n')
     renamed = subprocess.run(command, capture_output=True, text=True, check=False)
+    git(tmp_path, "commit", "--quiet", "--all", "--message=renamed")
+    git(tmp_path, "tag", "v0.2.0")  # the workflow of a release runs here
+    released = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (without_tag.returncode, without_tag.stdout) == (0, "no release yet: nothing to compare with\n")
     assert unchanged.returncode == 0, unchanged.stdout + unchanged.stderr
-    assert renamed.returncode == 1
+    assert [renamed.returncode, released.returncode] == [1, 1]
     assert "emit(event)" in renamed.stdout + renamed.stderr
+
+
+def test_the_sdist_has_every_folder_of_the_repository() -> None:
+    """The tests read documents, deploy files and the ledger, and pass in what is unpacked from it, too."""
+    root = SCRIPT.parent.parent
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    tracked = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False).stdout
+    tops = {line.partition("/")[0] for line in tracked.splitlines() if "/" in line}
+
+    assert {top for top in tops if f"/{top}" not in included} == set()
+
+
+def test_files_of_other_versions_are_removed(tmp_path: Path) -> None:
+    """``COPY dist/*.whl`` of the container would take both."""
+    new = tmp_path / "conquiet-0.1.0-py3-none-any.whl"
+    new.write_bytes(b"new")
+    folder = tmp_path / "dist"
+    folder.mkdir()
+    (folder / "conquiet-0.0.9-py3-none-any.whl").write_bytes(b"old")
+    (folder / "notes.txt").write_bytes(b"kept")
+
+    assert release.keep([new], folder) == [folder / new.name]
+    assert sorted(path.name for path in folder.iterdir()) == [new.name, "notes.txt"]

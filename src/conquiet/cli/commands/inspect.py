@@ -121,7 +121,7 @@ def _show_one(facts: "StreamReport") -> None:
             "consumer": consumer.name,
             "state": consumer.state,
             "pending": consumer.pending,
-            "idle_s": consumer.idle_ms / 1000,
+            "idle_s": None if consumer.idle_ms < 0 else consumer.idle_ms / 1000,
         }
         for group in facts.groups
         for consumer in group.consumers

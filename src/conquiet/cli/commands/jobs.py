@@ -55,7 +55,7 @@ def list_(
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """List jobs of one phase: waiting, delayed, running, retrying, parked or dead.
+    """List jobs of one phase: waiting, behind (others of their key), delayed, running, retrying, parked or dead.
 
     One call reads at most 2000 messages. If there is more, it prints the cursor for the next call, also after a page
     on which nothing matched.
@@ -184,7 +184,8 @@ def reschedule(
     Examples:
         conquiet jobs reschedule orders 5f0c9a --delay 86400
     """
-    _report(stream, with_jobs(redis_url, stream, group, lambda jobs: jobs.reschedule(job_id, delay_s=delay)), as_json)
+    report = with_jobs(redis_url, stream, group, lambda jobs: jobs.reschedule(job_id, delay_s=delay))
+    _report(stream, report, as_json, moved=f"is due in {delay:g} s")
 
 
 @app.command()
@@ -233,11 +234,7 @@ def edit(
 
     import click
 
-    async def read(jobs: Any) -> "JobReport | None":
-        page = await jobs.list("dead", cursor=_before(dead_id), limit=1, with_data=True)
-        return next((job for job in page.jobs if job.place == dead_id), None)
-
-    dead = with_jobs(redis_url, stream, "", read)
+    dead: JobReport | None = with_jobs(redis_url, stream, "", lambda jobs: jobs.dead_letter(dead_id))
     if dead is None:
         raise CommandError(
             f"stream {printable(stream)} has no dead letter {printable(dead_id)}",
@@ -258,14 +255,14 @@ def edit(
 
 
 def with_jobs(redis_url: str, stream: str, group: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run ``await work(JobAdmin)`` on the configured Redis."""
+    """Run ``await work(PartitionedJobs)`` on the configured Redis."""
     with open_redis(redis_url) as server:  # reports a server that cannot be reached, and a key of another kind
         server.is_stream(stream)
-        from conquiet.management import JobAdmin
+        from conquiet.management import PartitionedJobs
         from conquiet.management.run_async import with_redis
 
         return with_redis(
-            require_url(redis_url, REDIS), lambda client: work(JobAdmin(client, stream, group=group or None))
+            require_url(redis_url, REDIS), lambda client: work(PartitionedJobs(client, stream, group=group or None))
         )
 
 
@@ -283,7 +280,7 @@ def make_filter(event: str, only: str, older_than: float, newer_than: float, err
     )
 
 
-def _report(stream: str, report: "ChangeReport", as_json: bool) -> None:
+def _report(stream: str, report: "ChangeReport", as_json: bool, *, moved: str = "is on its way") -> None:
     """Print what became of one job, and end with 1 if it is not what was asked for."""
     from conquiet.management import JobChange
 
@@ -294,7 +291,8 @@ def _report(stream: str, report: "ChangeReport", as_json: bool) -> None:
     else:
         note = f": {report.note}" if report.note else ""
         was = "" if report.phase is None else f" (it was {report.phase.value})"
-        typer.echo(f"{printable(report.id)} {_WORDS[report.change.value]}{was}{note}")
+        words = moved if report.change is JobChange.MOVED else _WORDS[report.change.value]
+        typer.echo(f"{printable(report.id)} {words}{was}{note}")
     if report.change not in {JobChange.CANCELLED, JobChange.MOVED}:
         raise typer.Exit(1)
 
@@ -303,19 +301,8 @@ _WORDS = {
     "cancelled": "is cancelled",
     "requested": "is to be cancelled",
     "finished": "had its effect and is not cancelled",
-    "moved": "is on its way",
     "refused": "is left as it is",
 }
-
-
-def _before(entry_id: str) -> str | None:
-    """Return a cursor after which this entry is the next one."""
-    milliseconds, _, sequence = entry_id.partition("-")
-    if not (milliseconds.isdigit() and sequence.isdigit()):
-        return entry_id  # refused by the list, in words
-    if sequence != "0":
-        return f"{milliseconds}-{int(sequence) - 1}"
-    return f"{int(milliseconds) - 1}-{2**64 - 1}" if int(milliseconds) else None
 
 
 def no_such_job(stream: str, job_id: str, *, complete: bool = True) -> CommandError:

@@ -37,10 +37,10 @@ def keys(
         conquiet keys payments --release-stuck
     """
     from conquiet.management.run_async import with_redis
-    from conquiet.processor.key_order import KeyOrder
+    from conquiet.processor.partitioned_key_order import PartitionedKeyOrder
 
     async def work(client: "AsyncClient") -> "tuple[OrderReport, list[str]]":
-        order = KeyOrder(client, stream)
+        order = PartitionedKeyOrder(client, stream)
         found = await (order.release_stuck() if release_stuck else order.stuck())
         return await order.report(limit=limit), found
 

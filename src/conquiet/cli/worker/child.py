@@ -60,6 +60,10 @@ class _StopDuringImport(BaseException):
     """Leaves the user's code at its import. A BaseException, as KeyboardInterrupt is, so that the code lets it pass."""
 
 
+def _ignore(_signum: int, _frame: object) -> None:
+    """Ignore a signal. SIG_IGN would be inherited by programs that a handler starts."""
+
+
 class Child:
     """Runs workers side by side until all have ended. A request to stop may come before the workers are loaded."""
 
@@ -94,6 +98,10 @@ class Child:
 
     def interrupt(self) -> None:
         """Stop, and leave an import that may take long. Runs inside a signal handler."""
+        # systemd signals the whole control group by default: the supervisor's signal is then the second one, and must
+        # not abort handlers. The supervisor decides for how long to wait, and kills.
+        for signum in SIGNALS:
+            signal.signal(signum, _ignore)
         self.stop()
         if self._loading:
             raise _StopDuringImport

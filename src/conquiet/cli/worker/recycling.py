@@ -13,6 +13,7 @@ from pathlib import Path
 from conquiet.core.validation import require_positive, require_seconds
 
 _SPREAD = 0.1
+_LEAST_AGE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +43,27 @@ class RecycleLimits:
         """True if there is a limit."""
         return self != RecycleLimits()
 
-    def reason(self, *, handled: int, rss_bytes: int, age_s: float, share: float = 1.0) -> str:
-        """Return which limit a process has reached, empty if none. ``share`` is the part of each that is its own."""
+    def is_below_start(self, first_rss_bytes: int, share: float = 1.0) -> bool:
+        """Return whether a fresh process uses more memory than the limit: replacing it frees none."""
+        return self.max_rss_mb is not None and first_rss_bytes >= self.max_rss_mb * share * 2**20
+
+    def reason(
+        self, *, handled: int, rss_bytes: int, age_s: float, share: float = 1.0, first_rss_bytes: int = 0
+    ) -> str:
+        """Return which limit a process has reached, empty if none.
+
+        Args:
+            handled: Messages that it has handled.
+            rss_bytes: Its memory.
+            age_s: Its age.
+            share: The part of each limit that is its own.
+            first_rss_bytes: Its memory when it became ready. If that is above the limit, memory is a reason once a
+                minute only: the worker would do nothing but start otherwise.
+        """
         if self.max_messages is not None and handled >= self.max_messages * share:
             return f"has handled {handled} messages"
-        if self.max_rss_mb is not None and rss_bytes >= self.max_rss_mb * share * 2**20:
+        is_fresh = self.is_below_start(first_rss_bytes, share) and age_s < _LEAST_AGE_S
+        if self.max_rss_mb is not None and rss_bytes >= self.max_rss_mb * share * 2**20 and not is_fresh:
             return f"uses {rss_bytes // 2**20} MiB"
         if self.max_age_s is not None and age_s >= self.max_age_s * share:
             return f"is {age_s:.0f} s old"

@@ -57,6 +57,7 @@ class Slot:
     share: float = 1.0
     kill_at_s: float = math.inf
     draining: bool = False
+    first_rss: int = 0
 
 
 class ProcessSupervisor:
@@ -163,7 +164,7 @@ class ProcessSupervisor:
     def _start_if_due(self, slot: Slot, now_s: float) -> None:
         if not slot.finished and now_s >= slot.start_at_s:
             slot.process = self._start(slot.row)
-            slot.started_at_s, slot.share, slot.draining = now_s, draw_share(), False
+            slot.started_at_s, slot.share, slot.draining, slot.first_rss = now_s, draw_share(), False, 0
 
     def _recycle(self, now_s: float) -> None:
         """Drain a process that has reached a limit. The next one has to wait until its replacement is ready."""
@@ -183,11 +184,19 @@ class ProcessSupervisor:
             process = slot.process
             if process is None:
                 continue
-            reason = self._settings.limits.reason(
+            limits, used = self._settings.limits, rss_bytes(process.pid)
+            slot.first_rss = slot.first_rss or used
+            if limits.is_below_start(slot.first_rss, slot.share):
+                self._report_once(
+                    f"a fresh process uses more than --max-rss {limits.max_rss_mb}: each is replaced once a minute "
+                    "only. Give a larger limit"
+                )
+            reason = limits.reason(
                 handled=self._heartbeats.handled(slot.row, process.pid),
-                rss_bytes=rss_bytes(process.pid),
+                rss_bytes=used,
                 age_s=now_s - slot.started_at_s,
                 share=slot.share,
+                first_rss_bytes=slot.first_rss,
             )
             if reason:
                 report(f"process {process.pid} {reason}; replacing it")

@@ -37,6 +37,7 @@ from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 from conquiet.transactional.session_source import SyncSource
 from conquiet.transactional.sql_dialect import SqlDialect, dialect_named
+from conquiet.transactional.unit_of_work import written_ids
 
 if TYPE_CHECKING:
     from conquiet.app.application import App
@@ -173,6 +174,14 @@ class _OfDjango:
     def after_commit(self, step: Callable[[], None]) -> None:
         """Call ``step`` once the transaction has committed; never if it rolls back."""
         transaction.on_commit(step, using=self._connection.alias)
+
+    def insert(self, statement: TextClause, binds: Mapping[str, Any]) -> int:
+        """See ``UnitOfWork``."""
+        return self.execute(statement, binds)
+
+    def insert_many(self, statement: TextClause, binds: Mapping[str, Any]) -> set[bytes] | None:
+        """See ``UnitOfWork``."""
+        return written_ids(self.fetch_one(statement, binds))
 
     def fetch_one(self, statement: TextClause, binds: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the one row there is, or None."""

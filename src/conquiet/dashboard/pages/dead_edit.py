@@ -12,8 +12,8 @@ from conquiet.dashboard.redaction import HiddenValueError, restore
 from conquiet.dashboard.views import NotShownError, View
 from conquiet.errors import ConfigurationError
 from conquiet.management.dead_letter_pages import DeadMessage, show_dead_letter, stream_of_token
-from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.control import JobChange
+from conquiet.management.jobs.partitioned import PartitionedJobs
 
 _MOST_EDITED: Final = 60_000
 
@@ -58,7 +58,7 @@ async def _edit(view: View, form: Form) -> Result:
     if not isinstance(data, dict):
         raise ConfigurationError("the data must be a JSON object: nothing was changed")
     report = await view.parts.servers.redis_async(
-        lambda client: JobAdmin(client, key.decode()).edit_and_retry(dead_id, data)
+        lambda client: PartitionedJobs(client, key.decode()).edit_and_retry(dead_id, data)
     )
     done = report.change is JobChange.MOVED
     said = "is retried with the new data" if done else f"was not retried: {report.change.value}"

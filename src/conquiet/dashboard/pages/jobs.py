@@ -13,8 +13,8 @@ from conquiet.dashboard.servers import ServerAwayError
 from conquiet.dashboard.views import NotShownError, Page, Values, View
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_runs import RunAction
-from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.models import LISTED, JobFilter, JobPhase, JobStory
+from conquiet.management.jobs.partitioned import PartitionedJobs
 
 _ROWS: Final = 50
 _STREAMS: Final = 200
@@ -58,7 +58,7 @@ async def jobs(view: View) -> Values:
     name, phase, where = text_name(view.text("stream")), phase_of(view), filter_of(view)
     cursor, group = view.text("cursor") or None, view.text("group") or None
     listed = await view.parts.servers.redis_async(
-        lambda client: JobAdmin(client, name, group=group).list(phase, where, cursor=cursor, limit=_ROWS)
+        lambda client: PartitionedJobs(client, name, group=group).list(phase, where, cursor=cursor, limit=_ROWS)
     )
     return {
         "token": view.text("stream"),
@@ -78,7 +78,7 @@ async def message(view: View) -> Values:
         raise NotShownError("No message is named.")
     with_data = view.parts.settings.reveal and view.access.allows(Action.REVEAL, view.text("stream"))
     story: JobStory = await view.parts.servers.redis_async(
-        lambda client: JobAdmin(client, name).show(job_id, with_data=with_data)
+        lambda client: PartitionedJobs(client, name).show(job_id, with_data=with_data)
     )
     data = next((place.data for place in story.places if place.data is not None), None)
     effect, effect_problem = await _effect(view, name, story)
@@ -154,7 +154,7 @@ async def _act(view: View, form: Form) -> Result:
     found: dict[str, int] = {}
     for job_id in ids:
         report = await view.parts.servers.redis_async(
-            lambda client, job_id=job_id: _change(JobAdmin(client, name, group=group), action, job_id)  # type: ignore[misc]
+            lambda client, job_id=job_id: _change(PartitionedJobs(client, name, group=group), action, job_id)  # type: ignore[misc]
         )
         found[report.change.value] = found.get(report.change.value, 0) + 1
     said = ", ".join(f"{number} {change}" for change, number in sorted(found.items()))
@@ -162,7 +162,7 @@ async def _act(view: View, form: Form) -> Result:
     return Result(f"{printable(stream)}: {said}", path)
 
 
-async def _change(admin: JobAdmin, action: RunAction, job_id: str) -> Any:
+async def _change(admin: PartitionedJobs, action: RunAction, job_id: str) -> Any:
     if action is RunAction.CANCEL:
         return await admin.cancel(job_id, timeout_s=_CANCEL_WAIT_S)
     if action is RunAction.RUN_NOW:

@@ -20,6 +20,7 @@ class WorkerRow:
         state: The worst of its consumers' states.
         lease_ms: The shortest rest of its liveness.
         ended: Its process is known to have ended.
+        disconnected: Its connections to Redis are closed.
     """
 
     name: str
@@ -31,6 +32,7 @@ class WorkerRow:
     idle_ms: int
     lease_ms: int | None
     ended: bool = False
+    disconnected: bool = False
 
 
 def as_rows(workers: tuple[StreamWorker, ...]) -> list[WorkerRow]:
@@ -49,6 +51,7 @@ def as_rows(workers: tuple[StreamWorker, ...]) -> list[WorkerRow]:
             idle_ms=min(one.idle_ms for one in those),
             lease_ms=min((one.lease_ms for one in those if one.lease_ms is not None), default=None),
             ended=any(one.ended for one in those),
+            disconnected=any(one.disconnected for one in those),
         )
         for (group, name), those in members.items()
     ]
@@ -74,4 +77,8 @@ async def workers(view: View) -> Values:
     }
 
 
-PAGES = (Page("/workers", "workers", "workers.html", workers),)
+async def _died(view: View) -> frozenset[tuple[str, str]]:
+    return await view.parts.fleet.disconnected()
+
+
+PAGES = (Page("/workers", "workers", "workers.html", workers, urgent=_died),)

@@ -110,5 +110,6 @@
   const close = () => { if (source) { source.close(); source = null; say("paused"); } };
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   addEventListener("pagehide", close);
-  open();
+  // After the first frame: the first update would compete with it. A hidden page has none, and is opened when shown.
+  requestAnimationFrame(() => setTimeout(open));
 })();

@@ -162,19 +162,26 @@ def find_comebacks(server: "RedisAdmin") -> tuple[Comeback, ...]:
 
 def _comebacks(server: "RedisAdmin") -> Iterator[Comeback]:
     from conquiet.management.overview import list_streams
+    from conquiet.management.partitions import names_of
 
     now_ms = server.now_ms()
     for stream in list_streams(server).streams:
         pending = [group.oldest_age_s for group in stream.groups if group.pending and group.oldest_age_s is not None]
         if pending:
             yield Comeback(stream.key, "a pending entry", max(pending))
-        base = slot_prefix(stream.raw_key.decode("latin-1")).encode("latin-1")
-        if stream.dead_letters:
-            first = server.call("XRANGE", base + b":dead", "-", "+", "COUNT", 1, stream=stream.key)
-            if first:
-                age_s = (now_ms - milliseconds_of(text(first[0][0]))) / 1000
-                yield Comeback(stream.key, "a dead letter", max(0.0, age_s))
-        if stream.delayed:
-            last = server.call("ZRANGE", base + b":delayed", -1, -1, "WITHSCORES", stream=stream.key)
-            if last:
-                yield Comeback(stream.key, "a delayed message", max(0.0, (float(last[1]) - now_ms) / 1000))
+        for key in names_of(stream.raw_key, stream.partitions):
+            yield from _comebacks_beside(server, stream, key, now_ms)
+
+
+def _comebacks_beside(server: "RedisAdmin", stream: "StreamReport", key: bytes, now_ms: int) -> Iterator[Comeback]:
+    """Look at what the processor keeps beside one partition."""
+    base = slot_prefix(key.decode("latin-1")).encode("latin-1")
+    if stream.dead_letters:
+        first = server.call("XRANGE", base + b":dead", "-", "+", "COUNT", 1, stream=stream.key)
+        if first:
+            age_s = (now_ms - milliseconds_of(text(first[0][0]))) / 1000
+            yield Comeback(stream.key, "a dead letter", max(0.0, age_s))
+    if stream.delayed:
+        last = server.call("ZRANGE", base + b":delayed", -1, -1, "WITHSCORES", stream=stream.key)
+        if last:
+            yield Comeback(stream.key, "a delayed message", max(0.0, (float(last[1]) - now_ms) / 1000))

@@ -5,6 +5,7 @@
     reader      pages of one phase
     search      where one job is
 
-``JobAdmin`` in ``admin`` puts them together. Everything is asynchronous and bounded: each step reads at most
-``SCAN_LIMIT`` messages, and a page says where the next one begins.
+``JobAdmin`` in ``admin`` puts them together, ``PartitionedJobs`` in ``partitioned`` does so for the partitions of a
+stream. Everything is asynchronous and bounded: each step reads at most ``SCAN_LIMIT`` messages, and a page says where
+the next one begins.
 """

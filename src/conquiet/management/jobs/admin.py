@@ -6,6 +6,7 @@ from typing import Any
 
 from conquiet.management.jobs.bulk import BulkAction, BulkReport, BulkRunner
 from conquiet.management.jobs.control import ChangeReport, JobControl
+from conquiet.management.jobs.decoding import JobDecoder
 from conquiet.management.jobs.models import (
     EVERY_JOB,
     Cancellation,
@@ -118,6 +119,18 @@ class JobAdmin:
         """
         return await self._control.edit(dead_id, data, group=group)
 
+    async def dead_letter(self, dead_id: str) -> JobReport | None:
+        """Return a dead letter with its data, as it may be edited; None if it is gone.
+
+        Args:
+            dead_id: The dead letter's id: ``place`` of a dead job.
+        """
+        dead = await self._reader.dead_letters.show(dead_id)
+        if dead is None:
+            return None
+        decoder = JobDecoder(self._keys.stream, self._reader.given or "", with_data=True)
+        return decoder.dead(dead, await self._reader.now_ms())
+
     async def bulk(  # noqa: PLR0913 - each an option of its own
         self,
         action: BulkAction | str,
@@ -184,7 +197,7 @@ def _story(
     *,
     has_result: bool,
 ) -> JobStory:
-    places = tuple(sorted(search.found, key=_liveliness))
+    places = tuple(sorted(search.found, key=liveliness_of))
     story = read_story(state.get("story", ""))
     cancellation = _cancellation(cancelled)
     if places and places[0].phase is not JobPhase.DEAD:
@@ -221,7 +234,8 @@ def _attempts(places: Sequence[JobReport], story: RecordedStory, state: Mapping[
     return (*failed, JobAttempt(int(state.get("attempt", "1")), ended_ms, story.duration_ms))
 
 
-def _liveliness(job: JobReport) -> int:
+def liveliness_of(job: JobReport) -> int:
+    """Return the place of a job's phase among the phases: the one that is at work comes first."""
     order = (
         JobPhase.RUNNING,
         JobPhase.WAITING,

@@ -1,0 +1,48 @@
+"""The order by key of all partitions of a stream, as that of one. A key is in one partition, except while it moves.
+
+See docs/decisions/0051.
+"""
+
+from collections.abc import Sequence
+
+from conquiet.processor.key_order import KeyLine, KeyOrder, OrderReport
+from conquiet.processor.partition_layout import partition_names
+from conquiet.redis_transport.client import AsyncClient
+
+
+class PartitionedKeyOrder:
+    """Inspects the order by key of a stream, partitioned or not; see ``KeyOrder``.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        stream: The stream's name. Each call finds out how many partitions it has.
+    """
+
+    def __init__(self, client: AsyncClient, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+
+    async def report(self, *, limit: int = 20) -> OrderReport:
+        """Return the numbers of all partitions together, and the ``limit`` longest lines."""
+        reports = [await one.report(limit=limit) for one in await self._partitions()]
+        lines: dict[str, int] = {}
+        for line in (line for report in reports for line in report.longest):
+            lines[line.key] = lines.get(line.key, 0) + line.waiting
+        longest = sorted((KeyLine(key, waiting) for key, waiting in lines.items()), key=lambda line: -line.waiting)
+        return OrderReport(
+            holders=sum(report.holders for report in reports),
+            waiting=sum(report.waiting for report in reports),
+            group=next((report.group for report in reports if report.group is not None), None),
+            longest=tuple(longest[:limit]),
+        )
+
+    async def stuck(self) -> list[str]:
+        """Return the keys whose holder is gone, in any partition. Raises as ``KeyOrder.stuck``."""
+        return [key for one in await self._partitions() for key in await one.stuck()]
+
+    async def release_stuck(self) -> list[str]:
+        """Let those keys go on with their next message. Returns them. Raises as ``stuck``."""
+        return [key for one in await self._partitions() for key in await one.release_stuck()]
+
+    async def _partitions(self) -> Sequence[KeyOrder]:
+        return [KeyOrder(self._client, name) for name in await partition_names(self._client, self._stream)]

@@ -1,0 +1,84 @@
+"""Wait for a job of a partitioned stream: its result lies in the partition in which the job has ended.
+
+A message without a key ends where it was emitted to. One with a key may be taken to another partition by a growth,
+while it waits for a retry. So after a growth, and for a job of which only the id is known, all partitions are asked in
+turn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from conquiet.processor.keys import keys_of
+from conquiet.processor.partition_layout import PartitionLayout
+from conquiet.processor.partitions import Layout, partition_name, read_layout
+from conquiet.processor.results import JobHandle, SyncJobHandle
+from conquiet.processor.scripts import script
+from conquiet.redis_transport.client import AsyncClient, SyncClient
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedTo:
+    """Where a message was emitted to.
+
+    Attributes:
+        partition: Key of the partition.
+        can_move: It has a key.
+        layout: The partitions at that time; None if they have changed meanwhile.
+    """
+
+    partition: str
+    can_move: bool
+    layout: Layout | None
+
+    def streams(self, stream: str, layout: Layout) -> Sequence[str]:
+        """Return the partitions that may have the job now."""
+        is_growing = layout.previous is not None or layout.following is not None
+        if self.can_move and (is_growing or layout != self.layout):
+            return [partition_name(stream, index) for index in range(layout.to_read)]
+        return (self.partition,)
+
+
+_UNKNOWN: Final = EmittedTo("", can_move=True, layout=None)
+
+
+class PartitionedJobHandle(JobHandle):
+    """A job of a partitioned stream; see ``JobHandle``.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        stream: Name of the partitioned stream.
+        job_id: The job's id.
+        emitted_to: Where the job was emitted to, if that is known.
+    """
+
+    def __init__(self, client: AsyncClient, stream: str, job_id: str, emitted_to: EmittedTo = _UNKNOWN) -> None:
+        super().__init__(client, stream, job_id)
+        self._emitted_to = emitted_to
+
+    async def _streams(self) -> Sequence[str]:
+        if not self._emitted_to.can_move:
+            return (self._emitted_to.partition,)
+        return self._emitted_to.streams(self.stream, await PartitionLayout(self._client, self.stream).read())
+
+
+class SyncPartitionedJobHandle(SyncJobHandle):
+    """``PartitionedJobHandle`` for code without asyncio.
+
+    Args:
+        client: A client without retries; it stays the caller's.
+        stream: Name of the partitioned stream.
+        job_id: The job's id.
+        emitted_to: Where the job was emitted to, if that is known.
+    """
+
+    def __init__(self, client: SyncClient, stream: str, job_id: str, emitted_to: EmittedTo = _UNKNOWN) -> None:
+        super().__init__(client, stream, job_id)
+        self._emitted_to = emitted_to
+
+    def _streams(self) -> Sequence[str]:
+        if not self._emitted_to.can_move:
+            return (self._emitted_to.partition,)
+        names = (f"{keys_of(self.stream).base}:partitions",)
+        reply = script("partition_count").call_sync(self._client, names, (), stream=self.stream)
+        return self._emitted_to.streams(self.stream, read_layout(reply))

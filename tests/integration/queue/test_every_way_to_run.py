@@ -1,0 +1,363 @@
+"""Rules of the runner, asked of every way to run a handler: new, own pending, stale, in batches, with an inbox."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from tests.integration.queue.conftest import MakeConsumer
+
+from conquiet.db import DbSession
+from conquiet.errors import DbWriteError, MalformedMessageError, QueueError
+from conquiet.queue import QueueConsumer, QueueMessage
+from conquiet.testing import FaultProxy, wait_until
+from conquiet.transactional import Inbox, create_tables
+
+PendingOf = Callable[..., dict[str, tuple[str, int]]]
+Effects = Callable[[], list[str]]
+Commands = Callable[[], dict[str, int]]
+Handler = Callable[[list[QueueMessage], DbSession], None]
+
+WAYS = ("run", "run, inbox", "recover", "claim", "claim, inbox", "batches", "batches, inbox")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    create_tables(made)
+    with made.begin() as conn:
+        conn.execute(text("CREATE TABLE effects (message_id VARCHAR(40) NOT NULL)"))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def effects(engine: Engine) -> Effects:
+    def ask() -> list[str]:
+        with engine.connect() as conn:
+            return list(conn.execute(text("SELECT message_id FROM effects ORDER BY message_id")).scalars())
+
+    return ask
+
+
+def record(msgs: list[QueueMessage], session: DbSession) -> None:
+    for msg in msgs:
+        session.execute("INSERT INTO effects VALUES (:id)", {"id": msg.id})
+
+
+def run(consumer: QueueConsumer, way: str, handler: Handler, engine: Engine, **options: Any) -> None:
+    """Run ``handler``, which gets a list in every way."""
+
+    def single(msg: QueueMessage, session: DbSession) -> None:
+        handler([msg], session)
+
+    inbox = Inbox() if "inbox" in way else None
+    match way.split(",", maxsplit=1)[0]:
+        case "run":
+            consumer.run(handler=single, engine=engine, inbox=inbox, **options)
+        case "recover":
+            consumer.run(handler=single, engine=engine, recover=True, **options)
+        case "claim":
+            consumer.run_claim_stale(handler=single, engine=engine, inbox=inbox, min_idle_ms=30_000, **options)
+        case _:
+            consumer.run_batches(handler=handler, engine=engine, inbox=inbox, batch=2, within_s=0.2, **options)
+
+
+@pytest.fixture
+def messages(consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str) -> Callable[..., list[str]]:
+    """``messages(way, n)``: messages that this way of running finds."""
+
+    def make(way: str, count: int = 2) -> list[str]:
+        ids = consumer.queue.enqueue_many([{"n": n} for n in range(count)])
+        if way == "recover":
+            consumer.queue.read(100, count)
+        elif way.startswith("claim"):
+            make_consumer("bob").queue.read(100, count)
+            raw.xclaim(stream, "billing", "bob", 0, ids, idle=60_000, justid=True)
+        return ids
+
+    return make
+
+
+@pytest.mark.spec("QC-001.3", "QC-001.5", "QC-001.11", "QC-001.12", "QC-001.13", "QC-001.19")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_commits_before_it_acknowledges(
+    consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
+) -> None:
+    """Asked at the moment of each acknowledgement: what it acknowledges is committed, in a session of its own."""
+    ids = messages(way)
+    queue: Any = consumer.queue
+    ack, ack_many = queue.ack, queue.ack_many
+    acknowledged: list[str] = []
+    sessions: list[DbSession] = []
+
+    def acking(msg: QueueMessage) -> None:
+        assert msg.id in effects()
+        acknowledged.append(msg.id)
+        ack(msg)
+
+    def acking_many(msgs: list[QueueMessage]) -> None:
+        assert {msg.id for msg in msgs} <= set(effects())
+        acknowledged.extend(msg.id for msg in msgs)
+        ack_many(msgs)
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        assert not {msg.id for msg in msgs} & set(effects())
+        assert session not in sessions
+        sessions.append(session)
+        record(msgs, session)
+        if msgs[-1].id == ids[-1]:
+            consumer.stop()
+
+    queue.ack, queue.ack_many = acking, acking_many
+    run(consumer, way, handler, engine)
+
+    assert effects() == sorted(acknowledged) == ids
+    assert pending() == {}
+
+
+@pytest.mark.spec("QC-001.14", "QC-001.15", "QC-001.4", "QC-004.2", "RS-006.6")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_handler_raises_rolls_back_and_leaves_its_message_pending(
+    consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
+) -> None:
+    (entry,) = messages(way, 1)
+    calls: list[str] = []
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        calls.extend(msg.id for msg in msgs)
+        record(msgs, session)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        run(consumer, way, handler, engine)
+
+    assert calls == [entry]
+    assert effects() == []
+    assert list(pending()) == [entry]
+
+
+@pytest.mark.spec("QC-001.16")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_refused_commit_is_raised_and_acknowledges_nothing_in_every_way(
+    consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
+) -> None:
+    (entry,) = messages(way, 1)
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        record(msgs, session)
+        session.mark_failed(DbWriteError("another transaction was first"))
+        consumer.stop()
+
+    with pytest.raises(DbWriteError, match="first"):
+        run(consumer, way, handler, engine)
+
+    assert effects() == []
+    assert list(pending()) == [entry]
+
+
+@pytest.mark.spec("QC-011.2", "QC-009.2", "QC-009.4", "QC-008.5")
+@pytest.mark.parametrize("way", WAYS)
+def test_an_acknowledgement_that_fails_ends_every_way_and_is_sent_once(
+    make_consumer: MakeConsumer,
+    connect: Any,
+    redis_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    engine: Engine,
+    effects: Effects,
+    pending: PendingOf,
+    messages: Any,
+    commands_of: Commands,
+    way: str,
+) -> None:
+    (entry,) = messages(way, 1)
+    proxy = fault_proxy(redis_url)
+    far = make_consumer("alice", client=connect(proxy.url_for(redis_url)))
+    before = commands_of().get("xack", 0)
+    proxy.drop_next_request(b"XACK")
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        record(msgs, session)
+        far.stop()  # an error that is swallowed ends the run too, and is seen
+
+    with pytest.raises(QueueError) as caught:
+        run(far, way, handler, engine)
+
+    assert (caught.value.command, caught.value.in_doubt) == ("XACK", True)
+    assert commands_of().get("xack", 0) == before
+    assert effects() == list(pending()) == [entry]
+
+
+@pytest.mark.spec("QC-011.2", "QC-009.1", "QC-009.3", "QC-009.4", "QC-009.6", "QC-003.5")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_read_or_claim_that_fails_ends_every_way_and_is_sent_once(
+    make_consumer: MakeConsumer,
+    connect: Any,
+    redis_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    engine: Engine,
+    effects: Effects,
+    messages: Any,
+    way: str,
+) -> None:
+    messages(way, 1)
+    proxy = fault_proxy(redis_url)
+    far = make_consumer("alice", client=connect(proxy.url_for(redis_url)))
+    command = b"XCLAIM" if way.startswith("claim") else b"XREADGROUP"
+    proxy.drop_next_request(command)
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        record(msgs, session)
+        far.stop()  # a command that is repeated ends the run too, and is seen
+
+    with pytest.raises(QueueError) as caught:
+        run(far, way, handler, engine)
+
+    assert (caught.value.command, caught.value.in_doubt) == (command.decode(), True)
+    assert effects() == []
+
+
+@pytest.mark.spec("QC-005.2", "QC-005.3", "QC-005.4", "QC-005.5", "RS-006.10", "RS-006.12", "CQ-006.38")
+@pytest.mark.parametrize("way", [*WAYS, "next_batch"])
+def test_after_stop_no_way_sends_anything_for_a_message(
+    consumer: QueueConsumer,
+    engine: Engine,
+    messages: Any,
+    commands_of: Commands,
+    raw: Any,
+    way: str,
+) -> None:
+    messages(way)
+    consumer.stop()
+    raw.config_resetstat()
+
+    if way == "next_batch":
+        assert consumer.next_batch(2) == consumer.next_batch(2, block_ms=50) == []
+        assert consumer.next(50) is None  # shorter than one slice of a longer wait
+    else:
+        run(consumer, way, lambda msgs, session: pytest.fail("it was stopped"), engine)
+
+    assert {"xreadgroup", "xack", "xclaim", "xautoclaim"} & set(commands_of()) == set()
+
+
+@pytest.mark.spec("CQ-001.14")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_during_a_handler_lets_every_way_commit_and_acknowledge(
+    consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
+) -> None:
+    ids = messages(way, 4)
+    handled: list[str] = []
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        record(msgs, session)
+        handled.extend(msg.id for msg in msgs)
+        consumer.stop()
+
+    run(consumer, way, handler, engine)
+
+    assert effects() == handled == ids[: 2 if way.startswith("batches") else 1]
+    assert not set(pending()) & set(handled)
+
+
+@pytest.mark.spec("QC-002.3", "QC-002.4", "QC-004.7", "QC-010.3", "QC-010.4", "QC-010.5", "QC-010.6", "QC-010.12")
+@pytest.mark.parametrize("way", ["run", "run, inbox", "recover", "batches"])
+def test_no_loop_over_new_messages_claims_or_starts_a_thread(
+    make_consumer: MakeConsumer,
+    engine: Engine,
+    pending: PendingOf,
+    commands_of: Commands,
+    raw: Any,
+    way: str,
+) -> None:
+    bob = make_consumer("bob", claim_idle_ms=1)
+    alice = make_consumer("alice", claim_idle_ms=600_000 if way == "recover" else 1)
+    (stale,) = bob.queue.enqueue_many([{"stale": True}])
+    bob.next()
+    ids = bob.queue.enqueue_many([{"n": n} for n in range(10)])
+    threads = set(threading.enumerate())
+    raw.config_resetstat()
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        assert set(threading.enumerate()) <= threads
+        if msgs[-1].id == ids[-1]:
+            alice.stop()
+
+    run(alice, way, handler, engine)
+
+    sent = {name: calls for name, calls in commands_of().items() if name not in {"info", "config|resetstat"}}
+    reads = 11 if way == "recover" else 5 if way == "batches" else 10
+    asked = {"xpending": 1} if way.startswith("run") else {}  # own pending messages are looked for once, at the start
+    if way == "batches":  # the leases of a batch are extended before its COMMIT, those of its two messages at once
+        assert {name: sent.pop(name) for name in ("eval", "xclaim", "xpending")} == {
+            "eval": 5,
+            "xclaim": 10,
+            "xpending": 10,
+        }
+    assert sent == {"xreadgroup": reads, "xack": 5 if way == "batches" else 10, **asked}
+    assert pending() == {stale: ("bob", 1)}
+
+
+@pytest.mark.spec("RS-006.9", "CQ-001.7", "CQ-001.13", "CQ-006.35")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_either_signal_ends_a_run_of_batches(
+    make_consumer: MakeConsumer, engine: Engine, number: signal.Signals, commands_of: Commands
+) -> None:
+    consumer = make_consumer(enable_signal_handlers=True)
+    main = threading.get_ident()
+
+    def send() -> None:
+        wait_until(lambda: "xreadgroup" in commands_of())
+        signal.pthread_kill(main, number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    consumer.run_batches(handler=lambda msgs, session: None, engine=engine)
+    sender.join()
+
+    assert consumer.is_stopping
+
+
+@pytest.mark.spec("QC-006.8", "CQ-006.39", "RS-005.19", "RS-005.20")
+@pytest.mark.parametrize("bad", [0, -5, 1.5, "5", False])
+def test_a_batch_needs_a_wait_that_is_a_positive_int(consumer: QueueConsumer, commands_of: Commands, bad: Any) -> None:
+    consumer.queue.enqueue({"n": 1})
+
+    with pytest.raises(QueueError, match="positive int"):
+        consumer.next_batch(2, block_ms=bad)
+    with pytest.raises(QueueError, match="positive int"):
+        consumer.next_batch(bad)
+
+    assert "xreadgroup" not in commands_of()
+
+
+@pytest.mark.spec("RS-003.1", "RS-003.2", "RS-003.3", "RS-003.5", "CQ-006.10", "QC-006.6")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_malformed_entry_is_raised_and_stays_pending_in_every_way(
+    consumer: QueueConsumer, engine: Engine, raw: Any, stream: str, pending: PendingOf, way: str, messages: Any
+) -> None:
+    """``recover`` has raised it when it was first read: there it goes to the callback, or is passed by."""
+    bad = raw.xadd(stream, {"data": "secret-oops"}).decode()
+    seen: list[MalformedMessageError] = []
+    if way == "recover" or way.startswith("claim"):
+        owner = "alice" if way == "recover" else "bob"
+        raw.xreadgroup("billing", owner, {stream: ">"})
+        raw.xclaim(stream, "billing", owner, 0, [bad], idle=60_000, justid=True)
+    if way == "recover":
+        (good,) = messages(way, 1)
+        run(consumer, way, lambda msgs, session: consumer.stop(), engine, on_malformed=seen.append)
+        assert good not in pending()
+    else:
+        swallowed = threading.Timer(30, consumer.stop)  # ends a run that does not raise
+        swallowed.start()
+        with pytest.raises(MalformedMessageError) as caught:
+            run(consumer, way, lambda msgs, session: pytest.fail("there is no message"), engine)
+        swallowed.cancel()
+        swallowed.join()
+        seen.append(caught.value)
+
+    assert [error.message_id for error in seen] == [bad]
+    assert "secret" not in str(seen)
+    assert list(pending()) == [bad]
