@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from conquiet.metrics import outages
+
 # No deadline per example: on a busy machine it would fail for being slow, and speed is not what these tests check.
 settings.register_profile(
     "conquiet",
@@ -37,6 +39,12 @@ pytest_plugins = ["conquiet.testing.pytest_plugin"]
 def log_format_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that a test runs in this process sets it for all that follow."""
     monkeypatch.setenv("CONQUIET_LOG_FORMAT", "")
+
+
+@pytest.fixture(autouse=True)
+def outages_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage that an earlier test left open, of any address, would hide one without an address."""
+    monkeypatch.setattr(outages, "_OUTAGES", outages._Outages())
 
 
 RABBIT_FIXTURES = {"rabbitmq_server", "amqp_url", "private_rabbitmq"}

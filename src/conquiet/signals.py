@@ -4,14 +4,19 @@ Python runs a signal handler between two bytecodes of the main thread, which may
 logging module's, an event's. A handler that takes such a lock can deadlock with itself. So the handler here assigns,
 calls the callback (which must itself only assign, like ``QueueConsumer.stop``) and logs in a separate thread.
 
+A signal that arrives after an event loop has looked for signals and before it waits would run its handler only when the
+loop wakes for another reason, which may be half a minute later. So signals also write to a socket that the loop reads.
+
 See docs/decisions/0014.
 """
 
 import _thread
+import asyncio
 import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -31,6 +36,7 @@ class TerminationHandlers:
         self._stop_callback = stop_callback
         self._force_callback = force_callback
         self._received: signal.Signals | None = None
+        self._waker: _LoopWaker | None = None
         self._previous = {signum: signal.signal(signum, self) for signum in _SIGNALS}
 
     @property
@@ -62,8 +68,16 @@ class TerminationHandlers:
         if isinstance(previous, TerminationHandlers) and previous.received is None:
             previous._ask_to_stop(signum)  # noqa: SLF001 - the same class
 
+    def attach_loop(self) -> None:
+        """Let a signal wake the running event loop. Needed only where the handlers were installed outside of it."""
+        if self._waker is None:
+            self._waker = _LoopWaker(asyncio.get_running_loop())
+
     def restore(self) -> None:
         """Restore the previous handlers, unless the application has replaced these."""
+        waker, self._waker = self._waker, None
+        if waker is not None:
+            waker.close()
         for signum, previous in self._previous.items():
             if signal.getsignal(signum) is self:
                 # None means that it was not set from Python and cannot be restored: use the default.
@@ -76,6 +90,35 @@ class TerminationHandlers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.restore()
+
+
+class _LoopWaker:
+    """Wakes an event loop whenever a signal arrives, unless something else (uvloop, ``add_signal_handler``) does it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        self._previous = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        if self._previous != -1:
+            signal.set_wakeup_fd(self._previous)
+        else:
+            loop.add_reader(self._receiver, self._drain)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._receiver.recv(4096)
+
+    def close(self) -> None:
+        if self._previous == -1:
+            current = signal.set_wakeup_fd(-1)
+            if current not in {-1, self._sender.fileno()}:
+                signal.set_wakeup_fd(current)
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._receiver)
+        self._receiver.close()
+        self._sender.close()
 
 
 def install_termination_handlers(
@@ -98,7 +141,10 @@ def install_termination_handlers(
             "install_termination_handlers() works in the main thread only; "
             "install the handlers there and let them call stop() of what runs in this thread"
         )
-    return TerminationHandlers(stop_callback, force_callback)
+    handlers = TerminationHandlers(stop_callback, force_callback)
+    with contextlib.suppress(RuntimeError):  # no event loop runs here
+        handlers.attach_loop()
+    return handlers
 
 
 def _log_received(signum: int) -> None:

@@ -1,17 +1,18 @@
 """Signals are sent to real processes."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from conquiet.errors import ConfigurationError
-from conquiet.signals import install_termination_handlers
+from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 BOTH = [signal.SIGTERM, signal.SIGINT]
 
@@ -247,3 +248,60 @@ def test_a_loop_that_was_asked_before_is_not_asked_again_through_a_later_one() -
             signal.raise_signal(signal.SIGTERM)
 
     assert calls == ["outer", "inner"]
+
+
+async def test_a_signal_wakes_an_event_loop_that_waits() -> None:
+    """Delivered to another thread, the signal interrupts no call of the main one: only the loop's own socket does."""
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    too_late = loop.call_later(30, ended.put_nowait, "woken by a timer")
+    with install_termination_handlers(lambda: loop.call_soon_threadsafe(ended.put_nowait, "woken by the signal")):
+        thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+        loop.call_soon(thread.start)
+
+        assert await ended.get() == "woken by the signal"
+
+    too_late.cancel()
+    thread.join()
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+async def test_what_wakes_the_loop_already_is_left_in_place() -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, lambda: None)
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    try:
+        with install_termination_handlers(lambda: None):
+            assert signal.set_wakeup_fd(before) == before
+        assert signal.set_wakeup_fd(before) == before
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+
+def test_handlers_installed_before_the_loop_are_attached_inside() -> None:
+    woken: list[str] = []
+
+    async def main(handlers: TerminationHandlers) -> None:
+        handlers.attach_loop()
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        stops.append(lambda: loop.call_soon_threadsafe(stopped.set))
+        too_late = loop.call_later(30, woken.append, "timer")
+        thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+        loop.call_soon(thread.start)
+        await stopped.wait()
+        too_late.cancel()
+        thread.join()
+
+    stops: list[Callable[[], object]] = []
+
+    def stop() -> None:
+        for one in stops:
+            one()
+
+    with install_termination_handlers(stop) as handlers:
+        asyncio.run(main(handlers))
+
+    assert woken == []
+    assert signal.set_wakeup_fd(-1) == -1

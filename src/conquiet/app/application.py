@@ -245,8 +245,13 @@ class App(Declarations, EmitAndWait):
         """
         from conquiet.signals import install_termination_handlers
 
-        with install_termination_handlers(self.stop, self.stop):
-            asyncio.run(self.run(only))
+        with install_termination_handlers(self.stop, self.stop) as handlers:
+
+            async def run() -> None:
+                handlers.attach_loop()
+                await self.run(only)
+
+            asyncio.run(run())
 
     def stop(self) -> None:
         """Ask for the end: running handlers finish. A second call aborts them. May be called from a signal handler."""

@@ -23,10 +23,12 @@ def main() -> None:
         raise SystemExit(_NOT_DONE) from None
     from conquiet.cli.app import app
     from conquiet.cli.errors import set_debugging
+    from conquiet.cli.forced_end import arm
     from conquiet.cli.logs import take_log_format
     from conquiet.cli.stdio import repair_stdio
 
     repair_stdio()
+    arm()
 
     # Accepted anywhere: after an error, users append it to the command line.
     if "--debug" in sys.argv[1:]:

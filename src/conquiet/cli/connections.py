@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from conquiet.cli.errors import CannotConnectError, CommandError
+from conquiet.cli.forced_end import force_end_after_interrupt
 from conquiet.cli.settings import DB, RABBIT, REDIS, require_url
 from conquiet.core.extras import require_extra
 
@@ -45,7 +46,8 @@ def open_redis(flag: str) -> "Iterator[RedisAdmin]":
             raise CannotConnectError("Redis", url, error.__cause__ or error) from error
         except URL_ERRORS as error:
             raise UrlError("the Redis URL", "redis://host:6379/0", error) from None
-        yield server
+        with force_end_after_interrupt():
+            yield server
 
 
 @contextmanager
@@ -81,7 +83,8 @@ def checked_engine(url: str, make: "Callable[[str], Engine]") -> "Iterator[Engin
             raise CannotConnectError("the database", url, error) from error
         except (OSError, *URL_ERRORS) as error:  # raised by the driver for an option in the URL
             raise UrlError("the database URL", _DB_EXAMPLE, error) from None
-        yield engine
+        with force_end_after_interrupt():
+            yield engine
     finally:
         engine.dispose()
 

@@ -17,7 +17,7 @@ from conquiet.rabbit.config import RabbitConfig, seed_defaults, takes_settings
 from conquiet.rabbit.consumer import RabbitConsumer
 from conquiet.rabbit.counters import Counters
 from conquiet.rabbit.syncer import Syncer
-from conquiet.signals import install_termination_handlers
+from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 logger = FactLogger(__name__)
 
@@ -63,14 +63,16 @@ def _work(url: str | Sequence[str], queue: str, syncer: Syncer, options: dict[st
     consumer = RabbitConsumer(url, queue, syncer, **options)
     with install_termination_handlers(consumer.stop) as handlers, _uncaught_in_threads(consumer):
         try:
-            return asyncio.run(_run(consumer))
+            return asyncio.run(_run(consumer, handlers))
         except LifecycleError:
             if handlers.received is None:
                 raise
             return consumer.count  # asked to stop before it had begun
 
 
-async def _run(consumer: RabbitConsumer) -> Counters:
+async def _run(consumer: RabbitConsumer, handlers: TerminationHandlers) -> Counters:
+    handlers.attach_loop()
+
     def uncaught(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         _end(consumer, context.get("exception"))
 

@@ -140,11 +140,16 @@ async def test_a_refused_look_says_which_command_was_refused(
 async def test_a_failed_message_does_not_run_again_because_a_later_look_was_lost(
     make_engine: Any, run: Any, enqueue: Any, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look for stale work loses its connection: what an earlier read brought is older than that."""
+    """A look for stale work loses its connection: what an earlier read brought is older than that.
+
+    Older by more than a reply takes: what was delivered within that time before the look cannot be told apart from it.
+    """
     runs: list[str] = []
+    failed_at: list[float] = []
 
     async def failing(message: RuntimeMessage, _: MessageContext) -> None:
         runs.append(message.id)
+        failed_at.append(time.monotonic())
         raise LookupError
 
     engine = make_engine(failing, claim_idle_ms=600_000)
@@ -152,16 +157,18 @@ async def test_a_failed_message_does_not_run_again_because_a_later_look_was_lost
     claim, lost = shard._reader.pending.claim, asyncio.Event()
 
     async def broken_once(*arguments: Any) -> Any:
-        if runs and not lost.is_set():
+        if is_old and not lost.is_set():
             lost.set()
             await shard.connection.close()
         return await claim(*arguments)
 
+    is_old = False
     monkeypatch.setattr(shard._reader.pending, "claim", broken_once)
     shard.fetcher._claims._next = {stream: 0.0}
     running = run(engine)
     enqueue(1)
-    await wait_until_async(lambda: len(runs) == 1)
+    await wait_until_async(lambda: failed_at and time.monotonic() > failed_at[0] + 2)
+    is_old = True
     shard.fetcher._claims._next = {stream: 0.0}
     await lost.wait()
     enqueue(1)
