@@ -98,8 +98,8 @@ class _LoopWaker:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._receiver, self._sender = socket.socketpair()
-        self._receiver.setblocking(False)
-        self._sender.setblocking(False)
+        for end in (self._receiver, self._sender):
+            end.setblocking(False)  # noqa: FBT003 - the standard library's signature
         self._previous = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         if self._previous != -1:
             signal.set_wakeup_fd(self._previous)

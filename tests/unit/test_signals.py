@@ -255,7 +255,11 @@ async def test_a_signal_wakes_an_event_loop_that_waits() -> None:
     ended: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     too_late = loop.call_later(30, ended.put_nowait, "woken by a timer")
-    with install_termination_handlers(lambda: loop.call_soon_threadsafe(ended.put_nowait, "woken by the signal")):
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(ended.put_nowait, "woken by the signal")
+
+    with install_termination_handlers(stop):
         thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
         loop.call_soon(thread.start)
 

@@ -1,8 +1,8 @@
 """End an interrupted command even if closing its connections waits without end.
 
-Ctrl-C and SIGTERM raise an exception between two bytecodes of the main thread: also just after a library has taken a lock
-and before it has noted that it must release it. Closing the client then waits for that lock. This was seen in redis-py's
-connection pool. The server closes what the process does not.
+Ctrl-C and SIGTERM raise an exception between two bytecodes of the main thread: also just after a library has taken a
+lock and before it has noted that it must release it. Closing the client then waits for that lock. This was seen in
+redis-py's connection pool. The server closes what the process does not.
 """
 
 import _thread

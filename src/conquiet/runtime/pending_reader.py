@@ -92,8 +92,8 @@ class PendingReader:
         start = self._recovered.get(stream, "-")
         query = pack("XPENDING", stream, self._group, start, "+", _PAGE, self._consumer_id)
         rows = pending_rows(await self._call(stream, "XPENDING", query))
-        # Measured after the reply: before it, a slow connection would make lost entries seem too old. The price: after a
-        # lost claim, a message that failed within the time of this reply before it runs again at once.
+        # Measured after the reply: before it, a slow connection would make lost entries seem too old. The price: a
+        # message that failed just before a lost claim, within the time of this reply, runs again at once.
         young_ms = int((time.monotonic() - sent_at) * 1000) + 1
         lost = [row for row in rows if row.id not in held and row.idle_ms <= young_ms and parse_id(row.id) > seen]
         who = (stream, self._group, self._consumer_id)

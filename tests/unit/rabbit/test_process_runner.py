@@ -8,6 +8,7 @@ import pytest
 
 from conquiet.errors import LifecycleError
 from conquiet.rabbit import RabbitConsumer, process_runner, sync_queue
+from conquiet.signals import TerminationHandlers
 
 NOWHERE = "amqp://127.0.0.1:1"
 
@@ -19,9 +20,9 @@ def never(_: Any) -> bool:
 def test_a_signal_in_the_moment_of_the_start_is_a_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
     run = process_runner._run
 
-    async def interrupted(consumer: RabbitConsumer) -> Any:
+    async def interrupted(consumer: RabbitConsumer, handlers: TerminationHandlers) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return await run(consumer)
+        return await run(consumer, handlers)
 
     monkeypatch.setattr(process_runner, "_run", interrupted)
 
@@ -31,9 +32,9 @@ def test_a_signal_in_the_moment_of_the_start_is_a_good_end(monkeypatch: pytest.M
 def test_a_stop_without_a_signal_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     run = process_runner._run
 
-    async def stopped(consumer: RabbitConsumer) -> Any:
+    async def stopped(consumer: RabbitConsumer, handlers: TerminationHandlers) -> Any:
         consumer.stop()
-        return await run(consumer)
+        return await run(consumer, handlers)
 
     monkeypatch.setattr(process_runner, "_run", stopped)
 
