@@ -30,7 +30,7 @@ def is_demotion(error: BaseException | None) -> bool:
 
 
 def renew_pool(engine: Engine) -> None:
-    """Close the idle connections of an engine. Those in use are closed when they are returned."""
+    """Close the idle connections of an engine. Those in use are not lent again: they end with the old pool."""
     old = engine.pool
     engine.pool = old.recreate()
     old.dispose()
