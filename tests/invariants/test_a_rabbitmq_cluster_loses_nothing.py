@@ -205,7 +205,7 @@ def noted_links(monkeypatch: pytest.MonkeyPatch) -> Callable[[History], None]:
 
 
 @pytest.mark.timeout(7_200)
-async def test_a_cluster_whose_nodes_die_loses_nothing_and_settles_by_the_rules(
+async def test_a_cluster_whose_nodes_die_loses_nothing_and_settles_by_the_rules(  # noqa: PLR0915 - one storm, in order
     cluster: RabbitMQClusterServer,
     tmp_path: Path,
     new_history: Callable[..., History],
