@@ -219,7 +219,7 @@ class StreamHousekeeper:
                 self._trim(stream, state, self._retention)
             if self._group is not None and now >= state.names_at:
                 state.names_at = now + _NAMES_S * (0.5 + random.random())  # noqa: S311
-                self._remove_names(stream, self._group)
+                state.leased = self._remove_names(stream, self._group) or state.leased
             state.failures = 0
             state.outage.succeeded()
         except Exception as error:  # noqa: BLE001 - a thread that died would be missed only when memory runs out
@@ -275,14 +275,14 @@ class StreamHousekeeper:
         if text(reply[0]) == "ok" and state.growth.observe(done):
             warn_of_growth(stream, done)
 
-    def _remove_names(self, stream: str, group: str) -> None:
-        """Remove the names of dead consumers, if the lease is ours."""
+    def _remove_names(self, stream: str, group: str) -> bool:
+        """Remove the names of dead consumers, if the lease is ours. Returns whether it is."""
         leased_ms = round(_NAMES_S * 2_000)
         rows = self._call(
             _LIST_NAMES, stream, (housekeeping_key(stream, group), stream), (self._token, leased_ms, group)
         )
         if rows is None:
-            return
+            return False
         client: Any = self._topology.client(stream)
         known = consumer_infos(rows)
         idle = [name for one in known if one.pending == 0 and (name := _name(one.name)) is not None]
@@ -302,7 +302,8 @@ class StreamHousekeeper:
                     count=len(removed),
                 )
             if self._stopping.is_set():
-                return
+                break
+        return True
 
     def _server_counts_attempts(self, client: Any) -> bool:
         if self._counts_attempts is None:

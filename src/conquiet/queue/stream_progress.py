@@ -38,7 +38,7 @@ class StreamProgress:
         gaps_from: Id from which the gaps between pending entries are searched on.
         gaps_at: Time of the next search in them.
         found_in_gaps: Entries that the current search has removed.
-        leased: We have held its lease.
+        leased: We have held its lease, or that of its group's names.
         pause: Intervals until the next pass: more with each that has found nothing to remove.
         most: The most that it becomes.
         is_quiet: The next pass, by whichever host, is further away than it should be if messages come.

@@ -249,6 +249,20 @@ def test_a_released_lease_of_a_busy_stream_is_noticed_before_it_expires(raw: Red
         wait_until(lambda: raw.xlen(stream) == 1)
 
 
+def test_a_host_that_removed_names_only_releases_their_lease(
+    raw: Redis, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the names that a deploy leaves stay until it expires."""
+    raw.set(housekeeping_key(stream), "another host", px=60_000)
+    monkeypatch.setattr(housekeeping, "_NAMES_S", 0.02)
+    with StreamHousekeeper(raw, [stream], group="fast", retention=QUICK):
+        monkeypatch.setattr(housekeeping, "_NAMES_S", 3_600.0)  # the lease of the next pass
+        wait_until(lambda: int(raw.pttl(housekeeping_key(stream, "fast"))) > 1_000_000)
+
+    assert raw.get(housekeeping_key(stream)) == "another host"
+    assert raw.exists(housekeeping_key(stream, "fast")) == 0
+
+
 def test_a_host_with_traffic_takes_the_lease_of_a_quiet_one(raw: Redis, stream: str) -> None:
     """Its holder makes its next pass when the lease is nearly over: in an hour."""
     raw.set(housekeeping_key(stream), "another host", px=3_600_000)
