@@ -4,9 +4,9 @@
 
 The database is private and syncs its log at every commit. One process inserts inbox rows, one transaction each. A
 second process runs a ``Purger`` with the default pace, in every other window: windows with and without a purge
-alternate, so that other work of the machine meets both alike; the start of each is left out, because a purger that starts
-connects. The first rows are 60 days old; all of them may go.
-Exit code 1 if p99 beside the purge is more than 10 % above p99 without it.
+alternate, so that other work of the machine meets both alike; the start of each is left out, because a purger that
+starts connects. The first rows are 60 days old; all of them may go. Exit code 1 if p99 beside the purge is more than 10
+% above p99 without it.
 """
 
 import argparse
