@@ -29,7 +29,8 @@ class Consumer(Engine):
         handler: ``async def handler(message, ctx)``, or a plain function, which runs in a thread.
         batch: Call the handler with up to so many messages at once: ``async def handler(messages, contexts)``. If it
             raises, the batch is halved until the message that fails is alone: the handler may see a message again.
-        within_s: How long the first message of a batch waits for others, 0.02 s if left out.
+        within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
+            others, but less by as long as the last batches took, and at least half of that time.
         concurrency: Most handlers at once; of a batch handler, most batches.
         group: The consumer group; created, from the stream's beginning on, if it is not there.
         consumer_id: Our name in the group, the same for the whole life: by default
