@@ -1,5 +1,6 @@
-"""Which refusals mean that a server was demoted, and what becomes of its connections, without a server."""
+"""Which refusals mean that a server was demoted, and what becomes of the connections of its pool."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -44,20 +45,48 @@ def test_each_refusal_of_a_read_only_server_is_a_demotion(error: BaseException |
     assert is_demotion(wrapped) is expected
 
 
-def test_a_renewed_pool_closes_idle_connections_and_lends_no_used_one_again(tmp_path: Path) -> None:
+def test_a_renewed_pool_closes_its_idle_connections_at_once(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'db'}", poolclass=QueuePool)
     closed: list[object] = []
+    event.listen(engine, "close", lambda connection, _: closed.append(connection))
     used, idle = engine.raw_connection(), engine.raw_connection()
     of_used, of_idle = used.dbapi_connection, idle.dbapi_connection
-    event.listen(engine, "close", lambda connection, _: closed.append(connection))
     idle.close()
 
     renew_pool(engine)
+
     assert closed == [of_idle]
     used.close()
-    with engine.connect() as fresh:
-        assert fresh.connection.dbapi_connection not in {of_idle, of_used}
-    assert closed == [of_idle]
+    assert closed == [of_idle, of_used]
     engine.dispose()
-    assert of_used is not None
-    of_used.close()
+
+
+def test_a_connection_in_use_is_closed_when_its_pool_was_renewed() -> None:
+    engine = create_engine("sqlite://", poolclass=QueuePool)
+    connection, idle = engine.raw_connection(), engine.raw_connection()
+    idle.close()
+    in_use, was_idle = connection.driver_connection, idle.driver_connection
+
+    renew_pool(engine)
+    connection.cursor().execute("SELECT 1")
+    connection.close()
+
+    assert isinstance(in_use, sqlite3.Connection)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        in_use.execute("SELECT 1")
+    assert was_idle is None
+    assert engine.pool.status().startswith("Pool size: 5  Connections in pool: 0")
+    engine.dispose()
+
+
+def test_connections_of_the_new_pool_are_kept() -> None:
+    engine = create_engine("sqlite://", poolclass=QueuePool)
+    renew_pool(engine)
+    for _ in range(2):
+        connection = engine.raw_connection()
+        kept = connection.driver_connection
+        connection.close()
+
+    assert isinstance(kept, sqlite3.Connection)
+    assert kept.execute("SELECT 1").fetchone() == (1,)
+    engine.dispose()
