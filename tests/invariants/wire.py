@@ -1,0 +1,92 @@
+"""Writes down what a worker tells its servers: each answered COMMIT, and each acknowledgement as it is sent.
+
+    note_commits(record)            in the process, before its first transaction
+    note_stream_acks(record, number_of)
+    note_queue_acks(record)
+    …
+    with handling(17):              around everything that a delivery does, its transaction included
+        …
+
+The records stand at the edge of the process: below SQLAlchemy for the database, where the packet is made for Redis and
+RabbitMQ. What the library believes of itself is not asked. The format is described in docs/history-format.md.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy.engine.default import DefaultDialect
+from tests.invariants.recorder import Recorder
+
+from conquiet.db import commit_status, session
+from conquiet.rabbit import current_delivery
+from conquiet.rabbit.connection import Link
+from conquiet.runtime.acknowledger import AckBatch
+from conquiet.transactional import async_transaction
+
+_handled: ContextVar[dict[str, Any] | None] = ContextVar("handled", default=None)
+_tags: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def handling(*ids: Any, of: str = "") -> Iterator[None]:
+    """Say which messages the transactions of this block belong to."""
+    fields: dict[str, Any] = {"id": ids[0]} if len(ids) == 1 and not isinstance(ids[0], list) else {"ids": list(ids)}
+    token = _handled.set(fields | ({"of": of} if of else {}))
+    try:
+        yield
+    finally:
+        _handled.reset(token)
+
+
+def note_commits(record: Recorder) -> None:
+    """Note each COMMIT that the database has answered, or that it says it has done after its reply was lost."""
+    do_commit: Any = DefaultDialect.do_commit
+    after_lost_reply = commit_status.after_lost_reply
+
+    def commit(self: Any, dbapi_connection: Any) -> None:
+        do_commit(self, dbapi_connection)
+        if (fields := _handled.get()) is not None:
+            record("commit", **fields)
+
+    def resolve(status: commit_status.CommitStatus, unknown: Any) -> Any:
+        fields = _handled.get()
+        if fields is not None and status is commit_status.CommitStatus.COMMITTED:
+            record("commit", **fields)
+        return after_lost_reply(status, unknown)
+
+    DefaultDialect.do_commit = commit  # type: ignore[method-assign]
+    session.after_lost_reply = async_transaction.after_lost_reply = resolve  # type: ignore[attr-defined]
+
+
+def note_stream_acks(record: Recorder, pack: Callable[[list[Any]], list[Any]]) -> None:
+    """Note what each XACK is for. ``pack`` returns the ids of these messages in the history."""
+    make = AckBatch.__init__
+
+    def made(self: Any, messages: list[Any], *arguments: Any) -> None:
+        record("ack", ids=pack(messages))
+        make(self, messages, *arguments)
+
+    AckBatch.__init__ = made  # type: ignore[assignment, method-assign]
+
+
+def note_queue_acks(record: Recorder) -> None:
+    """Note what each basic.ack is for, by the tags of what was ``delivered``."""
+    ack = Link.ack
+
+    def sent(self: Any, *, up_to: int | None = None, singles: tuple[int, ...] = ()) -> bool:
+        open_tags = _tags.get(self, {})
+        settled = [tag for tag in list(open_tags) if tag in singles or (up_to is not None and tag <= up_to)]
+        if settled:
+            record("ack", ids=[open_tags.pop(tag) for tag in settled])
+        return ack(self, up_to=up_to, singles=singles)
+
+    Link.ack = sent  # type: ignore[method-assign]
+
+
+def delivered(number: Any) -> None:
+    """Note the tag of the delivery that RabbitMQ's consumer is handling."""
+    delivery = current_delivery()
+    _tags.setdefault(delivery.session.link, {})[delivery.tag] = number
