@@ -238,12 +238,16 @@ def find_wrong_charges(history: History) -> Iterator[Finding]:
 
 
 def find_early_acks(history: History) -> Iterator[Finding]:
-    """No message is acknowledged before its transaction is committed. A dead letter has nothing to commit."""
-    dead = set(history.dead) | {message for message, line in history.enqueued.items() if line.get("expect") == "dead"}
+    """No message is acknowledged before its transaction is committed.
+
+    A dead letter and a cancelled message have nothing to commit.
+    """
+    without = set(history.dead) | history.cancelled
+    without |= {message for message, line in history.enqueued.items() if line.get("expect") == "dead"}
     for line in history.acks:
         committed = history.commits[line.get("of", "")]
         for message in ids_of(line):
-            if committed.get(message, float("inf")) > line["t"] and message not in dead:
+            if committed.get(message, float("inf")) > line["t"] and message not in without:
                 when = "before its commit" if message in committed else "and was never committed"
                 text = f"message {message} was acknowledged at {line['t']:.3f} s in process {line['p']} {when}"
                 yield Finding(Anomaly.EARLY_ACK, text)

@@ -118,13 +118,12 @@ def noting_errors() -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def delivering(number: int) -> Iterator[None]:
+def note_delivery(message: Any) -> None:
+    number = _number_of(message)
     record("deliver", id=number)
     if SETTINGS["broker"] != "redis":
         wire.delivered(number)
-    with wire.handling(number):
-        yield
+    wire.handle(number)
 
 
 def make_handler(adapter: Any) -> Any:
@@ -149,7 +148,8 @@ def make_handler(adapter: Any) -> Any:
     if IS_ASYNC:
 
         async def outer_async(*arguments: Any) -> Any:
-            with delivering(_number_of(arguments[0])), noting_errors():
+            note_delivery(arguments[0])
+            with noting_errors():
                 result = await inner(*arguments)
             at("after-commit")
             return result
@@ -157,7 +157,8 @@ def make_handler(adapter: Any) -> Any:
         return outer_async
 
     def outer(*arguments: Any) -> Any:
-        with delivering(_number_of(arguments[0])), noting_errors():
+        note_delivery(arguments[0])
+        with noting_errors():
             result = inner(*arguments)
         at("after-commit")
         return result
