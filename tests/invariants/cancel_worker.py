@@ -6,6 +6,7 @@ Not a test. Started once with everything imported; it forks a worker for each li
 """
 
 import asyncio
+import functools
 import inspect
 import json
 import os
@@ -55,12 +56,14 @@ def noting(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Say of each delivery, duplicates included, which message its transaction belongs to."""
     if inspect.iscoroutinefunction(handler):
 
+        @functools.wraps(handler)  # with its mark: the transaction decides whether a job is cancelled
         async def handle_async(ctx: Any) -> Any:
             wire.handle(ctx.id)
             return await handler(ctx)
 
         return handle_async
 
+    @functools.wraps(handler)
     def handle(ctx: Any) -> Any:
         wire.handle(ctx.id)
         return handler(ctx)
