@@ -177,11 +177,14 @@ class BigStorm(Storm):
         self._restarts += 1
 
     def _left(self) -> int:
-        (group,) = self.client.xinfo_groups(self.stream)
+        # In one step: a retry goes from the stream into the delayed set and back.
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.xinfo_groups(self.stream)
+            pipe.zcard(keys_of(self.stream).delayed)
+            (group,), delayed = pipe.execute()
         lag = group["lag"]
         if lag is None:  # Redis has forgotten it in a restart, until the group has read everything
             lag = self.client.eval(UNREAD, 1, self.stream, f"({group['last-delivered-id'].decode()}", BACKLOG)
-        delayed = self.client.zcard(keys_of(self.stream).delayed)
         return int(lag) + int(group["pending"]) + int(delayed)
 
     def _wake_the_stopped(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -47,10 +47,21 @@ class BatchHandlerRunner(HandlerRunner):
 
     def context(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter) -> JobContext:
         """Return the context of one message, of the kind that the handler takes."""
-        most = self.retry.max_attempts if envelope.max_attempts is None else self.attempts_of(envelope)
+        return self.contexts([(envelope, delivery)], emitter)[0]
+
+    def contexts(self, admitted: Iterable[tuple[Envelope, MessageContext]], emitter: Emitter) -> list[JobContext]:
+        """Return the contexts of messages, of the kind that the handler takes."""
+        most, of = self.retry.max_attempts, self.attempts_of
         if self.is_async:
-            return JobContext(envelope, delivery, emitter, most)
-        return SyncJobContext(envelope, delivery, emitter, most, asyncio.get_running_loop())
+            return [
+                JobContext(envelope, delivery, emitter, most if envelope.max_attempts is None else of(envelope))
+                for envelope, delivery in admitted
+            ]
+        loop = asyncio.get_running_loop()
+        return [
+            SyncJobContext(envelope, delivery, emitter, most if envelope.max_attempts is None else of(envelope), loop)
+            for envelope, delivery in admitted
+        ]
 
     def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
         """Return what to await for a message that must not be in a batch with others. Raises what is its outcome."""
