@@ -55,6 +55,8 @@ _SHOWN_MAGIC = {"__aenter__", "__enter__", "__iter__", "__aiter__", "__call__"}
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields|Example|Examples):$")
 _ITEM = re.compile(r"^    (\*{0,2}\w+)(?: \([^)]*\))?: (.*)$")
 _LISTS = {"Args", "Attributes", "Raises"}
+_RULE = re.compile(r"(?<=\.) SPEC\([^)]*\)\.$", re.MULTILINE)
+"""The place in a specification that ends a docstring's line: for maintainers, and in docs/conformance.md."""
 
 
 # ------------------------------------------------------------------ what is public
@@ -234,6 +236,7 @@ def signature_of_function(name: str, function: Any, *, method: bool = False) -> 
 
 # ------------------------------------------------------------------ docstrings to Markdown
 def _markdown(text: str) -> str:
+    text = _RULE.sub("", text)
     text = re.sub(r":\w+:`~?\.?([^`]+)`", r"`\1`", text)
     return re.sub(r"``([^`]+)``", r"`\1`", text)
 

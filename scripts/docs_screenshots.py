@@ -2,9 +2,10 @@
 
     make docs && python scripts/docs_screenshots.py [--into FOLDER]
 
-Serves build/docs on the loopback address. Fails if a page is wider than its window, asks another host for anything,
-reports an error to the console, has a code block without colours or without a copy button, or if the search finds
-nothing, or the switch between light and dark does nothing.
+Serves build/docs on the loopback address. Fails if a page is wider than its window, has a table that must be scrolled
+sideways on a phone, asks another host for anything, reports an error to the console, has a code block without colours
+or without a copy button, or if a copied command has a prompt, the search finds nothing, or the switch between light and
+dark does nothing.
 """
 
 import argparse
@@ -35,6 +36,8 @@ PAGES = (
     "settings/",
 )
 WIDTHS: tuple[tuple[int, int, Literal["light", "dark"]], ...] = ((1280, 900, "light"), (390, 844, "dark"))
+PHONE = WIDTHS[1][0]
+SLOW_MS = 120_000  # a busy machine draws the page of all names slowly
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
@@ -63,6 +66,14 @@ def look_at(page: "Page", name: str) -> list[str]:
     width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     if width[0] > width[1]:
         wrong.append(f"{name}: {width[0]} px wide in a window of {width[1]}")
+    frames: list[str] = page.evaluate(
+        """[...document.querySelectorAll('.md-content table')].filter(table => {
+            const frame = table.closest('.md-typeset__scrollwrap') || table;
+            return Math.max(frame.scrollWidth, table.scrollWidth) > Math.min(frame.clientWidth, innerWidth);
+        }).map(table => table.innerText.slice(0, 40))"""
+    )
+    if width[1] == PHONE:
+        wrong += [f"{name}: a table must be scrolled sideways: {text!r}" for text in frames]
     blocks: list[dict[str, Any]] = page.evaluate(
         """[...document.querySelectorAll('.md-content pre')].map(block => ({
             colours: new Set([...block.querySelectorAll('span[class]')].map(one => getComputedStyle(one).color)).size,
@@ -87,6 +98,15 @@ def search(page: "Page", words: str, found: str) -> list[str]:
     page.keyboard.press("Enter")
     page.wait_for_timeout(2_000)
     return [] if found in page.url else [f"the search for {words!r} led to {page.url}"]
+
+
+def copy(page: "Page") -> list[str]:
+    """Press the copy button of the first commands; return what is wrong with the copied text."""
+    page.locator(".language-console pre").first.hover()
+    page.locator(".language-console button").first.click()
+    copied: str = page.evaluate("navigator.clipboard.readText()")
+    good = copied and not any(line.startswith("$") for line in copied.splitlines())
+    return [] if good else [f"the copied commands are {copied!r}"]
 
 
 class Complaints:
@@ -120,13 +140,17 @@ def main() -> int:
         wrong = Complaints(url)
         for width, height, scheme in WIDTHS:
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+            context.grant_permissions(["clipboard-read", "clipboard-write"])
             page = context.new_page()
+            page.set_default_timeout(SLOW_MS)
             wrong.listen(page)
             for name in PAGES:
                 page.goto(url + name)
                 page.wait_for_load_state("networkidle")
                 wrong.all += look_at(page, f"{name} at {width}")
                 short = name.removesuffix("/").removesuffix(".html")
+                if name == "tutorial/":
+                    wrong.all += copy(page)
                 page.screenshot(path=str(into / f"{short}-{width}.png"))
             before = page.evaluate("getComputedStyle(document.body).backgroundColor")
             page.locator("label[for^=__palette]:visible").first.click()

@@ -74,6 +74,16 @@ def test_every_command_line_is_one_of_ours(name: str, line: str) -> None:
     parse(words[1:])
 
 
+def test_a_manifest_replaces_the_entry_point_of_our_container() -> None:
+    """`args` would be appended to it: conquiet worker … conquiet worker shop:app."""
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yml").read_text())
+    pods = [one["spec"]["template"]["spec"] for one in documents if "template" in one["spec"]]
+    containers = [container for pod in pods for container in pod["containers"]]
+
+    assert [one["name"] for one in containers] == ["worker", "tables"]
+    assert [one["command"][0] for one in containers if "args" not in one] == ["conquiet", "conquiet"]
+
+
 def test_an_option_that_does_not_exist_would_be_noticed() -> None:
     with pytest.raises(Exception, match="No such option"):
         parse(["worker", "shop:app", "--no-such-option"])

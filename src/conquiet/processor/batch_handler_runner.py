@@ -16,7 +16,6 @@ from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.middleware import Middleware
-from conquiet.processor.policy import LONGEST_MS
 from conquiet.processor.settings import HandlerSettings
 from conquiet.runtime.context import MessageContext
 
@@ -28,7 +27,7 @@ class BatchHandlerRunner(HandlerRunner):
         settings: The handler as it was registered, with ``batch``.
         executor: Where plain functions run.
         is_stopping: True once no run is to be begun any more.
-        max_attempts_limit: Most attempts that a message may ask for.
+        max_attempts_limit: Most attempts that a message may ask for beyond the policy; None: not one more.
 
     Attributes:
         batch: How its batches are gathered.
@@ -39,7 +38,7 @@ class BatchHandlerRunner(HandlerRunner):
         settings: HandlerSettings,
         executor: Callable[[], Executor],
         is_stopping: Callable[[], bool] = lambda: False,
-        max_attempts_limit: int = LONGEST_MS,
+        max_attempts_limit: int | None = None,
     ) -> None:
         super().__init__(settings, (), executor, is_stopping, max_attempts_limit)
         assert settings.batch is not None  # noqa: S101 - that is what it is for
@@ -113,7 +112,7 @@ def runner_of(
     middlewares: Sequence[Middleware],
     executor: Callable[[], Executor],
     is_stopping: Callable[[], bool],
-    max_attempts_limit: int,
+    max_attempts_limit: int | None,
 ) -> HandlerRunner:
     """Return what calls a handler, for single messages or for batches.
 

@@ -95,7 +95,11 @@ class Processor(OperatorCalls):
         self._engine: Engine | None = None
         self._promoter: DelayedPromoter | None = None
         self._housekeeper = StreamHousekeeper(
-            redis, self._streams, group=self._group, retention=self._settings.retention
+            redis,
+            self._streams,
+            group=self._group,
+            retention=self._settings.retention,
+            messages_read=lambda stream: 0 if self._engine is None else self._engine.messages_read(stream),
         )
         self._runners: Runners = {}
         self._paused_streams: frozenset[str] = frozenset()

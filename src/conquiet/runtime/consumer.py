@@ -66,7 +66,9 @@ class Consumer(Engine):
         require_positive("concurrency", concurrency)
         require_text("group", group)
         chosen = settings_from(settings, options)
-        self._housekeeper = StreamHousekeeper(redis, names, group=group, retention=chosen.retention)
+        self._housekeeper = StreamHousekeeper(
+            redis, names, group=group, retention=chosen.retention, messages_read=self.messages_read
+        )
         executor = HandlerExecutor(
             handler,
             on_exhausted,
