@@ -107,14 +107,21 @@ class Faults:
             node.resume()
 
     def _close_connections(self, nodes: list[RabbitMQNode]) -> None:
-        """Close all connections of the storm, as the nodes that run know them."""
+        """Close all connections of the storm, as the nodes that run know them; at least one."""
         with self._fault("close connections"):
-            for node in nodes:
-                with contextlib.suppress(OSError):  # it is busy with the loss of the other
-                    for connection in node.api("GET", "/api/connections"):
-                        if connection.get("vhost") == self._vhost and connection.get("node") == node.node:
-                            path = f"/api/connections/{quote(connection['name'], safe='')}"
-                            node.api("DELETE", path, missing_ok=True)
+            # A node hears of a new connection seconds after it was opened: without one the fault would hit nothing.
+            wait_until(lambda: sum(map(self._close_connections_of, nodes)) > 0, timeout_s=120, interval_s=0.2)
+
+    def _close_connections_of(self, node: RabbitMQNode) -> int:
+        """Return how many connections were closed."""
+        closed = 0
+        with contextlib.suppress(OSError):  # it is busy with the loss of the other
+            for connection in node.api("GET", "/api/connections"):
+                if connection.get("vhost") == self._vhost and connection.get("node") == node.node:
+                    path = f"/api/connections/{quote(connection['name'], safe='')}"
+                    node.api("DELETE", path, missing_ok=True)
+                    closed += 1
+        return closed
 
     def _leader(self) -> RabbitMQNode:
         """Return the node that leads one of the queues."""

@@ -133,7 +133,7 @@ def test_the_delivery_cap_ends_the_killer_and_no_other(
         return dead() + len({n for n in handled() if n >= 0}) >= innocents
 
     try:
-        wait_until(settled, timeout_s=120, interval_s=0.02, message=lambda: f"{len(handled())} handled, {kills} kills")
+        wait_until(settled, timeout_s=300, interval_s=0.02, message=lambda: f"{len(handled())} handled, {kills} kills")
         wait_until(lambda: client.xpending(stream, "processor")["pending"] == 0)
         history.record("drained")
     finally:

@@ -33,14 +33,20 @@ class AppCell(Cell):
 
     worker = WORKER
     through = "App, "
+    notes_commits = False
 
     def is_settled(self) -> bool:
         """Return whether no message is unread, pending, delayed or ready."""
-        if self._broker == "redis":
-            with open_redis(self._url) as client:
-                if client.zcard(keys_of(self._source).delayed):
-                    return False
-        return super().is_settled()
+        if self._broker != "redis":
+            return super().is_settled()
+        with open_redis(self._url) as client:
+            # A retry that left the delayed set between the two looks is a newer entry.
+            newest = client.xinfo_stream(self._source)["last-generated-id"]
+            return bool(
+                super().is_settled()
+                and not client.zcard(keys_of(self._source).delayed)
+                and client.xinfo_stream(self._source)["last-generated-id"] == newest
+            )
 
 
 MakeCell = Callable[..., tuple[AppCell, Database]]

@@ -63,7 +63,8 @@ class Declarations:
                 twice has its effect twice.
             batch: Call the function with up to so many messages: ``list[Order]``, and ``list[JobContext]`` if it asks
                 for them. With a session they share one transaction, and one that fails is found by halving.
-            within_s: How long the first message of a batch or group waits for others, 0.02 s if left out.
+            within_s: Within which time the first message of a batch or group has its effect, 0.02 s if left out.
+                It waits for others, but less by as long as the last batches took, and at least half of that time.
             group: Let up to so many calls of a function for single messages share one transaction, each in a savepoint.
                 Safe if the function does nothing outside of its session: when the transaction fails, all run again.
         """
@@ -111,7 +112,8 @@ class Declarations:
             batch: Call the function with up to so many messages: ``list[Order]``. With a session they share one
                 transaction; one that fails is found by halving and settled by itself. The prefetch follows: the next
                 batch is delivered while one is handled.
-            within_s: How long the first message of a batch waits for others, 0.02 s if left out.
+            within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
+                others, but less by as long as the last batches took, and at least half of that time.
             options: Options of ``RabbitConsumer``; see ``RabbitConfig``.
         """
         from conquiet.rabbit.config import RabbitConfig

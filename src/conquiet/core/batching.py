@@ -1,13 +1,17 @@
 """Gather items into batches: by size, and by the time that the first one waits.
 
     add ──▶ gathering, by key ──┬─ full ──────────────────────────────────────────▶ deliver
-                                └─ the first one has waited ``within_s`` ──▶ due ──▶ deliver, once ``may_deliver``
+                                └─ the first one has waited long enough ───▶ due ──▶ deliver, once ``may_deliver``
 
 A batch whose time is over is delivered when a worker is free, and goes on gathering until then: while all workers are
 busy, delivering it earlier would only make it smaller.
+
+``within_s`` is the time from the arrival of the first one to the end of its batch, its COMMIT. So a batch gathers for a
+shorter time: less by as long as the last batches took (``BatchTimes``).
 """
 
 import asyncio
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,7 +24,9 @@ T = TypeVar("T")
 LARGEST = 10_000
 """Most members of a batch."""
 WITHIN_S = 0.02
-"""How long the first member of a batch waits for others, unless another time is given."""
+"""Within which time the first member of a batch has its effect, unless another time is given."""
+KEPT = 20
+"""Batches whose duration is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,8 @@ class BatchSettings:
 
     Attributes:
         size: Most members.
-        within_s: How long the first member waits for others, in seconds. 0 takes what was read together.
+        within_s: Within which time the first member has its effect, in seconds: it waits for others, but less by as
+            long as the longest of the last 20 batches took, and at least half of this. 0 takes what was read together.
     """
 
     size: int
@@ -61,6 +68,27 @@ def batch_settings(batch: int | None, within_s: float | None) -> BatchSettings |
     return BatchSettings(batch) if within_s is None else BatchSettings(batch, within_s)
 
 
+class BatchTimes:
+    """How long the last batches took, from the end of their gathering to their own end. Pure."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=KEPT)
+
+    def record(self, took_s: float) -> None:
+        """Note how long a batch took."""
+        self._last.append(took_s)
+
+    def gathering_s(self, within_s: float) -> float:
+        """Return how long a batch gathers that is to end within this time.
+
+        At least half of it: where handlers take longer than that, gathering nothing would make the batches small, and
+        still be too late.
+        """
+        return max(within_s - max(self._last), within_s / 2) if self._last else within_s
+
+
 class _Gathering(Generic[T]):
     """The items of one key that wait for their batch."""
 
@@ -75,13 +103,17 @@ class BatchAssembler(Generic[T]):
     """Gathers items by key. Belongs to one event loop.
 
     Args:
-        deliver: Called with the key and the items of a batch.
+        deliver: Called with the key and the items of a batch, and when it was due, on the loop's clock; None if it
+            was full before that.
         may_deliver: Whether a batch that is not full may be delivered now: a worker is free.
     """
 
-    def __init__(self, deliver: Callable[[Hashable, list[T]], None], may_deliver: Callable[[], bool]) -> None:
+    def __init__(
+        self, deliver: Callable[[Hashable, list[T], float | None], None], may_deliver: Callable[[], bool]
+    ) -> None:
         self._deliver = deliver
         self._may_deliver = may_deliver
+        self._times: defaultdict[Hashable, BatchTimes] = defaultdict(BatchTimes)
         self._gathering: dict[Hashable, _Gathering[T]] = {}
         self._due: dict[Hashable, None] = {}  # in the order in which their time was over
 
@@ -91,18 +123,33 @@ class BatchAssembler(Generic[T]):
 
     def add(self, key: Hashable, item: T, *, size: int, within_s: float) -> None:
         """Add an item to the batch of a key. ``size`` is the same for all items of it."""
-        gathering = self._gathering.get(key)
-        if gathering is None:
-            timer = asyncio.get_running_loop().call_later(within_s, self._expired, key)
-            gathering = self._gathering[key] = _Gathering(timer)
-        gathering.items.append(item)
-        if len(gathering.items) >= size:
-            self._send(key)
+        self.add_many(key, [item], size=size, within_s=within_s)
+
+    def add_many(self, key: Hashable, items: list[T], *, size: int, within_s: float) -> None:
+        """Add items to the batch of a key, and to those after it once it is full."""
+        added = 0
+        while added < len(items):
+            gathering = self._gathering.get(key)
+            if gathering is None:
+                wait_s = self._times[key].gathering_s(within_s)
+                timer = asyncio.get_running_loop().call_later(wait_s, self._expired, key)
+                gathering = self._gathering[key] = _Gathering(timer)
+            some = items[added : added + size - len(gathering.items)]
+            gathering.items += some
+            added += len(some)
+            if len(gathering.items) >= size:
+                self._send(key, None)
 
     def deliver_due(self) -> None:
         """Deliver batches whose time is over, as long as they may be."""
+        # Since now: that no worker was free before is no reason to gather for a shorter time.
         while self._due and self._may_deliver():
-            self._send(next(iter(self._due)))
+            self._send(next(iter(self._due)), asyncio.get_running_loop().time())
+
+    def ended(self, key: Hashable, due_at: float | None) -> None:
+        """Note that a batch has ended just now: what ``deliver`` was called with, without the items."""
+        if due_at is not None:  # how long a full one took says nothing about those that wait
+            self._times[key].record(asyncio.get_running_loop().time() - due_at)
 
     def take(self) -> list[T]:
         """Remove and return all items."""
@@ -114,11 +161,14 @@ class BatchAssembler(Generic[T]):
         return items
 
     def _expired(self, key: Hashable) -> None:
-        self._due[key] = None
-        self.deliver_due()
+        if self._due or not self._may_deliver():
+            self._due[key] = None
+            self.deliver_due()
+        else:
+            self._send(key, self._gathering[key].timer.when())  # a loop that is late here is late the next time, too
 
-    def _send(self, key: Hashable) -> None:
+    def _send(self, key: Hashable, due_at: float | None) -> None:
         gathering = self._gathering.pop(key)
         gathering.timer.cancel()
         self._due.pop(key, None)
-        self._deliver(key, gathering.items)
+        self._deliver(key, gathering.items, due_at)

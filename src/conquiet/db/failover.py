@@ -7,10 +7,13 @@ that such a server refuses renews the pool: idle connections are closed, and the
 See docs/decisions/0057.
 """
 
+import threading
 from typing import Final
 
+from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from conquiet.db.errors import number_of
 from conquiet.db.sqlstate import sqlstate_of
@@ -18,6 +21,8 @@ from conquiet.db.sqlstate import sqlstate_of
 # 1290 read_only or super_read_only, 1792 a read-only transaction by the session's default, 1836 read-only mode.
 _NUMBERS: Final = frozenset({1290, 1792, 1836})
 _SQLSTATE: Final = "25006"
+# Threads may be refused at once: one that recreated the old pool after it was renewed would copy its listener.
+_renewing: Final = threading.Lock()
 
 
 def is_demotion(error: BaseException | None) -> bool:
@@ -31,6 +36,13 @@ def is_demotion(error: BaseException | None) -> bool:
 
 def renew_pool(engine: Engine) -> None:
     """Close the idle connections of an engine. Those in use are closed when they are returned."""
-    old = engine.pool
-    engine.pool = old.recreate()
+    with _renewing:
+        old = engine.pool
+        engine.pool = old.recreate()
+        # After it was recreated, which copies listeners. No engine has it any more: it would keep them open.
+        event.listen(old, "checkin", _close)
     old.dispose()
+
+
+def _close(_connection: object, record: ConnectionPoolEntry) -> None:
+    record.invalidate()

@@ -9,7 +9,6 @@ The time of a statement is recorded when it ends.
 
 import re
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -35,7 +34,7 @@ class WriteCounts:
     """Hold the writes of one session until it is committed or rolled back."""
 
     def __init__(self) -> None:
-        self._uncommitted: Counter[tuple[str, str]] = Counter()
+        self._uncommitted: dict[tuple[str, str], int] = {}
         self._after_commit: list[Callable[[], None]] = []
 
     def measure(self, table: str, op_type: str, *, rows: int = 1) -> "_Measurement":
@@ -60,7 +59,7 @@ class _Measurement:
     __slots__ = ("_op_type", "_rows", "_started", "_table", "_uncommitted")
 
     # A class and not a generator: 3.3 µs per write against 5.6 µs, of 180 µs of a session's CPU time.
-    def __init__(self, uncommitted: "Counter[tuple[str, str]]", table: str, op_type: str, rows: int) -> None:
+    def __init__(self, uncommitted: dict[tuple[str, str], int], table: str, op_type: str, rows: int) -> None:
         self._uncommitted, self._table, self._op_type, self._rows = uncommitted, table, op_type, rows
 
     def __enter__(self) -> None:
@@ -69,6 +68,7 @@ class _Measurement:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         observe_db_latency(self._table, self._op_type, time.monotonic() - self._started)
         if error is None:
-            self._uncommitted[self._table, self._op_type] += self._rows
+            key = (self._table, self._op_type)
+            self._uncommitted[key] = self._uncommitted.get(key, 0) + self._rows
         else:
             count_db_writes(self._table, self._op_type, "error", self._rows)

@@ -149,9 +149,10 @@ class BatchExecution:
             if outcome is not None and member.envelope.first_attempt is None:
                 member.envelope.first_attempt = span.context
         settlements: dict[RuntimeMessage, Settlement] = {}
+        ends_plainly, stop_watching = self._ends_plainly, self._cancels.running.pop
         for message, member, outcome in zip(messages, members, outcomes, strict=True):
-            if outcome is None and self._ends_plainly(message, member.envelope):
-                self._cancels.running.pop(message, None)
+            if outcome is None and ends_plainly(message, member.envelope):
+                stop_watching(message, None)
                 _succeed(runner, message)
                 settlements[message] = ACKNOWLEDGE
             else:

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -16,7 +16,6 @@ from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.middleware import Middleware
-from conquiet.processor.policy import LONGEST_MS
 from conquiet.processor.settings import HandlerSettings
 from conquiet.runtime.context import MessageContext
 
@@ -28,7 +27,7 @@ class BatchHandlerRunner(HandlerRunner):
         settings: The handler as it was registered, with ``batch``.
         executor: Where plain functions run.
         is_stopping: True once no run is to be begun any more.
-        max_attempts_limit: Most attempts that a message may ask for.
+        max_attempts_limit: Most attempts that a message may ask for beyond the policy; None: not one more.
 
     Attributes:
         batch: How its batches are gathered.
@@ -39,7 +38,7 @@ class BatchHandlerRunner(HandlerRunner):
         settings: HandlerSettings,
         executor: Callable[[], Executor],
         is_stopping: Callable[[], bool] = lambda: False,
-        max_attempts_limit: int = LONGEST_MS,
+        max_attempts_limit: int | None = None,
     ) -> None:
         super().__init__(settings, (), executor, is_stopping, max_attempts_limit)
         assert settings.batch is not None  # noqa: S101 - that is what it is for
@@ -47,10 +46,21 @@ class BatchHandlerRunner(HandlerRunner):
 
     def context(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter) -> JobContext:
         """Return the context of one message, of the kind that the handler takes."""
-        most = self.retry.max_attempts if envelope.max_attempts is None else self.attempts_of(envelope)
+        return self.contexts([(envelope, delivery)], emitter)[0]
+
+    def contexts(self, admitted: Iterable[tuple[Envelope, MessageContext]], emitter: Emitter) -> list[JobContext]:
+        """Return the contexts of messages, of the kind that the handler takes."""
+        most, of = self.retry.max_attempts, self.attempts_of
         if self.is_async:
-            return JobContext(envelope, delivery, emitter, most)
-        return SyncJobContext(envelope, delivery, emitter, most, asyncio.get_running_loop())
+            return [
+                JobContext(envelope, delivery, emitter, most if envelope.max_attempts is None else of(envelope))
+                for envelope, delivery in admitted
+            ]
+        loop = asyncio.get_running_loop()
+        return [
+            SyncJobContext(envelope, delivery, emitter, most if envelope.max_attempts is None else of(envelope), loop)
+            for envelope, delivery in admitted
+        ]
 
     def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
         """Return what to await for a message that must not be in a batch with others. Raises what is its outcome."""
@@ -102,7 +112,7 @@ def runner_of(
     middlewares: Sequence[Middleware],
     executor: Callable[[], Executor],
     is_stopping: Callable[[], bool],
-    max_attempts_limit: int,
+    max_attempts_limit: int | None,
 ) -> HandlerRunner:
     """Return what calls a handler, for single messages or for batches.
 

@@ -81,7 +81,8 @@ class Emitter:
             delay_s: Seconds (or a timedelta) until it is due, by the server's clock.
             at: The moment it is due: seconds since the epoch, or a datetime with a time zone.
             stream: Another stream than the usual one.
-            max_attempts: Attempts in total, in place of the handler's setting.
+            max_attempts: Attempts in total, in place of the handler's setting. The worker bounds it by that setting,
+                or by its ``max_attempts_limit``.
             debounce: With ``delay_s``: a name under which only the last message emitted waits; each new one
                 replaces the one before and starts the wait again.
             key: Messages of one key run one at a time and in the order in which they were emitted (with ``delay_s`` or

@@ -12,7 +12,7 @@ The envelope is the JSON object in the entry's single field ``data``, so any rea
     data             object   yours                                                         {}
     attempt          int      which attempt this is, from 1                                 1
     max_attempts     int      attempts in total, in place of the handler's own setting;     the handler's
-                              bounded by ProcessorSettings.max_attempts_limit
+                              more only up to ProcessorSettings.max_attempts_limit
     emitted_ms       int      when it was emitted first, milliseconds since the epoch       0, unknown
     delay_until_ms   number   not to be handled before this time                            at once
     first_failed_ms  int      when its first failed attempt ended                           never failed
@@ -146,9 +146,9 @@ def new_id() -> str:
 
 
 def check_new(
-    event: object, message_id: object, max_attempts: object = None, limit: int = _LARGEST, key: object = None
+    event: object, message_id: object, max_attempts: object = None, limit: int | None = None, key: object = None
 ) -> None:
-    """Refuse what a caller may not put into a new envelope: ``limit`` is the largest ``max_attempts``.
+    """Refuse what a caller may not put into a new envelope: ``limit`` is the largest ``max_attempts``, if there is one.
 
     Raises:
         ConfigurationError: Says which argument is wrong, and what it should be.
@@ -159,10 +159,11 @@ def check_new(
     for name, value, most in names:
         if len(require_text(name, value)) > most:
             raise ConfigurationError(f"{name} must have at most {most} characters, got {len(str(value))}")
-    if max_attempts is not None and require_positive("max_attempts", max_attempts) > limit:
+    most_attempts = _LARGEST if limit is None else limit
+    if max_attempts is not None and require_positive("max_attempts", max_attempts) > most_attempts:
         raise ConfigurationError(
-            f"max_attempts must be at most {limit}, got {max_attempts}. "
-            "ProcessorSettings(max_attempts_limit=…) allows more"
+            f"max_attempts must be at most {most_attempts}, got {max_attempts}"
+            + ("" if limit is None else ". ProcessorSettings(max_attempts_limit=…) allows more")
         )
 
 

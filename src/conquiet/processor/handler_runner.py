@@ -20,7 +20,7 @@ from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_limiter import HandlerLimiter
 from conquiet.processor.middleware import Middleware, wrapped
-from conquiet.processor.policy import LONGEST_MS, Reject, Retry, allowed_attempts
+from conquiet.processor.policy import Reject, Retry, allowed_attempts
 from conquiet.processor.settings import HandlerSettings
 from conquiet.runtime.context import MessageContext
 from conquiet.runtime.executor import is_async
@@ -36,7 +36,7 @@ class HandlerRunner:
         middlewares: What runs around it, outermost first.
         executor: Where plain functions run.
         is_stopping: True once no run is to be begun any more.
-        max_attempts_limit: Most attempts that a message may ask for.
+        max_attempts_limit: Most attempts that a message may ask for beyond the policy; None: not one more.
 
     Attributes:
         is_async: True if the handler is awaited, and not run in a thread.
@@ -50,7 +50,7 @@ class HandlerRunner:
         middlewares: Sequence[Middleware],
         executor: Callable[[], Executor],
         is_stopping: Callable[[], bool] = lambda: False,
-        max_attempts_limit: int = LONGEST_MS,
+        max_attempts_limit: int | None = None,
     ) -> None:
         self.event = settings.event
         self.retry = settings.retry
@@ -64,6 +64,7 @@ class HandlerRunner:
         self._executor = executor
         self._call = wrapped(settings.function if self.is_async else self._in_thread, middlewares)
         self._max_attempts_limit = max_attempts_limit
+        self._reported_bound = False
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.done: defaultdict[str, int] = defaultdict(int)
 
@@ -89,8 +90,21 @@ class HandlerRunner:
         return bool(await loop.run_in_executor(self._executor(), self._mark_cancelled, SyncJobContext.of(ctx, loop)))
 
     def attempts_of(self, envelope: Envelope) -> int:
-        """Return how many attempts a message has in total."""
-        return allowed_attempts(envelope.max_attempts, self.retry, self._max_attempts_limit)
+        """Return how many attempts a message has in total. Warns of the first that asks for more than it gets."""
+        own = envelope.max_attempts
+        allowed = allowed_attempts(own, self.retry, self._max_attempts_limit)
+        if own is not None and own > allowed and not self._reported_bound:
+            self._reported_bound = True
+            logger.warning(
+                "message %(message_id)s of %(event_name)s asks for %(asked)s attempts and gets %(max_attempts)s, "
+                "the most that its handler's policy allows. ProcessorSettings(max_attempts_limit=…) allows more; "
+                "this is logged once",
+                message_id=envelope.id,
+                event_name=self.event,
+                asked=own,
+                max_attempts=allowed,
+            )
+        return allowed
 
     def count(self, stream: str, outcome: str) -> None:
         """Count what became of one attempt, unless it is done; ``flush_counts`` hands it on."""

@@ -64,7 +64,8 @@ class OperatorCalls:
             keep_result_s: How long the result is kept after the end.
             id: Identity of the message; see ``emit``.
             stream: Another stream than the first one.
-            max_attempts: Attempts in total, in place of the handler's setting.
+            max_attempts: Attempts in total, in place of the handler's setting. The worker bounds it by that setting,
+                or by its ``max_attempts_limit``.
             key: Messages of one key run one at a time and in order: those ahead of it are waited for, too.
 
         Raises:

@@ -154,15 +154,15 @@ def decide(
     return settlement.RetryLater(delay_ms, error, steps_aside=policy.steps_aside, max_attempts=max_attempts)
 
 
-def allowed_attempts(own: int | None, policy: RetryPolicy, limit: int) -> int:
+def allowed_attempts(own: int | None, policy: RetryPolicy, limit: int | None = None) -> int:
     """Return how many attempts a message has.
 
     Args:
         own: The message's own number, which any producer may have written.
-        policy: The handler's; it holds for a message without a number.
-        limit: Most attempts that a message may ask for, unless the policy allows more.
+        policy: The handler's; it holds for a message without a number, and bounds the others.
+        limit: A larger bound for messages with a number; None: the policy's.
     """
-    return policy.max_attempts if own is None else min(own, max(policy.max_attempts, limit))
+    return policy.max_attempts if own is None else min(own, max(policy.max_attempts, limit or 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,11 @@ class Processor(OperatorCalls):
         self._engine: Engine | None = None
         self._promoter: DelayedPromoter | None = None
         self._housekeeper = StreamHousekeeper(
-            redis, self._streams, group=self._group, retention=self._settings.retention
+            redis,
+            self._streams,
+            group=self._group,
+            retention=self._settings.retention,
+            messages_read=lambda stream: 0 if self._engine is None else self._engine.messages_read(stream),
         )
         self._runners: Runners = {}
         self._paused_streams: frozenset[str] = frozenset()
@@ -128,7 +132,8 @@ class Processor(OperatorCalls):
             concurrency: Most runs at once on this host.
             rate: Most starts in a time, over all hosts. Not beside ``batch``.
             batch: Most messages of one call, which gets a list of contexts; see docs/batches.md.
-            within_s: How long the first message of a batch waits for others, 0.02 s if left out.
+            within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
+                others, but less by as long as the last batches took, and at least half of that time.
         """
         if self._engine is not None:
             raise LifecycleError("handlers are registered before the start")

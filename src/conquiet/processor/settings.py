@@ -50,8 +50,8 @@ class ProcessorSettings:
             processes read the new event's messages meanwhile. 0 dead-letters at once.
         foreign_limit: The processor stops if the first so many entries that it reads from a stream are all no messages
             of a processor; None never stops.
-        max_attempts_limit: Most attempts that a message may ask for by its own ``max_attempts``. A handler's policy may
-            allow more.
+        max_attempts_limit: Most attempts that a message may get by its own ``max_attempts`` where the policy of its
+            handler allows fewer. None: never more than the policy, whatever a producer writes.
         replicas: Replicas of the server that must have a message before ``emit`` returns; 0 does not wait. A call may
             ask for another number.
         replicas_timeout_s: How long they may take; then ``emit`` raises ``NotReplicatedError``.
@@ -73,7 +73,7 @@ class ProcessorSettings:
     unknown: Unknown | Mapping[str, Unknown] = "dead_letter"
     unknown_grace_s: float = 300.0
     foreign_limit: int | None = 20
-    max_attempts_limit: int = 100
+    max_attempts_limit: int | None = None
     retention: Retention | None = field(default_factory=Retention)
     replicas: int = 0
     replicas_timeout_s: float = 1.0
@@ -102,7 +102,8 @@ class ProcessorSettings:
         require_seconds("unknown_grace_s", self.unknown_grace_s, zero_allowed=True)
         if self.foreign_limit is not None:
             require_positive("foreign_limit", self.foreign_limit)
-        require_count("max_attempts_limit", self.max_attempts_limit)
+        if self.max_attempts_limit is not None:
+            require_count("max_attempts_limit", self.max_attempts_limit)
         require_retention(self.retention)
         self.confirmation()
 

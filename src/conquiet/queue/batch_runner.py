@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conquiet.core.batch_run import BatchRun, Outcome, run_without_loop
-from conquiet.core.batching import BatchSettings
+from conquiet.core.batching import BatchSettings, BatchTimes
 from conquiet.core.functions import reject_awaitable, require_arguments, require_plain_function
 from conquiet.errors import ConfigurationError, LeaseLostError, MalformedMessageError
 from conquiet.queue.models import QueueMessage
@@ -62,6 +62,7 @@ class BatchMessageRunner:
         self._handler = handler
         self._open_session = sessions_of(engine)
         self._settings = settings
+        self._times = BatchTimes()
         self._on_malformed = on_malformed
         self._inbox = inbox
         self._malformed: MalformedMessageError | None = None
@@ -71,17 +72,20 @@ class BatchMessageRunner:
         while not self._consumer.is_stopping:
             msgs = self._gather()
             if msgs:
+                began = time.monotonic()
                 self._handle(msgs)
+                if len(msgs) < self._settings.size:  # how long a full one takes says nothing about those that wait
+                    self._times.record(time.monotonic() - began)
             if self._malformed is not None:  # after the good ones: reading has made all of them ours
                 raise self._malformed
 
     def _gather(self) -> list[QueueMessage]:
-        """Read up to ``size`` messages: what there is, and what comes within ``within_s`` of the first."""
+        """Read up to ``size`` messages: what there is, and what comes soon enough after the first."""
         consumer, size = self._consumer, self._settings.size
         msgs: list[QueueMessage] = []
         first = self._read(consumer.config.block_ms, size)
         msgs += first
-        deadline = time.monotonic() + self._settings.within_s
+        deadline = time.monotonic() + self._times.gathering_s(self._settings.within_s)
         while msgs and len(msgs) < size and self._malformed is None and not consumer.is_stopping:
             left_ms = int((deadline - time.monotonic()) * 1000)
             if left_ms < 1:

@@ -255,7 +255,8 @@ class QueueConsumer:
             handler: Does the work of all its messages with the session it gets: ``handler(msgs, session)``.
             engine: Source of sessions; never closed here.
             batch: Most messages of one transaction.
-            within_s: How long the first message of a batch waits for others.
+            within_s: Within which time the first message of a batch has its effect. It waits for others, but less by as
+                long as the last batches took, and at least half of that time.
             on_malformed: Called with each entry that breaks the format; see ``run``.
             inbox: Makes the effect of a message happen once: messages that it knows are not in the handler's list.
         """

@@ -8,6 +8,10 @@ A lease in Redis lets one host at a time do the work. It saves work and protects
 is right whichever host runs it. A host that resumes after its lease expired does no harm, and a killed one is replaced
 when its lease expires.
 
+A stream with nothing to do is visited less and less often, up to 16 times ``interval_s`` apart. A host that then reads
+a message from it makes a pass soon after, and takes the lease over if its holder makes none for a while. Each thread
+asks its own process every ``interval_s`` whether it read any: no command is sent for that.
+
 Without a retention nothing is removed. The thread then looks once a minute whether the stream only grows, and logs a
 warning, once.
 
@@ -25,7 +29,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -41,7 +45,7 @@ from conquiet.metrics.registry import (
 from conquiet.metrics.safety import count
 from conquiet.queue.backlog_sampler import INTERVAL_S, BacklogSampler, sampling_key
 from conquiet.queue.retention import Retention, require_retention, warn_of_growth
-from conquiet.queue.stream_progress import StreamProgress
+from conquiet.queue.stream_progress import StreamProgress, lease_ms, longest_lease_ms
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.cluster import topology_of
 from conquiet.redis_transport.errors import RedisError, ResponseError
@@ -74,8 +78,6 @@ _TIMEOUT_S = 5.0
 _FIRST_ERROR_S = 1.0
 _LONGEST_ERROR_S = 60.0
 _POLL_S = 0.01
-_LEASED_PAUSES = 1.5
-"""The lease holds for so many of the longest pause that may follow, and for three seconds at least."""
 
 _TRIM = Script.from_source("trim", TRIM, action="trimming")
 _REMOVE_NAMES = Script.from_source("remove_dead_names", REMOVE_DEAD_NAMES, action="removing dead consumers")
@@ -96,6 +98,8 @@ class StreamHousekeeper:
         streams: Keys of the streams.
         group: Consumer group whose dead names are removed; without one, names are left alone.
         retention: What is kept. None removes nothing and only watches for a stream that grows.
+        messages_read: Returns how many messages of a stream this process has read so far. A stream that was quiet is
+            visited as soon as that number has changed; without it, up to 16 ``interval_s`` later.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class StreamHousekeeper:
         *,
         group: str | None = None,
         retention: Retention | None = Retention(),  # noqa: B008 - frozen
+        messages_read: Callable[[str], int] | None = None,
     ) -> None:
         if isinstance(streams, str) or not streams:
             raise ConfigurationError("streams must be a list of at least one stream name")
@@ -112,6 +117,7 @@ class StreamHousekeeper:
         self._streams = tuple(require_text("streams", stream) for stream in streams)
         self._group = None if group is None else require_text("group", group)
         self._retention = retention
+        self._messages_read = messages_read
         self._topology = topology_of(redis, timeout_s=_TIMEOUT_S)
         self._token = uuid.uuid4().hex
         self._counts_attempts: bool | None = None
@@ -194,6 +200,8 @@ class StreamHousekeeper:
         due = [min(state.next_at, state.sampler.next_at) for state in self._states.values()]
         if self._group is not None and self._retention is not None:
             due += [state.names_at for state in self._states.values()]
+        if self._retention is not None and self._messages_read is not None:
+            due += [now + self._retention.interval_s for state in self._states.values() if state.is_quiet]
         return max(0.0, min(due) - now)
 
     def _visit(self, stream: str, state: StreamProgress) -> None:
@@ -205,11 +213,13 @@ class StreamHousekeeper:
                     state.next_at = now + _WATCH_S
                     self._watch(stream, state)
                 return
-            if now >= state.next_at:
+            if self._messages_read is not None:
+                state.observe_reads(self._messages_read(stream))
+            if state.is_due(now):
                 self._trim(stream, state, self._retention)
             if self._group is not None and now >= state.names_at:
                 state.names_at = now + _NAMES_S * (0.5 + random.random())  # noqa: S311
-                self._remove_names(stream, self._group)
+                state.leased = self._remove_names(stream, self._group) or state.leased
             state.failures = 0
             state.outage.succeeded()
         except Exception as error:  # noqa: BLE001 - a thread that died would be missed only when memory runs out
@@ -219,12 +229,13 @@ class StreamHousekeeper:
         """Remove, step by step, what every group is done with, if the lease is ours."""
         gaps_from, removed_so_far = "", 0
         ends_at = time.monotonic() + retention.interval_s / 2
+        patience_ms = longest_lease_ms(retention.interval_s) if state.begin_pass() else ""
         for step in itertools.count():
             now = time.monotonic()
             # A step in the gaps reads at most 256 KiB: of large messages that is a few dozen, so it may take many.
             if step >= _STEPS_PER_PASS and (not gaps_from or now >= ends_at):
                 return
-            reply = self._step(stream, retention, gaps_from, state.longest_pause)
+            reply = self._step(stream, retention, gaps_from, state.longest_pause, patience_ms)
             outcome = text(reply[0])
             if outcome == "held":
                 state.schedule_while_held(now, int(reply[2]) / 1000, int(reply[3]), retention.interval_s)
@@ -235,7 +246,7 @@ class StreamHousekeeper:
                 return
             _, needed, removed, length, undone, slowest, cursor = reply
             removed_so_far += removed
-            state.schedule_next(now, retention.interval_s, removed=removed_so_far > 0)
+            state.schedule_next(now, retention.interval_s, removed=removed_so_far > 0, undone=undone)
             count(QUEUE_ENTRIES_TRIMMED_TOTAL, stream, n=removed)
             if state.held_back.observe(text(needed), length, now):
                 logger.warning(
@@ -250,10 +261,12 @@ class StreamHousekeeper:
                 return
             gaps_from = state.gaps_from if may_have_gaps and (gaps_from or not removed) else ""
 
-    def _step(self, stream: str, retention: Retention, gaps_from: str, longest_pause: int) -> Any:
+    def _step(
+        self, stream: str, retention: Retention, gaps_from: str, longest_pause: int, patience_ms: int | str
+    ) -> Any:
         keep = (round(retention.keep_s * 1000), retention.keep_min)
-        lease_ms = max(3_000, round(longest_pause * retention.interval_s * _LEASED_PAUSES * 1_000))
-        args = ("trim", STEP_ENTRIES, *keep, gaps_from, self._token, lease_ms)
+        lease = (self._token, lease_ms(longest_pause, retention.interval_s), patience_ms)
+        args = ("trim", STEP_ENTRIES, *keep, gaps_from, *lease)
         return self._call(_TRIM, stream, (stream, housekeeping_key(stream)), args)
 
     def _watch(self, stream: str, state: StreamProgress) -> None:
@@ -262,14 +275,14 @@ class StreamHousekeeper:
         if text(reply[0]) == "ok" and state.growth.observe(done):
             warn_of_growth(stream, done)
 
-    def _remove_names(self, stream: str, group: str) -> None:
-        """Remove the names of dead consumers, if the lease is ours."""
-        lease_ms = round(_NAMES_S * 2_000)
+    def _remove_names(self, stream: str, group: str) -> bool:
+        """Remove the names of dead consumers, if the lease is ours. Returns whether it is."""
+        leased_ms = round(_NAMES_S * 2_000)
         rows = self._call(
-            _LIST_NAMES, stream, (housekeeping_key(stream, group), stream), (self._token, lease_ms, group)
+            _LIST_NAMES, stream, (housekeeping_key(stream, group), stream), (self._token, leased_ms, group)
         )
         if rows is None:
-            return
+            return False
         client: Any = self._topology.client(stream)
         known = consumer_infos(rows)
         idle = [name for one in known if one.pending == 0 and (name := _name(one.name)) is not None]
@@ -289,7 +302,8 @@ class StreamHousekeeper:
                     count=len(removed),
                 )
             if self._stopping.is_set():
-                return
+                break
+        return True
 
     def _server_counts_attempts(self, client: Any) -> bool:
         if self._counts_attempts is None:
@@ -304,9 +318,8 @@ class StreamHousekeeper:
             return
         count(QUEUE_HOUSEKEEPING_ERRORS_TOTAL, stream)
         state.failures += 1
-        state.next_at = time.monotonic() + min(_FIRST_ERROR_S * 2 ** min(state.failures, 10), _LONGEST_ERROR_S)
-        state.names_at = max(state.names_at, state.next_at)
-        state.sampler.next_at = max(state.sampler.next_at, state.next_at)
+        wait_s = min(_FIRST_ERROR_S * 2 ** min(state.failures, 10), _LONGEST_ERROR_S)
+        state.schedule_after_failure(time.monotonic(), wait_s)
         if isinstance(error, QueueError | RedisError | OSError) and not isinstance(error.__cause__, ResponseError):
             state.outage.failed(error, address=known_address(self._topology, stream))
         elif state.failures == 1:  # one record; the metric counts on

@@ -10,8 +10,21 @@ from conquiet.queue.retention import GrowthWatch, HeldBackWatch
 _BUSY_LENGTH = 1_000
 """Entries from which on a stream is taken for a busy one."""
 _LONGEST_PAUSE = 16
-"""Intervals between two passes of a stream that has nothing to remove."""
+"""Intervals between two passes of a stream that has nothing to remove, and no group with anything to do."""
+_BUSY_PAUSE = 2
+"""The same, while a group has something to do: what it is done with is to go within a second."""
+_LEASE_SPARE_MS = 3_000
 _GAP_PAUSE_S = 30.0
+
+
+def lease_ms(pause: int, interval_s: float) -> int:
+    """Return how long the lease holds of a host whose next pass is so many intervals away at most."""
+    return _LEASE_SPARE_MS + round(pause * interval_s * 1_000)
+
+
+def longest_lease_ms(interval_s: float) -> int:
+    """Return the longest lease of a host that passes often enough for a stream with traffic."""
+    return lease_ms(_BUSY_PAUSE, interval_s)
 
 
 @dataclass(slots=True)
@@ -25,8 +38,12 @@ class StreamProgress:
         gaps_from: Id from which the gaps between pending entries are searched on.
         gaps_at: Time of the next search in them.
         found_in_gaps: Entries that the current search has removed.
-        leased: We have held its lease.
+        leased: We have held its lease, or that of its group's names.
         pause: Intervals until the next pass: more with each that has found nothing to remove.
+        most: The most that it becomes.
+        is_quiet: The next pass, by whichever host, is further away than it should be if messages come.
+        messages_read: Messages that this process had read from it when it was last asked.
+        has_traffic: Some were read since the last pass.
         failures: Errors in a row.
         outage: Logs that the server is unavailable.
     """
@@ -39,6 +56,10 @@ class StreamProgress:
     found_in_gaps: int = 0
     leased: bool = False
     pause: int = 1
+    most: int = _LONGEST_PAUSE
+    is_quiet: bool = False
+    messages_read: int = 0
+    has_traffic: bool = False
     failures: int = 0
     outage: OutageWatch = field(default_factory=lambda: OutageWatch("Redis", "streams are neither read nor trimmed"))
     growth: GrowthWatch = field(default_factory=GrowthWatch)
@@ -47,18 +68,45 @@ class StreamProgress:
     @property
     def longest_pause(self) -> int:
         """Intervals until the next pass, if this one finds nothing to remove."""
-        return min(2 * self.pause, _LONGEST_PAUSE)
+        return min(2 * self.pause, self.most)
 
-    def schedule_next(self, now: float, interval_s: float, *, removed: bool) -> None:
+    def observe_reads(self, messages_read: int) -> None:
+        """Note how many messages this process has read so far."""
+        self.has_traffic = self.has_traffic or messages_read != self.messages_read
+        self.messages_read = messages_read
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to pass now: it is time, or a quiet stream has traffic again."""
+        return now >= self.next_at or (self.is_quiet and self.has_traffic)
+
+    def begin_pass(self) -> bool:
+        """Return whether there was traffic since the last pass. Then the next one is to be soon."""
+        had_traffic, self.has_traffic = self.has_traffic, False
+        if had_traffic:
+            self.pause = 1
+        return had_traffic
+
+    def schedule_next(self, now: float, interval_s: float, *, removed: bool, undone: int = 0) -> None:
         """Plan the next pass: soon after one that removed something, later if the stream is idle."""
-        self.pause = 1 if removed else self.longest_pause
+        pause = 1 if removed else self.longest_pause
+        self.most = _BUSY_PAUSE if undone else _LONGEST_PAUSE
+        self.pause = min(pause, self.most)
+        self.is_quiet = self.pause > _BUSY_PAUSE
         self.next_at = now + self.pause * interval_s
 
     def schedule_while_held(self, now: float, lease_s: float, length: int, interval_s: float) -> None:
         """Plan the next pass while another host has the lease. Not the same for all: the first one then takes it."""
         # A host that stops releases its lease. Until that is noticed a busy stream grows, so it is asked for sooner.
         wait_s = lease_s if length < _BUSY_LENGTH else min(lease_s, interval_s / 2)
+        self.is_quiet = lease_s * 1_000 > longest_lease_ms(interval_s)
         self.next_at = now + wait_s + interval_s * random.random()  # noqa: S311
+
+    def schedule_after_failure(self, now: float, wait_s: float) -> None:
+        """Plan the next attempt after an error; traffic makes it no sooner."""
+        self.is_quiet = False
+        self.next_at = now + wait_s
+        self.names_at = max(self.names_at, self.next_at)
+        self.sampler.next_at = max(self.sampler.next_at, self.next_at)
 
     def searched_gaps(self, cursor: str, removed: int, now: float) -> None:
         """Note a step in the gaps. A search reads entries, so one that found nothing is not repeated at once."""

@@ -14,6 +14,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from conquiet.core.batch_run import BatchRun
@@ -29,6 +30,15 @@ from conquiet.rabbit.workers import Finish
 
 Member = tuple[Delivery, Any]
 """A delivery and its message."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Deliveries that are handled together. See ``BatchAssembler`` for ``due_at``."""
+
+    size: Hashable
+    deliveries: list[Delivery]
+    due_at: float | None
 
 
 class BatchWorkers:
@@ -56,9 +66,10 @@ class BatchWorkers:
         self._concurrency = concurrency
         self._finish = finish
         self._settings = settings
-        self._pool: WorkerPool[list[Delivery]] = WorkerPool(concurrency, self._run, on_free=self._freed)
+        self._pool: WorkerPool[_Batch] = WorkerPool(concurrency, self._handle, on_free=self._freed)
         self._assembler: BatchAssembler[Delivery] = BatchAssembler(
-            lambda _key, deliveries: self._pool.put([deliveries]), lambda: self._pool.in_flight < concurrency
+            lambda size, deliveries, due_at: self._pool.put([_Batch(size, deliveries, due_at)]),
+            lambda: self._pool.in_flight < concurrency,
         )
         self._threads: ThreadPoolExecutor | None = None
         self._unstarted: list[Delivery] = []
@@ -73,8 +84,7 @@ class BatchWorkers:
         """See ``SyncerWorkers``."""
         for delivery in deliveries:
             size = self._size_for(delivery)
-            key: Hashable = size
-            self._assembler.add(key, delivery, size=size, within_s=self._settings.within_s)
+            self._assembler.add(size, delivery, size=size, within_s=self._settings.within_s)
 
     def halt(self) -> None:
         """See ``SyncerWorkers``."""
@@ -83,13 +93,13 @@ class BatchWorkers:
     def take_unstarted(self) -> list[Delivery]:
         """See ``SyncerWorkers``."""
         unstarted, self._unstarted = self._unstarted, []
-        queued = [delivery for batch in self._pool.drain_queue() for delivery in batch]
+        queued = [delivery for batch in self._pool.drain_queue() for delivery in batch.deliveries]
         return unstarted + queued + self._assembler.take()
 
     @property
     def running(self) -> int:
         """See ``SyncerWorkers``."""
-        return sum(len(batch) for batch in self._pool.running)
+        return sum(len(batch.deliveries) for batch in self._pool.running)
 
     def owns_current_task(self) -> bool:
         """See ``SyncerWorkers``."""
@@ -126,6 +136,10 @@ class BatchWorkers:
     def _freed(self) -> None:
         if not self._halted:
             self._assembler.deliver_due()
+
+    async def _handle(self, batch: _Batch) -> None:
+        await self._run(batch.deliveries)
+        self._assembler.ended(batch.size, batch.due_at)
 
     async def _run(self, deliveries: list[Delivery]) -> None:
         if self._is_halted():

@@ -34,7 +34,8 @@ class RabbitConfig:
         prefetch: How many unsettled messages the broker gives us; 2 x concurrency unless set.
         batch: Call the syncer with a list of up to so many messages; None calls it with one. The prefetch follows: the
             next batch is delivered while one is handled.
-        within_s: How long the first message of a batch waits for others, 0.02 s if left out.
+        within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
+            others, but less by as long as the last batches took, and at least half of that time.
         max_retries: Messages that were dead-lettered more often than this are not processed. None: no limit.
         key_store: Opens ``personalInfo`` of actions. None: it stays encrypted.
         tag: Second half of the consumer tag, ``<hostname>.<tag>``; the package's name unless set.

@@ -55,6 +55,11 @@ _HISTORY: Final = (
 )
 
 
+_RELEASED_AT_ONCE: Final = 16
+_RELEASE_WAIT_S: Final = 5.0
+_RELEASE_POLL_S: Final = 0.005
+
+
 class RabbitDeadLetters:
     """The messages of one dead-letter queue.
 
@@ -251,7 +256,7 @@ class RabbitDeadLetters:
         async with AsyncExitStack() as cleanup:
             cleanup.push_async_callback(link.close)
             taken = _Taken(link, self._queue, await link.depth(self._queue))
-            cleanup.callback(taken.release)
+            cleanup.push_async_callback(taken.release)
             yield taken
 
     async def _require_free(self, taken: "_Taken") -> PeekCost:
@@ -307,10 +312,35 @@ class _Taken:
             and await has_delivery_limit(self.link, self._queue)
         )
 
-    def release(self) -> None:
-        """Return what is not acknowledged. The end of the link would do it too, and newer brokers count that."""
-        for tag in self._tags:
-            self.link.nack_requeue(tag)
+    async def release(self) -> None:
+        """Return what is not acknowledged. The end of the link would do it too, and newer brokers count that.
+
+        A quorum queue has a consumer for each message that was got, and its members may disagree about the order in
+        which the end of a channel returns the messages of more than 32 consumers (seen on RabbitMQ 3.10). If another
+        member leads later, it deletes other messages than those that were acknowledged. So not many are on their way
+        when the channel is closed: the broker's answer to a close does not wait for them.
+        """
+        is_waiting = len(self._tags) > _RELEASED_AT_ONCE
+        for start in range(0, len(self._tags), _RELEASED_AT_ONCE):
+            tags = self._tags[start : start + _RELEASED_AT_ONCE]
+            try:
+                ready = await self.link.depth(self._queue) if is_waiting else 0
+                for tag in tags:
+                    self.link.nack_requeue(tag)
+                # Not returned: another consumer has taken them, and would take those that follow, too.
+                is_waiting = is_waiting and await self._is_ready(ready + len(tags))
+            except RabbitError:
+                return  # the link is lost: the broker returns the others
+
+    async def _is_ready(self, number: int) -> bool:
+        """Wait until the queue has so many messages to give; False if it has not in time."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + _RELEASE_WAIT_S
+        while await self.link.depth(self._queue) < number:
+            if now() > deadline:
+                return False
+            await asyncio.sleep(_RELEASE_POLL_S)
+        return True
 
 
 def _check_arguments(to: object, limit: object, on_progress: object) -> None:

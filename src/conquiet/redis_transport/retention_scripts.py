@@ -34,7 +34,8 @@ local keep_ms, keep_min, gaps_from = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[
 if KEYS[2] then
   local holder = redis.call('GET', KEYS[2])
   if holder and holder ~= ARGV[6] then
-    return {'held', '', redis.call('PTTL', KEYS[2]), redis.call('XLEN', stream), 0, '', ''}
+    local left, patience = redis.call('PTTL', KEYS[2]), tonumber(ARGV[8])
+    if not patience or left <= patience then return {'held', '', left, redis.call('XLEN', stream), 0, '', ''} end
   end
   redis.call('SET', KEYS[2], ARGV[6], 'PX', ARGV[7])
 end
@@ -104,7 +105,8 @@ return {'ok', needed, removed, length - removed, undone, slowest, cursor}
 )
 """Remove entries that every group is done with. KEYS: stream, lease or nothing; ARGV: mode ('trim' or 'report'), most
 entries per step, age in ms up to which entries are kept, entries to keep at least, id to look for gaps from or empty,
-then for a lease the holder's token and its duration in ms.
+then for a lease the holder's token, its duration in ms, and the most ms for which another holder's lease is respected
+or nothing: who has traffic takes it over from one that makes no pass for a while.
 
 Returns a state ('ok', 'held', 'no groups', 'no stream'), the id below which no entry is needed, how many were removed
 (for 'held': the lease's remaining ms), the length, entries that the group furthest behind has still to do, the group

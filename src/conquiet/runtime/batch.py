@@ -22,13 +22,24 @@ from conquiet.core.worker_pool import WorkerPool
 from conquiet.runtime.context import LeaseManager
 from conquiet.runtime.message import Charge, RuntimeMessage
 
+_COUNTED = Charge.COUNTED  # an access to a member of an enum class costs as much as a function call
+
 
 @dataclass(slots=True)
 class Batch:
-    """Messages that are executed together."""
+    """Messages that are executed together.
+
+    Attributes:
+        key: What they have in common.
+        messages: The messages.
+        size: Most messages that it could have.
+        due_at: See ``BatchAssembler``.
+    """
 
     key: str
     messages: list[RuntimeMessage]
+    size: int
+    due_at: float | None
 
 
 Item = RuntimeMessage | Batch
@@ -138,7 +149,8 @@ class BatchPool:
         self._cap = cap
         self._on_free = on_free
         self._is_paused = False
-        self._pool: WorkerPool[Item] = WorkerPool(limit, work, on_free=self._freed)
+        self._work = work
+        self._pool: WorkerPool[Item] = WorkerPool(limit, self._handle, on_free=self._freed)
         self._assembler: BatchAssembler[RuntimeMessage] = BatchAssembler(self._deliver, self._has_free_worker)
         self.start = self._pool.start
         self.wait_idle = self._pool.wait_idle
@@ -167,13 +179,23 @@ class BatchPool:
     def put(self, items: list[RuntimeMessage]) -> None:
         """See ``MessagePool``. What has a batch handler is gathered."""
         alone: list[Item] = []
+        together: dict[tuple[str, int], tuple[float, list[RuntimeMessage]]] = {}
+        find, runs_by_itself = self._batching.find, self._runs_by_itself
         for message in items:
-            found = None if self._runs_by_itself(message) else self._batching.find(message)
-            size = 1 if found is None else found[1].size_at(message.delivery_count)
-            if found is None or size == 1:
+            found = None if runs_by_itself(message) else find(message)
+            if found is None:
                 alone.append(message)
+                continue
+            key, settings = found
+            size = settings.size if message.delivery_count == 1 else settings.size_at(message.delivery_count)
+            if size == 1:
+                alone.append(message)
+            elif (listed := together.get((key, size))) is not None:
+                listed[1].append(message)
             else:
-                self._assembler.add((found[0], size), message, size=size, within_s=found[1].within_s)
+                together[key, size] = (settings.within_s, [message])
+        for (key, size), (within_s, messages) in together.items():
+            self._assembler.add_many((key, size), messages, size=size, within_s=within_s)
         self._pool.put(alone)
 
     def put_alone(self, items: list[RuntimeMessage]) -> None:
@@ -198,12 +220,20 @@ class BatchPool:
         return _messages(self._pool.cancel_running())
 
     def _runs_by_itself(self, message: RuntimeMessage) -> bool:
-        is_over = self._cap is not None and message.delivery_count > self._cap
-        return bool(message.malformed) or is_over or message.charge is not Charge.COUNTED
+        if message.malformed or message.charge is not _COUNTED:
+            return True
+        return self._cap is not None and message.delivery_count > self._cap
 
-    def _deliver(self, key: Hashable, messages: list[RuntimeMessage]) -> None:
+    def _handle(self, item: Item) -> Awaitable[None]:
+        return self._run_batch(item) if type(item) is Batch else self._work(item)
+
+    async def _run_batch(self, batch: Batch) -> None:
+        await self._work(batch)
+        self._assembler.ended((batch.key, batch.size), batch.due_at)
+
+    def _deliver(self, key: Hashable, messages: list[RuntimeMessage], due_at: float | None) -> None:
         assert isinstance(key, tuple)  # noqa: S101 - see ``put``
-        self._pool.put([Batch(key[0], messages)])
+        self._pool.put([Batch(key[0], messages, key[1], due_at)])
 
     def _has_free_worker(self) -> bool:
         return not self._is_paused and self._pool.in_flight < self._limit

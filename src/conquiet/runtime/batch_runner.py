@@ -18,6 +18,9 @@ from conquiet.runtime.outage import OutagePause
 from conquiet.runtime.runner import Runner
 from conquiet.runtime.settler import Settler
 
+# An access to a member of an enum class costs as much as a function call.
+_RUNNING, _HELD = HandlerState.RUNNING, Ownership.HELD
+
 
 class BatchRunner:
     """What a worker does with an item of a ``BatchPool``.
@@ -65,8 +68,9 @@ class BatchRunner:
         began = time.monotonic()
         for message in messages:
             message.started_at = began
-            message.progress = HandlerState.RUNNING
-            if Started in self._dispatcher.subscribed:
+            message.progress = _RUNNING
+        if Started in self._dispatcher.subscribed:
+            for message in messages:
                 self._dispatcher.emit(Started(message))
         try:
             settlements = await self._batching.execute_batch(key, messages, self._leases)
@@ -87,26 +91,31 @@ class BatchRunner:
     async def _admitted(self, messages: Sequence[RuntimeMessage]) -> list[RuntimeMessage]:
         """Return the messages that are to be run; the others are settled by then."""
         admitted = []
+        now = time.monotonic()
         for message in messages:
-            now = time.monotonic()
             needs_check = (
-                now - message.leased_at > self._claim_idle_s
-                or message.ownership is not Ownership.HELD
-                or self._outage.is_on
+                now - message.leased_at > self._claim_idle_s or message.ownership is not _HELD or self._outage.is_on
             )
-            if not needs_check or await self._runner.admit(message, now):
-                admitted.append(message)
+            if needs_check:
+                now = time.monotonic()
+                if not await self._runner.admit(message, now):
+                    continue
+                now = time.monotonic()
+            admitted.append(message)
         return admitted
 
     async def _settle(
         self, messages: Sequence[RuntimeMessage], settlements: Sequence[Settlement], began: float
     ) -> None:
-        rest = []
+        rest, done = [], []
+        acknowledge = self._settler.acknowledge
         for message, settlement in zip(messages, settlements, strict=True):
-            if settlement is ACKNOWLEDGE and message.ownership is Ownership.HELD:
-                self._settler.acknowledge(message)
-                self._runner.succeed(message, began)
+            if settlement is ACKNOWLEDGE and message.ownership is _HELD:
+                acknowledge(message)
+                done.append(message)
             else:
                 rest.append(self._runner.settle(message, settlement, began))
+        if done:
+            self._runner.succeed_together(done, began)
         if rest:
             await asyncio.gather(*rest)

@@ -29,7 +29,8 @@ class Consumer(Engine):
         handler: ``async def handler(message, ctx)``, or a plain function, which runs in a thread.
         batch: Call the handler with up to so many messages at once: ``async def handler(messages, contexts)``. If it
             raises, the batch is halved until the message that fails is alone: the handler may see a message again.
-        within_s: How long the first message of a batch waits for others, 0.02 s if left out.
+        within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
+            others, but less by as long as the last batches took, and at least half of that time.
         concurrency: Most handlers at once; of a batch handler, most batches.
         group: The consumer group; created, from the stream's beginning on, if it is not there.
         consumer_id: Our name in the group, the same for the whole life: by default
@@ -65,7 +66,9 @@ class Consumer(Engine):
         require_positive("concurrency", concurrency)
         require_text("group", group)
         chosen = settings_from(settings, options)
-        self._housekeeper = StreamHousekeeper(redis, names, group=group, retention=chosen.retention)
+        self._housekeeper = StreamHousekeeper(
+            redis, names, group=group, retention=chosen.retention, messages_read=self.messages_read
+        )
         executor = HandlerExecutor(
             handler,
             on_exhausted,

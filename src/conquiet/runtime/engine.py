@@ -248,6 +248,10 @@ class Engine:
             paused=self._outage.is_on,
         )
 
+    def messages_read(self, stream: str) -> int:
+        """Return how many messages of a stream were read or claimed so far. Safe from any thread."""
+        return self._stats[stream].read + self._stats[stream].claimed
+
     async def close(self) -> None:
         """Release what was opened. An engine that has ended has done so already."""
         if self._lifecycle.status in {Status.NEW, Status.STOPPED}:

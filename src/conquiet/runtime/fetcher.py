@@ -240,6 +240,9 @@ class Fetcher:
         return 0
 
     async def _read(self, capacity: int) -> None:
+        capacity = self._outage.limit(capacity)
+        if capacity == 0:
+            return  # an outage began while stale entries were claimed
         requests, wait_ms = self._plan(capacity)
         self.reads_begun += 1
         acks = self._acknowledger.take_batch()
@@ -268,6 +271,8 @@ class Fetcher:
             return requests, 0
         wait_ms = self._settings.slice_ms
         most = self._outage.limit(self._budget.available_for_wait(self, self._pool.in_flight))
+        if most <= 0:
+            return requests, 0  # others have reserved the rest meanwhile: a read that waits would name no stream
         if not everywhere or most < capacity:
             # More streams than capacity. The prefetch takes the difference; the other streams are read in turn.
             requests = [self._scheduler.plan_wait(most)]

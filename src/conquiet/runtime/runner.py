@@ -6,7 +6,7 @@ lease still ours? ─▶ no message? delivered too often? ─▶ charge ─▶ e
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from conquiet.core.log import FactLogger
 from conquiet.core.seen_ids import SeenIds
@@ -54,6 +54,13 @@ class Pace:
         duration_s = now - began
         average_s = self.average_s
         self.average_s = duration_s if average_s == 1_000.0 else average_s + _WEIGHT * (duration_s - average_s)  # noqa: PLR2004
+        return duration_s
+
+    def record_many(self, began: float, number: int) -> float:
+        """Note that so many handlers have ended now, which began together; return how long they took."""
+        duration_s = self.record(began)
+        rest = (1.0 - _WEIGHT) ** (number - 1)
+        self.average_s = duration_s + rest * (self.average_s - duration_s)
         return duration_s
 
 
@@ -104,6 +111,7 @@ class Runner:
         self._log_tracebacks = settings.log_tracebacks
         self._outage = outage
         self._record_pace = pace.record
+        self._record_pace_of_many = pace.record_many
         self._reported = SeenIds()
 
     async def __call__(self, message: RuntimeMessage) -> None:  # noqa: C901 - the hot path, in one coroutine
@@ -250,6 +258,18 @@ class Runner:
         message.progress = _SUCCEEDED
         if Succeeded in self._dispatcher.subscribed:
             self._dispatcher.emit(Succeeded(message, duration_s))
+
+    def succeed_together(self, messages: Sequence[RuntimeMessage], began: float) -> None:
+        """Count and report the successes of one call."""
+        duration_s = self._record_pace_of_many(began, len(messages))
+        is_wanted = Succeeded in self._dispatcher.subscribed
+        for message in messages:
+            stats = self._stats[message.stream]
+            stats.succeeded += 1
+            stats.handling_s.append(duration_s)
+            message.progress = _SUCCEEDED
+            if is_wanted:
+                self._dispatcher.emit(Succeeded(message, duration_s))
 
     def fail(self, message: RuntimeMessage, error: BaseException, began: float, *, is_logged: bool = False) -> None:
         """Count and report a failure."""

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from typing import Self
 
 _WAIT_S = 120.0
+# A dead letter that was on its way when a node died (strategy "at-least-once") is sent again after so long. RabbitMQ
+# waits three minutes, and rabbitmq.conf has no name for it.
+_ADVANCED_CONFIG = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 10000}]}].\n"
 
 
 class _Epmd(PrivateServer):
@@ -86,6 +89,7 @@ class RabbitMQNode(RabbitMQServer):
         cookie = self.folder / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
+        (self.folder / "advanced.config").write_text(_ADVANCED_CONFIG)
 
 
 class RabbitMQClusterServer:

@@ -59,7 +59,8 @@ def for_processor_batch(
         return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
 
     def received(contexts: "list[JobContext]") -> list[ReceivedMessage]:
-        return [of_one(ctx) for ctx in contexts]
+        place = agreed("group", group, contexts[0].group)  # all of one processor
+        return [ReceivedMessage.of_job(ctx, place) for ctx in contexts]
 
     def check(contexts: "list[JobContext]") -> Callable[[], None]:
         return lambda: _check_leases([ctx.delivery for ctx in contexts])
@@ -99,7 +100,8 @@ def for_processor_group(
         return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
 
     def received(contexts: "list[JobContext]") -> list[ReceivedMessage]:
-        return [of_one(ctx) for ctx in contexts]
+        place = agreed("group", group, contexts[0].group)  # all of one processor
+        return [ReceivedMessage.of_job(ctx, place) for ctx in contexts]
 
     def check(contexts: "list[JobContext]") -> Callable[[], None]:
         return lambda: _check_leases([ctx.delivery for ctx in contexts])

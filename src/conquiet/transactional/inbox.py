@@ -47,8 +47,8 @@ T = TypeVar("T")
 
 _ABSENT = object()
 
-# The rows that each open transaction has written, by any inbox object, with their digests.
-_written: "WeakKeyDictionary[object, dict[tuple[str, InboxKey], bytes | None]]" = WeakKeyDictionary()
+# The rows that each open transaction has written, by table, by any inbox object, with their digests.
+_written: "WeakKeyDictionary[object, dict[str, dict[InboxKey, bytes | None]]]" = WeakKeyDictionary()
 
 
 class Inbox:
@@ -197,13 +197,13 @@ class Inbox:
 
     def forget_in(self, unit: UnitOfWork, msgs: Sequence[Any]) -> None:
         """Do what ``forget`` does."""
-        written = _written.get(unit.transaction, {})
+        written = _written.get(unit.transaction, {}).get(self.table, {})
         for msg in msgs:
             key = key_of(msg, self._key)
             digest = digest_of(msg, key, compare=self._compare)
             others = () if digest is None else (key_of_other(key, digest),)
             for row in (key, *others):
-                if written.pop((self.table, row), _ABSENT) is not _ABSENT:
+                if written.pop(row, _ABSENT) is not _ABSENT:
                     unit.execute(inbox_statements(unit.dialect, self.table).delete, _binds(unit, row))
 
     def record_entry(self, unit: UnitOfWork, key: InboxKey, digest: bytes | None) -> bool:
@@ -266,16 +266,14 @@ class Inbox:
         Raises:
             LifecycleError: One of the existing ones is of this very transaction.
         """
-        written = _written.setdefault(unit.transaction, {})
+        written = _written.setdefault(unit.transaction, {}).setdefault(self.table, {})
         for key in existing:
-            if (self.table, key) in written and is_same(written[self.table, key], entries[key]):
+            if key in written and is_same(written[key], entries[key]):
                 # False would make a handler believe that its work is done, and commit the row without it.
                 raise LifecycleError(
                     "this transaction has recorded the message in the inbox already: use once() in one place"
                 )
-        for key, digest in entries.items():
-            if key not in existing:
-                written[self.table, key] = digest
+        written.update(entries if not existing else {key: entries[key] for key in entries if key not in existing})
 
     def in_progress(self, error: ConflictError, source: str) -> MessageInProgressError:
         """Return the error for a conflict on an inbox row, counted."""

@@ -47,16 +47,44 @@ def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry])
         MessageInProgressError: Another run of one of them did not end in time, or two runs waited for each other.
         LifecycleError: This very transaction has recorded one of them before.
     """
-    known: dict[InboxKey, bytes | None] = {}
-    several: set[int] = set()
-    for position, (key, digest) in enumerate(entries):
-        if key not in known:
-            known[key] = digest
-        else:
-            several.add(position)
+    known: dict[InboxKey, bytes | None] = dict(entries)
+    several = _repeated(entries, known) if len(known) < len(entries) else frozenset()
     existing = _write(inbox, unit, known)
-    first_time: list[bool] = []
     counts = {"first": 0, "duplicate": 0}
+    if existing or several:
+        first_time = _decided(inbox, unit, entries, known, several, existing, counts)
+    else:  # nearly always: nothing to look at for each message
+        first_time, counts["first"] = [True] * len(entries), len(entries)
+    if entries:
+        source = entries[0].key.source
+        for outcome, number in counts.items():
+            count_effect(unit, source, outcome, n=number)
+    return first_time
+
+
+def _repeated(entries: Sequence[InboxEntry], known: dict[InboxKey, bytes | None]) -> frozenset[int]:
+    """Return the positions of keys that came before in the list. ``known`` has the digest of the first of each then."""
+    known.clear()
+    several = set()
+    for position, (key, digest) in enumerate(entries):
+        if key in known:
+            several.add(position)
+        else:
+            known[key] = digest
+    return frozenset(several)
+
+
+def _decided(
+    inbox: "Inbox",
+    unit: UnitOfWork,
+    entries: Sequence[InboxEntry],
+    known: dict[InboxKey, bytes | None],
+    several: frozenset[int],
+    existing: "dict[InboxKey, tuple[Any]]",
+    counts: dict[str, int],
+) -> list[bool]:
+    """Return for each message whether it is the first time; count what is decided here."""
+    first_time: list[bool] = []
     for position, (key, digest) in enumerate(entries):
         there = (known[key],) if position in several else existing.get(key)
         if there is None:
@@ -69,10 +97,6 @@ def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry])
             continue
         counts["first" if result else "duplicate"] += 1
         first_time.append(result)
-    if entries:
-        source = entries[0].key.source
-        for outcome, number in counts.items():
-            count_effect(unit, source, outcome, n=number)
     return first_time
 
 
@@ -92,7 +116,8 @@ def _write(inbox: "Inbox", unit: UnitOfWork, entries: dict[InboxKey, bytes | Non
 def _chunks(entries: dict[InboxKey, bytes | None]) -> Iterator[list[tuple[InboxKey, bytes | None]]]:
     """Yield the rows by source and group, in the order of their keys."""
     rows: list[tuple[InboxKey, bytes | None]] = []
-    for item in sorted(entries.items(), key=lambda pair: pair[0]):
+    for key in sorted(entries):
+        item = (key, entries[key])
         if rows and (rows[0][0][:2] != item[0][:2] or len(rows) == MAX_ROWS):
             yield rows
             rows = []

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Engine
 from conquiet.app import App, AppSettings, TestApp
 from conquiet.processor import DeadRecord, ProcessorSettings
 from conquiet.processor.keys import keys_of
+from conquiet.testing import wait_until_async
 from conquiet.testing.discovery import available_mysql_flavours
 from conquiet.testing.shared import SharedServers
 
@@ -75,21 +76,27 @@ class OnServers:
         await self._client.xadd(self._keys.stream, {"data": json.dumps(envelope)})
 
     async def settle(self) -> None:
-        async with asyncio.timeout(30):
-            quiet = 0
-            while quiet < 2:  # twice: a message may be on its way from one place to the next
-                quiet = quiet + 1 if await self._is_quiet() else 0
-                await asyncio.sleep(0.02)
+        await wait_until_async(self._is_quiet, timeout_s=60, message="everything is settled")
 
     async def _is_quiet(self) -> bool:
+        """Return whether nothing waits: neither in Redis nor in the outbox, nor on its way from one to the other."""
+        before = await self._settled_up_to()
         with self._engine.connect() as connection:
             if connection.exec_driver_sql("SELECT COUNT(*) FROM conquiet_outbox").scalar_one():
                 return False
-        if await self._client.zcard(self._keys.delayed):
-            return False
-        groups = await self._client.xinfo_groups(self._keys.stream)
-        last = (await self._client.xinfo_stream(self._keys.stream))["last-generated-id"]
-        return all(group["last-delivered-id"] == last and not group["pending"] for group in groups)
+        # A row that was relayed since the first look is a newer entry.
+        return before is not None and before == await self._settled_up_to()
+
+    async def _settled_up_to(self) -> bytes | None:
+        """Return the newest id if everything up to it is settled. One step: a retry goes from the stream and back."""
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.zcard(self._keys.delayed)
+            pipe.xinfo_groups(self._keys.stream)
+            pipe.xinfo_stream(self._keys.stream)
+            delayed, groups, about = await pipe.execute()
+        last: bytes = about["last-generated-id"]
+        is_settled = not delayed and all(row["last-delivered-id"] == last and not row["pending"] for row in groups)
+        return last if is_settled else None
 
     async def dead_letters(self) -> list[DeadRecord]:
         from conquiet.processor import DeadLetters

@@ -58,6 +58,19 @@ async def test_the_stream_is_short_by_default_once_all_is_done(client: Any, stre
     assert not await client.exists(housekeeping_key(stream))
 
 
+async def test_traffic_trims_although_another_host_holds_the_lease_for_long(client: Any, stream: str) -> None:
+    """Its holder saw a quiet stream, and gets none of the messages that come then."""
+    await client.set(housekeeping_key(stream), "another host", px=3_600_000)
+    seen: list[int] = []
+    async with make(client, stream, seen) as processor:
+        await processor.emit_many(orders(range(100)))
+
+        async def is_short() -> bool:
+            return bool(len(seen) == 100 and await client.xlen(stream) == 1)
+
+        await wait_until_async(is_short)
+
+
 async def test_without_retention_nothing_is_removed(client: Any, stream: str) -> None:
     seen: list[int] = []
     async with make(client, stream, seen, settings=ProcessorSettings(retention=None)) as processor:

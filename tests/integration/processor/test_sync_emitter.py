@@ -31,7 +31,7 @@ def emitter(redis_url: str, stream: str) -> Iterator[SyncEmitter]:
 async def test_a_processor_handles_what_a_plain_function_emits(
     make_processor: Callable[..., Processor], emitter: SyncEmitter, client: Any, stream: str
 ) -> None:
-    processor = make_processor()
+    processor = make_processor(max_attempts_limit=4)
     seen: list[Any] = []
 
     @processor.handler("pay")

@@ -203,29 +203,38 @@ async def test_foreign_entries_can_be_dead_lettered_without_a_limit(
         await wait_until_async(lambda: _is(place.dead, 40))
 
 
+@pytest.mark.parametrize(("limits", "most"), [({}, 2), ({"max_attempts_limit": 4}, 4)])
 async def test_a_foreign_number_of_attempts_is_bounded(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor],
+    place: Any,
+    client: Any,
+    stream: str,
+    limits: dict[str, int],
+    most: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever a producer writes: a message that always fails has an end."""
+    """Whatever a producer writes: the policy holds, unless the operator allows more."""
     runs: list[int] = []
-    processor = make_processor(max_attempts_limit=4)
+    processor = make_processor(**limits)
 
     async def fail(ctx: JobContext) -> None:
-        assert ctx.max_attempts == 4
+        assert ctx.max_attempts == most
         runs.append(ctx.attempt)
         raise LookupError
 
     processor.handler("paid", retry=RetryPolicy.fixed(0, max_attempts=2))(fail)
     async with processor:
-        await client.xadd(stream, {"data": json.dumps({"v": 1, "event": "paid", "max_attempts": 1_000_000_000})})
-        await wait_until_async(lambda: _is(place.dead, 1))
+        for _ in range(2):
+            await client.xadd(stream, {"data": json.dumps({"v": 1, "event": "paid", "max_attempts": 1_000_000_000})})
+        await wait_until_async(lambda: _is(place.dead, 2))
 
-    assert runs == [1, 2, 3, 4]
+    assert sorted(runs) == sorted([*range(1, most + 1)] * 2)
+    assert caplog.text.count(f"asks for 1000000000 attempts and gets {most}") == 1
 
 
 async def test_emit_refuses_more_attempts_than_the_limit(make_processor: Callable[..., Processor]) -> None:
     with pytest.raises(ConfigurationError, match="max_attempts must be at most 100, got 101"):
-        await make_processor().emit("paid", max_attempts=101)
+        await make_processor(max_attempts_limit=100).emit("paid", max_attempts=101)
 
 
 def _noting(runs: list[int], counts: list[tuple[int, int]]) -> Any:

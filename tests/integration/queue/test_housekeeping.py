@@ -249,6 +249,46 @@ def test_a_released_lease_of_a_busy_stream_is_noticed_before_it_expires(raw: Red
         wait_until(lambda: raw.xlen(stream) == 1)
 
 
+def test_a_host_that_removed_names_only_releases_their_lease(
+    raw: Redis, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the names that a deploy leaves stay until it expires."""
+    raw.set(housekeeping_key(stream), "another host", px=60_000)
+    monkeypatch.setattr(housekeeping, "_NAMES_S", 0.02)
+    with StreamHousekeeper(raw, [stream], group="fast", retention=QUICK):
+        monkeypatch.setattr(housekeeping, "_NAMES_S", 3_600.0)  # the lease of the next pass
+        wait_until(lambda: int(raw.pttl(housekeeping_key(stream, "fast"))) > 1_000_000)
+
+    assert raw.get(housekeeping_key(stream)) == "another host"
+    assert raw.exists(housekeeping_key(stream, "fast")) == 0
+
+
+def test_a_host_with_traffic_takes_the_lease_of_a_quiet_one(raw: Redis, stream: str) -> None:
+    """Its holder makes its next pass when the lease is nearly over: in an hour."""
+    raw.set(housekeeping_key(stream), "another host", px=3_600_000)
+    messages_read = 0
+    with StreamHousekeeper(raw, [stream], retention=QUICK, messages_read=lambda _: messages_read) as housekeeper:
+        wait_until(lambda: housekeeper._states[stream].is_quiet)  # it was told that the lease is held
+        add(raw, stream, 100)
+        raw.xack(stream, "fast", *read(raw, stream, "fast", 100))
+        assert raw.get(housekeeping_key(stream)) == "another host"
+
+        messages_read = 100
+
+        wait_until(lambda: raw.xlen(stream) == 1)
+
+
+@pytest.mark.parametrize(("left_ms", "reply"), [(4_000, "held"), (60_000, "ok")])
+def test_traffic_takes_no_lease_of_a_holder_that_passes_often(
+    raw: Redis, stream: str, left_ms: int, reply: str
+) -> None:
+    raw.set(housekeeping_key(stream), "another host", px=left_ms)
+
+    answer: Any = raw.eval(TRIM, 2, stream, housekeeping_key(stream), "trim", 10_000, 0, 0, "", "me", 3_000, 4_000)
+
+    assert answer[0] == reply
+
+
 HOLDER = """
 import sys, time, redis
 from conquiet.queue import Retention, StreamHousekeeper

@@ -323,3 +323,41 @@ async def test_the_message_id_is_there_beside_an_odd_header(odd: Any) -> None:
     schemas = SchemaRegistry(built_in=False).register_default()
     async with RabbitConsumer(odd.url, "work", syncer, schemas=schemas):
         assert await asyncio.wait_for(seen, 60) == ("m1", {"when": None})
+
+
+async def test_a_look_returns_all_messages_of_a_quorum_queue_in_order(rabbit: Rabbit) -> None:
+    """What the end of the channel returned would be in another order on each member, and would be lost with a leader.
+
+    See ``test_a_rabbitmq_cluster_loses_nothing``, which looks and then replays while the leader dies.
+    """
+    queue, sent = rabbit.queue("dead-orders", quorum=True, dead=None), [str(number).encode() for number in range(200)]
+    for one in sent:
+        rabbit.put(queue, one)
+    letters = RabbitDeadLetters(rabbit.url, queue, count_a_delivery=True)
+
+    seen, depth = [one.body for one in await letters.list()], rabbit.depth(queue)
+
+    assert seen == sent
+    assert depth == len(sent)
+    assert [body for _, body in rabbit.take(queue)] == sent
+
+
+async def test_a_look_ends_although_another_consumer_takes_what_it_returns(
+    rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conquiet.rabbit.dead_letters._RELEASE_WAIT_S", 0.1)
+    queue, sent = rabbit.queue("dead-orders", quorum=True, dead=None), set(range(100))
+    for number in sent:
+        rabbit.put(queue, {"number": number})
+    letters = RabbitDeadLetters(rabbit.url, queue, count_a_delivery=True)
+    taken: set[int] = set()
+
+    async def take(message: dict[str, Any]) -> bool:
+        taken.add(message["number"])
+        return True
+
+    schemas = SchemaRegistry(built_in=False).register_default()
+    listing = asyncio.create_task(letters.list())
+    async with RabbitConsumer(rabbit.url, queue, take, schemas=schemas):
+        await listing
+        await wait_until_async(lambda: taken == sent, timeout_s=60)

@@ -11,6 +11,7 @@ import pytest
 from conquiet.core.backoff import Backoff
 from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, InfrastructureError
 from conquiet.runtime import Consumer, RuntimeMessage
+from conquiet.runtime.pending_reader import PendingReader
 from conquiet.testing import wait_until_async
 
 FAST = Backoff(base_s=0.05, cap_s=2.0, factor=1.0, jitter=0.0)
@@ -170,3 +171,37 @@ async def test_an_ordinary_failure_of_the_probe_ends_the_pause(make_engine: Any,
 def test_the_pauses_must_be_a_backoff(make_engine: Callable[..., Consumer], wrong: Any) -> None:
     with pytest.raises(ValueError, match="outage must be a Backoff"):
         make_engine(lambda message, ctx: None, outage=wrong)
+
+
+async def test_an_outage_during_a_claim_reads_nothing_and_blames_no_redis(
+    make_engine: Any, run: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Capacity is asked for before the claim; with none left a read would name no stream, which Redis refuses."""
+    claim = PendingReader.claim
+    begun, away = asyncio.Event(), asyncio.Event()
+    outages = 0
+
+    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+        nonlocal outages
+        if not outages:
+            begun.set()
+            await away.wait()
+            outages += 1
+            raise DatabaseUnavailableError("the database is away")
+
+    async def claim_while_an_outage_begins(*arguments: Any) -> Any:
+        claimed = await claim(*arguments)
+        if begun.is_set() and not away.is_set():
+            away.set()
+            await wait_until_async(lambda: engine.health().paused, timeout_s=30)
+        return claimed
+
+    monkeypatch.setattr(PendingReader, "claim", claim_while_an_outage_begins)
+    engine: Consumer = make_engine(handler, concurrency=4, outage=FAST, claim_idle_ms=400)
+    running = run(engine)
+    enqueue(1)
+    await wait_until_async(lambda: outages == 1 and engine.health().ready, timeout_s=30)
+    await wait_until_async(lambda: engine.health().streams[message_stream(engine)].succeeded == 1, timeout_s=30)
+    await running.stop()
+
+    assert [record.getMessage() for record in caplog.records if record.name == "conquiet.outages"] == []

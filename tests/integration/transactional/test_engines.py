@@ -107,9 +107,12 @@ async def test_two_services_on_one_stream_have_all_their_effects(
     handle = for_runtime(lambda _, session: write(session), engine=engine)
 
     async def acknowledged() -> bool:
-        groups = await client.xinfo_groups(stream)
-        # A message that met a conflict of two transactions waits in the delayed set for its next attempt.
-        waiting = await client.zcard(f"{{{stream}}}:delayed")
+        # A message that met a conflict of two transactions waits in the delayed set for its next attempt. Both are read
+        # in one step: between two, it could go from where we look next to where we have looked.
+        async with client.pipeline(transaction=True) as pipe:
+            pipe.zcard(f"{{{stream}}}:delayed")
+            pipe.xinfo_groups(stream)
+            waiting, groups = await pipe.execute()
         return not waiting and all(group["pending"] == group["lag"] == 0 for group in groups)
 
     async with Consumer(streams=[stream], redis=client, handler=handle, group="billing"), processor:

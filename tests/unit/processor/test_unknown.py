@@ -44,7 +44,12 @@ def test_another_policy_for_unknown_events_is_refused(unknown: object) -> None:
 
 @pytest.mark.parametrize(
     ("own", "policy", "limit", "allowed"),
-    [(None, 3, 100, 3), (5, 1, 100, 5), (10**9, 3, 100, 100), (10**9, 500, 100, 500)],
-)
-def test_a_messages_own_number_of_attempts_is_bounded(own: int | None, policy: int, limit: int, allowed: int) -> None:
+    [
+        (None, 3, None, 3), (2, 3, None, 2), (4, 3, None, 3), (10**9, 3, None, 3),
+        (None, 3, 100, 3), (5, 1, 100, 5), (10**9, 3, 100, 100), (10**9, 500, 100, 500),
+    ],
+)  # fmt: skip
+def test_a_messages_own_number_of_attempts_is_bounded(
+    own: int | None, policy: int, limit: int | None, allowed: int
+) -> None:
     assert allowed_attempts(own, RetryPolicy(max_attempts=policy), limit) == allowed

@@ -10,6 +10,7 @@ from pika import spec
 from conquiet.errors import PublishError, ReturnedMessageError
 from conquiet.rabbit import Outgoing
 from conquiet.rabbit.confirms import ConfirmChannel
+from conquiet.rabbit.connection import Loss, LossKind
 from conquiet.rabbit.publisher import encode
 
 
@@ -48,6 +49,20 @@ async def test_each_message_has_the_answer_to_its_own_number(methods: list[Any],
 
     assert fates(sent) == [name.replace("refused", PublishError.__name__) for name in expected]
     assert len(channel._waiting) == len(channel._by_key) == expected.count("waits")
+
+
+async def test_what_waits_for_a_confirm_fails_when_the_link_is_lost() -> None:
+    """Its sender would wait for an answer that cannot come any more."""
+    channel = a_channel()
+    sent = [channel.publish(encode(Outgoing("q", b""))) for _ in range(3)]
+    channel._on_confirm(SimpleNamespace(method=spec.Basic.Ack(2)))
+
+    channel.link.lost.set_result(Loss(LossKind.CONNECTION, "ConnectionResetError", None, None))
+    await asyncio.sleep(0)  # its callbacks run
+
+    assert fates(sent) == [PublishError.__name__, "sent", PublishError.__name__]
+    assert "ConnectionResetError" in str(sent[0].exception())
+    assert len(channel._waiting) == len(channel._by_key) == 0
 
 
 async def test_of_messages_that_share_an_id_each_return_takes_one() -> None:

@@ -86,6 +86,18 @@ def test_an_idle_connection_is_closed_after_a_while(port: int, monkeypatch: pyte
         assert idle.recv(100) == b""
 
 
+def test_an_idle_connection_is_closed_by_its_timeout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not wait for the greatest age of a connection, and not for another one either."""
+    monkeypatch.setattr(endpoints, "MAX_AGE_S", 3_600.0)
+    monkeypatch.setattr(endpoints, "_IDLE_TIMEOUT_S", 0.2)
+    served = Endpoints("127.0.0.1", 0, {})
+    try:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=30) as idle:
+            assert idle.recv(100) == b""
+    finally:
+        served.close()
+
+
 def test_a_client_that_hangs_up_leaves_no_traceback(port: int, capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
