@@ -106,6 +106,31 @@ def test_a_value_that_cannot_be_parsed_stays_out_of_the_error(field: str) -> Non
     assert "secret" not in str(caught.value)
 
 
+class Customer(msgspec.Struct):
+    email: str
+
+    def __post_init__(self) -> None:
+        if "@" not in self.email:
+            raise ValueError(f"{self.email} is no address")
+
+
+@dataclasses.dataclass
+class CustomerData:
+    email: str
+
+    def __post_init__(self) -> None:
+        if "@" not in self.email:
+            raise ValueError(f"{self.email} is no address")
+
+
+@pytest.mark.parametrize("model", [Customer, CustomerData])
+def test_a_check_of_the_model_that_quotes_a_value_is_not_quoted(model: Any) -> None:
+    with pytest.raises(PayloadError, match=r"does not fit Customer\w*: field \$: invalid value$") as caught:
+        PayloadModel("paid", model).decode({"email": "jane.doe"})
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
 def test_a_struct_with_a_wrong_field_is_refused_when_it_is_emitted() -> None:
     wrong = PaidData("one")  # type: ignore[arg-type]
 

@@ -70,6 +70,26 @@ async def test_the_first_failure_stops_the_others_and_is_raised() -> None:
     assert looping.stops == 1
 
 
+async def test_a_failure_during_the_stop_is_raised_after_all_have_ended() -> None:
+    """Otherwise a worker that could not settle its last messages would look like a graceful end."""
+
+    class FailingLate(Looping):
+        async def run(self) -> None:
+            await super().run()
+            raise ValueError("not settled")
+
+    late, blocking = FailingLate(), Blocking()
+    group = WorkerGroup([late, blocking])
+    running = asyncio.create_task(group.run())
+    await asyncio.sleep(0)
+
+    group.stop()
+
+    with pytest.raises(ValueError, match="not settled"):
+        await asyncio.wait_for(running, 20)
+    assert late.stops == 1
+
+
 async def test_stop_ends_all_and_a_second_one_reaches_them_too() -> None:
     looping, blocking = Looping(), Blocking()
     group = WorkerGroup([looping, blocking])
