@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from history_causes import SLACK_S, Causes, kills
-from history_records import History, read
+from history_records import History, ids_of, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +44,7 @@ class Anomaly(Enum):
     CHARGED = "attempt charged without cause"
     LEAKED = "leaked"
     UNEXPLAINED = "duplicate delivery without a fault"
+    EARLY_ACK = "acknowledged before commit"
     CANCELLED_RAN = "effect after a confirmed cancel"
     NOT_REACHED = "kill point not reached"
     INVALID = "invalid history"
@@ -64,6 +65,8 @@ def find_invalid(history: History) -> Iterator[Finding]:
         yield Finding(Anomaly.INVALID, problem)
     if not history.enqueued and not history.ticks and not history.added:
         yield Finding(Anomaly.INVALID, "nothing was enqueued, ticked or added: this history proves nothing")
+    if history.judges_commits and not (history.commits and history.acks):
+        yield Finding(Anomaly.INVALID, "its header promises commits, and it has no commit or no acknowledgement")
 
 
 def _stages(history: History) -> list[str]:
@@ -234,6 +237,22 @@ def find_wrong_charges(history: History) -> Iterator[Finding]:
             before_n, before_s = max(before_n, run.get("n", 1)), run["t"] - SLACK_S
 
 
+def find_early_acks(history: History) -> Iterator[Finding]:
+    """No message is acknowledged before its transaction is committed.
+
+    A dead letter and a cancelled message have nothing to commit.
+    """
+    without = set(history.dead) | history.cancelled
+    without |= {message for message, line in history.enqueued.items() if line.get("expect") == "dead"}
+    for line in history.acks:
+        committed = history.commits[line.get("of", "")]
+        for message in ids_of(line):
+            if committed.get(message, float("inf")) > line["t"] and message not in without:
+                when = "before its commit" if message in committed else "and was never committed"
+                text = f"message {message} was acknowledged at {line['t']:.3f} s in process {line['p']} {when}"
+                yield Finding(Anomaly.EARLY_ACK, text)
+
+
 def find_leaks(history: History) -> Iterator[Finding]:
     """Report processes, connections, keys and consumer names that outlived the storm."""
     for what, found in history.leaked.items():
@@ -279,6 +298,7 @@ CHECKS = (
     find_stuck,
     find_lock_violations,
     find_wrong_charges,
+    find_early_acks,
     find_leaks,
     find_unreached_points,
 )
@@ -300,6 +320,7 @@ def judge(history: History) -> dict[str, Any]:
         "faults": len(history.faults),
         "fault_kinds": dict(sorted(Counter(str(line["kind"]) for line in history.faults).items())),
         "deliveries": history.deliveries.count,
+        "commits": sum(map(len, history.commits.values())),
         "again": sum(causes.values()),
         "lost_by_replication": lost_by_replication(history),
         "causes": dict(sorted(causes.items())),

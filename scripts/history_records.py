@@ -80,6 +80,8 @@ class History:
     deliveries: Deliveries = field(default_factory=Deliveries)
     returned: dict[tuple[str, str], list[Line]] = field(default_factory=lambda: defaultdict(list))
     effects: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    commits: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    acks: list[Line] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     ticks: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -102,6 +104,11 @@ class History:
         """Return what this storm has promised: the header's ``promise``."""
         found: Line = self.header.get("promise", {})
         return found
+
+    @property
+    def judges_commits(self) -> bool:
+        """Return whether the storm has recorded each commit and each acknowledgement."""
+        return bool(self.promise.get("commits"))
 
 
 def read(path: Path) -> History:
@@ -178,14 +185,27 @@ def _return(history: History, line: Line) -> None:
         history.returned[(line.get("of", ""), message)].append(line)
 
 
+def _commit(history: History, line: Line) -> None:
+    """Keep the time of a message's first commit."""
+    if history.judges_commits:
+        first = history.commits[line.get("of", "")]
+        for message in ids_of(line):
+            first[message] = min(line["t"], first.get(message, line["t"]))
+
+
+def _ack(history: History, line: Line) -> None:
+    if history.judges_commits:
+        history.acks.append(line)
+
+
 _RECORDS: dict[str, Callable[[History, Line], None]] = {
     "enqueue": _enqueue,
     "deliver": lambda h, line: h.deliveries.add(line),
     "effect": lambda h, line: h.effects[line.get("of", "")].append(str(line["id"])),
     "retry": _return,
     "release": _return,
-    "commit": lambda _, __: None,
-    "ack": lambda _, __: None,
+    "commit": _commit,
+    "ack": _ack,
     "dead": lambda h, line: h.dead.append(str(line["id"])),
     "cancel": lambda h, line: h.cancelled.add(str(line["id"])) if line["ok"] else None,
     "tick": lambda h, line: h.ticks[line["name"]].append(int(line["due"])),

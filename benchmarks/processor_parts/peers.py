@@ -255,7 +255,7 @@ async def chasquimq(url: str, n: int, mode: str, *, filling: bool) -> None:  # n
                 numbers = range(start, min(start + 500, n))
                 await queue.add_bulk([{"name": "job", "data": {"order": number}} for number in numbers])
             await work.filled(began)
-        return
+        leave()  # its threads abort a Python that ends in the usual way, now and then
 
     async def job(one: Any) -> None:
         work.fails(one.attempt)

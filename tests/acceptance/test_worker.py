@@ -219,6 +219,27 @@ def test_a_crash_loop_ends_the_command_with_a_clear_message(
     assert "ended with exit code 7, 5 times within 60 s: giving up" in worker.log
 
 
+def test_a_missing_driver_is_named_and_no_restart_is_tried(
+    app: Path, start: Callable[..., Running], redis_url: str
+) -> None:
+    (app / "driverless.py").write_text(
+        "import os, sys\n"
+        "sys.modules['aiosqlite'] = None  # as if it was not installed\n"
+        "from sqlalchemy.ext.asyncio import AsyncSession\n"
+        "from conquiet import App\n"
+        "app = App('shop', redis=os.environ['CONQUIET_REDIS_URL'], database='sqlite+aiosqlite:///shop.db')\n"
+        "@app.handler('order.paid')\n"
+        "async def book(order: dict, session: AsyncSession) -> None: ...\n"
+    )
+
+    worker = start(redis_url, "driverless:app")
+
+    assert worker.process.wait() == 2, worker.log
+    assert "driverless:app needs 'aiosqlite'" in worker.log
+    assert "install aiosqlite" in worker.log
+    assert "restarting" not in worker.log
+
+
 def test_a_module_that_is_not_there_is_one_sentence(start: Callable[..., Running], redis_url: str) -> None:
     worker = start(redis_url, "nowhere:consumer")
 

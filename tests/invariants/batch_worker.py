@@ -16,10 +16,12 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import redis.asyncio
 from sqlalchemy import create_engine
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 
 from conquiet.core import batch_run
@@ -49,8 +51,14 @@ def at(point: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def pack(ids: Iterable[str]) -> list[Any]:
+    """Return how the messages with these ids are named in the history."""
+    return list(ids)
+
+
 class PointedInbox(Inbox):
     def check_many(self, unit: Any, msgs: Any) -> list[bool]:
+        wire.handle(*pack(msg.id for msg in msgs))
         at("before-inbox")
         first_time = super().check_many(unit, msgs)
         at("after-inbox")
@@ -169,6 +177,8 @@ def main() -> None:
             _point, _left = order.get("point", ""), order.get("nth", 1)
             sys.stdin.close()
             RECORD.watch(0.25)
+            wire.note_commits(RECORD)
+            wire.note_stream_acks(RECORD, lambda messages: pack(message.data["id"] for message in messages))
             status = 1
             try:
                 asyncio.run(work(order["name"], order["mode"]))

@@ -6,6 +6,8 @@ Not a test. Started once with everything imported; it forks a worker for each li
 """
 
 import asyncio
+import functools
+import inspect
 import json
 import os
 import random
@@ -13,11 +15,13 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import redis.asyncio
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 
 from conquiet.core.backoff import Backoff
@@ -48,6 +52,25 @@ def pay_thread(ctx: Any, session: Any) -> None:
         ctx.raise_if_cancelled()
 
 
+def noting(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Say of each delivery, duplicates included, which message its transaction belongs to."""
+    if inspect.iscoroutinefunction(handler):
+
+        @functools.wraps(handler)  # with its mark: the transaction decides whether a job is cancelled
+        async def handle_async(ctx: Any) -> Any:
+            wire.handle(ctx.id)
+            return await handler(ctx)
+
+        return handle_async
+
+    @functools.wraps(handler)
+    def handle(ctx: Any) -> Any:
+        wire.handle(ctx.id)
+        return handler(ctx)
+
+    return handle
+
+
 async def work(name: str) -> None:
     url = SETTINGS["db"]
     settings = ProcessorSettings(retry=RetryPolicy.fixed(0.02, max_attempts=100), refresh_s=0.2)
@@ -58,8 +81,8 @@ async def work(name: str) -> None:
     )
     awaited = create_async_engine(url, pool_size=8, max_overflow=8)
     blocking = create_engine(url, pool_size=8, max_overflow=8)
-    processor.handler("async")(for_processor(pay_async, engine=awaited))
-    processor.handler("thread")(for_processor(pay_thread, engine=blocking))
+    processor.handler("async")(noting(for_processor(pay_async, engine=awaited)))
+    processor.handler("thread")(noting(for_processor(pay_thread, engine=blocking)))
     if SETTINGS["bug"] == "redis-decides":
 
         async def always(*_: object) -> bool:
@@ -77,6 +100,8 @@ def main() -> None:
             try:
                 random.seed(number)
                 record.watch(CLAIM_IDLE_MS / 4_000)
+                wire.note_commits(record)
+                wire.note_stream_acks(record, lambda messages: [message.data["id"] for message in messages])
                 asyncio.run(work(f"{line.strip()}-{number}"))
             except BaseException:  # noqa: BLE001 - the test has to hear of it
                 os.write(2, traceback.format_exc()[-2000:].encode())

@@ -24,6 +24,7 @@ from typing import Any
 import redis
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 
 from conquiet.config import QueueConfig
@@ -79,6 +80,7 @@ class PointedInbox(Inbox):
     def once(self, session: DbSession, msg: Any) -> Iterator[bool]:  # type: ignore[override]  # points around it
         if msg.id != _read:  # claimed, or our own of before: the read of a new one is noted there
             record("deliver", id=msg.id, of=self.stage)
+        wire.handle(msg.id, of=self.stage)
         at("before-inbox")
         session.before_commit(lambda _: at("before-commit"))
         if BUG == "no-inbox":
@@ -93,15 +95,24 @@ class PointedInbox(Inbox):
                 yield first_time
 
 
-class PointedConsumer(QueueConsumer):
+class NotingConsumer(QueueConsumer):
+    @property
+    def stage(self) -> str:
+        return "book" if self.config.stream_key == SETTINGS["ledger"] else "transfer"
+
+    def ack(self, msg: QueueMessage) -> None:
+        record("ack", id=msg.id, of=self.stage)
+        super().ack(msg)
+
+
+class PointedConsumer(NotingConsumer):
     def next(self, block_ms: int | None = None) -> QueueMessage | None:
         since = round(time.monotonic(), 6)
         found = super().next(block_ms)
         if found is not None:
             global _read  # noqa: PLW0603 - one worker, one message
             _read = found.id
-            stage = "book" if self.config.stream_key == SETTINGS["ledger"] else "transfer"
-            record("deliver", id=_read, of=stage, since=since)
+            record("deliver", id=_read, of=self.stage, since=since)
             at("read")
             if BUG == "ack-before-commit":
                 super().ack(found)
@@ -110,7 +121,6 @@ class PointedConsumer(QueueConsumer):
     def ack(self, msg: QueueMessage) -> None:
         at("after-commit")
         super().ack(msg)
-        record("ack", id=msg.id)
         at("after-ack")
 
 
@@ -183,7 +193,7 @@ def consume(engine: Engine, stream: str, name: str, handler: Handler, inbox: Inb
 def claim(engine: Engine, stream: str, name: str, handler: Handler, inbox: Inbox) -> None:
     """Take over what others have left behind, or are too slow with."""
     config = QueueConfig(stream, "g", name, block_ms=50, claim_idle_ms=STALE_MS)
-    with redis.Redis.from_url(SETTINGS["redis"]) as client, QueueConsumer(client, config) as consumer:
+    with redis.Redis.from_url(SETTINGS["redis"]) as client, NotingConsumer(client, config) as consumer:
         consumer.run_claim_stale(handler=handler, engine=engine, min_idle_ms=STALE_MS, interval_s=0.1, inbox=inbox)
 
 
@@ -207,6 +217,7 @@ def work(role: str, name: str) -> None:
     import conquiet.transactional.relay
 
     conquiet.transactional.relay.OutboxStore = PointedStore  # type: ignore[attr-defined]
+    wire.note_commits(record)
     engine = create_engine(SETTINGS["db"], pool_pre_ping=True, connect_args=connect_arguments(SETTINGS["db"]))
     orders, entries = PointedInbox(), PointedInbox(key=by_outbox_id)
     entries.stage = "book"

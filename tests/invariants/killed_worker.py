@@ -1,6 +1,6 @@
 """Workers that stand still at a named step of their k-th message, to be killed there. Not a test.
 
-    python killed_worker.py REDIS_URL DB_URL STREAM
+    python killed_worker.py REDIS_URL DB_URL STREAM HISTORY
 
 For each line ``CONSUMER STEP K`` it forks a worker, so that a hundred of them import everything once. The worker
 prints ``STEP message-id pid`` and then waits for ever. With the step ``none`` it works until nothing is left, the
@@ -15,9 +15,13 @@ from typing import Any
 
 import redis
 from sqlalchemy import create_engine
+from tests.invariants import wire
+from tests.invariants.recorder import Recorder
 
 from conquiet import QueueConfig, QueueConsumer, QueueMessage
 from conquiet.db import DbSession
+
+record = Recorder(sys.argv[4])
 
 
 class KillPoint:
@@ -30,12 +34,14 @@ class KillPoint:
 
     def here(self, step: str, message_id: str) -> None:
         if step == self._step and self._seen == self._number:
+            record("reached", point=step)
             print(step, message_id, os.getpid(), flush=True)  # noqa: T201 - this is what the test waits for
             time.sleep(600)
 
 
 def work(name: str, step: str, number: str) -> None:
-    redis_url, db_url, stream = sys.argv[1:]
+    redis_url, db_url, stream = sys.argv[1:4]
+    wire.note_commits(record)
     engine = create_engine(db_url)
     kill_point = KillPoint(step, int(number))
     consumer = QueueConsumer(redis.Redis.from_url(redis_url), QueueConfig(stream, "billing", name, block_ms=500))
@@ -52,16 +58,19 @@ def work(name: str, step: str, number: str) -> None:
         else:
             kill_point.new_message()
             current = message.id
+            record("deliver", id=current)
             kill_point.here("read", current)
         return message
 
     def handler(message: QueueMessage, session: DbSession) -> None:
+        wire.handle(message.id)
         kill_point.here("handler", message.id)
         session.execute("INSERT INTO effects VALUES (:id)", {"id": message.id})
         session.before_commit(lambda _: kill_point.here("commit", message.id))
 
     def acking(message: QueueMessage) -> None:
         kill_point.here("ack", message.id)
+        record("ack", id=message.id)
         ack(message)
 
     def calling(command: str, packed: bytes, **options: Any) -> Any:
@@ -75,8 +84,10 @@ def work(name: str, step: str, number: str) -> None:
     if step == "none":
         while batch := consumer.claim_stale(min_idle_ms=1, count=100):
             for message in batch:
+                record("deliver", id=message.id)
                 with DbSession(engine) as session:
                     handler(message, session)
+                record("ack", id=message.id)
                 ack(message)
     consumer.run(handler=handler, engine=engine)
     print("done", flush=True)  # noqa: T201 - the same

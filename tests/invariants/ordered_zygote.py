@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import redis.asyncio
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 
 from conquiet.errors import LifecycleError
@@ -29,6 +30,9 @@ POINTS = (
 )  # fmt: skip
 
 record = Recorder("")
+wire.note_stream_acks(
+    record, lambda messages: [f"{message.data['key']}/{message.data['data']['n']}" for message in messages]
+)
 
 EFFECT = """
 if redis.call('SADD', KEYS[1], ARGV[1]) == 1 then redis.call('RPUSH', KEYS[2], ARGV[1]) end
@@ -107,6 +111,7 @@ async def host(url: str, stream: str, diary: str, *, deadly: bool) -> None:
             raise ConnectionError
         places = (f"{stream}:done:{ctx.key}", f"{stream}:effects:{ctx.key}", stream, f"{stream}:two")
         await client.eval(EFFECT, 4, *places, number, ctx.key)
+        record("commit", id=message)
         maybe_die(chance, diary, "after effect")
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, processor.stop)

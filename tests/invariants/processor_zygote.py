@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import redis.asyncio
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 
 from conquiet.errors import LifecycleError, QueueError
@@ -29,6 +30,7 @@ CHANCE = 0.04
 
 
 record = Recorder("")
+wire.note_stream_acks(record, lambda messages: [message.data["id"] for message in messages])
 
 
 def arm(diary: str) -> None:
@@ -78,6 +80,7 @@ async def host(url: str, stream: str) -> None:
 
     async def done(ctx: JobContext) -> None:
         await client.sadd(f"{stream}:done", ctx.id)
+        record("commit", id=ctx.id)
 
     three = RetryPolicy.fixed(0.02, max_attempts=3)
 

@@ -23,6 +23,7 @@ import redis.asyncio
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 
 from conquiet.db.session import DbSession
@@ -117,6 +118,14 @@ def noting_errors() -> Iterator[None]:
         raise
 
 
+def note_delivery(message: Any) -> None:
+    number = _number_of(message)
+    record("deliver", id=number)
+    if SETTINGS["broker"] != "redis":
+        wire.delivered(number)
+    wire.handle(number)
+
+
 def make_handler(adapter: Any) -> Any:
     options: dict[str, Any]
     without_tls: dict[str, Any]
@@ -139,7 +148,7 @@ def make_handler(adapter: Any) -> Any:
     if IS_ASYNC:
 
         async def outer_async(*arguments: Any) -> Any:
-            record("deliver", id=_number_of(arguments[0]))
+            note_delivery(arguments[0])
             with noting_errors():
                 result = await inner(*arguments)
             at("after-commit")
@@ -148,13 +157,20 @@ def make_handler(adapter: Any) -> Any:
         return outer_async
 
     def outer(*arguments: Any) -> Any:
-        record("deliver", id=_number_of(arguments[0]))
+        note_delivery(arguments[0])
         with noting_errors():
             result = inner(*arguments)
         at("after-commit")
         return result
 
     return outer
+
+
+def note_the_wire() -> None:
+    """Note commits and acknowledgements in the history."""
+    wire.note_commits(record)
+    wire.note_stream_acks(record, lambda messages: [_number_of(message) for message in messages])
+    wire.note_queue_acks(record)
 
 
 async def consume() -> None:
@@ -189,6 +205,7 @@ def main() -> None:
         if pid == 0:
             _point, _left = order["point"], order["nth"]
             record.watch(STALE_MS / 4_000)
+            note_the_wire()
             with contextlib.suppress(KeyboardInterrupt):
                 asyncio.run(consume())
             os._exit(0)

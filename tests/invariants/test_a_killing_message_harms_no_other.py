@@ -8,12 +8,13 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
+from tests.invariants.histories import History, Row, rabbit_facts
 
 from conquiet.testing import wait_until
 
@@ -23,23 +24,32 @@ KILLER = 13
 WORKER = """
 import asyncio, logging, os, signal, sys
 from conquiet.rabbit import run_process
-url, path, concurrency, settle, guard = sys.argv[1:]
+from tests.invariants import wire
+from tests.invariants.recorder import Recorder
+url, path, history, concurrency, settle, guard = sys.argv[1:]
+record = Recorder(history)
+wire.note_queue_acks(record)
 log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 logging.disable(logging.CRITICAL)
 async def syncer(message):
     number = message["number"]
+    record("deliver", id=number)
+    wire.delivered(number)
     if number == 13:
+        record("fault", kind="kill -9", target=os.getpid(), point="in the syncer")
         os.kill(os.getpid(), signal.SIGKILL)
     await asyncio.sleep(0.005)
     os.write(log, b"%d\\n" % number)
+    record("commit", id=number)
     return True
 sys.exit(run_process(url, "work", syncer, concurrency=int(concurrency), settle=settle, poison_guard=guard == "guard"))
 """
 
 
 class Storm:
-    def __init__(self, url: str, folder: Path, *, quorum: bool) -> None:
-        self.url, self.folder = url, folder
+    def __init__(self, url: str, folder: Path, new_history: Callable[[str], History], *, quorum: bool) -> None:
+        self.url, self.folder, self.quorum = url, folder, quorum
+        self._new_history = new_history
         self.connection = pika.BlockingConnection(pika.URLParameters(url))
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
@@ -53,7 +63,11 @@ class Storm:
         self.options: list[str] = []
 
     def publish(self, number: int) -> None:
+        self.history = self._new_history(" ".join(self.options))
         for n in range(number):
+            # A classic queue gives it back without end.
+            expected = "effect" if n != KILLER else "dead" if self.quorum else "unsure"
+            self.history.record("enqueue", id=n, expect=expected)
             body = json.dumps({"number": n}).encode()
             self.channel.basic_publish("", "work", body, pika.BasicProperties(delivery_mode=2), mandatory=True)
 
@@ -64,12 +78,26 @@ class Storm:
         if self.worker is not None:
             assert self.worker.returncode == -9
             self.kills += 1
-        command = [sys.executable, "-c", WORKER, self.url, str(self.folder / "handled"), *self.options]
-        self.worker = subprocess.Popen(command)
+        places = [self.url, str(self.folder / "handled"), str(self.history.folder)]
+        self.worker = subprocess.Popen([sys.executable, "-c", WORKER, *places, *self.options])
+
+    def runs(self) -> list[int]:
+        path = self.folder / "handled"
+        return [int(line) for line in path.read_bytes().split()] if path.exists() else []
 
     def handled(self) -> set[int]:
-        path = self.folder / "handled"
-        return {int(line) for line in path.read_bytes().split()} if path.exists() else set()
+        return set(self.runs())
+
+    def judge(self, dead: Counter[int]) -> dict[str, Any]:
+        """End the worker, and return the anomalies of the history."""
+        self.history.record("drained")
+        assert self.worker is not None
+        self.worker.kill()
+        self.worker.wait()
+        leaked = self.history.leaks()
+        self.history.record("state", effects=self.runs(), dead=sorted(dead.elements()), leaked=leaked)
+        found: dict[str, Any] = self.history.judge()["examples"]
+        return found
 
     def dead(self) -> Counter[int]:
         dead: Counter[int] = Counter()
@@ -85,8 +113,21 @@ class Storm:
 
 
 @pytest.fixture
-def storm(request: Any, rabbitmq_server: Any, amqp_url: str, tmp_path: Path) -> Iterator[Storm]:
-    made = Storm(amqp_url, tmp_path, quorum=request.param)
+def storm(
+    request: Any, rabbitmq_server: Any, amqp_url: str, tmp_path: Path, new_history: Callable[..., History]
+) -> Iterator[Storm]:
+    kind = "quorum" if request.param else "classic"
+
+    def a_history(options: str) -> History:
+        return new_history(
+            f"killing message in RabbitMQ {kind} {options}",
+            Row("RabbitConsumer, a message that kills its process", "none", f"one RabbitMQ, {kind} queue"),
+            seed=0,
+            promise={"effects": "at least once", "commits": True},
+            servers=[rabbit_facts(rabbitmq_server.api, queue=f"{kind}, durable")],
+        )
+
+    made = Storm(amqp_url, tmp_path, a_history, quorum=request.param)
     yield made
     made.close()
 
@@ -109,6 +150,7 @@ def test_the_delivery_limit_ends_the_killer_and_no_other(
 
     dead = storm.dead()
     print(f"concurrency {concurrency}, kills {storm.kills}, dead {dict(dead)}")  # noqa: T201
+    assert storm.judge(dead) == {}
     assert dead == {KILLER: 1}
     assert storm.handled() == set(range(innocents)) - {KILLER}
 
@@ -128,4 +170,6 @@ def test_on_a_classic_queue_the_others_are_handled_while_the_killer_kills(
     wait_until(settled, timeout_s=90, interval_s=0.1, message=lambda: f"{len(storm.handled())} handled")
 
     print(f"concurrency {concurrency}, kills {storm.kills}")  # noqa: T201
-    assert storm.dead() == {}
+    dead = storm.dead()
+    assert storm.judge(dead) == {}
+    assert dead == {}

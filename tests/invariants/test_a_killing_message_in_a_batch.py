@@ -6,11 +6,13 @@ it is dead-lettered. The process is started again each time, as a supervisor wou
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from tests.invariants.histories import History, Row, redis_facts
 
 from conquiet.processor import NewMessage, SyncEmitter
 from conquiet.testing import wait_until
@@ -23,7 +25,12 @@ import asyncio, logging, os, signal, sys
 import redis.asyncio
 from conquiet.processor import Processor, ProcessorSettings
 from conquiet.runtime import RuntimeSettings
-url, path, stream, concurrency = sys.argv[1:]
+from tests.invariants import wire
+from tests.invariants.recorder import Recorder
+url, path, stream, concurrency, history = sys.argv[1:]
+record = Recorder(history)
+record.watch(0.025)
+wire.note_stream_acks(record, lambda messages: [message.data["data"]["number"] for message in messages])
 log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 logging.disable(logging.CRITICAL)
 processor = Processor(redis.asyncio.Redis.from_url(url), streams=[stream], concurrency=int(concurrency),
@@ -31,21 +38,36 @@ processor = Processor(redis.asyncio.Redis.from_url(url), streams=[stream], concu
 @processor.handler("work", batch=32, within_s=0.05)
 async def work(contexts):
     numbers = [ctx.data["number"] for ctx in contexts]
+    record("deliver", ids=numbers)
     if 13 in numbers:
         os.write(log, b"batch %d\\n" % len(numbers))
+        record("fault", kind="kill -9", target=os.getpid(), point="in the handler")
         os.kill(os.getpid(), signal.SIGKILL)
     os.write(log, b"".join(b"done %d\\n" % number for number in numbers))
+    record("commit", ids=numbers)
 asyncio.run(processor.start())
 """
 
 
 @pytest.mark.timeout(240)
-def test_a_killer_in_a_batch_takes_no_neighbour_along(redis_url: str, key_prefix: str, tmp_path: Path) -> None:
+def test_a_killer_in_a_batch_takes_no_neighbour_along(
+    redis_url: str, key_prefix: str, tmp_path: Path, new_history: Callable[..., History]
+) -> None:
     stream, log = f"{key_prefix}work", tmp_path / "log"
     client: Any = redis.Redis.from_url(redis_url)
+    history = new_history(
+        "killing message in a batch",
+        Row("Processor, batches, a message that kills its process", "none", "one Redis, concurrency 2"),
+        seed=0,
+        promise={"effects": "at least once", "commits": True},
+        servers=[redis_facts(client)],
+        claim_idle_s=0.1,
+    )
+    for number in range(INNOCENTS + 1):
+        history.record("enqueue", id=number, expect="dead" if number == KILLER else "effect")
     with SyncEmitter(client, stream) as emitter:
         emitter.emit_many([NewMessage("work", {"number": number}) for number in range(INNOCENTS + 1)])
-    command = [sys.executable, "-c", WORKER, redis_url, str(log), stream, "2"]
+    command = [sys.executable, "-c", WORKER, redis_url, str(log), stream, "2", str(history.folder)]
     worker = subprocess.Popen(command)
 
     def lines(kind: str) -> list[int]:
@@ -62,11 +84,16 @@ def test_a_killer_in_a_batch_takes_no_neighbour_along(redis_url: str, key_prefix
     try:
         wait_until(settled, timeout_s=200, interval_s=0.05, message=lambda: f"batches of the killer: {lines('batch')}")
         wait_until(lambda: client.xpending(stream, "processor")["pending"] == 0, timeout_s=30)
+        history.record("drained")
     finally:
         worker.kill()
         worker.wait()
 
     sizes = lines("batch")
+    dead = int(client.xlen(f"{{{stream}}}:dead"))
+    history.record("state", effects=lines("done"), dead=[KILLER] * dead, leaked=history.leaks())
+    history.record("state", left={"pending": client.xpending(stream, "processor")["pending"]})
+    assert history.judge()["examples"] == {}
     client.close()
     assert set(lines("done")) == set(range(INNOCENTS + 1)) - {KILLER}
     assert len(sizes) <= 6  # the delivery cap; a delivery also counts if the process dies before it is run

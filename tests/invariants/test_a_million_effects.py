@@ -230,7 +230,7 @@ def test_a_million_messages_have_their_effect_once(storm: BigStorm, new_history:
             f"large batches over {facts['name']}",
             Row("Processor, batches of 200, inbox", facts["name"], "one Redis with AOF, 2 processes"),
             seed=seed_or(24),
-            promise={"effects": "once"},
+            promise={"effects": "once", "commits": True},
             servers=[redis_facts(storm.client), facts],
             claim_idle_s=1.0,
             recovery_s=300.0,

@@ -17,6 +17,7 @@ import redis
 import redis.asyncio
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
+from tests.invariants import wire
 from tests.invariants.histories import History, Row, database_facts, redis_facts
 
 from conquiet.core.backoff import Backoff
@@ -90,7 +91,7 @@ def a_history(new_history: Callable[..., History], name: str, client: Any, engin
         f"outages under the {name}",
         Row(f"{'runtime.Consumer' if name == 'runtime' else 'Processor'}, inbox, DbSession", "MariaDB", "one Redis"),
         seed=0,
-        promise={"effects": "once", "attempts": True},
+        promise={"effects": "once", "attempts": True, "commits": True},
         servers=[redis_facts(client), database_facts(engine)],
     )
 
@@ -109,10 +110,17 @@ async def acknowledged(client: Any, stream: str, group: str) -> bool:
 
 
 async def test_outages_of_the_database_charge_no_message_of_the_runtime(
-    server: MySQLServer, engine: Engine, redis_url: str, key_prefix: str, new_history: Callable[..., History]
+    server: MySQLServer,
+    engine: Engine,
+    redis_url: str,
+    key_prefix: str,
+    new_history: Callable[..., History],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream, client = f"{key_prefix}orders", redis.Redis.from_url(redis_url, decode_responses=True)
     history = a_history(new_history, "runtime", client, engine)
+    wire.note_commits(history.record, monkeypatch.setattr)
+    wire.note_stream_acks(history.record, lambda done: [message.data["n"] for message in done], monkeypatch.setattr)
     deliveries: Counter[int] = Counter()
     exhausted: list[str] = []
     handle = for_runtime(lambda message, session: write(session, message.data["n"]), engine=engine)
@@ -120,6 +128,7 @@ async def test_outages_of_the_database_charge_no_message_of_the_runtime(
     def deliver(message: Any, ctx: Any) -> None:
         deliveries[ctx.delivery_count] += 1
         history.record("deliver", id=message.data["n"], n=ctx.delivery_count)
+        wire.handle(message.data["n"])
         handle(message, ctx)
 
     async def feed(first: int) -> None:
@@ -154,10 +163,21 @@ async def test_outages_of_the_database_charge_no_message_of_the_runtime(
 
 
 async def test_outages_of_the_database_cost_no_message_of_the_processor_an_attempt(
-    server: MySQLServer, engine: Engine, redis_url: str, key_prefix: str, new_history: Callable[..., History]
+    server: MySQLServer,
+    engine: Engine,
+    redis_url: str,
+    key_prefix: str,
+    new_history: Callable[..., History],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream, client = f"{key_prefix}jobs", redis.Redis.from_url(redis_url, decode_responses=True)
     history = a_history(new_history, "processor", client, engine)
+    wire.note_commits(history.record, monkeypatch.setattr)
+
+    def pack(done: list[Any]) -> list[Any]:
+        return [message.data["data"]["n"] for message in done]
+
+    wire.note_stream_acks(history.record, pack, monkeypatch.setattr)
     attempts: Counter[int] = Counter()
     handle = for_processor(lambda ctx, session: write(session, ctx.data["n"]), engine=engine)
 
@@ -168,6 +188,7 @@ async def test_outages_of_the_database_cost_no_message_of_the_processor_an_attem
         def pay(ctx: Any) -> None:
             attempts[ctx.attempt] += 1
             history.record("deliver", id=ctx.data["n"], n=ctx.attempt)
+            wire.handle(ctx.data["n"])
             handle(ctx)
 
         async def feed(first: int) -> None:

@@ -253,7 +253,7 @@ def history_of(storm: Storm, new_history: Callable[..., History], *, kills: int)
         f"batches over {database['name']}",
         Row("Processor, batches and groups, inbox", str(database["name"]), "one Redis, 2 processes"),
         seed=seed_or(7),
-        promise={"effects": "once"},
+        promise={"effects": "once", "commits": True},
         servers=[redis_facts(storm.client), database],
         claim_idle_s=1.0,
         recovery_s=450.0,  # on a machine with other work

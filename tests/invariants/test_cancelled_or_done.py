@@ -114,7 +114,7 @@ async def test_each_job_has_its_effect_once_or_is_cancelled(
         "jobs cancelled at random",
         Row("Processor, inbox, cancelled jobs", "PostgreSQL", "one Redis, 3 processes"),
         seed=seed,
-        promise={"effects": "once"},
+        promise={"effects": "once", "commits": True},
         servers=_facts(redis_url, database),
         recovery_s=180.0,
         claim_idle_s=1.0,

@@ -200,7 +200,12 @@ class Storm:
                 f"money over {database}",
                 Row("QueueConsumer, inbox, outbox, relay", database, "one Redis with AOF"),
                 seed=SEED,
-                promise={"effects": "once", "stages": ["transfer", "book"], "order": {"arrival": "transfer"}},
+                promise={
+                    "effects": "once",
+                    "stages": ["transfer", "book"],
+                    "order": {"arrival": "transfer"},
+                    "commits": True,
+                },
                 servers=facts,
                 recovery_s=450.0,  # the relays' and the locks' own waits, on a machine with other work
                 claim_idle_s=STALE_S,
@@ -466,3 +471,4 @@ def expect(world: Storm, point: str, seen: str) -> None:
     # The checker reads the history alone, and comes to the same judgement.
     found = world.history.judge(publish=False)["anomalies"]
     assert any(seen in name for name in found) or (seen == "nothing" and not found), found
+    assert ("acknowledged before commit" in found) == (world.settings["bug"] == "ack-before-commit"), found

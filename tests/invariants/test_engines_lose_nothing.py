@@ -33,11 +33,13 @@ import asyncio, os, sys
 import redis.asyncio
 from conquiet.runtime import Consumer
 from conquiet.signals import install_termination_handlers
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 
 url, claim_idle_ms, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 record = Recorder(sys.argv[4])
 record.watch(0.25)
+wire.note_stream_acks(record, lambda messages: [message.data["n"] for message in messages])
 
 async def main():
     # No time limit: one that passes while the process stands still would end the handler before it asks for its lease.
@@ -63,6 +65,7 @@ async def main():
             except Exception:
                 record("retry", id=message.data["n"])
                 raise
+            record("commit", id=message.data["n"])
         engine = Consumer(streams=["work"], redis=client, handler=handler, concurrency=8, prefetch=16,
                           claim_idle_ms=claim_idle_ms, max_deliveries=None, grace_s=10.0)
         with install_termination_handlers(engine.stop):
@@ -138,7 +141,7 @@ def test_a_storm_of_kills_loses_nothing(
         "engines killed at random",
         Row("runtime.Consumer", "none", "one Redis, 4 processes"),
         seed=seed,
-        promise={"effects": "at least once", "attempts": True},
+        promise={"effects": "at least once", "attempts": True, "commits": True},
         servers=[redis_facts(raw)],
         claim_idle_s=1.0,
     )
@@ -186,7 +189,7 @@ def test_a_storm_of_cut_connections_loses_nothing(
         "connections of engines cut",
         Row("runtime.Consumer", "none", "one Redis, 3 processes"),
         seed=seed,
-        promise={"effects": "at least once"},
+        promise={"effects": "at least once", "commits": True},
         servers=[redis_facts(raw)],
         claim_idle_s=1.0,
     )
@@ -223,7 +226,7 @@ def test_deployments_strand_nothing_and_charge_nothing(
         "engines deployed at random",
         Row("runtime.Consumer", "none", "one Redis, 3 processes"),
         seed=seed,
-        promise={"effects": "once", "attempts": True},
+        promise={"effects": "once", "attempts": True, "commits": True},
         servers=[redis_facts(raw)],
     )
     folder = str(history.folder)

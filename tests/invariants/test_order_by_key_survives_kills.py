@@ -69,7 +69,7 @@ async def test_effects_of_a_key_are_strictly_increasing_under_kills(
         "order by key under kills",
         Row("Processor: order by key", "none", "one Redis, 3 processes"),
         seed=0,
-        promise={"effects": "once", "attempts": True, "order": {"": "enqueue"}},
+        promise={"effects": "once", "attempts": True, "order": {"": "enqueue"}, "commits": True},
         servers=[facts],
         claim_idle_s=0.25,
         points=dict.fromkeys(POINTS, 1) if TORTURE else {},

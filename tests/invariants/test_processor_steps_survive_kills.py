@@ -122,7 +122,7 @@ async def test_no_kill_loses_or_doubles_a_step(
         Row("Processor: retry, dead letter, replay, rate, pause", "none", "one Redis, 3 processes"),
         seed=0,
         # How often a step was carried out is compared below, entry by entry.
-        promise={"effects": "at least once", "attempts": True},
+        promise={"effects": "at least once", "attempts": True, "commits": True},
         servers=[facts],
         claim_idle_s=0.25,
         points=dict.fromkeys(points, 1) if TORTURE else {},

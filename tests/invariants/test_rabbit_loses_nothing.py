@@ -34,6 +34,7 @@ import asyncio, logging, os, sys, time
 from conquiet.core.backoff import Backoff
 from conquiet.rabbit import SchemaRegistry, current_delivery, run_process
 from conquiet.rabbit.connection import Link
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 url, queue, path, history = sys.argv[1:]
 record = Recorder(history)
@@ -46,16 +47,19 @@ async def open_and_note(*arguments, **options):
     link.lost.add_done_callback(lambda _: record("lost", link=opened))
     return link
 Link.open = open_and_note
+wire.note_queue_acks(record)
 log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 logging.disable(logging.CRITICAL)
 async def syncer(message):
     number = message["number"]
     record("deliver", id=number, link=current_delivery().session.link.opened)
+    wire.delivered(number)
     await asyncio.sleep(0.002)
     if number % 10 == 0:
         record("release", id=number)
         return False
     os.write(log, b"%d\\n" % number)  # one write: whole lines, also when we are killed
+    record("commit", id=number)
     return True
 sys.exit(run_process(url, queue, syncer, concurrency=8, schemas=SchemaRegistry(built_in=False).register_default(),
                      reconnect=Backoff(base_s=0.05, cap_s=0.5), max_reconnects=10_000, connect_timeout_s=3.0,
@@ -193,7 +197,7 @@ def storm(
         f"RabbitMQ {queue} queue",
         Row("RabbitConsumer", "none", f"one RabbitMQ, {queue} queue"),
         seed=SEED,
-        promise={"effects": "at least once"},
+        promise={"effects": "at least once", "commits": True},
         servers=[rabbit_facts(rabbitmq_server.api, queue=f"{queue}, durable")],
     )
     made = Storm(amqp_url, rabbitmq_server.api, fault_proxy(amqp_url), tmp_path, history, quorum=request.param)

@@ -8,7 +8,7 @@ the same time. In the third life every second message is one of the second life 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ import redis
 import redis.asyncio
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
+from tests.invariants import wire
+from tests.invariants.histories import History, Row, database_facts, redis_facts
 
 from conquiet.config import QueueConfig
 from conquiet.db.session import DbSession
@@ -47,6 +49,36 @@ def client(redis_url: str) -> Iterator[Any]:
     client.close()
 
 
+@pytest.fixture
+def begin_history(
+    engine: Engine, client: Any, new_history: Callable[..., History], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], History]:
+    def begin(who: str) -> History:
+        facts = [redis_facts(client), database_facts(engine)]
+        history = new_history(
+            f"ids used again under {who}",
+            Row(f"{who}, inbox, DbSession", facts[1]["name"], "one Redis, its stream made anew twice"),
+            seed=0,
+            promise={"effects": "once", "commits": True},
+            servers=facts,
+            claim_idle_s=0.5,
+        )
+        for number in range(MESSAGES):
+            for life in (1, 2) if number % 2 else (1, 2, 3):
+                copies = 2 if life == 2 and number % 2 else 1
+                history.record("enqueue", id=name_of(life, number), copies=copies)
+        wire.note_commits(history.record, monkeypatch.setattr)
+        wire.note_stream_acks(history.record, names_of, monkeypatch.setattr)
+        return history
+
+    return begin
+
+
+def names_of(messages: list[Any]) -> list[str]:
+    """Return the names of what an engine acknowledges."""
+    return [message.data.get("data", message.data)["name"] for message in messages]
+
+
 def name_of(life: int, number: int) -> str:
     if life == 3 and number % 2:
         life = 2  # restored from a backup
@@ -70,16 +102,21 @@ def write(session: DbSession, name: str) -> None:
     session.execute("INSERT INTO effect (name) VALUES (:name)", {"name": name})
 
 
-def check(engine: Engine) -> None:
+def check(engine: Engine, history: History) -> None:
     with DbSession(engine) as session:
         done = Counter(row["name"] for row in session.fetch_all("SELECT name FROM effect"))
     wanted = {name_of(life, number) for life in (1, 2, 3) for number in range(MESSAGES)}
     lost, twice = wanted - done.keys(), [name for name, count in done.items() if count > 1]
     assert (len(lost), len(twice), len(done)) == (0, 0, len(wanted))
+    history.record("drained")
+    history.record("state", effects=list(done.elements()))
+    assert history.judge()["examples"] == {}
 
 
-def test_ids_that_come_again_lose_nothing_with_the_queue(engine: Engine, client: Any, key_prefix: str) -> None:
-    stream = f"{key_prefix}orders"
+def test_ids_that_come_again_lose_nothing_with_the_queue(
+    engine: Engine, client: Any, key_prefix: str, begin_history: Callable[[str], History]
+) -> None:
+    stream, history = f"{key_prefix}orders", begin_history("QueueConsumer")
 
     class Forgetful(QueueConsumer):
         acks = 0
@@ -87,15 +124,22 @@ def test_ids_that_come_again_lose_nothing_with_the_queue(engine: Engine, client:
         def ack(self, msg: QueueMessage) -> None:
             self.acks += 1
             if self.acks % 5:
+                history.record("ack", id=msg.payload["name"])
                 super().ack(msg)
+            else:
+                history.record("fault", kind="acknowledgement lost", target=os.getpid())
 
         def next(self, block_ms: int | None = None) -> QueueMessage | None:
             found = super().next(block_ms)
             if found is None:
                 self.stop()
+            else:
+                history.record("deliver", id=found.payload["name"])
+                wire.handle(found.payload["name"])
             return found
 
     def handle(msg: QueueMessage, session: DbSession) -> None:
+        wire.handle(msg.payload["name"])
         write(session, msg.payload["name"])
 
     for life in (1, 2, 3):
@@ -108,7 +152,7 @@ def test_ids_that_come_again_lose_nothing_with_the_queue(engine: Engine, client:
             rescuer.run_claim_stale(handler=handle, engine=engine, min_idle_ms=1, inbox=Inbox())
             assert rescuer.backlog().pending == 0
 
-    check(engine)
+    check(engine, history)
 
 
 async def acknowledged(client: Any, stream: str) -> bool:
@@ -117,17 +161,20 @@ async def acknowledged(client: Any, stream: str) -> bool:
 
 
 async def test_ids_that_come_again_lose_nothing_with_the_runtime(
-    engine: Engine, client: Any, redis_url: str, key_prefix: str
+    engine: Engine, client: Any, redis_url: str, key_prefix: str, begin_history: Callable[[str], History]
 ) -> None:
-    stream = f"{key_prefix}orders"
+    stream, history = f"{key_prefix}orders", begin_history("runtime.Consumer")
     handle = for_runtime(lambda message, session: write(session, message.data["name"]), engine=engine)
     failures = 0
 
     def deliver(message: Any, ctx: Any) -> None:
         nonlocal failures
+        history.record("deliver", id=message.data["name"])
+        wire.handle(message.data["name"])
         handle(message, ctx)
         if ctx.delivery_count == 1 and int(message.id[-3]) % 5 == 0:
             failures += 1
+            history.record("retry", id=message.data["name"])
             raise RuntimeError("committed, and then the process dies before the ack")
 
     for life in (1, 2, 3):
@@ -139,22 +186,25 @@ async def test_ids_that_come_again_lose_nothing_with_the_runtime(
             await wait_until_async(lambda: acknowledged(client, stream), timeout_s=300, message="all are acknowledged")
 
     assert failures > MESSAGES // 5
-    check(engine)
+    check(engine, history)
 
 
 async def test_ids_that_come_again_lose_nothing_with_the_processor(
-    engine: Engine, client: Any, redis_url: str, key_prefix: str
+    engine: Engine, client: Any, redis_url: str, key_prefix: str, begin_history: Callable[[str], History]
 ) -> None:
     """Its messages have no id of their own, so they are known by their first entry's, through all attempts."""
-    stream = f"{key_prefix}jobs"
+    stream, history = f"{key_prefix}jobs", begin_history("Processor")
     handle = for_processor(lambda ctx, session: write(session, ctx.data["name"]), engine=engine)
     failures = 0
 
     def pay(ctx: Any) -> None:
         nonlocal failures
+        history.record("deliver", id=ctx.data["name"])
+        wire.handle(ctx.data["name"])
         handle(ctx)
         if ctx.attempt == 1 and int(ctx.id[-3]) % 5 == 0:
             failures += 1
+            history.record("retry", id=ctx.data["name"])
             raise RuntimeError("committed, and taken for failed")
 
     for life in (1, 2, 3):
@@ -175,4 +225,4 @@ async def test_ids_that_come_again_lose_nothing_with_the_processor(
                 )
 
     assert failures > MESSAGES // 5
-    check(engine)
+    check(engine, history)

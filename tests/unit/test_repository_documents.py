@@ -3,6 +3,7 @@
 Compose and workflow cannot run everywhere the tests do, so their content is checked instead.
 """
 
+import itertools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -242,6 +243,19 @@ def test_the_container_runs_the_worker_without_root() -> None:
     assert user.split()[1].split(":")[0] not in {"0", "root"}
     assert lines.index(user) < lines.index(entry)
     assert '"conquiet", "worker"' in entry
+
+
+def test_the_lock_of_the_container_pins_every_extra_as_tested() -> None:
+    """A requirement that it lacks is missing in the container and in the SBOM."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    pin = re.compile(r"^([a-z0-9_.-]+)==(\S+)", re.MULTILINE)
+    locked = set(pin.findall((ROOT / "requirements.lock").read_text(encoding="utf-8")))
+    tested = set(pin.findall((ROOT / "requirements-dev.lock").read_text(encoding="utf-8")))
+
+    names = {re.split(r"[^a-z0-9_.-]", one, maxsplit=1)[0] for one in wanted} - {project["name"]}
+    assert names - {name for name, _ in locked} == set()
+    assert locked - tested == set()
 
 
 def test_a_release_is_tested_compared_and_built_before_it_is_published() -> None:

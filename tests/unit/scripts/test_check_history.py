@@ -57,6 +57,7 @@ KEYED = a_header(promise={"effects": "once", "order": {"": "enqueue"}})
 TICKS = a_header(promise={"ticks": {"cron": 100}})
 COUNTED = a_header(promise={"attempts": True})
 STAGED = a_header(promise={"effects": "once", "stages": ["pay", "book"]})
+COMMITTED = a_header(promise={"effects": "once", "commits": True})
 COUNTERS = rec("state", counters={"1": 11}, opening=10)
 AGAIN = rec("deliver", 2.0, 2, id="a", n=1)
 AGAIN_CHARGED = rec("deliver", 2.0, 2, id="a", n=2)
@@ -68,6 +69,19 @@ BAD: list[tuple[Anomaly, list[Record], Record | None]] = [
     (Anomaly.LOST, [rec("enqueue", id="a"), rec("state", of="pay", effects=["a"])], STAGED),
     (Anomaly.LOST, [rec("add", row=1, by=1, ok=True), rec("add", row=1, by=1, ok=True), COUNTERS], None),
     (Anomaly.TWICE, [*a_life("a"), rec("effect", 2.0, id="a")], None),
+    (Anomaly.EARLY_ACK, [*a_life("a"), *a_life("b"), rec("ack", 1.1, id="a")], COMMITTED),
+    (
+        Anomaly.EARLY_ACK,
+        [*a_life("a"), rec("enqueue", id="b"), rec("effect", id="b"), rec("ack", 9.0, id="b")],
+        COMMITTED,
+    ),
+    (
+        Anomaly.EARLY_ACK,
+        [*a_life("a"), rec("enqueue", id=1), rec("effect", id=1), rec("ack", 9.0, ids=[[1, 2]])],
+        COMMITTED,
+    ),
+    (Anomaly.INVALID, [rec("enqueue", id="a"), rec("effect", id="a")], COMMITTED),
+    (Anomaly.INVALID, [rec("enqueue", id="a"), rec("effect", id="a"), rec("commit", id="a")], COMMITTED),
     (Anomaly.TWICE, [*a_life("a"), rec("state", dead=["a"])], None),
     (Anomaly.TWICE, [rec("enqueue", id="a", expect="dead"), rec("state", dead=["a", "a"])], None),
     (Anomaly.TWICE, [*a_life("a"), rec("effect", 2.0, id="stranger")], None),
@@ -217,6 +231,23 @@ def test_slowness_explains_a_claim_only_where_the_header_allows_it() -> None:
 )
 def test_a_fault_elsewhere_explains_nothing(records: list[Record]) -> None:
     assert Anomaly.UNEXPLAINED.value in anomalies(a_life("a"), records, AGAIN, end=False)
+
+
+def test_an_ack_after_the_commit_of_any_delivery_is_in_order() -> None:
+    first = [*a_life("a")[:4], rec("fault", 1.25, kind="kill -9", target=1)]
+    second = [rec("deliver", 2.0, 2, id="a", n=1), rec("ack", 2.1, 2, ids=["a"])]
+
+    assert anomalies(first, second, header=COMMITTED) == set()
+
+
+def test_a_dead_letter_is_acknowledged_without_a_commit() -> None:
+    dead = [rec("enqueue", id="b", expect="dead"), rec("ack", 2.0, id="b"), rec("state", dead=["b"])]
+
+    assert anomalies(a_life("a"), dead, header=COMMITTED) == set()
+
+
+def test_commits_are_judged_only_where_the_header_promises_them() -> None:
+    assert anomalies(a_life("a"), rec("ack", 1.1, id="a")) == set()
 
 
 def test_a_killed_holder_has_left_its_lock() -> None:

@@ -241,6 +241,9 @@ def _failed(error: Exception, target: str) -> int:
     if isinstance(error, CommandError | ConfigurationError):
         report_error(str(error), error.fix if isinstance(error, CommandError) else "")
         return NOT_DONE
+    if isinstance(error, ModuleNotFoundError) and error.name:  # the driver of a URL, for instance
+        report_error(f"{target} needs {printable(error.name)!r}", f"install {printable(error.name)}")
+        return NOT_DONE  # no restart brings it
     if isinstance(error, ConquietError):
         report_error(str(error))
     else:  # raised by the user's code: its text may hold parts of a message, so only its class is shown

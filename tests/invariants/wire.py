@@ -1,0 +1,93 @@
+"""Writes down what a worker tells its servers: each answered COMMIT, and each acknowledgement as it is sent.
+
+    note_commits(record)                    in the process, before its first transaction
+    note_stream_acks(record, pack)          Redis
+    note_queue_acks(record)                 RabbitMQ
+    …
+    handle(17)                              the transactions that follow in this thread or task are of message 17
+
+The records stand at the edge of the process: below SQLAlchemy for the database, where the packet is made for Redis and
+RabbitMQ. What the library believes of itself is not asked. The format is described in docs/history-format.md.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tests.invariants.recorder import Recorder
+
+# Only what is used is imported, inside the functions: most storms have no database, or no RabbitMQ.
+Patch = Callable[[Any, str, Any], None]
+
+_handled: ContextVar[dict[str, Any] | None] = ContextVar("handled", default=None)
+_tags: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
+
+
+def handle(*ids: Any, of: str = "") -> None:
+    """Say which messages the next transactions of this thread or task belong to."""
+    fields: dict[str, Any] = {"id": ids[0]} if len(ids) == 1 and not isinstance(ids[0], list) else {"ids": list(ids)}
+    _handled.set(fields | ({"of": of} if of else {}))
+
+
+def note_commits(record: Recorder, patch: Patch = setattr) -> None:
+    """Note each COMMIT that the database has answered, or that it says it has done after its reply was lost."""
+    from sqlalchemy.engine.default import DefaultDialect
+
+    from conquiet.db import commit_status, session
+    from conquiet.transactional import async_transaction
+
+    do_commit: Any = DefaultDialect.do_commit
+    after_lost_reply = commit_status.after_lost_reply
+
+    def commit(self: Any, dbapi_connection: Any) -> None:
+        do_commit(self, dbapi_connection)
+        if (fields := _handled.get()) is not None:
+            record("commit", **fields)
+
+    def resolve(status: commit_status.CommitStatus, unknown: Any) -> Any:
+        fields = _handled.get()
+        if fields is not None and status is commit_status.CommitStatus.COMMITTED:
+            record("commit", **fields)
+        return after_lost_reply(status, unknown)
+
+    patch(DefaultDialect, "do_commit", commit)
+    for module in (session, async_transaction):
+        patch(module, "after_lost_reply", resolve)
+
+
+def note_stream_acks(record: Recorder, pack: Callable[[list[Any]], list[Any]], patch: Patch = setattr) -> None:
+    """Note what each XACK of an engine is for. ``pack`` returns the ids of these messages in the history."""
+    from conquiet.runtime.acknowledger import AckBatch
+
+    make: Any = AckBatch.__init__
+
+    def made(self: Any, messages: list[Any], *arguments: Any) -> None:
+        record("ack", ids=pack(messages))
+        make(self, messages, *arguments)
+
+    patch(AckBatch, "__init__", made)
+
+
+def note_queue_acks(record: Recorder, patch: Patch = setattr) -> None:
+    """Note what each basic.ack is for, by the tags of what was ``delivered``."""
+    from conquiet.rabbit.connection import Link
+
+    ack = Link.ack
+
+    def sent(self: Any, *, up_to: int | None = None, singles: tuple[int, ...] = ()) -> bool:
+        open_tags = _tags.get(self, {})
+        settled = [tag for tag in list(open_tags) if tag in singles or (up_to is not None and tag <= up_to)]
+        if settled:
+            record("ack", ids=[open_tags.pop(tag) for tag in settled])
+        return ack(self, up_to=up_to, singles=singles)
+
+    patch(Link, "ack", sent)
+
+
+def delivered(number: Any) -> None:
+    """Note the tag of the delivery that RabbitMQ's consumer is handling."""
+    from conquiet.rabbit import current_delivery
+
+    delivery = current_delivery()
+    _tags.setdefault(delivery.session.link, {})[delivery.tag] = number
