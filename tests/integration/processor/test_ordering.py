@@ -257,6 +257,41 @@ async def test_an_old_message_that_comes_again_ends_no_other_turn(
     assert await is_clean(client, keys)
 
 
+async def test_a_late_settlement_does_not_end_the_turn_of_the_next(
+    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, place: Place
+) -> None:
+    """Its entry was deleted, and an operator has let its key go on: its ticket is not the holder's any more."""
+    host = make_processor(concurrency=1)
+    entered, released, second, finish = (asyncio.Event() for _ in range(4))
+
+    @host.handler("pay")
+    async def pay(ctx: Any) -> None:
+        if ctx.data["n"] == 1:
+            entered.set()
+            await released.wait()
+        elif ctx.data["n"] == 2:
+            second.set()
+            await finish.wait()
+
+    async def one_is_pending() -> bool:
+        return bool(await place.pending() == 1)
+
+    await host.emit_many(messages("a", 3))
+    async with running(host):
+        await entered.wait()
+        entries: Any = await client.xrange(keys.stream)
+        await client.xdel(keys.stream, entries[0][0])
+        assert await KeyOrder(client, keys.stream).release_stuck() == ["a"]
+        released.set()
+        await second.wait()
+        await wait_until_async(one_is_pending)  # the first is settled
+        waiting = await client.llen(keys.waiting("a"))
+        finish.set()
+        await wait_until_async(partial(is_clean, client, keys))
+
+    assert waiting == 1
+
+
 async def test_an_early_acknowledgement_lets_the_next_one_start(make_processor: MakeProcessor) -> None:
     host = make_processor(concurrency=2)
     second = asyncio.Event()
