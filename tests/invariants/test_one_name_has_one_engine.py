@@ -1,8 +1,9 @@
 """Three programs under one consumer name, as in containers whose host names and process ids repeat.
 
 One of them works, and the others are refused beside it. It is killed again and again, and the next one takes the name
-and what is pending under it. A second run of a message needs a kill as its cause. ``CONQUIET_TORTURE=1`` makes it 60
-kills and five programs.
+and what is pending under it. A second run of a message needs a kill as its cause. There is no delivery cap: the kills
+hit the same messages again and again, as if these messages killed. ``CONQUIET_TORTURE=1`` makes it 60 kills and five
+programs.
 """
 
 import signal
@@ -40,7 +41,7 @@ async def handler(message, ctx):
     os.write(log, b"%d %d 1\\n" % (os.getpid(), number))
 try:
     asyncio.run(Consumer(streams=[stream], redis=redis.asyncio.Redis.from_url(url), handler=handler, concurrency=10,
-        consumer_id=name, claim_idle_ms=600_000).start())
+        consumer_id=name, claim_idle_ms=600_000, max_deliveries=None).start())
 except QueueError as error:
     sys.exit(3 if "another live engine" in str(error) else 1)
 """
