@@ -30,9 +30,6 @@ POINTS = (
 )  # fmt: skip
 
 record = Recorder("")
-wire.note_stream_acks(
-    record, lambda messages: [f"{message.data['key']}/{message.data['data']['n']}" for message in messages]
-)
 
 EFFECT = """
 if redis.call('SADD', KEYS[1], ARGV[1]) == 1 then redis.call('RPUSH', KEYS[2], ARGV[1]) end
@@ -141,6 +138,9 @@ def spawn(url: str, stream: str, diary: str, *, deadly: bool) -> int:
 def main() -> None:
     place, hosts, kills = sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
     record.folder = sys.argv[6]
+    wire.note_stream_acks(  # not at the import: the test imports this module, too
+        record, lambda messages: [f"{message.data['key']}/{message.data['data']['n']}" for message in messages]
+    )
     alive = {spawn(*place, deadly=True) for _ in range(hosts)}
     killed = 0
     while killed < kills:

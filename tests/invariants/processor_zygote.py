@@ -30,7 +30,6 @@ CHANCE = 0.04
 
 
 record = Recorder("")
-wire.note_stream_acks(record, lambda messages: [message.data["id"] for message in messages])
 
 
 def arm(diary: str) -> None:
@@ -179,6 +178,8 @@ class Hosts:
 def main() -> None:
     wanted, kills = int(sys.argv[4]), int(sys.argv[5])
     record.folder = sys.argv[6]
+    # Not at the import: the test imports this module, too.
+    wire.note_stream_acks(record, lambda messages: [message.data["id"] for message in messages])
     hosts = Hosts(*sys.argv[1:4])
     signal.signal(signal.SIGTERM, hosts.stop)
     for _ in range(wanted):

@@ -4,6 +4,8 @@ The two limits count what is left to rename. Lower them when the number falls; t
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -42,3 +44,22 @@ def test_unit_tests_mirror_the_modules() -> None:
     ]
 
     assert len(unmatched) <= UNMATCHED_FILES_LIMIT, "\n".join(unmatched)
+
+
+def test_importing_the_tests_patches_no_class_of_the_library() -> None:
+    """A storm's worker patches what it watches. Its test imports constants from it, in the process of all tests."""
+    code = (
+        "import importlib, pathlib\n"
+        "from conquiet.runtime.acknowledger import AckBatch\n"
+        "from conquiet.rabbit.connection import Link\n"
+        "from sqlalchemy.engine.default import DefaultDialect\n"
+        "before = AckBatch.__init__, Link.ack, DefaultDialect.do_commit\n"
+        "for file in sorted(pathlib.Path('tests/invariants').glob('*_zygote.py')):\n"
+        "    importlib.import_module(f'tests.invariants.{file.stem}')\n"
+        "assert before == (AckBatch.__init__, Link.ack, DefaultDialect.do_commit)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
