@@ -23,7 +23,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SYNCER = """
 def good(message):
-    print("got", message["schema"], flush=True)
+    print(f"got {message['schema']}", flush=True)
     return True
 
 def bad(message):

@@ -23,7 +23,9 @@ logging.getLogger().handlers[0].setFormatter(Plain())
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 url = sys.argv[1]
 def say(*words):
-    print(*words, flush=True)
+    # In one write: print() makes several, and lines of the log from another thread would stand between them.
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
 """
 
 Start = Callable[[str], "subprocess.Popen[str]"]

@@ -174,6 +174,7 @@ def note_the_wire() -> None:
 
 
 async def consume() -> None:
+    note_the_wire()
     loop = asyncio.get_running_loop()
     if SETTINGS["broker"] == "redis":
         client = redis.asyncio.Redis.from_url(SETTINGS["url"])
@@ -205,7 +206,6 @@ def main() -> None:
         if pid == 0:
             _point, _left = order["point"], order["nth"]
             record.watch(STALE_MS / 4_000)
-            note_the_wire()
             with contextlib.suppress(KeyboardInterrupt):
                 asyncio.run(consume())
             os._exit(0)

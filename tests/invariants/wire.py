@@ -1,4 +1,4 @@
-"""Writes down what a worker tells its servers: each answered COMMIT, and each acknowledgement as it is sent.
+"""Writes down what a worker tells its servers: each COMMIT, and each acknowledgement as it is sent.
 
     note_commits(record)                    in the process, before its first transaction
     note_stream_acks(record, pack)          Redis
@@ -31,7 +31,7 @@ def handle(*ids: Any, of: str = "") -> None:
 
 
 def note_commits(record: Recorder, patch: Patch = setattr) -> None:
-    """Note each COMMIT that the database has answered, or that it says it has done after its reply was lost."""
+    """Note each COMMIT that was sent, and whether the database has answered it."""
     from sqlalchemy.engine.default import DefaultDialect
 
     from conquiet.db import commit_status, session
@@ -41,8 +41,15 @@ def note_commits(record: Recorder, patch: Patch = setattr) -> None:
     after_lost_reply = commit_status.after_lost_reply
 
     def commit(self: Any, dbapi_connection: Any) -> None:
-        do_commit(self, dbapi_connection)
-        if (fields := _handled.get()) is not None:
+        fields = _handled.get()
+        try:
+            do_commit(self, dbapi_connection)
+        except Exception:
+            # The library may go on without an answer if the transaction has written nothing: a duplicate's.
+            if fields is not None:
+                record("commit", **fields, unanswered=True)
+            raise
+        if fields is not None:
             record("commit", **fields)
 
     def resolve(status: commit_status.CommitStatus, unknown: Any) -> Any:

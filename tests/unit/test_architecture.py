@@ -61,7 +61,7 @@ def test_a_decision_explains_modules_that_exist(note: Path) -> None:
 
 
 NAMES_OF_OTHERS = {
-    "pool_recycle",
+    "messages_dlx", "pool_recycle",
     "account_id", "binlog_format", "claim_min_idle_time", "eq_ref", "IntegrityError", "min_idle_time", "order_id",
     "pool_pre_ping", "pool_reset_on_return", "process_pool", "set_policy", "ssl_disabled",
     # docs/deployment.md, docs/rabbit-from-scratch.md: systemd, and a name of the example

@@ -390,5 +390,4 @@ class _Call:
         for item in self.items:
             if not item.done.done():
                 error = translate(cause, stream=self.stream, group=group, command=self.script.action)
-                error.__cause__ = cause
                 item.done.set_exception(error)

@@ -23,7 +23,7 @@ from conquiet.errors import ConfigurationError, PublishError, RabbitError
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.any_node import open_on_any_node
 from conquiet.rabbit.confirms import Encoded
-from conquiet.rabbit.connection import Fetched, Link
+from conquiet.rabbit.connection import Fetched
 from conquiet.rabbit.dead_delivery import (
     EVERYTHING,
     DeadDelivery,
@@ -38,9 +38,8 @@ from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, X_DEATH, X_DELIVERY_
 from conquiet.rabbit.peek_safety import FREE, PeekCost, find_peek_cost
 from conquiet.rabbit.properties import renewed_properties
 from conquiet.rabbit.publisher import Publisher
-from conquiet.rabbit.queue_description import nack_is_uncounted
-from conquiet.rabbit.queue_type import has_delivery_limit
 from conquiet.rabbit.replay_exchanges import PREFIX, TemporaryExchanges
+from conquiet.rabbit.taken_messages import TakenMessages
 
 logger = FactLogger(__name__)
 
@@ -53,11 +52,6 @@ _HISTORY: Final = (
     *MOVED_HEADERS,
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
-
-
-_RELEASED_AT_ONCE: Final = 16
-_RELEASE_WAIT_S: Final = 5.0
-_RELEASE_POLL_S: Final = 0.005
 
 
 class RabbitDeadLetters:
@@ -223,7 +217,7 @@ class RabbitDeadLetters:
                     on_progress(report)
         return report
 
-    async def _move(self, replayer: "_Replayer", taken: "_Taken", message: Fetched, target: str) -> None:
+    async def _move(self, replayer: "_Replayer", taken: TakenMessages, message: Fetched, target: str) -> None:
         try:
             await replayer.send(message, target)
         except PublishError:
@@ -251,96 +245,30 @@ class RabbitDeadLetters:
                     )
 
     @asynccontextmanager
-    async def _open(self) -> "AsyncIterator[_Taken]":
+    async def _open(self) -> "AsyncIterator[TakenMessages]":
         link = await open_on_any_node(self._address)
         async with AsyncExitStack() as cleanup:
             cleanup.push_async_callback(link.close)
-            taken = _Taken(link, self._queue, await link.depth(self._queue))
+            taken = TakenMessages(link, self._queue, await link.depth(self._queue))
             cleanup.push_async_callback(taken.release)
             yield taken
 
-    async def _require_free(self, taken: "_Taken") -> PeekCost:
+    async def _require_free(self, taken: TakenMessages) -> PeekCost:
         cost = await self._find_cost(taken)
         cost.require_free(self._queue, count_a_delivery=self._count_a_delivery)
         return cost
 
-    async def _find_cost(self, taken: "_Taken") -> PeekCost:
+    async def _find_cost(self, taken: TakenMessages) -> PeekCost:
         if not taken.depth:
             return FREE
         return await find_peek_cost(taken.link, self._management_url, self._address.vhost, self._queue)
 
-    async def _check_release(self, taken: "_Taken", cost: PeekCost | None, message: Fetched) -> None:
+    async def _check_release(self, taken: TakenMessages, cost: PeekCost | None, message: Fetched) -> None:
         """Raise if the message may not be released once more. A cost that was not needed so far is found out now."""
         deliveries = delivery_count(message.headers)
         if deliveries:
             cost = await self._find_cost(taken) if cost is None else cost
             cost.check_deliveries(self._queue, deliveries, count_a_delivery=self._count_a_delivery)
-
-
-class _Taken:
-    """Messages taken from a queue. Those not acknowledged are released at the end: earlier, each would come again."""
-
-    def __init__(self, link: Link, queue: str, depth: int) -> None:
-        self.link = link
-        self.depth = depth
-        self.position = 0
-        self.acknowledged = 0
-        self._queue = queue
-        self._tags: list[int] = []
-
-    async def next(self) -> Fetched | None:
-        """Take the next message, of those there were at the start."""
-        if self.position == self.depth or (message := await self.link.fetch(self._queue)) is None:
-            return None
-        self.position += 1
-        self._tags.append(message.tag)
-        return message
-
-    def acknowledge(self, message: Fetched) -> bool:
-        """Delete the newest message from the queue; False if the connection is lost."""
-        if not self.link.ack(singles=(message.tag,)):
-            return False
-        self._tags.remove(message.tag)
-        self.acknowledged += 1
-        return True
-
-    async def may_delete(self, message: Fetched) -> bool:
-        """Return whether a release may delete the message: its count may exceed the limit of a newer quorum queue."""
-        return (
-            nack_is_uncounted(self.link.broker_release)
-            and bool(delivery_count(message.headers))
-            and await has_delivery_limit(self.link, self._queue)
-        )
-
-    async def release(self) -> None:
-        """Return what is not acknowledged. The end of the link would do it too, and newer brokers count that.
-
-        A quorum queue has a consumer for each message that was got, and its members may disagree about the order in
-        which the end of a channel returns the messages of more than 32 consumers (seen on RabbitMQ 3.10). If another
-        member leads later, it deletes other messages than those that were acknowledged. So not many are on their way
-        when the channel is closed: the broker's answer to a close does not wait for them.
-        """
-        is_waiting = len(self._tags) > _RELEASED_AT_ONCE
-        for start in range(0, len(self._tags), _RELEASED_AT_ONCE):
-            tags = self._tags[start : start + _RELEASED_AT_ONCE]
-            try:
-                ready = await self.link.depth(self._queue) if is_waiting else 0
-                for tag in tags:
-                    self.link.nack_requeue(tag)
-                # Not returned: another consumer has taken them, and would take those that follow, too.
-                is_waiting = is_waiting and await self._is_ready(ready + len(tags))
-            except RabbitError:
-                return  # the link is lost: the broker returns the others
-
-    async def _is_ready(self, number: int) -> bool:
-        """Wait until the queue has so many messages to give; False if it has not in time."""
-        now = asyncio.get_running_loop().time
-        deadline = now() + _RELEASE_WAIT_S
-        while await self.link.depth(self._queue) < number:
-            if now() > deadline:
-                return False
-            await asyncio.sleep(_RELEASE_POLL_S)
-        return True
 
 
 def _check_arguments(to: object, limit: object, on_progress: object) -> None:

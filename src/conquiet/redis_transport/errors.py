@@ -101,7 +101,7 @@ def translate_errors(command: str, *, stream: str = "", group: str = "") -> Iter
 
 
 def translate(error: RedisError | OSError, *, stream: str, group: str, command: str, sent: bool = True) -> QueueError:
-    """Return the error to raise from ``error``.
+    """Return the error to raise, with ``error`` as its cause.
 
     Args:
         error: What the client library raised.
@@ -130,7 +130,9 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
         )
     else:
         text = f"{what} was refused by the server ({kind}){_ADVICE.get(kind, '')}"
-    return kinds(text, stream=stream, group=group, command=command, in_doubt=in_doubt)
+    translated = kinds(text, stream=stream, group=group, command=command, in_doubt=in_doubt)
+    translated.__cause__ = error
+    return translated
 
 
 def _not_sent(missing: NoConnection, place: str, kind: str) -> str:

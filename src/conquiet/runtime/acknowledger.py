@@ -264,7 +264,6 @@ class Acknowledger:
         except ConnectionLostError as lost:
             self.requeue(batch)
             error = translate(lost.reason, stream=messages[0].stream, group=self._group, command="XACK")
-            error.__cause__ = lost.reason
             await self._wait_before_retry(error, self._on_error)
             return
         except BaseException:

@@ -303,7 +303,6 @@ class Engine:
         except ConnectionLostError as lost:
             command = {"stream": self._streams[0], "group": self._group, "command": "XGROUP CREATE"}
             failure = translate(lost.reason, **command, sent=isinstance(lost.reason, ReadOnlyError))
-            failure.__cause__ = lost.reason
         except QueueError as error:
             failure = error
         finally:

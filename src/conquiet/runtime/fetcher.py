@@ -240,8 +240,7 @@ class Fetcher:
         return 0
 
     async def _read(self, capacity: int) -> None:
-        capacity = self._outage.limit(capacity)
-        if capacity == 0:
+        if (capacity := self._outage.limit(capacity)) == 0:
             return  # an outage began while stale entries were claimed
         requests, wait_ms = self._plan(capacity)
         self.reads_begun += 1
@@ -397,8 +396,5 @@ class Fetcher:
             await self._connect_again(self._no_reply(lost))
 
     def _no_reply(self, lost: ConnectionLostError) -> QueueError:
-        error = translate(
-            lost.reason, stream=", ".join(self._all_streams), group=self._reader.group, command="XREADGROUP"
-        )
-        error.__cause__ = lost.reason
-        return error
+        streams = ", ".join(self._all_streams)
+        return translate(lost.reason, stream=streams, group=self._reader.group, command="XREADGROUP")

@@ -261,9 +261,7 @@ class PendingReader:
         return reply
 
     def _translated(self, reply: ResponseError, stream: str, command: str) -> QueueError:
-        error = translate(reply, stream=stream, group=self._group, command=command)
-        error.__cause__ = reply
-        return error
+        return translate(reply, stream=stream, group=self._group, command=command)
 
 
 class _NoSuchCommandError(Exception):

@@ -147,9 +147,7 @@ class StreamReader:
         return packed
 
     def _translated(self, reply: ResponseError, stream: str, command: str) -> QueueError:
-        error = translate(reply, stream=stream, group=self._group, command=command)
-        error.__cause__ = reply
-        return error
+        return translate(reply, stream=stream, group=self._group, command=command)
 
 
 def _meant(refusal: ResponseError, streams: Sequence[str]) -> str:

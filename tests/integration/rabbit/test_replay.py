@@ -325,7 +325,7 @@ async def test_the_message_id_is_there_beside_an_odd_header(odd: Any) -> None:
         assert await asyncio.wait_for(seen, 60) == ("m1", {"when": None})
 
 
-async def test_a_look_returns_all_messages_of_a_quorum_queue_in_order(rabbit: Rabbit) -> None:
+async def test_listing_returns_all_messages_of_a_quorum_queue_in_order(rabbit: Rabbit) -> None:
     """What the end of the channel returned would be in another order on each member, and would be lost with a leader.
 
     See ``test_a_rabbitmq_cluster_loses_nothing``, which looks and then replays while the leader dies.
@@ -342,10 +342,10 @@ async def test_a_look_returns_all_messages_of_a_quorum_queue_in_order(rabbit: Ra
     assert [body for _, body in rabbit.take(queue)] == sent
 
 
-async def test_a_look_ends_although_another_consumer_takes_what_it_returns(
+async def test_listing_ends_although_another_consumer_takes_what_it_returns(
     rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conquiet.rabbit.dead_letters._RELEASE_WAIT_S", 0.1)
+    monkeypatch.setattr("conquiet.rabbit.taken_messages._RELEASE_WAIT_S", 0.1)
     queue, sent = rabbit.queue("dead-orders", quorum=True, dead=None), set(range(100))
     for number in sent:
         rabbit.put(queue, {"number": number})

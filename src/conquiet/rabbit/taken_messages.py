@@ -1,0 +1,80 @@
+"""Messages that are taken from a queue to be read, and returned to it or deleted."""
+
+import asyncio
+from typing import Final
+
+from conquiet.errors import RabbitError
+from conquiet.rabbit.connection import Fetched, Link
+from conquiet.rabbit.death_headers import delivery_count
+from conquiet.rabbit.queue_description import nack_is_uncounted
+from conquiet.rabbit.queue_type import has_delivery_limit
+
+_RELEASED_AT_ONCE: Final = 16
+_RELEASE_WAIT_S: Final = 5.0
+_RELEASE_POLL_S: Final = 0.005
+
+
+class TakenMessages:
+    """Messages taken from a queue. Those not acknowledged are released at the end: earlier, each would come again."""
+
+    def __init__(self, link: Link, queue: str, depth: int) -> None:
+        self.link = link
+        self.depth = depth
+        self.position = 0
+        self.acknowledged = 0
+        self._queue = queue
+        self._tags: list[int] = []
+
+    async def next(self) -> Fetched | None:
+        """Take the next message, of those there were at the start."""
+        if self.position == self.depth or (message := await self.link.fetch(self._queue)) is None:
+            return None
+        self.position += 1
+        self._tags.append(message.tag)
+        return message
+
+    def acknowledge(self, message: Fetched) -> bool:
+        """Delete the newest message from the queue; False if the connection is lost."""
+        if not self.link.ack(singles=(message.tag,)):
+            return False
+        self._tags.remove(message.tag)
+        self.acknowledged += 1
+        return True
+
+    async def may_delete(self, message: Fetched) -> bool:
+        """Return whether a release may delete the message: its count may exceed the limit of a newer quorum queue."""
+        return (
+            nack_is_uncounted(self.link.broker_release)
+            and bool(delivery_count(message.headers))
+            and await has_delivery_limit(self.link, self._queue)
+        )
+
+    async def release(self) -> None:
+        """Return what is not acknowledged. The end of the link would do it too, and newer brokers count that.
+
+        A quorum queue has a consumer for each message that was got, and its members may disagree about the order in
+        which the end of a channel returns the messages of more than 32 consumers (seen on RabbitMQ 3.10). If another
+        member leads later, it deletes other messages than those that were acknowledged. So not many are on their way
+        when the channel is closed: the broker's answer to a close does not wait for them.
+        """
+        is_waiting = len(self._tags) > _RELEASED_AT_ONCE
+        for start in range(0, len(self._tags), _RELEASED_AT_ONCE):
+            tags = self._tags[start : start + _RELEASED_AT_ONCE]
+            try:
+                ready = await self.link.depth(self._queue) if is_waiting else 0
+                for tag in tags:
+                    self.link.nack_requeue(tag)
+                # Not returned: another consumer has taken them, and would take those that follow, too.
+                is_waiting = is_waiting and await self._is_ready(ready + len(tags))
+            except RabbitError:
+                return  # the link is lost: the broker returns the others
+
+    async def _is_ready(self, number: int) -> bool:
+        """Wait until the queue has so many messages to give; False if it has not in time."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + _RELEASE_WAIT_S
+        while await self.link.depth(self._queue) < number:
+            if now() > deadline:
+                return False
+            await asyncio.sleep(_RELEASE_POLL_S)
+        return True
