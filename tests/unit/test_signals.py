@@ -252,20 +252,20 @@ def test_a_loop_that_was_asked_before_is_not_asked_again_through_a_later_one() -
 
 async def test_a_signal_wakes_an_event_loop_that_waits() -> None:
     """Delivered to another thread, the signal interrupts no call of the main one: only the loop's own socket does."""
-    ended: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    too_late = loop.call_later(30, ended.put_nowait, "woken by a timer")
+    stopped = asyncio.Event()
+    timer = loop.call_later(30, lambda: None)  # what wakes the loop otherwise
 
     def stop() -> None:
-        loop.call_soon_threadsafe(ended.put_nowait, "woken by the signal")
+        loop.call_soon_threadsafe(stopped.set)
 
     with install_termination_handlers(stop):
-        thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
-        loop.call_soon(thread.start)
+        thread = threading.Timer(0.3, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+        thread.start()  # the loop has long begun to wait when it ends
+        await stopped.wait()
 
-        assert await ended.get() == "woken by the signal"
-
-    too_late.cancel()
+    assert loop.time() < timer.when()
+    timer.cancel()
     thread.join()
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -292,8 +292,8 @@ def test_handlers_installed_before_the_loop_are_attached_inside() -> None:
         stopped = asyncio.Event()
         stops.append(lambda: loop.call_soon_threadsafe(stopped.set))
         too_late = loop.call_later(30, woken.append, "timer")
-        thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
-        loop.call_soon(thread.start)
+        thread = threading.Timer(0.3, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+        thread.start()  # the loop has long begun to wait when it ends
         await stopped.wait()
         too_late.cancel()
         thread.join()
