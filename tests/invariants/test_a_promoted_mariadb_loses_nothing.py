@@ -114,11 +114,6 @@ def slave_of(server: MySQLServer) -> dict[str, Any]:
     return call(server, "SHOW SLAVE STATUS")[0]
 
 
-def has_executed_all(replica: MySQLServer) -> bool:
-    """Return whether a replica has executed all that it has received."""
-    return "has read all relay log" in str(slave_of(replica)["Slave_SQL_Running_State"])
-
-
 def position_of(replica: MySQLServer) -> tuple[str, int]:
     """Return how far a replica has executed what its primary wrote."""
     found = slave_of(replica)

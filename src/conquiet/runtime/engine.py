@@ -377,7 +377,6 @@ class Engine:
 
     def _heartbeat_failed_in_thread(self, error: RedisError | OSError) -> None:
         translated = translate(error, stream=", ".join(self._streams), group=self._group, command="XCLAIM")
-        translated.__cause__ = error
         self._lease_outage.failed(translated, address=known_address(self._topology, self._streams[0]))
         self._on_loop(self._report, translated)
 
