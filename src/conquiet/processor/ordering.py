@@ -76,6 +76,7 @@ class KeyedAcks:
             return
         known = self._scripts.get(keys.stream)
         if known is None:
-            source = script("finish").source
-            known = self._scripts[keys.stream] = AckScript(source, (keys.stream, keys.order), self._who)
+            finish = script("finish")
+            names = tuple(finish.declared((keys.stream, keys.order)))
+            known = self._scripts[keys.stream] = AckScript(finish.source, names, self._who)
         message.ack_script, message.ack_args = known, turn

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from conquiet.redis_transport.client import AsyncClient, SyncClient
 from conquiet.redis_transport.scripts import Arg, Script, load_script
 from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
 
@@ -31,12 +30,6 @@ class _AddOne(Script):
 
     def parsed(self, reply: Any) -> Any:
         return [reply]
-
-    async def run(self, client: AsyncClient, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        return [await client.execute_command("XADD", keys[0], "*", "data", args[0])]  # type: ignore[no-untyped-call]
-
-    def run_sync(self, client: SyncClient, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        return [client.execute_command("XADD", keys[0], "*", "data", args[0])]  # type: ignore[no-untyped-call]
 
 
 ADD_ONE: Script = _AddOne("emit_now", "", "", "emit")

@@ -41,6 +41,8 @@ _REDIRECTS = (ReadOnlyError,)
 
 _CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # MOVED is an AskError, too
 
+_UNBLOCKED = "UNBLOCKED"
+_IN_MIGRATION = "TRYAGAIN the slot of a stream has moved while a read waited for it"
 _ASKING = pack("ASKING")
 _CLIENT_ID = pack("CLIENT", "ID")
 _INFO = pack("INFO", "server")
@@ -185,7 +187,7 @@ class AsyncRedisConnection:
                 await self._follow_migration(replies)
             for reply in replies:
                 if isinstance(reply, RedisError) and self._is_redirect(reply):
-                    raise reply
+                    raise TryAgainError(_IN_MIGRATION) if str(reply).startswith(_UNBLOCKED) else reply
         except BaseException as error:
             # A connection with an unread reply would give that reply to the next command.
             await self.close()
@@ -260,8 +262,9 @@ class AsyncRedisConnection:
             return True
         if not self._topology.may_move:
             return isinstance(reply, _REDIRECTS)
-        # A slot that moves away ends a blocked read as if its stream were deleted. The next read is redirected.
-        return isinstance(reply, _CLUSTER_REDIRECTS) or str(reply).startswith("UNBLOCKED")
+        # A slot that moves away ends a blocked read as if its stream were deleted. The next read is redirected; if the
+        # stream is gone after all, the server says so.
+        return isinstance(reply, _CLUSTER_REDIRECTS) or str(reply).startswith(_UNBLOCKED)
 
 
 def _aborted() -> ConnectionLostError:

@@ -7,6 +7,12 @@ with NOSCRIPT as its context would be taken for a refusal, although the script m
 ``call`` and ``call_sync`` run on a redis-py client and translate errors. They allow ``MAX_CONCURRENT`` commands per
 client at a time; others wait. redis-py 8 opens at most 100 connections and raises at the next command.
 
+A script that makes names of keys itself cannot declare all of them, and while a slot of a Redis Cluster is in migration
+the server checks the declared ones only: the script would find a key missing that is still, or already, on the other
+node. Such a script has a line ``-- makes names of keys``, and one more key is declared for it, which never exists. A
+node refuses a command of which some keys are missing while their slot is in migration (TRYAGAIN), so the script waits
+until all keys are on one node. See docs/decisions/0055.
+
 Why redis-py's client and not ``AsyncRedisConnection``: callers emit and settle from many tasks at once, and a pool
 gives each its own connection, so that one lost connection leaves one command in doubt and not all of them.
 """
@@ -28,11 +34,13 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.redis_transport.errors import translate_errors
+from conquiet.redis_transport.hash_tags import slot_prefix
 
 Arg = str | bytes | int | float
 C = TypeVar("C", redis.Redis, redis.asyncio.Redis)
 
 _WITH = "-- with:"
+_MAKES_NAMES = "-- makes names of keys"
 
 MAX_CONCURRENT = 32
 """Commands of one client in flight. Measured: more are not faster, and redis-py 8 refuses more than 100."""
@@ -47,24 +55,31 @@ class Script:
         source: Its text.
         sha: The digest under which a server knows it.
         action: What it does, for an error's text.
+        makes_names: It uses keys that its caller does not name.
     """
 
     name: str
     source: str
     sha: str
     action: str
+    makes_names: bool = False
 
     @classmethod
     def from_source(cls, name: str, source: str, *, action: str = "") -> Self:
         """Return the script with this text."""
         # Redis names scripts by SHA-1; nothing is protected by it.
         sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        return cls(name, source, sha, action or name)
+        return cls(name, source, sha, action or name, f"\n{_MAKES_NAMES}" in f"\n{source}")
+
+    def declared(self, keys: Sequence[str]) -> Sequence[str]:
+        """Return the keys to send: these, and one that never exists if the script makes names of others itself."""
+        return [*keys, f"{slot_prefix(keys[0])}:absent"] if self.makes_names else keys
 
     def words(self, keys: Sequence[str], args: Sequence[Arg], *, in_full: bool = False) -> list[Arg]:
         """Return the command that runs the script: by its digest, or in full."""
         begin: list[Arg] = ["EVAL", self.source] if in_full else ["EVALSHA", self.sha]
-        return [*begin, len(keys), *keys, *args]
+        declared = self.declared(keys)
+        return [*begin, len(declared), *declared, *args]
 
     def parsed(self, reply: Any) -> Any:
         """Return what ``run`` returns for this reply to ``words``."""
@@ -73,12 +88,9 @@ class Script:
     async def run(self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Run the script once. Errors are those of redis-py."""
         with contextlib.suppress(NoScriptError):
-            return await client.execute_command(  # type: ignore[no-untyped-call]
-                "EVALSHA", self.sha, len(keys), *keys, *args
-            )
-        return await client.execute_command(  # type: ignore[no-untyped-call]
-            "EVAL", self.source, len(keys), *keys, *args
-        )
+            return self.parsed(await client.execute_command(*self.words(keys, args)))  # type: ignore[no-untyped-call]
+        words = self.words(keys, args, in_full=True)
+        return self.parsed(await client.execute_command(*words))  # type: ignore[no-untyped-call]
 
     async def call(
         self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str, group: str = ""
@@ -92,8 +104,9 @@ class Script:
     def run_sync(self, client: redis.Redis, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Do what ``run`` does, without asyncio."""
         with contextlib.suppress(NoScriptError):
-            return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
-        return client.execute_command("EVAL", self.source, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
+            return self.parsed(client.execute_command(*self.words(keys, args)))  # type: ignore[no-untyped-call]
+        words = self.words(keys, args, in_full=True)
+        return self.parsed(client.execute_command(*words))  # type: ignore[no-untyped-call]
 
     def call_sync(self, client: redis.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str) -> Any:
         """Do what ``call`` does, without asyncio."""
@@ -107,7 +120,7 @@ async def run_many(
     """Run several scripts in one round trip; refusals are among the replies. Errors are those of redis-py."""
     async with client.pipeline(transaction=False) as pipe:
         for script, keys, args in calls:
-            pipe.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
+            pipe.execute_command(*script.words(keys, args))
         replies: list[Any] = await pipe.execute(raise_on_error=False)
     for place, reply in enumerate(replies):
         if isinstance(reply, NoScriptError):

@@ -25,9 +25,11 @@ from conquiet.testing.redis import RedisServer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
     from typing import Self
+
+    from conquiet.testing.handshakes import RespReply
 
 _WAIT_S = 60.0
 _FAILOVER_S = 5.5
@@ -189,11 +191,12 @@ class RedisClusterServer:
                 node.flush()
 
     # ------------------------------------------------------------------ what happens to it
-    def moving_slot(self, key: str, to: ClusterNode | None = None) -> Iterator[str]:
+    def moving_slot(self, key: str, to: ClusterNode | None = None, *, first: Sequence[str] = ()) -> Iterator[str]:
         """Move the slot of ``key`` step by step, as an operator's tool does: a generator that yields after each step.
 
-        It yields ``"opened"``, then each key that was moved, then ``"closed"``. Between ``opened`` and ``closed`` keys
-        that were not moved are served by the old master, moved and missing ones by the new one (ASK).
+        It yields ``"opened"``, then each key that was moved (those in ``first`` before the others), then ``"closed"``.
+        Between ``opened`` and ``closed`` keys that were not moved are served by the old master, moved and missing ones
+        by the new one (ASK).
         """
         slot = str(key_slot(key))
         source = self.master_of(key)
@@ -202,9 +205,11 @@ class RedisClusterServer:
         target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
         source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
         yield "opened"
-        while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, "10"):
+        chosen: RespReply = [name.encode() for name in first]
+        while keys := chosen or source.call("CLUSTER", "GETKEYSINSLOT", slot, "10"):
             if not isinstance(keys, list):
                 raise ServerStateError("CLUSTER GETKEYSINSLOT did not answer with a list")
+            chosen = None
             for found in keys:
                 name = _text(found)
                 # REPLACE: a promoted replica may still have a key of a slot that its dead master had moved away.

@@ -72,7 +72,7 @@ class ToPartitions(ToProcessor):
 
         keys = keys_of(partition_name(self.stream, index))
         args = [value for placed in messages for value in (placed.payload, "?", 0, 0)]
-        words = (script("emit").source, 4, keys.stream, keys.delayed, keys.wake, keys.order, *args)
+        words = script("emit").words((keys.stream, keys.delayed, keys.wake, keys.order), args, in_full=True)
         reply = self._run(words, stream=keys.stream)
         return [
             placed._replace(sent_by=index) for placed, answer in zip(messages, reply, strict=True) if answer[:1] == b">"

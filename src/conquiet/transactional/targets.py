@@ -24,6 +24,7 @@ from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome
 
 if TYPE_CHECKING:
     from conquiet.redis_transport.client import AnyRedis
+    from conquiet.redis_transport.scripts import Arg
 
 Results = list[tuple[PublishOutcome, str]]
 """For each message its outcome, and the reason if it was refused."""
@@ -110,13 +111,13 @@ class ToStream:
         """Write all entries, whose keys are given beside them, or none."""
         self._run(self._script(encoded), stream=self.stream)
 
-    def _run(self, words: "Sequence[str | bytes | int]", *, stream: str) -> Any:
+    def _run(self, words: "Sequence[Arg]", *, stream: str) -> Any:
         """Run a script, and wait for the replicas that were asked for."""
         from conquiet.redis_transport.commands import pack
         from conquiet.redis_transport.confirmed import checked_call
 
         how = self._confirmation
-        packed = pack("EVAL", *words)
+        packed = pack(*words)
         if not how.replicas:
             return self._connection.call("EVAL", packed, stream=stream)
         commands = [packed, *(pack(*one) for one in how.commands(stream))]
@@ -135,11 +136,11 @@ class ToStream:
     ) -> None:
         self.close()
 
-    def _script(self, encoded: Sequence[bytes]) -> Sequence[str | bytes | int]:
-        """Return a script that adds all entries or none, its keys and its arguments."""
+    def _script(self, encoded: Sequence[bytes]) -> "Sequence[Arg]":
+        """Return the command that runs a script which adds all entries or none."""
         from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
 
-        return (ENQUEUE_MANY, 1, self.stream, *encoded)
+        return ("EVAL", ENQUEUE_MANY, 1, self.stream, *encoded)
 
     def _payload(self, message: OutboxMessage) -> dict[str, Any]:
         own = (
@@ -196,12 +197,12 @@ class ToProcessor(ToStream):
             )
         )
 
-    def _script(self, encoded: Sequence[bytes]) -> Sequence[str | bytes | int]:
+    def _script(self, encoded: Sequence[bytes]) -> "Sequence[Arg]":
         from conquiet.processor.keys import keys_of
         from conquiet.processor.scripts import script
 
         if not any(payload.startswith(b'{"v":1,"key":') for payload in encoded):
             return super()._script(encoded)
         keys = keys_of(self.stream)
-        args: list[str | bytes | int] = [value for payload in encoded for value in (payload, "", 0, 0)]
-        return (script("emit").source, 4, keys.stream, keys.delayed, keys.wake, keys.order, *args)
+        args: list[Arg] = [value for payload in encoded for value in (payload, "", 0, 0)]
+        return script("emit").words((keys.stream, keys.delayed, keys.wake, keys.order), args, in_full=True)

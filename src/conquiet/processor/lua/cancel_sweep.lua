@@ -2,6 +2,7 @@
 -- KEYS: stream, cancel; ARGV: cursor, about how many, what the names of records begin with, ms a record is kept
 -- Answers the next cursor. An entry that was not delivered yet is kept. Records lie in the same slot: what their names
 -- begin with has the hash tag.
+-- makes names of keys
 local function is_after(a, b)
   local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
   local b_ms, b_seq = string.match(b, '^(%d+)-(%d+)$')

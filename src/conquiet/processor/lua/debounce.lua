@@ -6,6 +6,7 @@
 -- Answers {due time, 1 if another message was replaced, 1 if a state could not be noted}.
 -- What can be refused is refused before the first write: an error ends a script where it stands, and what waited would be
 -- gone, or the new message would be there without a recorded state. A state is a view and fails no message.
+-- makes names of keys
 redis.call('ZCARD', KEYS[1])
 redis.call('XLEN', KEYS[2])
 local t = redis.call('TIME')

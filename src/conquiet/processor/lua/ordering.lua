@@ -4,6 +4,7 @@
 -- '' the last ticket given, under '\1' the group whose settlements count, and in a partition under '\2' the number of
 -- partitions and its own. A settlement must show the ticket.
 -- A key is used as it stands in the JSON text, so that it needs no decoding.
+-- makes names of keys
 
 local function key_of(payload)
   if string.sub(payload, 1, 14) ~= '{"v":1,"key":"' then return nil end
