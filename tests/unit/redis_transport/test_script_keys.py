@@ -11,7 +11,9 @@ from conquiet.redis_transport.scripts import Script, load_script
 
 SOURCES = Path(conquiet.__file__).parents[1]
 SCRIPTS = [str(path.relative_to(SOURCES).with_suffix("")) for path in sorted(SOURCES.rglob("conquiet/*/lua/*.lua"))]
-MAKES_A_NAME = re.compile(r"(?:call|try)\('\w+', (?:KEYS|ARGV)\[\d\] \.\.|= (?:KEYS|ARGV)\[\d\] \.\.|order \.\.|ARGV\[\d\] \.\. reply")
+MAKES_A_NAME = re.compile(
+    r"(?:call|try)\('\w+', (?:KEYS|ARGV)\[\d\] \.\.|= (?:KEYS|ARGV)\[\d\] \.\.|order \.\.|ARGV\[\d\] \.\. reply"
+)
 """A name of a key that is put together of a part that the caller has given and another one."""
 
 
