@@ -33,10 +33,12 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
+from conquiet.redis_transport.commands import Word
 from conquiet.redis_transport.errors import translate_errors
 from conquiet.redis_transport.hash_tags import slot_prefix
 
-Arg = str | bytes | int | float
+Arg = Word
+"""A word of a command: here a key or an argument of a script."""
 C = TypeVar("C", redis.Redis, redis.asyncio.Redis)
 
 _WITH = "-- with:"
