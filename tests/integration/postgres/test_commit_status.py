@@ -1,6 +1,7 @@
 """What the server answers about a transaction whose COMMIT was not answered."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,11 @@ from conquiet.db.commit_status import (
     TransactionId,
     current_transaction,
     resolve_commit,
+    status_of,
 )
 from conquiet.db.session import DbSession
 from conquiet.errors import CommitUnknownError
-from conquiet.testing import FaultProxy, PostgresServer
+from conquiet.testing import FaultProxy, PostgresServer, wait_until
 
 
 @pytest.fixture
@@ -72,6 +74,32 @@ def test_a_backend_that_has_not_noticed_the_loss_is_ended(
 
     assert resolve_commit(engine, transaction) is CommitStatus.ABORTED
     assert count() == 0
+
+
+def test_a_commit_that_waits_for_a_standby_is_not_interrupted(
+    private_postgres: Callable[..., PostgresServer], make_engine: Callable[..., Engine]
+) -> None:
+    """Ending its backend would commit it on this server alone, and call it committed: a fail-over would lose it."""
+    server = private_postgres(settings={"synchronous_standby_names": "away", "synchronous_commit": "local"})
+    engine = make_engine(server.url)
+    observer = engine.execution_options(isolation_level="AUTOCOMMIT")
+    waits = text("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+    with engine.connect() as connection, observer.connect() as other, ThreadPoolExecutor(1) as thread:
+        connection.execute(text("SET synchronous_commit = on"))
+        connection.execute(text("CREATE TABLE orders (id INT)"))
+        transaction = current_transaction(connection)
+        assert isinstance(transaction, TransactionId)
+
+        committing = thread.submit(connection.commit)
+        wait_until(lambda: other.execute(waits).first())
+        found = [status_of(other, transaction, end_backend=True) for _ in range(2)]
+        waiting = other.execute(waits).scalars().all()
+        other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": waiting[0] if waiting else 0})
+        committing.result(60)
+
+        assert found == [None, None]
+        assert len(waiting) == 1
+        assert status_of(other, transaction) is CommitStatus.COMMITTED
 
 
 def test_another_timeline_is_not_trusted(engine: Engine, open_transaction: tuple[Connection, TransactionId]) -> None:
