@@ -35,7 +35,8 @@ class FaultyWriter(ClosedWriter):
 
 def connection_over(writer: ClosedWriter, client: redis.Redis | redis.asyncio.Redis) -> Any:
     """Return a connection of a clone that believes itself connected."""
-    connection: Any = clone_async(client).connection_pool.make_connection()
+    pool: Any = clone_async(client).connection_pool
+    connection = pool.make_connection()
     connection._reader = connection._writer = writer
     assert connection.is_connected
     return connection
