@@ -3,10 +3,10 @@
     python benchmarks/purge.py --rows 10000000 --database mariadb
 
 The database is private and syncs its log at every commit. One process inserts inbox rows, one transaction each. A
-second process runs a ``Purger`` with a constant share of the time, in every other window: windows with and without a purge
-alternate, so that other work of the machine meets both alike; the start of each is left out, because a purger that
-starts connects. The first rows are 60 days old; all of them may go. Exit code 1 if p99 beside the purge is more than 10
-% above p99 without it.
+second process runs a ``Purger`` with a constant share of the time, in every other window: windows with and without a
+purge alternate, so that other work of the machine meets both alike; the start of each is left out, because a purger
+that starts connects. The first rows are 60 days old; all of them may go. Exit code 1 if p99 beside the purge is more
+than 10 % above p99 without it.
 """
 
 import argparse

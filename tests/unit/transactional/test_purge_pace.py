@@ -5,7 +5,7 @@ import pytest
 from conquiet.transactional.purge_pace import PurgePace
 
 
-def test_a_pass_pauses_so_that_it_works_for_its_share_of_the_time() -> None:
+def test_a_pass_works_for_its_share_of_the_time() -> None:
     pace = PurgePace(0.01, 0.5, patience_s=60)
     pace.begin(0)
 
@@ -21,7 +21,7 @@ def test_the_share_doubles_with_all_the_time_that_a_pass_lasts() -> None:
     assert shares == [0.1, 0.2, 0.2, 0.4, 0.5, 0.5]
 
 
-def test_the_share_is_halved_by_every_pass_that_ends_down_to_the_least() -> None:
+def test_the_share_is_halved_by_every_pass_that_ends() -> None:
     pace = PurgePace(0.1, 0.5, patience_s=60)
     pace.begin(0)
     for now in (60, 120):
