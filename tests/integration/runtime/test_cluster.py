@@ -69,6 +69,11 @@ class Nodes:
         wait_until(lambda: master in str(node.call("CLUSTER", "NODES")).encode())
         node.call("CLUSTER", "REPLICATE", master)
         wait_until(lambda: b"master_link_status:up" in _text(node.call("INFO", "replication")))
+        # Without its master, gossip would no longer make the others known to each other: they could not elect it.
+        own = _text(node.call("CLUSTER", "MYID"))
+        others = [_text(one.call("CLUSTER", "MYID")) for one in self.masters]
+        wait_until(lambda: all(_lists(one, own, b"slave " + master) for one in self.masters))
+        wait_until(lambda: all(_lists(node, other, b"master - ") for other in others))
         return node
 
     def move(self, stream: str, to: int, *, since: int | None = None) -> None:
@@ -89,6 +94,13 @@ class Nodes:
 def _agrees(node: RedisServer) -> bool:
     slots = node.call("CLUSTER", "SLOTS")
     return isinstance(slots, list) and len(slots) == 3 and b"cluster_state:ok" in _text(node.call("CLUSTER", "INFO"))
+
+
+def _lists(node: RedisServer, other: bytes, role: bytes) -> bool:
+    """Return whether a node knows another one in this role, with a connection."""
+    lines = _text(node.call("CLUSTER", "NODES")).splitlines()
+    # "myself,master - 0 …" has no connection to itself, and is called connected.
+    return any(line.startswith(other) and role in line and b" connected" in line for line in lines)
 
 
 def _offset(node: RedisServer) -> bytes:
