@@ -148,11 +148,9 @@ class Cell:
     Attributes:
         worker: Their program.
         through: What is between the engine and the handler, for the name of the storm.
-        notes_commits: Whether they write down each commit and each acknowledgement.
     """
 
     worker = WORKER
-    notes_commits = True
     through = ""
 
     def __init__(
@@ -183,7 +181,7 @@ class Cell:
             f"{self.through}{kind} of {database['name']} with {place}",
             Row(f"{self.through}{engine}, inbox, {kind}", database["name"], where),
             seed=SEED,
-            promise={"effects": "once", "stages": ["1", "2"], "commits": self.notes_commits},  # an effect is two rows
+            promise={"effects": "once", "stages": ["1", "2"], "commits": True},  # an effect is two rows
             servers=[facts, database],
             claim_idle_s=STALE_S if broker == "redis" else None,
         )

@@ -3,6 +3,7 @@
     note_commits(record)                    in the process, before its first transaction
     note_stream_acks(record, pack)          Redis
     note_queue_acks(record)                 RabbitMQ
+    note_app_handlers(around)               an App, whose handlers run inside its transactions
     …
     handle(17)                              the transactions that follow in this thread or task are of message 17
 
@@ -11,7 +12,9 @@ RabbitMQ. What the library believes of itself is not asked. The format is descri
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from inspect import iscoroutinefunction
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -90,6 +93,36 @@ def note_queue_acks(record: Recorder, patch: Patch = setattr) -> None:
         return ack(self, up_to=up_to, singles=singles)
 
     patch(Link, "ack", sent)
+
+
+def note_app_handlers(around: Callable[[Any], AbstractContextManager[None]], patch: Patch = setattr) -> None:
+    """Run each handler of an App inside ``around(message)``, which is entered before its transaction begins.
+
+    The handler itself does not know of a duplicate: its transaction ends without it.
+    """
+    from conquiet.app.invocation import Invocation, like
+
+    def noting(make: Callable[[Any], Callable[[Any], Any]]) -> Callable[[Any], Callable[[Any], Any]]:
+        def made(self: Any) -> Callable[[Any], Any]:
+            inner = make(self)
+            if iscoroutinefunction(inner):
+
+                async def outer_async(message: Any) -> Any:
+                    with around(message):
+                        return await inner(message)
+
+                return like(inner, outer_async)
+
+            def outer(message: Any) -> Any:
+                with around(message):
+                    return inner(message)
+
+            return like(inner, outer)
+
+        return made
+
+    for name in ("for_processor", "for_rabbit"):
+        patch(Invocation, name, noting(getattr(Invocation, name)))
 
 
 def delivered(number: Any) -> None:
