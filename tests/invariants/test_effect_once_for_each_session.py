@@ -82,7 +82,6 @@ class Zygote:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         self._process = subprocess.Popen(
             [sys.executable, str(worker), json.dumps(settings)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
