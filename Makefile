@@ -81,7 +81,7 @@ bench: $(READY) servers ## Measure every package beside the raw client and its p
 
 # Peers are for comparison only: not locked, and never needed by anything else.
 PEERS := faststream[redis,rabbit] taskiq taskiq-redis taskiq-aio-pika dramatiq[redis,rabbitmq] celery[redis] streaq saq[redis] \
-	pydocket aio-pika apscheduler<4 croniter uvloop procrastinate dbos chasquimq
+	pydocket aio-pika apscheduler<4 croniter uvloop procrastinate dbos absurd-sdk chasquimq
 .PHONY: bench-peers
 bench-peers: ## Install the libraries that benchmarks compare with (newest releases, into .cache)
 	@$(PYTHON) -m venv .cache/bench-venv && $(PYTHON) -m venv .cache/bench-arq

@@ -61,7 +61,7 @@ class Sample:
 
 def make_app(redis_url: str, database: str) -> App:
     """The worker: one event without a session, one with an inbox row."""
-    retention = DatabaseRetention(inbox_s=20.0, interval_s=1.0)
+    retention = DatabaseRetention(inbox_s=20.0, interval_s=1.0, share=0.05)
     app = App(STREAM, redis=redis_url, database=f"sqlite:///{database}", concurrency=50,
               settings=AppSettings(retention=retention))  # fmt: skip
 

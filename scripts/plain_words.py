@@ -54,8 +54,8 @@ ALLOWED = [
 UNSEARCHED = {"docs/conformance.md", "docs/api.md"}
 """Written from other files that are searched."""
 
-OLD_NAMES = ("## [0.1.0]", "### Changed")
-"""Headings of the part of the changelog that has to quote old names."""
+OLD_NAMES = "## Before the first release"
+"""Heading of the part of the changelog that has to quote old names."""
 
 _PATTERNS = {name: re.compile(rf"(?<![a-z])(?:{words})(?![a-z])", re.IGNORECASE) for name, words in WORDS.items()}
 _TEST_NAME = re.compile(r"^\s*(?:async )?def (test_\w+)|^class (Test\w+)")
@@ -97,12 +97,10 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             if match := _TEST_NAME.match(line):
                 yield number, match[1] or match[2]
         return
-    version, skipped = "", False
+    skipped = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("## "):
-            version, skipped = line.partition(" - ")[0], False
-        if line.startswith("### "):
-            skipped = (version, line) == OLD_NAMES
+            skipped = line == OLD_NAMES
         if not skipped:
             yield number, line
 

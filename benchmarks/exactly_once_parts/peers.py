@@ -4,10 +4,11 @@ Each runs in a process of its own, with the Python of ``make bench-peers``: it e
 the clock runs from the first to the last effect. What differs in the work:
 
     Celery, taskiq, dramatiq   Redis; inbox row by hand; the acknowledgement is the library's own
-    procrastinate, DBOS        the queue is the database (PostgreSQL only): their own rows for each message come on top.
-                               A step of DBOS 3 is recorded outside of the effect's transaction, so it has an inbox row
+    procrastinate, DBOS,       the queue is the database (PostgreSQL only): their own rows for each message come on top.
+    absurd                     A step of DBOS 3 is recorded outside of the effect's transaction, so it has an inbox row,
+                               and so has a task of absurd
 
-absurd is left out: its package has no SQL schema, which is to be fetched from its repository.
+absurd's package has no SQL schema: put ``sql/absurd.sql`` of its repository into ``.cache``.
 
 None of them offers batches with a guarantee. Only ratios inside one run mean anything.
 """
@@ -26,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH_PYTHON = ROOT / ".cache" / "bench-venv" / "bin" / "python"
+ABSURD_SCHEMA = ROOT / ".cache" / "absurd.sql"
 THREADS = 8
 
 
@@ -143,12 +145,31 @@ def dbos(books: Books, given: dict[str, Any]) -> None:
     threading.Event().wait()
 
 
+def absurd(books: Books, given: dict[str, Any]) -> None:
+    where = given["where"]
+    url = f"postgresql://{where['user']}@{where['host']}:{where['port']}/{where['database']}"
+    with import_module("psycopg").connect(url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS absurd CASCADE")
+        connection.execute(ABSURD_SCHEMA.read_text(encoding="utf-8"))
+    app = import_module("absurd_sdk").Absurd(url, queue_name="peer")
+    app.create_queue("peer")
+
+    def book(params: dict[str, int], _: object) -> None:
+        books.book(params["number"])
+
+    app.register_task(name="book")(book)
+    for number in range(books.n):
+        app.spawn("book", {"number": number})
+    app.start_worker(concurrency=THREADS, poll_interval=0.01)
+
+
 PEERS: dict[str, tuple[Callable[..., Any], str, bool]] = {
     "Celery, inbox by hand": (celery, "celery", False),
     "taskiq, inbox by hand": (taskiq, "taskiq_redis", False),
     "dramatiq, inbox by hand": (dramatiq, "dramatiq", False),
     "procrastinate, inbox by hand": (procrastinate, "procrastinate", True),
     "DBOS, inbox by hand": (dbos, "dbos", True),
+    "absurd, inbox by hand": (absurd, "absurd_sdk", True),
 }
 """What runs it, the module that it needs, and whether it needs PostgreSQL."""
 
@@ -158,6 +179,9 @@ def available(kind: str) -> list[str]:
     found = []
     for name, (_, module, on_postgres) in PEERS.items():
         if on_postgres and kind != "postgresql":
+            continue
+        if module == "absurd_sdk" and not ABSURD_SCHEMA.exists():
+            print(f"  {name}: .cache/{ABSURD_SCHEMA.name} is missing, left out (sql/absurd.sql of its repository)")
             continue
         test = [str(BENCH_PYTHON), "-c", f"import {module}"]
         if BENCH_PYTHON.exists() and not subprocess.run(test, capture_output=True, check=False).returncode:

@@ -266,3 +266,13 @@ def test_a_release_is_tested_compared_and_built_before_it_is_published() -> None
     assert jobs["publish"]["needs"] == "build"
     assert jobs["publish"]["permissions"]["id-token"] == "write"
     assert "password" not in str(jobs), "trusted publishing stores no token"
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_every_action_of_a_workflow_is_pinned_to_a_commit(name: str) -> None:
+    """A tag can be moved to other code, which then runs with the permission to publish."""
+    lines = (ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8").splitlines()
+    used = [line.strip() for line in lines if line.strip().removeprefix("- ").startswith("uses:")]
+
+    assert used
+    assert [line for line in used if not re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []

@@ -40,12 +40,14 @@ _CURRENT: Final = text(f"SELECT CAST(pg_current_xact_id_if_assigned() AS text) A
 RETURNING: Final = f"CAST(pg_current_xact_id() AS text) AS xid, {_TIMELINE}"
 """What an INSERT returns for ``note_transaction``, so that no other statement has to ask for it."""
 _STATUS: Final = text(f"SELECT pg_xact_status(CAST(CAST(:xid AS text) AS xid8)) AS status, {_TIMELINE}")
-# Only the backend that still runs this transaction, and not while it waits for a synchronous standby: interrupting that
-# wait commits on this server alone. pg_stat_activity has the lower 32 bits of the id.
+# Only the backend that still runs this transaction, and with synchronous standbys only one that waits for its client:
+# COMMIT may be about to wait for a standby, and interrupting that wait commits on this server alone. pg_stat_activity
+# has the lower 32 bits of the id.
 _END: Final = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE CAST(backend_xid AS text) = CAST(CAST(CAST(:xid AS text) AS numeric) % 4294967296 AS text) "
-    "AND wait_event IS DISTINCT FROM 'SyncRep'"
+    "AND wait_event IS DISTINCT FROM 'SyncRep' "
+    "AND (state <> 'active' OR current_setting('synchronous_standby_names') = '')"
 )
 
 TIMEOUT_S: Final = 10.0

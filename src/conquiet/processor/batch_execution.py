@@ -69,16 +69,18 @@ class BatchExecution:
         """See ``Batching``."""
         runner = self._runners[key]
         settlements: dict[RuntimeMessage, Settlement] = {}
-        members: list[JobContext] = []
+        admitted: list[tuple[Envelope, MessageContext]] = []
+        decode, runs_at_once = self._execution.decode, self._runs_at_once
         for message in messages:
-            admitted = self._execution.decode(message)
-            if isinstance(admitted, Envelope) and not self._runs_at_once(message, admitted):
-                admitted = await self._admit(message, admitted, leases)
-            if isinstance(admitted, Envelope):
-                members.append(runner.context(admitted, MessageContext(message, leases), self._execution.emitter))
+            decision = decode(message)
+            if isinstance(decision, Envelope) and not runs_at_once(message, decision):
+                decision = await self._admit(message, decision, leases)
+            if isinstance(decision, Envelope):
+                admitted.append((decision, MessageContext(message, leases)))
             else:
-                settlements[message] = admitted
-        if members:
+                settlements[message] = decision
+        if admitted:
+            members = runner.contexts(admitted, self._execution.emitter)
             settlements |= await self._run_limited(runner, members, leases)
         return [settlements[message] for message in messages]
 

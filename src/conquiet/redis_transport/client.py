@@ -33,6 +33,7 @@ from redis.cluster import RedisCluster
 from redis.retry import Retry
 
 from conquiet.errors import ConfigurationError
+from conquiet.redis_transport.closed_transport import plain_class, reporting_closed_transport
 from conquiet.redis_transport.routing import NodeAddress
 from conquiet.redis_transport.sentinel import AnySentinelPool, async_pool, sync_pool
 
@@ -175,7 +176,7 @@ def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> t
     """Return the caller's pool and the settings of the clone's pool."""
     pool = _pool_of(client)
     given: dict[str, Any] = pool.connection_kwargs
-    source = cast("type", pool.connection_class)
+    source = plain_class(cast("type", pool.connection_class))
     if isinstance(client, redis.asyncio.Redis) == to_async:
         target = source
         kwargs = {name: value for name, value in given.items() if name not in _NOT_COPIED}
@@ -183,7 +184,7 @@ def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> t
         target = _counterpart(source)
         kwargs = _translated(given, target)
     kwargs |= {
-        "connection_class": target,
+        "connection_class": reporting_closed_transport(target) if to_async else target,
         "protocol": 2,
         "decode_responses": False,
         "health_check_interval": 0,

@@ -140,19 +140,23 @@ class SlotTable:
         self._lock.release()
 
     def _ask_nodes(self) -> None:
-        """Ask the nodes one by one and use the first answer."""
+        """Ask the nodes one by one and use the first answer. The next question begins with another node.
+
+        The one that answered may be isolated, and its table old; those that did not answer come last.
+        """
+        silent: list[NodeAddress] = []
         failure: RedisError | OSError = NodeUnreachableError("no node of the cluster is known")
         asked_at = time.monotonic()
         for address in list(self._addresses):
             if self._ended:
                 raise NodeUnreachableError("the engine has ended")
-            # Rotate the list, so that an isolated node is not asked first again.
             self._addresses.append(self._addresses.pop(0))
             client = self._asking = clone_to(self.seeds.template, address, timeout_s=_ASK_TIMEOUT_S)
             try:
                 reply: Any = client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
             except (RedisError, OSError) as error:
                 failure = error
+                silent.append(address)
                 continue
             finally:
                 self._asking = None
@@ -160,6 +164,7 @@ class SlotTable:
             found = {slots: self.seeds.remap(owner) for slots, owner in owners(reply, address).items()}
             if found:
                 self._use(found, asked_at)
+                self._addresses.sort(key=lambda known: known in silent)  # the others keep their order
                 return
         raise failure
 

@@ -28,13 +28,17 @@ def encode(payload: Mapping[str, Any], *, max_bytes: int = MAX_PAYLOAD_BYTES) ->
             if field in payload:
                 raise _refusal(
                     f"it has a field {field}, which the relay writes: leave it out when you pass a message on, "
-                    "or two messages would carry one id"
+                    "or two messages would carry one id",
+                    "a field of the relay's",
+                    field,
                 )
     try:
         return encode_payload(payload, max_bytes=max_bytes)
     except CodecError as error:
-        reason = f"{TOO_LARGE} ({max_bytes})" if error.reason == TOO_LARGE else error.explanation
-    raise _refusal(reason)  # out here, so that the codec's error is not its context
+        refused = error
+    # Out here, so that the codec's error is not its context.
+    problem = f"{TOO_LARGE} ({max_bytes})" if refused.reason == TOO_LARGE else refused.explanation
+    raise _refusal(problem, refused.reason, refused.path)
 
 
 def decode(data: bytes) -> dict[str, Any]:
@@ -42,5 +46,5 @@ def decode(data: bytes) -> dict[str, Any]:
     return decode_payload(data, max_bytes=_ANY_SIZE)
 
 
-def _refusal(reason: str) -> PayloadError:
-    return PayloadError(f"the outbox refused a payload: {reason}. Nothing was written", reason=reason)
+def _refusal(problem: str, reason: str, path: str) -> PayloadError:
+    return PayloadError(f"the outbox refused a payload: {problem}. Nothing was written", reason=reason, path=path)

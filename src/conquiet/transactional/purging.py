@@ -1,11 +1,12 @@
 """Purging of the inbox and of parked outbox rows by age: in the background, by one host at a time.
 
     every interval_s:  try the lock ──┬─ another host purges: wait for the next time
-                                      └─ ours: delete a batch, COMMIT, pause 19 times as long, again until none is old
+                                      └─ ours: delete a batch, COMMIT, pause, again until none is old
 
 Each batch is a transaction of its own that deletes the oldest rows and locks nothing else, so it blocks no insert.
-The pause keeps its share of the server's work small. The lock only saves work: two hosts that purge at the same time
-delete different rows, or wait for each other's few.
+The pause keeps its share of the server's work small: an insert that meets a deletion waits for the same disk. The share
+follows the need (``purge_pace``). The lock only saves work: two hosts that purge at the same time delete different
+rows, or wait for each other's few.
 """
 
 import hashlib
@@ -35,6 +36,7 @@ from conquiet.metrics.registry import INBOX_PURGED_TOTAL, OUTBOX_PURGED_TOTAL, P
 from conquiet.metrics.safety import count
 from conquiet.transactional.inbox import Inbox
 from conquiet.transactional.outbox import Outbox
+from conquiet.transactional.purge_pace import PurgePace
 
 logger = FactLogger(__name__)
 
@@ -48,7 +50,7 @@ _SLICE_S: Final = 0.1
 _IDLE_SESSIONS_SINCE: Final = (14,)
 _LONGEST_PAUSE_S: Final = 5.0
 _BUSY_FACTOR: Final = 10
-"""A busy worker purges only if so many intervals have passed."""
+"""A busy worker purges only if so many intervals have passed, and a pass that lasts for so many speeds up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +65,18 @@ class DatabaseRetention:
             never published, so this is off unless you set it.
         interval_s: Time between two passes of a host.
         batch: Rows deleted by one transaction.
-        share: Part of the time in which a pass may work; it pauses for the rest. What it costs inserts is in
+        share: Part of the time in which a pass works; it pauses for the rest. What it costs inserts is in
             docs/housekeeping.md.
+        max_share: A pass that has not come to an end after ten intervals works twice as much, and so on up to this part
+            of the time (or ``share``, if that is more). It returns to ``share`` step by step.
     """
 
     inbox_s: float | None = INBOX_RETENTION_S
     parked_s: float | None = None
     interval_s: float = 60.0
     batch: int = 500
-    share: float = 0.05
+    share: float = 0.005
+    max_share: float = 0.25
 
     def __post_init__(self) -> None:
         for name in ("inbox_s", "parked_s"):
@@ -80,8 +85,9 @@ class DatabaseRetention:
                 require_seconds(name, value)
         require_seconds("interval_s", self.interval_s)
         require_positive("batch", self.batch)
-        if require_seconds("share", self.share) > 1:
-            raise ConfigurationError(f"share must be a number above 0 and at most 1, got {self.share!r}")
+        for name in ("share", "max_share"):
+            if require_seconds(name, value := getattr(self, name)) > 1:
+                raise ConfigurationError(f"{name} must be a number above 0 and at most 1, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,8 @@ class Purger:
         self._inbox = inbox
         self._outbox = outbox
         self._retention = DatabaseRetention() if retention is None else retention
+        keep = self._retention
+        self._pace = PurgePace(keep.share, keep.max_share, patience_s=keep.interval_s * _BUSY_FACTOR)
         self._is_idle = is_idle
         self._lifecycle = Lifecycle("this Purger")
         self._thread: threading.Thread | None = None
@@ -245,15 +253,17 @@ class Purger:
     def _in_batches(self, delete: Callable[[], int], keep_lock: Callable[[], None]) -> int:
         """Delete batch by batch, with pauses, until a batch is not full."""
         deleted = 0
+        self._pace.begin(time.monotonic())
         while not self._lifecycle.is_stopping:
             keep_lock()
             began = time.monotonic()
             found = delete()
             deleted += found
             if found < self._retention.batch:
+                self._pace.caught_up()
                 break
-            took_s = time.monotonic() - began
-            self._wait(min(took_s * (1 / self._retention.share - 1), _LONGEST_PAUSE_S))
+            now = time.monotonic()
+            self._wait(min(self._pace.pause_s(now, now - began), _LONGEST_PAUSE_S))
         return deleted
 
     @contextmanager

@@ -33,5 +33,27 @@ async def test_a_database_that_goes_away_and_returns_is_noticed(
     assert "is available again after" in end
 
 
+async def test_a_database_that_takes_connections_and_never_answers_is_noticed(
+    postgres_url: str, fault_proxy: Callable[[str], FaultProxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe waits with it and has no failure to report: only the age of its last answer tells."""
+    monkeypatch.setattr("conquiet.app.database_probe._STALE_S", 0.5)
+    proxy = fault_proxy(postgres_url)
+    probe = DatabaseProbe(create_engine(proxy.url_for(postgres_url)), interval_s=0.05)
+    running = asyncio.create_task(probe.run())
+    await wait_until_async(lambda: proxy.counters.connections >= 2)
+
+    proxy.stall()
+    await wait_until_async(lambda: not probe.health().ready)
+    reason = probe.health().reason
+    proxy.resume()
+    await wait_until_async(lambda: probe.health().ready)
+    probe.stop()
+    await running
+
+    assert reason.startswith(f"the server 127.0.0.1:{proxy.port}/")
+    assert reason.endswith(" has not answered for 0.5 s")
+
+
 def test_a_file_needs_no_probe() -> None:
     assert probe_for(lambda: create_engine("sqlite://")) == []

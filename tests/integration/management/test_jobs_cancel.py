@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from conquiet.errors import JobCancelledError
+from conquiet.errors import JobCancelledError, PayloadError
 from conquiet.management import JobAdmin, JobChange
 from conquiet.processor import (
     JobContext,
@@ -306,10 +306,13 @@ async def test_a_dead_job_is_retried_with_other_data_once(make: Make, jobs: JobA
         await wait_until_async(lambda: _is_in(jobs, "m", "dead"))
         dead_id = (await jobs.show("m")).places[0].place
         refused = await jobs.cancel("m")
+        with pytest.raises(PayloadError, match="at iban") as caught:
+            await jobs.edit_and_retry(dead_id, {"iban": float("inf")})
         changes = await asyncio.gather(*(jobs.edit_and_retry(dead_id, {"iban": "DE02"}) for _ in range(5)))
         await wait_until_async(lambda: len(seen) == 2)
 
     assert refused.change is JobChange.REFUSED
+    assert caught.value.path == "iban"
     assert sorted(one.change for one in changes) == ["gone"] * 4 + ["moved"]
     assert seen == [{"iban": "wrong"}, {"iban": "DE02"}]
 

@@ -348,9 +348,10 @@ def test_a_payload_that_is_refused_ends_it_behind_those_before_it(
 ) -> None:
     key = f"{key_prefix}new"
 
-    with pytest.raises(PayloadError):
-        list(enqueue_all(server, key, [{"n": 1}, {"n": 2}, {"n": float("nan")}, {"n": 4}]))
+    with pytest.raises(PayloadError, match=r"at n\[1\]") as caught:
+        list(enqueue_all(server, key, [{"n": 1}, {"n": 2}, {"n": [3, float("nan")]}, {"n": 4}]))
 
+    assert caught.value.path == "n[1]"
     assert client.xlen(key) == 2
 
 

@@ -1,6 +1,7 @@
 """What the server answers about a transaction whose COMMIT was not answered."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,11 @@ from conquiet.db.commit_status import (
     TransactionId,
     current_transaction,
     resolve_commit,
+    status_of,
 )
 from conquiet.db.session import DbSession
 from conquiet.errors import CommitUnknownError
-from conquiet.testing import FaultProxy, PostgresServer
+from conquiet.testing import FaultProxy, PostgresServer, wait_until
 
 
 @pytest.fixture
@@ -72,6 +74,64 @@ def test_a_backend_that_has_not_noticed_the_loss_is_ended(
 
     assert resolve_commit(engine, transaction) is CommitStatus.ABORTED
     assert count() == 0
+
+
+WITH_STANDBY = {"synchronous_standby_names": "away", "synchronous_commit": "local"}
+LATE_TRIGGER = """
+CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql
+    AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER late AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()
+"""
+
+
+@pytest.mark.parametrize("waits_for", ["SyncRep", "advisory"])
+def test_a_commit_under_way_is_not_interrupted_before_a_standby_has_it(
+    private_postgres: Callable[..., PostgresServer], make_engine: Callable[..., Engine], waits_for: str
+) -> None:
+    """Interrupted where it waits for the standby, it is committed on this server alone: a fail-over would lose it.
+
+    Elsewhere it may be about to wait: here it is kept from that by a deferred trigger.
+    """
+    engine = make_engine(private_postgres(settings=WITH_STANDBY).url)
+    observer = engine.execution_options(isolation_level="AUTOCOMMIT")
+    waits = text("SELECT pid FROM pg_stat_activity WHERE wait_event = :event")
+    with engine.connect() as connection, observer.connect() as other, ThreadPoolExecutor(1) as thread:
+        other.execute(text("CREATE TABLE orders (id INT)"))
+        if waits_for == "advisory":
+            other.exec_driver_sql(LATE_TRIGGER)
+            other.execute(text("SELECT pg_advisory_lock(1)"))
+        else:
+            connection.execute(text("SET synchronous_commit = on"))
+        connection.execute(text("INSERT INTO orders (id) VALUES (1)"))
+        transaction = current_transaction(connection)
+        assert isinstance(transaction, TransactionId)
+
+        committing = thread.submit(connection.commit)
+        wait_until(lambda: other.execute(waits, {"event": waits_for}).first())
+        found = [status_of(other, transaction, end_backend=True) for _ in range(2)]
+        waiting = other.execute(waits, {"event": waits_for}).scalars().all()
+        other.execute(text("SELECT pg_advisory_unlock_all()"))
+        for pid in waiting if waits_for == "SyncRep" else ():
+            other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
+        committing.result(60)
+
+        assert found == [None, None]
+        assert len(waiting) == 1
+        assert status_of(other, transaction) is CommitStatus.COMMITTED
+
+
+def test_a_transaction_whose_client_is_gone_is_ended_with_a_standby_too(
+    private_postgres: Callable[..., PostgresServer], make_engine: Callable[..., Engine]
+) -> None:
+    """COMMIT did not arrive: nothing can be committed on one server alone, and the row locks would stay for hours."""
+    engine = make_engine(private_postgres(settings=WITH_STANDBY).url)
+    with engine.connect() as connection:
+        connection.execute(text("CREATE TABLE orders (id INT)"))
+        transaction = current_transaction(connection)
+        assert isinstance(transaction, TransactionId)
+
+        assert resolve_commit(engine, transaction) is CommitStatus.ABORTED
+        connection.invalidate()
 
 
 def test_another_timeline_is_not_trusted(engine: Engine, open_transaction: tuple[Connection, TransactionId]) -> None:

@@ -67,6 +67,7 @@ async def test_a_chunk_is_there_as_a_whole_or_not_at_all(
 
     assert "secret" not in str(caught.value)
     assert "card" in str(caught.value)
+    assert caught.value.path == "card"
     assert await client.exists(keys.stream) == 0
 
 

@@ -106,8 +106,9 @@ def test_what_is_wrong_is_refused_before_anything_is_sent(emitter: SyncEmitter, 
         emitter.emit("pay", delay_s=1, at=2)
     with pytest.raises(ConfigurationError, match="debounce"):
         emitter.emit("pay", debounce="x")
-    with pytest.raises(PayloadError):
+    with pytest.raises(PayloadError, match="at bad") as caught:
         emitter.emit_many([NewMessage("pay"), NewMessage("pay", {"bad": float("nan")})])
+    assert caught.value.path == "bad"
 
     with redis.Redis.from_url(redis_url) as client:
         assert client.xlen(stream) == 0

@@ -8,6 +8,7 @@ import pytest
 import redis.asyncio
 
 from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.runtime.claiming import TAKE_OVER, suspect_from, taken_over
 from conquiet.runtime.stream_reader import StreamReader
 from conquiet.testing import wait_until_async
 
@@ -49,6 +50,24 @@ async def test_a_message_runs_as_often_as_max_deliveries_says(
     assert runs == [3]
     assert running.errors == []
     assert pending() == []
+
+
+@pytest.mark.parametrize("cap", [2, 3, 20])
+def test_the_last_delivery_that_the_cap_allows_is_not_counted_before_it_runs(
+    enqueue: Any, raw: Any, stream: str, pending: Any, cap: int
+) -> None:
+    """It waits for its turn alone. Another one before it may kill the process, and its own chance would be gone."""
+    raw.xgroup_create(stream, "processor", "0", mkstream=True)
+    (message_id,) = enqueue(1)
+    raw.xreadgroup("processor", "dead", {stream: ">"})
+    raw.xclaim(stream, "processor", "dead", 0, [message_id], retrycount=cap - 1, idle=HOUR_MS, justid=True)
+
+    for consumer in ("killed", "next"):
+        limits = (suspect_from(cap), 1_000, "data", cap)
+        (taken,) = taken_over(raw.eval(TAKE_OVER, 1, stream, "processor", consumer, 0, "0-0", 10, *limits)).entries
+        assert (taken.deliveries, taken.charged) == (cap, False)
+
+    assert [row["times_delivered"] for row in pending()] == [cap - 1]
 
 
 async def test_one_beat_extends_every_message_held_however_many(

@@ -206,8 +206,6 @@ def test_inserts_go_on_beside_a_purge(engine: Engine, inbox: Inbox, purging: Cal
     )  # fmt: skip
 
     assert rows(engine, where="source = 'new'") == len(without) + len(beside)
-    # Loose: the machine is shared. docs/housekeeping.md has the figures of a quiet one.
-    assert p99[1] < p99[0] * 3 + 5
 
 
 def test_purging_works_on_sqlite(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import redis.exceptions
+
 from conquiet.redis_transport.slot_table import SlotTable, owners
 
 
@@ -33,6 +36,56 @@ def test_a_node_that_has_left_the_cluster_is_not_asked_again() -> None:
     table._use({range(16384): ("kept", 2)}, time.monotonic())
 
     assert set(table._addresses) == {("seed", 1), ("kept", 2)}
+
+
+class Cluster:
+    """Nodes that are asked for the slot table, and the order in which they were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *nodes: str, silent: str = "") -> None:
+        self.asked: list[str] = []
+        self.silent = silent
+        self.nodes = nodes
+        monkeypatch.setattr("conquiet.redis_transport.slot_table.clone_to", self.node)
+        addresses = [(name, 1) for name in nodes]
+        seeds: Any = SimpleNamespace(addresses=addresses, remap=lambda address: address, template=None)
+        self.table = SlotTable(seeds)
+
+    def node(self, _: object, address: tuple[str, int], **__: object) -> Any:
+        def execute_command(*_: str) -> list[Any]:
+            self.asked.append(address[0])
+            if address[0] == self.silent:
+                raise redis.exceptions.TimeoutError
+            return [[slot, slot, [name.encode(), 1, b"id"]] for slot, name in enumerate(self.nodes)]
+
+        return SimpleNamespace(execute_command=execute_command, close=lambda: None)
+
+    def ask(self) -> None:
+        self.table.doubt()
+        self.table.ask()
+
+
+@pytest.mark.parametrize("nodes", [("silent", "b"), ("silent", "b", "c"), ("silent", "b", "c", "d")])
+def test_a_node_that_did_not_answer_is_not_asked_first_again(
+    monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...]
+) -> None:
+    """Each question to it takes the whole timeout, and during a fail-over many are asked."""
+    cluster = Cluster(monkeypatch, *nodes, silent="silent")
+
+    cluster.ask()
+    cluster.ask()
+
+    assert cluster.asked[:2] == ["silent", "b"]
+    assert cluster.asked[2:] == [nodes[2] if len(nodes) > 2 else "b"]
+
+
+def test_a_node_that_answered_is_not_asked_first_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be cut off from the others, and go on to answer with the table it had then."""
+    cluster = Cluster(monkeypatch, "a", "b", "c")
+
+    for _ in range(4):
+        cluster.ask()
+
+    assert cluster.asked == ["a", "b", "c", "a"]
 
 
 def test_a_redirect_to_an_unknown_node_puts_the_table_in_doubt() -> None:

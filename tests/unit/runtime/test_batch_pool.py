@@ -60,3 +60,32 @@ def test_a_message_has_its_effect_within_the_time_of_its_batch() -> None:
         pytest.approx(0.02, abs=0.001),
         pytest.approx(0.02, abs=0.001),
     ]
+
+
+@pytest.mark.parametrize("cap", [1, 3])
+def test_only_a_message_past_the_delivery_cap_is_kept_out_of_batches(cap: int) -> None:
+    """Past it no handler may see the message. On its last delivery it is gathered like any other."""
+    loop = ClockedLoop()
+    worked: list[Item] = []
+
+    async def work(item: Item) -> None:
+        worked.append(item)
+
+    async def arrive_and_wait() -> None:
+        pool = BatchPool(2, work, batching=OneHandler(), cap=cap, on_free=lambda: None)
+        pool.start()
+        counts = (1, cap, cap + 1)
+        pool.put([RuntimeMessage("orders", f"{at}-0", {}, delivery_count=n) for at, n in enumerate(counts)])
+        while sum(len(one.messages) if isinstance(one, Batch) else 1 for one in worked) < len(counts):
+            await loop.pass_time(0.0005)
+        await pool.close()
+
+    try:
+        loop.run_until_complete(arrive_and_wait())
+    finally:
+        loop.close()
+
+    gathered = [message for one in worked if isinstance(one, Batch) for message in one.messages]
+    (alone,) = [one for one in worked if isinstance(one, RuntimeMessage)]
+    assert sorted(message.delivery_count for message in gathered) == [1, cap]
+    assert alone.delivery_count == cap + 1

@@ -82,6 +82,19 @@ def test_what_json_would_change_or_cannot_say_is_refused_without_showing_it(payl
     assert caught.value.__context__ is None
 
 
+@pytest.mark.parametrize(
+    ("payload", "path"),
+    [({"order": {"lines": [1, {"price": object()}]}}, "order.lines[1].price"), ({"_event": "x"}, "_event")],
+)
+def test_a_refusal_names_the_key(payload: Any, path: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        encode(payload)
+
+    assert caught.value.path == path
+    assert path in str(caught.value)
+    assert path not in str(caught.value.reason)
+
+
 def test_a_payload_that_contains_itself_is_refused() -> None:
     payload: dict[str, Any] = {}
     payload["self"] = payload

@@ -1,0 +1,63 @@
+"""Report a connection that the server has closed as redis-py's ``ConnectionError`` on every release of Python.
+
+redis-py's asyncio connections write with ``writelines``. In some releases of Python 3.12 (3.12.1 for one) that raises
+an ``AttributeError`` once asyncio has closed the transport: the transport no longer has its event loop, and is about to
+wait for the socket all the same. redis-py passes that on, and an outage of the server would look like a fault of the
+program. Nothing has been written then; but the error is raised out of the same place as that of a lost reply, so the
+caller treats it as one.
+"""
+
+import functools
+from typing import Any, ClassVar
+
+import redis.exceptions
+
+_WAITS_FOR_THE_SOCKET = "_add_writer"
+
+
+class ReportsClosedTransport:
+    """Mixed into an asyncio connection class of redis-py's.
+
+    Attributes:
+        plain_class: The class without this one.
+    """
+
+    plain_class: ClassVar[type]
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Any:
+        """See redis-py. A Sentinel is asked here, over a connection that may have been closed."""
+        try:
+            return await super().connect(*args, **kwargs)  # type: ignore[misc]
+        except AttributeError as error:
+            if not _is_closed_transport(error):
+                raise
+            raise _closed() from error
+
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> Any:
+        """See redis-py."""
+        try:
+            return await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+        except AttributeError as error:
+            if not _is_closed_transport(error):
+                raise
+            raise _closed() from error
+
+
+@functools.cache
+def reporting_closed_transport(plain: type) -> type:
+    """Return this asyncio connection class with ``ReportsClosedTransport`` mixed in."""
+    return type(plain.__name__, (ReportsClosedTransport, plain), {"plain_class": plain, "__module__": __name__})
+
+
+def plain_class(connection_class: type) -> type:
+    """Return a connection class as the caller gave it."""
+    return connection_class.plain_class if issubclass(connection_class, ReportsClosedTransport) else connection_class
+
+
+def _is_closed_transport(error: AttributeError) -> bool:
+    """Return False for any other ``AttributeError``: that is a fault of a program."""
+    return error.name == _WAITS_FOR_THE_SOCKET and error.obj is None
+
+
+def _closed() -> redis.exceptions.ConnectionError:
+    return redis.exceptions.ConnectionError("the server closed the connection")

@@ -1,0 +1,90 @@
+"""A transport that asyncio has closed, as Python 3.12.1 reports it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.connection
+import redis.asyncio.sentinel
+import redis.exceptions
+
+from conquiet.redis_transport.client import clone_async, clone_sync
+
+
+class ClosedWriter:
+    """What a stream's writer of Python 3.12.1 does after the connection was lost: its transport has no loop."""
+
+    def __init__(self) -> None:
+        self.loop: Any = None
+
+    def writelines(self, data: Iterable[bytes]) -> None:
+        self.loop._add_writer(7, data)
+
+    def close(self) -> None:
+        """Called by redis-py, which gives the connection up."""
+
+
+class FaultyWriter(ClosedWriter):
+    """Has a fault of its own."""
+
+    def writelines(self, data: Iterable[bytes]) -> None:
+        self.loop._send(data)
+
+
+def connection_over(writer: ClosedWriter, client: redis.Redis | redis.asyncio.Redis) -> Any:
+    """Return a connection of a clone that believes itself connected."""
+    pool: Any = clone_async(client).connection_pool
+    connection = pool.make_connection()
+    connection._reader = connection._writer = writer
+    assert connection.is_connected
+    return connection
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        redis.Redis(port=1),
+        redis.asyncio.Redis(port=1),
+        redis.asyncio.Redis(port=1, ssl=True),
+        redis.asyncio.Redis(unix_socket_path="/nowhere"),
+        clone_async(redis.asyncio.Redis(port=1)),
+        redis.asyncio.sentinel.Sentinel([("127.0.0.1", 1)]).master_for("orders"),  # type: ignore[no-untyped-call]
+    ],
+    ids=["sync", "asyncio", "tls", "unix", "clone", "sentinel"],
+)
+async def test_a_closed_transport_is_a_lost_connection(client: redis.Redis | redis.asyncio.Redis) -> None:
+    """An AttributeError would end the scheduler, the emitter and every loop that waits for a server to come back."""
+    connection = connection_over(ClosedWriter(), client)
+
+    with pytest.raises(redis.exceptions.ConnectionError, match="closed the connection"):
+        await connection.send_command("PING")
+
+    assert not connection.is_connected
+
+
+async def test_a_closed_transport_to_a_sentinel_is_a_lost_connection() -> None:
+    sentinel: Any = redis.asyncio.sentinel.Sentinel([("127.0.0.1", 1)])  # type: ignore[no-untyped-call]
+    clone: Any = clone_async(sentinel.master_for("orders"))
+    asked: Any = sentinel.sentinels[0].connection_pool.make_connection()
+    asked._reader = asked._writer = ClosedWriter()
+    sentinel.sentinels[0].connection = asked
+
+    with pytest.raises(redis.exceptions.ConnectionError, match="closed the connection"):
+        await clone.connection_pool.make_connection().connect()
+    sentinel.sentinels[0].connection = None
+
+
+async def test_another_fault_of_a_writer_stays_what_it_is() -> None:
+    connection = connection_over(FaultyWriter(), redis.asyncio.Redis(port=1))
+
+    with pytest.raises(AttributeError, match="_send"):
+        await connection.send_command("PING")
+
+
+def test_a_clone_of_an_asyncio_clone_has_redis_pys_own_class() -> None:
+    clone = clone_async(redis.asyncio.Redis(port=1, ssl=True))
+
+    assert clone_sync(clone).connection_pool.connection_class is redis.SSLConnection
+    assert len({clone_async(one).connection_pool.connection_class for one in (clone, clone_async(clone))}) == 1

@@ -1,0 +1,75 @@
+"""The pace of a purge follows what the table needs."""
+
+import pytest
+
+from conquiet.transactional.purge_pace import PurgePace
+
+
+def test_a_pass_works_for_its_share_of_the_time() -> None:
+    pace = PurgePace(0.01, 0.5, patience_s=60)
+    pace.begin(0)
+
+    assert pace.pause_s(1.0, 0.02) == pytest.approx(1.98)
+
+
+def test_the_share_doubles_with_all_the_time_that_a_pass_lasts() -> None:
+    pace = PurgePace(0.1, 0.5, patience_s=60)
+    pace.begin(0)
+
+    shares = [(pace.pause_s(now, 1.0), pace.share)[1] for now in (59.9, 60.0, 61.0, 120.0, 180.0, 240.0)]
+
+    assert shares == [0.1, 0.2, 0.2, 0.4, 0.5, 0.5]
+
+
+def test_the_share_is_halved_by_every_pass_that_ends() -> None:
+    pace = PurgePace(0.1, 0.5, patience_s=60)
+    pace.begin(0)
+    for now in (60, 120):
+        pace.pause_s(now, 1.0)
+
+    shares = []
+    for _ in range(3):
+        pace.caught_up()
+        shares.append(pace.share)
+
+    assert shares == [0.2, 0.1, 0.1]
+
+
+def test_a_new_pass_counts_its_own_time() -> None:
+    pace = PurgePace(0.1, 0.5, patience_s=60)
+    pace.begin(0)
+    pace.caught_up()
+    pace.begin(600)
+
+    pace.pause_s(659, 1.0)
+
+    assert pace.share == 0.1
+
+
+def test_a_share_above_the_most_is_kept() -> None:
+    pace = PurgePace(1.0, 0.25, patience_s=60)
+    pace.begin(0)
+
+    assert (pace.pause_s(60, 1.0), pace.share) == (0.0, 1.0)
+
+
+def test_a_table_gets_the_share_that_it_needs() -> None:
+    """The share for 600 new rows a second is about a hundredth where a batch of 500 takes 9 ms."""
+    pace, backlog, now, highest = PurgePace(0.005, 0.25, patience_s=60), 36_000.0, 0.0, 0.0
+    for _ in range(200):
+        pace.begin(now)
+        while True:
+            found = min(500.0, backlog)
+            backlog -= found
+            if found < 500:
+                pace.caught_up()
+                break
+            pause_s = pace.pause_s(now, 0.009)
+            now += 0.009 + pause_s
+            backlog += 600 * (0.009 + pause_s)
+        now += 60
+        backlog += 600 * 60
+        highest = max(highest, pace.share)
+
+    assert highest <= 0.04
+    assert backlog < 600 * 600
