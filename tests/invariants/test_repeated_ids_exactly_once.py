@@ -57,7 +57,7 @@ def begin_history(
         facts = [redis_facts(client), database_facts(engine)]
         history = new_history(
             f"ids used again under {who}",
-            Row(f"{who}, inbox, DbSession", facts[1]["name"], "one Redis, its stream made anew twice"),
+            Row(f"{who}, inbox, DbSession", facts[1]["name"], "one Redis, its stream deleted and made again twice"),
             seed=0,
             promise={"effects": "once", "commits": True},
             servers=facts,
