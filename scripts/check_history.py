@@ -65,6 +65,8 @@ def find_invalid(history: History) -> Iterator[Finding]:
         yield Finding(Anomaly.INVALID, problem)
     if not history.enqueued and not history.ticks and not history.added:
         yield Finding(Anomaly.INVALID, "nothing was enqueued, ticked or added: this history proves nothing")
+    if history.recovery_began_s is None:
+        yield Finding(Anomaly.INVALID, "it does not say when its recovery began")
     if history.judges_commits and not (history.commits and history.acks):
         yield Finding(Anomaly.INVALID, "its header promises commits, and it has no commit or no acknowledgement")
 

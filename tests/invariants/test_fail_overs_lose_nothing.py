@@ -35,13 +35,15 @@ from tests.invariants.test_a_cluster_loses_nothing import (
     METADATA,
     Sent,
     emit_until,
+    note_the_wire,
     queue_producer,
     queue_worker,
+    register_sell,
 )
 
 from conquiet import App, AppSettings
 from conquiet.core.backoff import Backoff
-from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy
+from conquiet.processor import Processor, ProcessorSettings, RetryPolicy
 from conquiet.scheduler import Every, ScheduleEntry, Scheduler
 from conquiet.testing import RedisServer, wait_until, wait_until_async
 
@@ -95,7 +97,7 @@ class FailOvers:
 
 @pytest.mark.timeout(3_600)
 async def test_fail_overs_by_sentinel_lose_nothing_and_do_nothing_twice(  # noqa: PLR0915 - one storm, in order
-    watched: Watched, tmp_path: Path, new_history: Callable[..., History]
+    watched: Watched, tmp_path: Path, new_history: Callable[..., History], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     engine = create_engine(url)
@@ -111,11 +113,13 @@ async def test_fail_overs_by_sentinel_lose_nothing_and_do_nothing_twice(  # noqa
             "stages": ["queue", "processor", "app"],
             "repeatable": ["queue", "processor"],
             "attempts": True,
+            "commits": True,
             "ticks": {"beat": 1_000},
         },
         servers=[facts],
         recovery_s=DRAIN_S,
     )
+    note_the_wire(history, monkeypatch.setattr)
     address = [("127.0.0.1", watched.sentinel.port)]
     sentinels: tuple[Any, Any] = (
         redis.asyncio.sentinel.Sentinel(address),  # type: ignore[no-untyped-call]
@@ -127,14 +131,7 @@ async def test_fail_overs_by_sentinel_lose_nothing_and_do_nothing_twice(  # noqa
     queue_seen: set[str] = set()
     done: Counter[str] = Counter()
     processor = Processor(client, ["orders"], concurrency=4, settings=settings, runtime=ENGINE)
-
-    @processor.handler("sell", retry=RetryPolicy.fixed(0.05, max_attempts=50))
-    async def sell(ctx: JobContext) -> None:
-        history.record("deliver", id=ctx.id, of="processor", n=ctx.attempt)
-        if ctx.attempt == 1 and ctx.data["n"] % 3 == 0:
-            history.record("retry", id=ctx.id, of="processor")
-            raise LookupError
-        done[ctx.id] += 1
+    register_sell(processor, history, done)
 
     app_settings = AppSettings(processor=settings, runtime=ENGINE, relay_poll_s=0.05)
     app = App("storm", redis=client, database=url, settings=app_settings)
