@@ -66,7 +66,7 @@ class Faults:
         self._cluster, self._keys, self._left = cluster, keys, count
         self._random = random.Random(history.seed)
         self._history = history
-        self.killed_at: list[float] = []
+        self.may_lose: list[tuple[float, float]] = []
 
     def run(self) -> None:
         order = ["move", "kill", "pause", "move", "kill", "switch"]
@@ -96,7 +96,7 @@ class Faults:
         return [name for group in groups for name in group]
 
     def _kill(self, key: str) -> None:
-        self.killed_at.append(time.monotonic())
+        self.may_lose.append(before_a_kill(time.monotonic()))
         dead = self._cluster.kill_master(key)
         time.sleep(0.2)
         self._cluster.revive(dead)
@@ -132,11 +132,16 @@ class Sent:
         else:
             self.plain[name] = time.monotonic()
 
-    def lost(self, seen: set[str], killed_at: list[float]) -> tuple[set[str], set[str], set[str]]:
-        """Return lost ones that were confirmed, those that a kill explains, and those that nothing explains."""
+    def lost(self, seen: set[str], may_lose: list[tuple[float, float]]) -> set[str]:
+        """Return the missing ones that were confirmed, or sent at a time at which none may be lost."""
         missing = {one: at for one, at in self.plain.items() if one not in seen}
-        explained = {one for one, at in missing.items() if any(-1 <= kill - at <= EXPLAINED_S for kill in killed_at)}
-        return self.confirmed - seen, explained, set(missing) - explained
+        explained = {one for one, at in missing.items() if any(first <= at <= last for first, last in may_lose)}
+        return (self.confirmed - seen) | (set(missing) - explained)
+
+
+def before_a_kill(now: float) -> tuple[float, float]:
+    """Return when a message was sent that only the master had which is killed now."""
+    return now - EXPLAINED_S, now + 1
 
 
 def queue_worker(client: Any, stop: threading.Event, seen: set[str], history: History) -> None:
@@ -344,7 +349,7 @@ async def test_a_storm_on_a_cluster_loses_nothing_and_does_nothing_twice(  # noq
 
             def is_drained() -> bool:
                 seen = {"queue": queue_seen, "processor": set(done), "keyed": set(paid), "app": set(effects())}
-                return not any(any(sent[name].lost(seen[name], faults.killed_at)[::2]) for name in sent)
+                return not any(sent[name].lost(seen[name], faults.may_lose) for name in sent)
 
             with contextlib.suppress(TimeoutError):  # the judgement says what is missing
                 await wait_until_async(is_drained, timeout_s=DRAIN_S, interval_s=0.3)
