@@ -65,6 +65,8 @@ def find_invalid(history: History) -> Iterator[Finding]:
         yield Finding(Anomaly.INVALID, problem)
     if not history.enqueued and not history.ticks and not history.added:
         yield Finding(Anomaly.INVALID, "nothing was enqueued, ticked or added: this history proves nothing")
+    if history.recovery_began_s is None:
+        yield Finding(Anomaly.INVALID, "it does not say when its recovery began")
     if history.judges_commits and not (history.commits and history.acks):
         yield Finding(Anomaly.INVALID, "its header promises commits, and it has no commit or no acknowledgement")
 
@@ -109,15 +111,17 @@ def _may_be_missing(history: History, line: Line, dead: int) -> bool:
 
 
 def is_lost_by_replication(history: History, line: Line) -> bool:
-    """Return whether a killed primary explains a missing message: it was sent just before, and not to a replica."""
+    """Return whether a lost primary explains a missing message: sent just before or meanwhile, and not to a replica."""
     if line.get("replicated", True):
         return False
-    ages = ((fault["t"] - line["t"], fault.get("loses_s")) for fault in history.faults)
-    return any(loses_s is not None and -SLACK_S <= age_s <= loses_s for age_s, loses_s in ages)
+    losing = [fault for fault in history.faults if fault.get("loses_s") is not None]
+    return any(
+        fault.get("began", fault["t"]) - fault["loses_s"] <= line["t"] <= fault["t"] + SLACK_S for fault in losing
+    )
 
 
 def lost_by_replication(history: History) -> int:
-    """Return how many messages are missing that were sent without a replica just before a primary was killed."""
+    """Return how many messages are missing that were sent without a replica when a primary was lost."""
     seen = {message for messages in history.effects.values() for message in messages} | set(history.dead)
     return sum(
         message not in seen and line.get("expect") != "unsure" and is_lost_by_replication(history, line)

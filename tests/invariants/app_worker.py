@@ -5,15 +5,16 @@ the broker. ``bug`` plants a mistake that the test has to find.
 """
 
 import asyncio
+import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from tests.invariants import session_worker
-from tests.invariants.session_worker import BUG, INSERT, SETTINGS, STALE_MS, at
+from tests.invariants import session_worker, wire
+from tests.invariants.session_worker import BUG, INSERT, SETTINGS, STALE_MS, at, note_delivery, noting_errors
 
 from conquiet import App, AppSettings, RetryPolicy
 from conquiet.processor import ProcessorSettings
@@ -44,6 +45,14 @@ async def effect(number: Number, session: AsyncSession, end: End) -> None:
     at("mid-handler")
     await session.execute(INSERT, {"m": number.n, "step": 2})
     at("before-commit")
+
+
+@contextlib.contextmanager
+def noting(message: Any) -> Iterator[None]:
+    """Note what a handler is given, and how it failed."""
+    note_delivery(message)
+    with noting_errors():
+        yield
 
 
 def decode(fields: dict[str, bytes]) -> dict[str, Any]:
@@ -88,6 +97,8 @@ def make_app() -> App:
 
 
 async def consume() -> None:
+    session_worker.note_the_wire()
+    wire.note_app_handlers(noting)
     app = make_app()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.stop)
     await app.run(["handlers"])

@@ -87,7 +87,7 @@ class History:
     def outage(self, kind: str, *, charges: bool = False, loses_s: float | None = None) -> Iterator[None]:
         """Note a fault of a server, from now until the block is left. No attempt may be charged for it.
 
-        ``loses_s``: how long before it a message may have been sent that only the killed server had.
+        ``loses_s``: how long before it a message may have been sent that only the lost server had.
         """
         began = time.monotonic()
         yield

@@ -82,7 +82,8 @@ async def handle_async(message: Any, session: Any) -> None:
 
 
 def _number_of(message: Any) -> int:
-    return int((message if isinstance(message, dict) else message.data)["n"])
+    data = message if isinstance(message, dict) else message.data
+    return int(data.get("data", data)["n"])  # of an App it is in an envelope
 
 
 class SecondConnection(Inbox):

@@ -74,15 +74,20 @@ def test_a_killer_in_a_batch_takes_no_neighbour_along(
         found = log.read_text().splitlines() if log.exists() else []
         return [int(line.split()[1]) for line in found if line.startswith(kind)]
 
-    def settled() -> bool:
+    def killer_is_dead() -> bool:
         nonlocal worker
         if worker.poll() is not None:
             assert worker.returncode == -9
             worker = subprocess.Popen(command)
-        return int(client.xlen(f"{{{stream}}}:dead")) == 1 and len(set(lines("done"))) == INNOCENTS
+        return int(client.xlen(f"{{{stream}}}:dead")) == 1
+
+    def story() -> str:
+        return f"batches of the killer: {lines('batch')}"
 
     try:
-        wait_until(settled, timeout_s=200, interval_s=0.05, message=lambda: f"batches of the killer: {lines('batch')}")
+        wait_until(killer_is_dead, timeout_s=200, interval_s=0.05, message=story)
+        history.recovery()
+        wait_until(lambda: len(set(lines("done"))) == INNOCENTS, timeout_s=30, message=story)
         wait_until(lambda: client.xpending(stream, "processor")["pending"] == 0, timeout_s=30)
         history.record("drained")
     finally:

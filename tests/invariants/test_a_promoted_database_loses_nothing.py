@@ -10,8 +10,9 @@ charged: each message has its effect once, at its first attempt. ``CONQUIET_TORT
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ import pytest
 import redis
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, insert
 from sqlalchemy.orm import Session
+from tests.invariants import wire
 from tests.invariants.histories import History, Row, database_facts, redis_facts, seed_or
 
 from conquiet import App, AppSettings, JobContext
@@ -135,14 +137,20 @@ async def test_an_application_goes_on_with_the_promoted_replica(
     redis_url: str,
     key_prefix: str,
     new_history: Callable[..., History],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = {"synchronous_commit": "remote_apply"}
     pair = await asyncio.to_thread(Pair, private_postgres(settings=settings), private_postgres(settings=settings))
-    await promote_under_work(pair, PROMOTIONS, redis_url, key_prefix, new_history)
+    await promote_under_work(pair, PROMOTIONS, redis_url, key_prefix, new_history, monkeypatch.setattr)
 
 
 async def promote_under_work(
-    pair: AnyPair, promotions: int, redis_url: str, key_prefix: str, new_history: Callable[..., History]
+    pair: AnyPair,
+    promotions: int,
+    redis_url: str,
+    key_prefix: str,
+    new_history: Callable[..., History],
+    patch: wire.Patch,
 ) -> None:
     """Promote the replica of a pair again and again, while an application works, and judge the history."""
     engine = create_engine(pair.url)
@@ -152,9 +160,19 @@ async def promote_under_work(
         f"a {pair.product} replica promoted",
         Row("App", f"{pair.product}: a primary and a synchronous replica", "one Redis"),
         seed=seed_or(3),
-        promise={"effects": "once", "attempts": True},
+        promise={"effects": "once", "attempts": True, "commits": True},
         servers=[database_facts(engine), redis_facts(client)],
     )
+
+    @contextlib.contextmanager
+    def noting(ctx: JobContext) -> Iterator[None]:
+        history.record("deliver", id=ctx.id, n=ctx.attempt)
+        wire.handle(ctx.id)
+        yield
+
+    wire.note_commits(history.record, patch)
+    wire.note_stream_acks(history.record, lambda messages: [message.data["id"] for message in messages], patch)
+    wire.note_app_handlers(noting, patch)
     runtime = RuntimeSettings(claim_idle_ms=5_000, outage=Backoff(base_s=0.05, cap_s=0.5))
     app = App(
         f"{key_prefix}bank",
@@ -166,8 +184,7 @@ async def promote_under_work(
     await asyncio.to_thread(app.create_tables)
 
     @app.handler("effect", retry=RetryPolicy.fixed(0.05, max_attempts=3))
-    def effect(data: dict[str, Any], session: Session, ctx: JobContext) -> None:
-        history.record("deliver", id=data["id"], n=ctx.attempt)
+    def effect(data: dict[str, Any], session: Session) -> None:
         session.execute(insert(EFFECTS).values(id=data["id"]))
 
     sender = Processor(client, [app.assembly.stream])

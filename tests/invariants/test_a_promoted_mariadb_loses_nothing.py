@@ -133,8 +133,9 @@ async def test_an_application_goes_on_with_the_promoted_mariadb(
     redis_url: str,
     key_prefix: str,
     new_history: Callable[..., History],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     primary = private_mysql(extra_args=(*SEMI_SYNC, "--server-id=1"))
     with Address(primary.host, primary.port) as address:
         pair = await asyncio.to_thread(MariaDbPair, private_mysql, address, primary)
-        await promote_under_work(pair, PROMOTIONS, redis_url, key_prefix, new_history)
+        await promote_under_work(pair, PROMOTIONS, redis_url, key_prefix, new_history, monkeypatch.setattr)

@@ -28,6 +28,7 @@ from urllib.parse import quote
 
 import pytest
 from sqlalchemy import Engine, create_engine
+from tests.invariants import wire
 from tests.invariants.histories import History, Row, rabbit_facts, seed_or
 from tests.invariants.rabbit_cluster_faults import Faults, Pace
 
@@ -176,8 +177,10 @@ class Handlers:
             return True
         link: Any = delivery.session.link
         self._history.record("deliver", id=name, link=link.opened)
+        wire.delivered(name)
         if message["number"] % 10:
             self.handled[name] += 1
+            self._history.record("commit", id=name)
             return True
         self.refused[name].append(delivery.facts)
         if not is_last(delivery.facts):
@@ -187,7 +190,7 @@ class Handlers:
 
 @pytest.fixture
 def noted_links(monkeypatch: pytest.MonkeyPatch) -> Callable[[History], None]:
-    """Note when connections are opened and lost, in a history."""
+    """Note when connections are opened and lost, and what is acknowledged, in a history."""
 
     def note(history: History) -> None:
         open_link = Link.open
@@ -200,6 +203,7 @@ def noted_links(monkeypatch: pytest.MonkeyPatch) -> Callable[[History], None]:
             return link
 
         monkeypatch.setattr(Link, "open", open_and_note)
+        wire.note_queue_acks(history.record, monkeypatch.setattr)
 
     return note
 
@@ -218,7 +222,7 @@ async def test_a_cluster_whose_nodes_die_loses_nothing_and_settles_by_the_rules(
         "a RabbitMQ cluster in motion",
         Row("RabbitConsumer, Publisher, OutboxRelay", "SQLite", "RabbitMQ: 3 nodes, quorum queues"),
         seed=seed_or(5),
-        promise={"effects": "at least once"},
+        promise={"effects": "at least once", "commits": True},
         servers=[rabbit_facts(cluster.nodes[0].api, queue="quorum, 3 members")],
     )
     noted_links(history)

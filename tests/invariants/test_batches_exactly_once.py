@@ -185,7 +185,8 @@ class Storm:
             left = self._left()
             if is_enough() and not self._is_recovering:
                 self._is_recovering = True
-                self._record("phase", name="recovery")
+                if self.history is not None:
+                    self.history.recovery()
             if is_enough() and left == 0:
                 self._record("drained")
                 return

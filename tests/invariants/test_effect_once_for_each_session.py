@@ -82,7 +82,6 @@ class Zygote:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         self._process = subprocess.Popen(
             [sys.executable, str(worker), json.dumps(settings)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -148,11 +147,9 @@ class Cell:
     Attributes:
         worker: Their program.
         through: What is between the engine and the handler, for the name of the storm.
-        notes_commits: Whether they write down each commit and each acknowledgement.
     """
 
     worker = WORKER
-    notes_commits = True
     through = ""
 
     def __init__(
@@ -183,7 +180,7 @@ class Cell:
             f"{self.through}{kind} of {database['name']} with {place}",
             Row(f"{self.through}{engine}, inbox, {kind}", database["name"], where),
             seed=SEED,
-            promise={"effects": "once", "stages": ["1", "2"], "commits": self.notes_commits},  # an effect is two rows
+            promise={"effects": "once", "stages": ["1", "2"], "commits": True},  # an effect is two rows
             servers=[facts, database],
             claim_idle_s=STALE_S if broker == "redis" else None,
         )

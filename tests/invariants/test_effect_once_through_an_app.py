@@ -33,7 +33,6 @@ class AppCell(Cell):
 
     worker = WORKER
     through = "App, "
-    notes_commits = False
 
     def is_settled(self) -> bool:
         """Return whether no message is unread, pending, delayed or ready."""

@@ -31,9 +31,11 @@ import asyncio, os, sys
 import redis.asyncio
 from conquiet.core.backoff import Backoff
 from conquiet.runtime import Consumer
+from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 url, name, history = sys.argv[1:]
 record = Recorder(history)
+wire.note_stream_acks(record, lambda messages: [message.id for message in messages])
 
 async def main():
     client = redis.asyncio.Redis.from_url(url, socket_timeout=3.0)
@@ -42,6 +44,7 @@ async def main():
         await asyncio.sleep(0.01)
         ctx.check_lease()
         await client.xadd("ran", {"id": message.id, "host": name})
+        record("commit", id=message.id)
     await Consumer(streams=["work"], redis=client, handler=handler, concurrency=4, claim_idle_ms=2000, consumer_id=name,
                    max_deliveries=None, max_reconnects=10_000, reconnect=Backoff(base_s=0.1, cap_s=1.0)).start()
 
@@ -120,7 +123,7 @@ def test_a_host_behind_a_cut_link_loses_nothing(
         "hosts behind cut links",
         Row("runtime.Consumer", "none", "one Redis, two hosts in network namespaces"),
         seed=seed_or(1),
-        promise={"effects": "at least once"},
+        promise={"effects": "at least once", "commits": True},
         servers=[redis_facts(raw)],
     )
     for host in hosts:

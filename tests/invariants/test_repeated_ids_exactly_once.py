@@ -57,7 +57,7 @@ def begin_history(
         facts = [redis_facts(client), database_facts(engine)]
         history = new_history(
             f"ids used again under {who}",
-            Row(f"{who}, inbox, DbSession", facts[1]["name"], "one Redis, its stream made anew twice"),
+            Row(f"{who}, inbox, DbSession", facts[1]["name"], "one Redis, its stream deleted and made again twice"),
             seed=0,
             promise={"effects": "once", "commits": True},
             servers=facts,
@@ -108,6 +108,7 @@ def check(engine: Engine, history: History) -> None:
     wanted = {name_of(life, number) for life in (1, 2, 3) for number in range(MESSAGES)}
     lost, twice = wanted - done.keys(), [name for name, count in done.items() if count > 1]
     assert (len(lost), len(twice), len(done)) == (0, 0, len(wanted))
+    history.recovery()  # each life has drained before the next began
     history.record("drained")
     history.record("state", effects=list(done.elements()))
     assert history.judge()["examples"] == {}

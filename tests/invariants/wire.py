@@ -3,6 +3,7 @@
     note_commits(record)                    in the process, before its first transaction
     note_stream_acks(record, pack)          Redis
     note_queue_acks(record)                 RabbitMQ
+    note_app_handlers(around)               an App, whose handlers run inside its transactions
     …
     handle(17)                              the transactions that follow in this thread or task are of message 17
 
@@ -11,7 +12,10 @@ RabbitMQ. What the library believes of itself is not asked. The format is descri
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +25,26 @@ from tests.invariants.recorder import Recorder
 Patch = Callable[[Any, str, Any], None]
 
 _handled: ContextVar[dict[str, Any] | None] = ContextVar("handled", default=None)
-_tags: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Tags:
+    """Deliveries of one channel of RabbitMQ.
+
+    Attributes:
+        handled: Handed to a handler and not acknowledged, by tag.
+        settled: Acknowledged one by one before a handler had them.
+        up_to: All up to this tag are acknowledged.
+        record: Writes the history; None before the first acknowledgement.
+    """
+
+    handled: dict[int, Any] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)
+    up_to: int = 0
+    record: Recorder | None = None
+
+
+_tags: WeakKeyDictionary[Any, _Tags] = WeakKeyDictionary()
 
 
 def handle(*ids: Any, of: str = "") -> None:
@@ -83,13 +106,45 @@ def note_queue_acks(record: Recorder, patch: Patch = setattr) -> None:
     ack = Link.ack
 
     def sent(self: Any, *, up_to: int | None = None, singles: tuple[int, ...] = ()) -> bool:
-        open_tags = _tags.get(self, {})
-        settled = [tag for tag in list(open_tags) if tag in singles or (up_to is not None and tag <= up_to)]
+        tags = _tags.setdefault(self, _Tags())
+        tags.record, tags.up_to = record, max(tags.up_to, up_to or 0)
+        tags.settled.update(tag for tag in singles if tag not in tags.handled)
+        settled = [tag for tag in tags.handled if tag in singles or tag <= tags.up_to]
         if settled:
-            record("ack", ids=[open_tags.pop(tag) for tag in settled])
+            record("ack", ids=[tags.handled.pop(tag) for tag in settled])
         return ack(self, up_to=up_to, singles=singles)
 
     patch(Link, "ack", sent)
+
+
+def note_app_handlers(around: Callable[[Any], AbstractContextManager[None]], patch: Patch = setattr) -> None:
+    """Run each handler of an App inside ``around(message)``, which is entered before its transaction begins.
+
+    The handler itself does not know of a duplicate: its transaction ends without it.
+    """
+    from conquiet.app.invocation import Invocation, like
+
+    def noting(make: Callable[[Any], Callable[[Any], Any]]) -> Callable[[Any], Callable[[Any], Any]]:
+        def made(self: Any) -> Callable[[Any], Any]:
+            inner = make(self)
+            if iscoroutinefunction(inner):
+
+                async def outer_async(message: Any) -> Any:
+                    with around(message):
+                        return await inner(message)
+
+                return like(inner, outer_async)
+
+            def outer(message: Any) -> Any:
+                with around(message):
+                    return inner(message)
+
+            return like(inner, outer)
+
+        return made
+
+    for name in ("for_processor", "for_rabbit"):
+        patch(Invocation, name, noting(getattr(Invocation, name)))
 
 
 def delivered(number: Any) -> None:
@@ -97,4 +152,8 @@ def delivered(number: Any) -> None:
     from conquiet.rabbit import current_delivery
 
     delivery = current_delivery()
-    _tags.setdefault(delivery.session.link, {})[delivery.tag] = number
+    tags = _tags.setdefault(delivery.session.link, _Tags())
+    if tags.record is not None and (delivery.tag <= tags.up_to or delivery.tag in tags.settled):
+        tags.record("ack", id=number)  # before its handler: it is not committed now, either
+    else:
+        tags.handled[delivery.tag] = number

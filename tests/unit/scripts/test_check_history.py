@@ -38,7 +38,8 @@ def a_life(message: str, t: float = 1.0, p: int = 1) -> list[Record]:
     ]
 
 
-END = [rec("drained", 5.0), rec("state", left={"pending": 0}), rec("end", 6.0)]
+RECOVERY = rec("phase", 1.0, name="recovery")
+END = [RECOVERY, rec("drained", 5.0), rec("state", left={"pending": 0}), rec("end", 6.0)]
 
 
 def judge(*records: Record | Iterable[Record], header: Record | None = None, end: bool = True) -> dict[str, Any]:
@@ -264,10 +265,17 @@ def test_an_answer_that_a_kill_took_away_may_count_or_not() -> None:
 
 
 def test_draining_too_late_is_stuck() -> None:
-    late = [rec("fault", 1.0, kind="kill", target=3), rec("drained", 12.0), rec("end", 13.0)]
+    late = [rec("fault", 1.0, kind="kill", target=3), RECOVERY, rec("drained", 12.0), rec("end", 13.0)]
 
     assert anomalies(a_life("a"), late, end=False) == {Anomaly.STUCK.value}
     assert anomalies(a_life("a"), late, header=a_header(recovery_s=11.0), end=False) == set()
+
+
+def test_a_history_has_to_say_when_its_recovery_began() -> None:
+    without = [record for record in END if record is not RECOVERY]
+
+    assert anomalies(a_life("a"), without, end=False) == {Anomaly.INVALID.value}
+    assert anomalies(a_life("a"), END, end=False) == set()
 
 
 def test_never_drained_and_cut_off_are_anomalies() -> None:
@@ -354,6 +362,15 @@ def test_a_killed_primary_explains_what_no_replica_had(message: Record, lost: in
 
     assert found["anomalies"].get("lost", 0) == lost
     assert found["lost_by_replication"] == by_replication
+
+
+@pytest.mark.parametrize(("sent_at", "lost"), [(3.9, 1), (4.1, 0), (14.0, 0), (15.9, 0), (16.1, 1)], ids=str)
+def test_a_fail_over_explains_what_was_sent_meanwhile_without_a_replica(sent_at: float, lost: int) -> None:
+    fail_over = rec("fault", 15.0, kind="planned fail-over", scope="server", began=5.0, until=16.0, loses_s=1.0)
+
+    found = judge(rec("enqueue", sent_at, id="1", replicated=False), fail_over)
+
+    assert (found["anomalies"].get("lost", 0), found["lost_by_replication"]) == (lost, 1 - lost)
 
 
 def test_a_message_of_one_stage_has_its_effect_there() -> None:

@@ -35,6 +35,7 @@ def copy(tmp_path: Path) -> Path:
     lines: list[dict[str, Any]] = [
         {"op": "header", "v": 1, "storm": "s", "promise": {"effects": "once"}},
         {"op": "enqueue", "t": 0.0, "p": 1, "id": "a"},
+        {"op": "phase", "t": 1.0, "p": 1, "name": "recovery"},
         {"op": "drained", "t": 1.0, "p": 1},
         {"op": "state", "t": 1.0, "p": 1, "effects": ["a"]},
         {"op": "end", "t": 1.0, "p": 1},
