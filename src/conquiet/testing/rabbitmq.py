@@ -21,7 +21,7 @@ from conquiet.testing.process import PrivateServer, ServerCommand
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CTL_TIMEOUT_S = 60.0
+_CTL_TIMEOUT_S = 180.0  # it starts an Erlang machine of its own: over a minute on two cores at a load of 40
 _CONFIG = """\
 listeners.tcp.default = {host}:{port}
 management.tcp.ip = {host}
