@@ -1,5 +1,10 @@
 """How much of the time a purge works: little while it keeps up, more while rows pile up. Pure."""
 
+from typing import Final
+
+LONGEST_PAUSE_S: Final = 60.0
+"""A pause is never longer: the server closes the connection of the purger's lock after two idle minutes."""
+
 
 class PurgePace:
     """The share of the time in which passes of one host work.
@@ -33,7 +38,7 @@ class PurgePace:
         if now - self._since >= self._patience_s:
             self._since = now
             self.share = min(self.share * 2, self._most)
-        return took_s * (1 / self.share - 1)
+        return min(took_s * (1 / self.share - 1), LONGEST_PAUSE_S)
 
     def caught_up(self) -> None:
         """Note that a pass has found nothing more to delete."""

@@ -48,7 +48,6 @@ INBOX_RETENTION_S: Final = 30 * DAY_S
 _LOCK_IDLE_S: Final = 120
 _SLICE_S: Final = 0.1
 _IDLE_SESSIONS_SINCE: Final = (14,)
-_LONGEST_PAUSE_S: Final = 5.0
 _BUSY_FACTOR: Final = 10
 """A busy worker purges only if so many intervals have passed, and a pass that lasts for so many speeds up."""
 
@@ -263,7 +262,7 @@ class Purger:
                 self._pace.caught_up()
                 break
             now = time.monotonic()
-            self._wait(min(self._pace.pause_s(now, now - began), _LONGEST_PAUSE_S))
+            self._wait(self._pace.pause_s(now, now - began))
         return deleted
 
     @contextmanager

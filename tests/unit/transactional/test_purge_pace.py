@@ -12,6 +12,14 @@ def test_a_pass_works_for_its_share_of_the_time() -> None:
     assert pace.pause_s(1.0, 0.02) == pytest.approx(1.98)
 
 
+@pytest.mark.parametrize(("took_s", "pause_s"), [(0.02, 3.98), (0.1, 19.9), (10.0, 60.0)])
+def test_a_slow_batch_keeps_its_share_and_pauses_a_minute_at_most(took_s: float, pause_s: float) -> None:
+    pace = PurgePace(0.005, 0.25, patience_s=600)
+    pace.begin(0)
+
+    assert pace.pause_s(1.0, took_s) == pytest.approx(pause_s)
+
+
 def test_the_share_doubles_with_all_the_time_that_a_pass_lasts() -> None:
     pace = PurgePace(0.1, 0.5, patience_s=60)
     pace.begin(0)
