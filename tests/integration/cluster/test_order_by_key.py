@@ -1,7 +1,7 @@
 """The order by key while the keys of its slot lie on two nodes: nothing is done by halves, and no message is stuck."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -26,14 +26,8 @@ async def client(redis_cluster: RedisClusterServer) -> AsyncIterator[Any]:
     await made.aclose()
 
 
-@pytest.mark.parametrize(
-    "moved",
-    [[LINE], [LINE, KEYS.waiting_keys], [STREAM, KEYS.order], [STREAM, KEYS.order, KEYS.waiting_keys]],
-    ids=["line", "line and lengths", "stream and turns", "all but the line"],
-)
-async def test_a_turn_ends_when_its_keys_are_on_one_node(
-    redis_cluster: RedisClusterServer, client: Any, moved: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def a_processor(client: Any) -> tuple[Processor, asyncio.Event, list[int]]:
+    """Return a processor, what lets its handler end, and the numbers of the messages that it has handled."""
     settings = ProcessorSettings(retention=None, settle_backoff=Backoff(base_s=0.02, cap_s=0.2))
     runtime = RuntimeSettings(reconnect=Backoff(base_s=0.02, cap_s=0.2), max_reconnects=1_000)
     processor = Processor(client, [STREAM], concurrency=2, settings=settings, runtime=runtime)
@@ -44,12 +38,31 @@ async def test_a_turn_ends_when_its_keys_are_on_one_node(
         await may_end.wait()
         done.append(ctx.data["n"])
 
+    return processor, may_end, done
+
+
+async def divided(cluster: RedisClusterServer, moved: list[str]) -> Iterator[str]:
+    """Move these keys of the slot to another node; return the steps that move the others."""
+    steps = cluster.moving_slot(STREAM, first=moved)
+    for _ in ("opened", *moved):
+        await asyncio.to_thread(next, steps)
+    return steps
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [[LINE], [LINE, KEYS.waiting_keys], [STREAM, KEYS.order], [STREAM, KEYS.order, KEYS.waiting_keys]],
+    ids=["line", "line and lengths", "stream and turns", "all but the line"],
+)
+async def test_a_turn_ends_when_its_keys_are_on_one_node(
+    redis_cluster: RedisClusterServer, client: Any, moved: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    processor, may_end, done = a_processor(client)
+
     async with processor:
         for number in range(3):
             await processor.emit("pay", {"n": number}, key="account-7")
-        steps = redis_cluster.moving_slot(STREAM, first=moved)
-        for _ in ("opened", *moved):
-            await asyncio.to_thread(next, steps)
+        steps = await divided(redis_cluster, moved)
         may_end.set()
         await wait_until_async(lambda: done == [0])
         await asyncio.sleep(0.5)  # the acknowledgement is sent meanwhile, again and again
@@ -68,22 +81,13 @@ async def test_a_turn_ends_when_its_keys_are_on_one_node(
 async def test_an_emitted_message_waits_until_its_keys_are_on_one_node(
     redis_cluster: RedisClusterServer, client: Any
 ) -> None:
-    processor = Processor(client, [STREAM], settings=ProcessorSettings(retention=None))
-    may_end, done = asyncio.Event(), list[int]()
-
-    @processor.handler("pay")
-    async def pay(ctx: JobContext) -> None:
-        await may_end.wait()
-        done.append(ctx.data["n"])
+    processor, may_end, done = a_processor(client)
 
     async with processor:
         for number in range(2):
             await processor.emit("pay", {"n": number}, key="account-7")
         await processor.emit("pay", {"n": 9}, delay_s=600)
-        moved = [STREAM, KEYS.delayed, KEYS.wake, KEYS.order]
-        steps = redis_cluster.moving_slot(STREAM, first=moved)
-        for _ in ("opened", *moved):
-            await asyncio.to_thread(next, steps)
+        steps = await divided(redis_cluster, [STREAM, KEYS.delayed, KEYS.wake, KEYS.order])
         emitting = asyncio.create_task(processor.emit("pay", {"n": 2}, key="account-7"))
         ended, _ = await asyncio.wait({emitting}, timeout=0.5)
         await asyncio.to_thread(list, steps)
