@@ -10,7 +10,9 @@ a hundred megabytes, so all tests that need it run in one process; a Redis Clust
 import json
 import os
 import signal
+import socket
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,14 @@ def log_format_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def outages_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage that an earlier test left open, of any address, would hide one without an address."""
     monkeypatch.setattr(outages, "_OUTAGES", outages._Outages())
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Yield a loopback port that refuses connections, and that no server of another test can take meanwhile."""
+    with socket.socket() as held:  # bound without SO_REUSEADDR, and never listening
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 RABBIT_FIXTURES = {"rabbitmq_server", "amqp_url", "private_rabbitmq"}

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from conquiet.testing import RedisServer, free_port, wait_until
+from conquiet.testing import RedisServer, wait_until
 
 LATE = """
 import os
@@ -150,20 +149,19 @@ def test_a_worker_waits_for_a_redis_that_comes_late(
 
 @pytest.mark.parametrize(("target", "name"), [("consumer", "Redis at "), ("rabbit", "RabbitMQ at amqp://")])
 def test_a_server_that_never_comes_ends_the_worker_with_its_address(
-    start: Callable[..., Started], target: str, name: str
+    start: Callable[..., Started], closed_port: int, target: str, name: str
 ) -> None:
-    port = free_port()
-    worker = start(f"redis://127.0.0.1:{port}", LATE, target, "--wait-s", "1.5", "--processes", "2")
+    worker = start(f"redis://127.0.0.1:{closed_port}", LATE, target, "--wait-s", "1.5", "--processes", "2")
 
     assert worker.process.wait() == 2, worker.log
-    assert f"{name}127.0.0.1:{port}" in worker.log
+    assert f"{name}127.0.0.1:{closed_port}" in worker.log
     assert worker.log.count("cannot be reached; waiting up to 1.5 s") == 1
     assert "could not be reached within 1.5 s: giving up" in worker.log
     assert "Traceback" not in worker.log
 
 
-def test_a_signal_ends_the_wait_at_once(start: Callable[..., Started]) -> None:
-    worker = start(f"redis://127.0.0.1:{free_port()}", LATE, "consumer", "--wait-s", "3600")
+def test_a_signal_ends_the_wait_at_once(start: Callable[..., Started], closed_port: int) -> None:
+    worker = start(f"redis://127.0.0.1:{closed_port}", LATE, "consumer", "--wait-s", "3600")
     worker.wait_for_log("waiting up to 3600 s")
 
     worker.process.send_signal(signal.SIGTERM)
@@ -233,13 +231,11 @@ def test_a_queue_worker_is_run_becomes_ready_and_drains(
     ids=" ".join,
 )
 def test_a_redis_that_is_not_running_is_one_sentence_with_its_address(
-    invoke: Callable[..., Any], words: tuple[str, ...]
+    invoke: Callable[..., Any], closed_port: int, words: tuple[str, ...]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    done = invoke(*words, env={"CONQUIET_REDIS_URL": f"redis://:geheim@127.0.0.1:{port}/0"})
+    done = invoke(*words, env={"CONQUIET_REDIS_URL": f"redis://:geheim@127.0.0.1:{closed_port}/0"})
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[0] == f"conquiet: Redis at redis://***@127.0.0.1:{port}/0 does not answer"
+    assert done.stderr.splitlines()[0] == f"conquiet: Redis at redis://***@127.0.0.1:{closed_port}/0 does not answer"
     assert len(done.stderr.splitlines()) == 2
     assert "in_doubt" not in done.stderr

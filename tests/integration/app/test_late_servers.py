@@ -12,7 +12,7 @@ from conquiet import App
 from conquiet.app import AppSettings
 from conquiet.app.server_wait import ServerWait, probe_database
 from conquiet.errors import DbWriteError
-from conquiet.testing import FaultProxy, free_port, wait_until_async
+from conquiet.testing import FaultProxy, wait_until_async
 from conquiet.testing.redis import RedisServer
 
 
@@ -47,10 +47,10 @@ async def test_an_app_that_starts_before_redis_waits_and_works(
 
 @pytest.mark.parametrize("driver", ["mysql+pymysql", "postgresql+psycopg"])
 async def test_a_port_that_accepts_and_hangs_up_is_not_an_answer(
-    driver: str, fault_proxy: Callable[[str], FaultProxy]
+    driver: str, closed_port: int, fault_proxy: Callable[[str], FaultProxy]
 ) -> None:
     """The proxy of docker accepts connections before the server behind it is there."""
-    url = f"{driver}://user:secret@127.0.0.1:{free_port()}/shop"
+    url = f"{driver}://user:secret@127.0.0.1:{closed_port}/shop"
     engine = create_engine(fault_proxy(url).url_for(url))
 
     found = await probe_database(engine).ask()

@@ -21,7 +21,6 @@ from conquiet.processor import JobContext, JobState, Processor, RetryPolicy, Syn
 from conquiet.runtime import RuntimeSettings
 from conquiet.scheduler import Schedules
 from conquiet.testing import wait_until_async
-from conquiet.testing.ports import free_port
 
 SOON = RuntimeSettings(
     claim_idle_ms=300, max_deliveries=None, outage=Backoff(base_s=0.05, cap_s=2.0, factor=1.0, jitter=0.0)
@@ -134,9 +133,9 @@ async def _schedule(processor: Processor, url: str) -> Any:
 
 @pytest.mark.parametrize("call", [_emit, _emit_once, _start, _pause, _sync_emit, _schedule])
 async def test_a_refused_connection_has_sent_nothing_and_names_the_address(
-    make_processor: Callable[..., Processor], call: Callable[..., Any]
+    make_processor: Callable[..., Processor], closed_port: int, call: Callable[..., Any]
 ) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{closed_port}"
     url = f"redis://jane:s3cret@{address}/0"
 
     with pytest.raises(QueueError, match="was not sent") as caught:

@@ -12,7 +12,7 @@ from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 from conquiet.errors import ConquietError, QueueMissingError, RabbitConnectionError
 from conquiet.rabbit import RabbitConsumer, current_delivery
 from conquiet.rabbit.config import seed_defaults
-from conquiet.testing import free_port, wait_until_async
+from conquiet.testing import wait_until_async
 
 SeedConsumer = partial(RabbitConsumer, **seed_defaults())
 
@@ -294,9 +294,11 @@ async def test_a_missing_queue_fails_the_start_and_is_not_created(rabbit: Rabbit
     assert [queue["name"] for queue in rabbit.api("GET", "/api/queues/{vhost}")] == []
 
 
-@pytest.mark.parametrize("where", ["amqp://guest:guest@127.0.0.1:{free}/%2F", "wrong password", "wrong vhost"])
-async def test_a_refused_login_fails_the_start_at_once(rabbit: Rabbit, recorder: type[Recorder], where: str) -> None:
-    url = where.format(free=free_port())
+@pytest.mark.parametrize("where", ["amqp://guest:guest@127.0.0.1:{closed}/%2F", "wrong password", "wrong vhost"])
+async def test_a_refused_login_fails_the_start_at_once(
+    rabbit: Rabbit, recorder: type[Recorder], closed_port: int, where: str
+) -> None:
+    url = where.format(closed=closed_port)
     if where == "wrong password":
         url = rabbit.url.replace("guest:guest", "guest:s3cret")
     elif where == "wrong vhost":

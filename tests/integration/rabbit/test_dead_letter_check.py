@@ -74,10 +74,10 @@ async def test_a_required_exchange_that_is_missing_fails_the_start(
 
 
 async def test_no_answer_is_an_error_only_if_an_exchange_is_required(
-    rabbit: Rabbit, recorder: type[Recorder], caplog: pytest.LogCaptureFixture
+    rabbit: Rabbit, recorder: type[Recorder], caplog: pytest.LogCaptureFixture, closed_port: int
 ) -> None:
     queue = rabbit.queue()
-    missing = f"http://guest:s3cret@127.0.0.1:{free_port()}"
+    missing = f"http://guest:s3cret@127.0.0.1:{closed_port}"
 
     await start_and_stop(RabbitConsumer(rabbit.url, queue, recorder(), management_url=missing))
     with pytest.raises(RabbitError, match="management API"):

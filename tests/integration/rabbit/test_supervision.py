@@ -14,7 +14,7 @@ from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit import RabbitConsumer
 from conquiet.rabbit.slow_start import SlowStart
-from conquiet.testing import Cut, RabbitMQServer, free_port, wait_until_async
+from conquiet.testing import Cut, RabbitMQServer, wait_until_async
 
 
 def numbers(seen: list[Any]) -> list[int]:
@@ -47,11 +47,11 @@ async def test_a_connection_closed_by_the_broker_is_rebuilt_whole(
 
 
 async def test_a_consumer_starts_although_the_first_node_is_down(
-    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, closed_port: int
 ) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
-    urls = [f"amqp://guest:guest@127.0.0.1:{free_port()}/", rabbit.url]
+    urls = [f"amqp://guest:guest@127.0.0.1:{closed_port}/", rabbit.url]
 
     async with RabbitConsumer(urls, queue, recorder()) as consumer:
         await wait_until_async(lambda: consumer.count.ack == 1)

@@ -390,11 +390,13 @@ async def test_a_silent_node_costs_the_others_neither_leases_nor_their_end(
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("conquiet-lease")] == []
 
 
-async def test_nodes_that_have_gone_are_not_asked_again(shared_nodes: Nodes, make_engine: Any) -> None:
+async def test_nodes_that_have_gone_are_not_asked_again(
+    shared_nodes: Nodes, make_engine: Any, closed_port: int
+) -> None:
     """Where nodes come back under other addresses, each one asked in vain would cost a silence."""
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
     servers: Any = make_engine(print, redis=raw, streams=STREAMS)._topology
-    gone = ("127.0.0.1", free_port())
+    gone = ("127.0.0.1", closed_port)
     table = servers._table
     table._addresses.insert(0, gone)
 

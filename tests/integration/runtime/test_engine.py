@@ -548,11 +548,10 @@ async def test_any_client_will_do_and_stays_as_it_was(
         await closing
 
 
-async def test_an_unreachable_server_is_an_error_at_the_start(make_engine: Any) -> None:
+async def test_an_unreachable_server_is_an_error_at_the_start(make_engine: Any, closed_port: int) -> None:
     from conquiet.errors import QueueError
-    from conquiet.testing import free_port
 
-    client = redis.asyncio.Redis(port=free_port())
+    client = redis.asyncio.Redis(port=closed_port)
     heard: list[EngineError] = []
     engine = make_engine(print, redis=client)
     engine.on("error", heard.append)

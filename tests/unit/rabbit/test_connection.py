@@ -9,7 +9,6 @@ import pytest
 from conquiet.errors import RabbitConnectionError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.connection import Link
-from conquiet.testing import free_port
 
 
 async def until_the_end(reader: Any, writer: Any, says: bytes) -> None:
@@ -48,8 +47,8 @@ async def why_not_opened(port: int, uncaught: list[Any], *, timeout_s: float = 3
     return reason
 
 
-async def test_a_port_without_a_server_is_an_error(uncaught: list[Any]) -> None:
-    reason = await why_not_opened(free_port(), uncaught)
+async def test_a_port_without_a_server_is_an_error(uncaught: list[Any], closed_port: int) -> None:
+    reason = await why_not_opened(closed_port, uncaught)
 
     assert reason == "ConnectionRefusedError"
     assert uncaught == []

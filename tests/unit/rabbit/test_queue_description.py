@@ -6,7 +6,6 @@ from conquiet.errors import RabbitError
 from conquiet.rabbit.dead_delivery import source_queue
 from conquiet.rabbit.dead_letter_check import describe_queue
 from conquiet.rabbit.queue_description import has_dead_letter_exchange
-from conquiet.testing import free_port
 
 
 @pytest.mark.parametrize(
@@ -24,9 +23,9 @@ def test_a_dead_letter_exchange_is_read_from_arguments_or_policy(description: An
     assert has_dead_letter_exchange(description) is expected
 
 
-def test_a_management_api_that_is_not_there_is_named_without_its_password() -> None:
+def test_a_management_api_that_is_not_there_is_named_without_its_password(closed_port: int) -> None:
     with pytest.raises(RabbitError) as caught:
-        describe_queue(f"http://guest:s3cret@127.0.0.1:{free_port()}", "/", "work")
+        describe_queue(f"http://guest:s3cret@127.0.0.1:{closed_port}", "/", "work")
 
     assert "s3cret" not in str(caught.value)
 

@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from conquiet.testing import Cut, Direction, FaultProxy, free_port, wait_until
+from conquiet.testing import Cut, Direction, FaultProxy, wait_until
 
 
 class EchoServer:
@@ -259,8 +259,8 @@ def test_slow_delays_each_way(proxy: FaultProxy, client: socket.socket) -> None:
     assert time.monotonic() - begun >= 0.1
 
 
-def test_a_server_that_is_down_ends_the_clients_connection() -> None:
-    with FaultProxy("127.0.0.1", free_port()) as proxy, connect(proxy) as client, suppress(ConnectionResetError):
+def test_a_server_that_is_down_ends_the_clients_connection(closed_port: int) -> None:
+    with FaultProxy("127.0.0.1", closed_port) as proxy, connect(proxy) as client, suppress(ConnectionResetError):
         assert client.recv(100) == b""
 
 
