@@ -59,7 +59,7 @@ def test_every_way_to_read_counts_and_times_what_it_got(consumer: QueueConsumer,
     assert counted("read_latency_seconds_count", stream) > before[1]
 
 
-@pytest.mark.spec("QC-008.3", "CQ-006.45")
+@pytest.mark.spec("QC-008.3", "CQ-006.45", "QC-004.1", "RS-006.5")
 @pytest.mark.parametrize("way", [*WAYS, "claim_stale", "recover_own"])
 def test_no_way_to_get_messages_acknowledges_them(
     consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str, pending: Any, way: str
@@ -106,7 +106,7 @@ def test_no_method_of_the_queue_repeats_its_command(
     assert commands_of().get(command) == 1
 
 
-@pytest.mark.spec("QC-001.6")
+@pytest.mark.spec("QC-001.6", "QC-004.3", "RS-006.7")
 @pytest.mark.parametrize("way", ["run", "run recovering", "run_batches", "run_claim_stale"])
 def test_no_way_to_run_swallows_what_the_handler_raised(
     consumer: QueueConsumer, make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str, pending: Any, way: str

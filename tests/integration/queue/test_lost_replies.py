@@ -118,7 +118,7 @@ def test_a_reply_that_never_comes_ends_after_the_timeout(
     proxy.resume()
 
 
-@pytest.mark.spec("QC-009.4", "QC-009.5", "RS-008.3", "RS-008.4")
+@pytest.mark.spec("QC-006.7", "QC-007.6", "QC-009.4", "QC-009.5", "QC-009.8", "RS-008.3", "RS-008.4")
 def test_the_loop_ends_with_the_error_and_the_host_can_go_on(
     make_consumer: MakeConsumer, connect: Any, redis_url: str, proxy: FaultProxy, commands_of: Commands
 ) -> None:

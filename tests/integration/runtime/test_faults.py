@@ -178,6 +178,7 @@ async def test_a_lost_group_is_built_again_from_the_beginning_on_request(
     assert len(running.errors) <= 5
 
 
+@pytest.mark.spec("CM-001.14")
 async def test_an_acknowledgement_that_could_not_be_sent_is_reported_and_sent_again(
     make_engine: Any, run: Any, enqueue: Any, redis_url: str, fault_proxy: Any, pending: Any
 ) -> None:
