@@ -63,7 +63,8 @@ async def test_every_message_has_its_events_whatever_the_handler_is(
 
 
 @pytest.mark.spec(
-    "CM-001.8", "CM-004.2", "CM-004.3", "CM-004.4", "CM-002.1", "CM-002.2", "CM-002.3", "CM-002.5", "CM-002.6", "CM-002.7", "CM-003.4",
+    "CM-001.8", "CM-004.2", "CM-004.3", "CM-004.4", "CM-002.1", "CM-002.2", "CM-002.3", "CM-002.5", "CM-002.6",
+    "CM-002.7", "CM-003.4",
 )  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_message_is_pending_until_its_handler_has_succeeded(
