@@ -352,7 +352,7 @@ def test_no_loop_over_new_messages_claims_or_starts_a_thread(
 
 @pytest.mark.spec("QC-003.6", "RS-006.3", "RS-007.1", "RS-007.2", "RS-007.3")
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_counts_a_message_once_where_it_came_from_and_once_when_done(
+def test_every_way_counts_a_message_once_when_it_comes_and_goes(
     consumer: QueueConsumer, engine: Engine, stream: str, messages: Any, way: str
 ) -> None:
     def counted() -> dict[str, float]:
