@@ -1,6 +1,7 @@
 """A connection that was never made has sent nothing: the error says so, and names the address."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from conquiet.queue import RedisStreamsQueue
 from conquiet.redis_transport.client import clone_async, clone_sync
 from conquiet.redis_transport.errors import translate
 from conquiet.runtime import Consumer
-from conquiet.testing import FaultProxy
+from conquiet.testing import FaultProxy, wait_until, wait_until_async
 
 NOWHERE: dict[str, tuple[dict[str, Any], str]] = {
     "refused": ({"host": "127.0.0.1", "port": 1, "username": "u", "password": "s3cret"}, "at 127.0.0.1:1 (connection"),
@@ -147,6 +148,43 @@ async def test_an_asyncio_pool_that_is_full_sent_nothing(redis_url: str) -> None
 
     assert not error.in_doubt
     assert "max_connections" in str(error)
+
+
+async def test_our_own_client_does_not_run_out_at_the_hundred_and_first_command(
+    redis_url: str, key_prefix: str
+) -> None:
+    """All of them wait in the server at the same time: each needs a connection."""
+    async with redis.asyncio.Redis.from_url(redis_url) as given, clone_async(given) as clone:
+        waiting = [asyncio.create_task(clone.blpop([f"{key_prefix}list"], timeout=60)) for _ in range(120)]
+        await wait_until_async(lambda: _all_blocked(given, waiting, 120))
+        await given.rpush(f"{key_prefix}list", *range(120))
+
+        assert len(await asyncio.gather(*waiting)) == 120
+
+
+def test_our_own_client_serves_more_than_a_hundred_threads(redis_url: str, key_prefix: str) -> None:
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            clone.blpop([f"{key_prefix}list"], timeout=60)
+        except redis.RedisError as error:
+            failures.append(error)
+
+    with redis.Redis.from_url(redis_url) as given, clone_sync(given, socket_timeout_s=90.0) as clone:
+        threads = [threading.Thread(target=wait) for _ in range(120)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: failures or given.info("clients")["blocked_clients"] == 120)  # type: ignore[index]
+        given.rpush(f"{key_prefix}list", *range(120))
+        for thread in threads:
+            thread.join(90)
+
+    assert failures == []
+
+
+async def _all_blocked(client: redis.asyncio.Redis, waiting: "list[asyncio.Task[Any]]", count: int) -> bool:
+    return any(task.done() for task in waiting) or (await client.info("clients"))["blocked_clients"] == count
 
 
 def test_a_retried_command_whose_first_reply_was_lost_is_in_doubt(
