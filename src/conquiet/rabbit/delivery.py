@@ -6,8 +6,6 @@ A syncer gets only the message. :func:`current_delivery` gives it the rest, such
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from conquiet.core import causation
 from conquiet.errors import LifecycleError
 from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, delivery_count
@@ -21,26 +19,27 @@ CURRENT: Final[ContextVar["Delivery"]] = ContextVar("conquiet_rabbit_delivery")
 """The delivery that the syncer is handling; set by the workers for each message."""
 
 
-class Delivery(msgspec.Struct, eq=False):
+class Delivery:
     """A delivered message. ``repr`` shows neither headers nor body.
 
-    A msgspec struct, because one is made for each message: at a third of the cost of a class. Sets of them go by
-    identity.
+    A plain class with slots and no ``__eq__``: one is made for each message, and sets of them go by identity.
 
     Attributes:
-        session: Where it is settled.
         tag: Its number on its channel.
+        queue: Name of the queue it was consumed from.
         redelivered: The broker's flag: perhaps delivered before.
-        raw_properties: The AMQP properties as they came.
         body: The bytes as they came.
     """
 
-    session: "Session"
-    tag: int
-    redelivered: bool
-    raw_properties: bytes
-    body: bytes
-    _properties: Properties | None = None
+    __slots__ = ("_properties", "_raw", "body", "redelivered", "session", "tag")
+
+    def __init__(self, session: "Session", tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:  # noqa: FBT001
+        self.session = session
+        self.tag = tag
+        self.redelivered = redelivered
+        self._raw = properties
+        self._properties: Properties | None = None
+        self.body = body
 
     @property
     def headers(self) -> Any:
@@ -59,9 +58,14 @@ class Delivery(msgspec.Struct, eq=False):
         return self.session.queue
 
     @property
+    def raw_properties(self) -> bytes:
+        """The AMQP properties as they came."""
+        return self._raw
+
+    @property
     def _decoded(self) -> Properties:
         if self._properties is None:
-            self._properties = Properties(self.raw_properties)
+            self._properties = Properties(self._raw)
         return self._properties
 
     @property
@@ -70,13 +74,9 @@ class Delivery(msgspec.Struct, eq=False):
 
         Decoded again: the syncer may have changed the headers it got, which must not matter here.
         """
-        headers = Properties(self.raw_properties).headers
+        headers = Properties(self._raw).headers
         counts_failures = isinstance(headers, dict) and X_ACQUIRED_COUNT in headers
         return DeliveryFacts(self.redelivered, delivery_count(headers), counts_failures)
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Show what ``repr()`` shows: a struct would give rich all of its fields."""
-        return [("tag", self.tag), ("redelivered", self.redelivered)]
 
     def __repr__(self) -> str:
         return f"Delivery(tag={self.tag}, redelivered={self.redelivered})"
