@@ -88,7 +88,7 @@ class Stop(msgspec.Struct, frozen=True):
     failure: BaseException
 
 
-_NAMES = {
+_NAMES: dict[type, str] = {
     Acknowledge: "acknowledge",
     KeepPending: "keep_pending",
     RetryLater: "retry",

@@ -52,7 +52,9 @@ def describe_attempt(attempt: int, error: BaseException | None, *, ended_ms: int
     duration_ms = max(0, round(duration_s * 1000))
     if error is None:
         return FailedAttempt(attempt, ended_ms, duration_ms)
-    return FailedAttempt(attempt, ended_ms, duration_ms, _type_text(type(error)), innermost_frames(error.__traceback__))
+    kind = type(error)
+    name = _type_text(kind.__module__, kind.__qualname__)
+    return FailedAttempt(attempt, ended_ms, duration_ms, name, innermost_frames(error.__traceback__))
 
 
 def innermost_frames(trace: TracebackType | None) -> str:
@@ -75,9 +77,8 @@ def _frames_text(frames: tuple[_Frame, ...]) -> str:
 
 
 @functools.lru_cache(maxsize=1_024)
-def _type_text(kind: type[BaseException]) -> str:
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return printable(name, limit=_LONGEST_NAME)
+def _type_text(module: str, name: str) -> str:
+    return printable(name if module == "builtins" else f"{module}.{name}", limit=_LONGEST_NAME)
 
 
 def add_attempt(story: tuple[FailedAttempt, ...], failed: FailedAttempt) -> tuple[FailedAttempt, ...]:
