@@ -120,9 +120,10 @@ class BatchMessageRunner:
         done = [msg for msg, outcome in zip(msgs, outcomes, strict=True) if outcome is None]
         if done:
             self._consumer.queue.ack_many(done)
-        failed = next((outcome for outcome in outcomes if outcome is not None), None)
-        if failed is not None and not isinstance(failed, LeaseLostError):
-            raise failed
+        for msg, outcome in zip(msgs, outcomes, strict=True):
+            # A message that we have taken out belongs to its new owner: that is no failure of this run.
+            if outcome is not None and outcome is not lost.get(msg.id):
+                raise outcome
 
     def _transact(self, msgs: list[QueueMessage], lost: dict[str, Outcome]) -> None:
         with self._open_session() as session:

@@ -9,7 +9,7 @@ from tests.integration.batches.conftest import Database, MakeDatabase
 
 from conquiet.config import QueueConfig
 from conquiet.db.session import DbSession
-from conquiet.errors import MalformedMessageError
+from conquiet.errors import LeaseLostError, MalformedMessageError
 from conquiet.queue import QueueConsumer, QueueMessage
 from conquiet.transactional import Inbox
 
@@ -92,6 +92,33 @@ def test_a_message_claimed_by_another_consumer_is_taken_out_before_commit(
     assert calls == [3, 2]
     assert database.effects() == ["0", "last"]
     assert database.count("conquiet_inbox") == 2
+
+
+@pytest.mark.spec("QC-001.6", "QC-004.3")
+@pytest.mark.parametrize("error", [ZeroDivisionError, LeaseLostError])
+def test_a_failure_behind_a_message_that_was_claimed_elsewhere_is_raised(
+    consumer: QueueConsumer, make_database: MakeDatabase, redis_url: str, error: type[Exception]
+) -> None:
+    """Taking the first one out is no failure. The second one's error is the handler's own, whatever its class."""
+    database = make_database("sqlite")
+    ids = consumer.queue.enqueue_many([{"n": "0"}, {"n": "1"}, {"n": "2"}])
+    raised = error("no")
+
+    def handle(msgs: list[QueueMessage], session: DbSession) -> None:
+        session.execute(INSERT, rows(msgs))
+        with redis.Redis.from_url(redis_url) as thief:
+            thief.xclaim(consumer.config.stream_key, "billing", "thief", 0, [ids[0]])
+        if ids[0] not in {msg.id for msg in msgs}:
+            consumer.stop()  # a run that does not raise ends too, and is seen
+            if ids[1] in {msg.id for msg in msgs}:
+                raise raised
+
+    with pytest.raises(error) as caught:
+        consumer.run_batches(handler=handle, engine=database.engine, batch=3)
+
+    assert caught.value is raised
+    assert database.effects() == ["2"]
+    assert [msg.id for msg in consumer.recover_own()] == [ids[1]]
 
 
 def test_good_messages_are_handled_before_a_malformed_one_is_raised(

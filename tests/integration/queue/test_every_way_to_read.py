@@ -11,7 +11,9 @@ from prometheus_client import REGISTRY
 from sqlalchemy import Engine, create_engine
 from tests.integration.queue.conftest import MakeConsumer
 
+from conquiet.errors import QueueError
 from conquiet.queue import QueueConsumer
+from conquiet.testing import FaultProxy
 
 Read = Callable[[QueueConsumer], int]
 
@@ -59,7 +61,7 @@ def test_every_way_to_read_counts_and_times_what_it_got(consumer: QueueConsumer,
     assert counted("read_latency_seconds_count", stream) > before[1]
 
 
-@pytest.mark.spec("QC-008.3", "CQ-006.45")
+@pytest.mark.spec("QC-008.3", "CQ-006.45", "QC-004.1", "RS-006.5")
 @pytest.mark.parametrize("way", [*WAYS, "claim_stale", "recover_own"])
 def test_no_way_to_get_messages_acknowledges_them(
     consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str, pending: Any, way: str
@@ -91,6 +93,36 @@ def test_no_way_to_read_starts_a_thread(consumer: QueueConsumer, way: str) -> No
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.spec("QC-006.7", "QC-007.6", "QC-009.1")
+@pytest.mark.parametrize("fault", ["request", "reply"])
+@pytest.mark.parametrize("block_ms", [50, 5_000], ids=["one read", "slices"])
+@pytest.mark.parametrize("way", ["next", "next_batch", "iter_messages"])
+def test_no_way_to_read_swallows_a_lost_connection(
+    make_consumer: MakeConsumer,
+    connect: Any,
+    redis_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    way: str,
+    block_ms: int,
+    fault: str,
+) -> None:
+    proxy = fault_proxy(redis_url)
+    far = make_consumer(client=connect(proxy.url_for(redis_url)), block_ms=block_ms)
+    far.queue.enqueue({"n": 1})
+    ways: dict[str, Callable[[], object]] = {
+        "next": far.next,
+        "next_batch": lambda: far.next_batch(5),
+        "iter_messages": lambda: next(far.iter_messages()),
+    }
+    drop = proxy.drop_next_request if fault == "request" else proxy.drop_next_reply
+    drop(b"XREADGROUP")
+
+    with pytest.raises(QueueError) as caught:
+        ways[way]()
+
+    assert (caught.value.command, caught.value.in_doubt) == ("XREADGROUP", True)
+
+
 @pytest.mark.spec("RS-005.2")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_method_of_the_queue_repeats_its_command(
@@ -106,7 +138,7 @@ def test_no_method_of_the_queue_repeats_its_command(
     assert commands_of().get(command) == 1
 
 
-@pytest.mark.spec("QC-001.6")
+@pytest.mark.spec("QC-001.6", "QC-004.3", "RS-006.7")
 @pytest.mark.parametrize("way", ["run", "run recovering", "run_batches", "run_claim_stale"])
 def test_no_way_to_run_swallows_what_the_handler_raised(
     consumer: QueueConsumer, make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str, pending: Any, way: str

@@ -75,6 +75,11 @@ CASES: dict[str, Case] = {
     "count_own": Case(lambda scene: scene.queue.count_own(), (FIND,)),
     "ack": Case(lambda scene: scene.queue.ack(scene.message), (sent("XACK"),)),
     "ack_id": Case(lambda scene: scene.queue.ack_id(scene.message.id), (sent("XACK"),)),
+    "ack_many": Case(lambda scene: scene.queue.ack_many([scene.message]), (sent("XACK"),)),
+    "extend_many": Case(
+        lambda scene: scene.queue.extend_many([scene.message]),
+        (sent("EVAL", counted=("eval", "xpending", "xclaim")),),
+    ),
     "extend": Case(
         lambda scene: scene.queue.extend(scene.message), (sent("EVAL", counted=("eval", "xpending", "xclaim")),)
     ),

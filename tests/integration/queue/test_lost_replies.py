@@ -50,6 +50,28 @@ def test_an_add_whose_reply_is_lost_leaves_one_entry_and_raises(
     assert raw.xlen(stream) == 1
 
 
+@pytest.mark.spec("RS-005.3", "RS-005.16", "RS-008.2")
+@pytest.mark.parametrize("way", ["enqueue", "with a key", "enqueue_many"])
+def test_an_add_that_waits_for_replicas_is_sent_once(
+    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: Any, stream: str, way: str
+) -> None:
+    ways: dict[str, Callable[[], object]] = {
+        "enqueue": lambda: far_queue.enqueue({"n": 1}, replicas=1, replicas_timeout_s=0.1),
+        "with a key": lambda: far_queue.enqueue({"n": 1}, idempotency_key="k", replicas=1, replicas_timeout_s=0.1),
+        "enqueue_many": lambda: far_queue.enqueue_many([{"n": 1}], replicas=1, replicas_timeout_s=0.1),
+    }
+    raw.config_resetstat()
+    proxy.drop_next_reply(b"XADD")
+
+    with pytest.raises(QueueError, match="may have taken effect") as caught:
+        ways[way]()
+
+    assert caught.value.in_doubt
+    assert raw.xlen(stream) == 1
+    assert raw.info("commandstats")["cmdstat_xadd"]["calls"] == 1
+    assert raw.info("commandstats").get("cmdstat_eval", {"calls": 0})["calls"] == (way != "enqueue")
+
+
 def test_a_repeated_add_with_a_key_is_one_entry_after_a_lost_reply(
     far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: Any, stream: str
 ) -> None:
@@ -118,7 +140,7 @@ def test_a_reply_that_never_comes_ends_after_the_timeout(
     proxy.resume()
 
 
-@pytest.mark.spec("QC-009.4", "QC-009.5", "RS-008.3", "RS-008.4")
+@pytest.mark.spec("QC-006.7", "QC-007.6", "QC-009.4", "QC-009.5", "QC-009.8", "RS-008.3", "RS-008.4")
 def test_the_loop_ends_with_the_error_and_the_host_can_go_on(
     make_consumer: MakeConsumer, connect: Any, redis_url: str, proxy: FaultProxy, commands_of: Commands
 ) -> None:

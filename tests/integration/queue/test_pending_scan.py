@@ -65,8 +65,12 @@ def test_one_call_is_bounded_and_further_calls_get_the_rest(make_queue: MakeQueu
     alice.read(100, 25)
     make_idle(raw, stream, ids, "alice")
 
-    batches = [[message.id for message in bob.claim_stale(60_000)] for _ in range(4)]
+    claimed = [bob.claim_stale(60_000) for _ in range(4)]
+    batches = [[message.id for message in batch] for batch in claimed]
 
+    assert {name for name in dir(claimed[0]) if not name.startswith("_")} - set(dir(list)) == {
+        "malformed", "deleted", "last_id",
+    }  # fmt: skip
     assert [len(batch) for batch in batches] == [10, 10, 5, 0]
     assert sorted(message_id for batch in batches for message_id in batch) == sorted(ids)
 
@@ -84,6 +88,7 @@ def test_claiming_breaks_the_order(make_queue: MakeQueue, raw: Any, stream: str)
     assert handled == [second, first]
 
 
+@pytest.mark.spec("QC-010.9", "RS-005.28", "RS-005.37")
 @pytest.mark.parametrize("small_group", [0, 10_000], ids=["long list", "short list"])
 def test_stale_entries_are_found_wherever_they_stand(
     make_queue: MakeQueue, raw: Any, stream: str, small_group: int, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +131,7 @@ def test_stale_entries_beyond_the_count_are_found_by_the_next_call(
     assert found == stale
 
 
+@pytest.mark.spec("RS-005.30", "RS-005.35")
 def test_the_cost_does_not_grow_with_the_pending_list(
     make_queue: MakeQueue, raw: Any, stream: str, commands_of: Commands
 ) -> None:
@@ -136,7 +142,7 @@ def test_the_cost_does_not_grow_with_the_pending_list(
     alice.read(100, 14_990)
     last = [message.id for message in make_queue("dead").read(100, 10)]
     make_idle(raw, stream, last, "dead")
-    before = commands_of()
+    before, sent_bytes = commands_of(), raw.info("stats")["total_net_output_bytes"]
 
     assert [message.id for message in bob.claim_stale(60_000)] == last
 
@@ -144,6 +150,8 @@ def test_the_cost_does_not_grow_with_the_pending_list(
     assert after["xpending"] - before.get("xpending", 0) <= 3
     assert after["xinfo|consumers"] - before.get("xinfo|consumers", 0) == 1
     assert bob.claim_stale(60_000) == []
+    # Two pages of a thousand rows at most; all of them would be a megabyte each time.
+    assert raw.info("stats")["total_net_output_bytes"] - sent_bytes < 300_000
 
 
 @pytest.mark.spec("RS-005.33")
@@ -364,6 +372,27 @@ def test_reading_the_backlog_changes_nothing(
     assert asked <= 5
     assert (pending(), raw.xinfo_groups(stream)) == before[:2]
     assert list(pending()) == [ids[1]]
+
+
+@pytest.mark.spec("QC-012.5", "QC-012.6")
+def test_the_backlog_of_a_long_stream_costs_no_more_and_writes_nothing(
+    queue: RedisStreamsQueue, raw: Any, commands_of: Commands
+) -> None:
+    """Thousands wait and thousands are pending: what the server sends does not depend on them."""
+    for _ in range(4):
+        queue.enqueue_many([{"text": "x" * 100}] * 2_000)
+    queue.read(100, 4_000)
+    before = commands_of()
+    changes, sent_bytes = (raw.info()[name] for name in ("rdb_changes_since_last_save", "total_net_output_bytes"))
+
+    backlog = queue.backlog()
+
+    assert (backlog.length, backlog.pending, backlog.lag) == (8_000, 4_000, 4_000)
+    after = raw.info()
+    assert after["rdb_changes_since_last_save"] == changes
+    assert after["total_net_output_bytes"] - sent_bytes < 50_000
+    counted = commands_of()
+    assert sum(counted[name] - before.get(name, 0) for name in counted if name != "info") <= 5
 
 
 def test_an_undelivered_stream_is_as_old_as_its_first_entry(queue: RedisStreamsQueue) -> None:

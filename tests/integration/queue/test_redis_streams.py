@@ -71,6 +71,21 @@ def test_another_refusal_of_the_group_is_raised(make_queue: MakeQueue, raw: Any,
     assert caught.value.command == "XGROUP CREATE"
 
 
+@pytest.mark.spec("RS-005.10", "RS-005.9", "CQ-006.8", "RS-008.1")
+def test_only_a_group_that_is_there_is_no_error(connect: Any, raw: Any, stream: str, closed_port: int) -> None:
+    """A refusal by rights and a server that is away, with the group there and not: each is raised."""
+    raw.execute_command("ACL", "SETUSER", "narrow", "on", "nopass", "~*", "+@all", "-xgroup")
+    clients = connect(username="narrow", password="any"), redis.Redis(port=closed_port)
+
+    for _ in ("not there", "there"):
+        for client, said in zip(clients, ("NOPERM", "was not sent"), strict=True):
+            with pytest.raises(QueueError, match=said) as caught:
+                RedisStreamsQueue(client, QueueConfig(stream, "billing", "alice"))
+            assert caught.value.command == "XGROUP CREATE"
+        RedisStreamsQueue(connect(), QueueConfig(stream, "billing", "alice")).close()
+    raw.execute_command("ACL", "DELUSER", "narrow")
+
+
 @pytest.mark.spec("RS-005.11")
 def test_a_lost_group_is_an_error_and_is_not_created_again(
     queue: RedisStreamsQueue, raw: Any, stream: str, commands_of: Commands

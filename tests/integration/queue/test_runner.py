@@ -128,26 +128,31 @@ def test_the_order_is_fetch_open_handle_commit_ack(
     assert steps == ["fetch 5000", "open", "handle, committed: []", f"ack, committed: ['{message_id}']"]
 
 
-@pytest.mark.spec("QC-001.9", "QC-001.10")
+@pytest.mark.spec("QC-001.8", "QC-001.9", "QC-001.10", "QC-003.4")
+@pytest.mark.parametrize("way", ["run", "recover", "batches"])
 def test_an_empty_wait_opens_no_session_and_calls_no_handler(
-    make_consumer: MakeConsumer, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    make_consumer: MakeConsumer, engine: Engine, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     consumer = make_consumer(block_ms=60)
     waits: list[int | None] = []
-    fetch = consumer.next
+    name = "next_batch" if way == "batches" else "next"
+    fetch: Callable[..., Any] = getattr(consumer, name)
 
-    def fetching(block_ms: int | None = None) -> QueueMessage | None:
+    def fetching(*count: int, block_ms: int | None = None) -> Any:
         waits.append(block_ms)
         if len(waits) == 4:
             consumer.stop()
-        return fetch(block_ms)
+        return fetch(*count, block_ms=block_ms)
 
     def never(*_: object) -> None:
         raise AssertionError("there was no message")
 
-    monkeypatch.setattr(consumer, "next", fetching)
+    monkeypatch.setattr(consumer, name, fetching)
     monkeypatch.setattr(DbSession, "__enter__", never)
-    consumer.run(handler=never, engine=engine)
+    if way == "batches":
+        consumer.run_batches(handler=never, engine=engine)
+    else:
+        consumer.run(handler=never, engine=engine, recover=way == "recover")
 
     assert waits == [60] * 4
 

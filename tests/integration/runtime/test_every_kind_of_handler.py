@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis.asyncio
 
+from conquiet.redis_transport.liveness import registry_key
 from conquiet.runtime.engine_events import Failed, Started, Succeeded
 from conquiet.testing import Direction, wait_until_async
 
@@ -35,6 +37,7 @@ async def test_every_message_has_its_events_whatever_the_handler_is(
     raised = KeyError("x")
 
     def work(messages: list[Any]) -> None:
+        time.sleep(0.02)
         if any(message.data["n"] == 1 for message in messages):
             raise raised
 
@@ -53,13 +56,16 @@ async def test_every_message_has_its_events_whatever_the_handler_is(
     by_id = {entry: [event for event in heard if event.message.id == entry] for entry in (good, bad)}
     assert [type(event) for event in by_id[good]] == [Started, Succeeded]
     assert [type(event) for event in by_id[bad]] == [Started, Failed]
-    assert by_id[good][1].duration_s >= 0
+    assert by_id[good][1].duration_s >= 0.02
     assert by_id[bad][1].error is raised
-    assert by_id[bad][1].duration_s >= 0
+    assert by_id[bad][1].duration_s >= 0.02
     assert [(event.error, event.message.id) for event in errors] == [(raised, bad)]
 
 
-@pytest.mark.spec("CM-001.8")
+@pytest.mark.spec(
+    "CM-001.8", "CM-004.2", "CM-004.3", "CM-004.4", "CM-002.1", "CM-002.2", "CM-002.3", "CM-002.5", "CM-002.6",
+    "CM-002.7", "CM-003.4",
+)  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_message_is_pending_until_its_handler_has_succeeded(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, kind: str
@@ -80,6 +86,9 @@ async def test_a_message_is_pending_until_its_handler_has_succeeded(
 
     assert all(held)
     assert [row["message_id"].decode() for row in pending()] == [bad]
+    # No second entry and no key beside the stream: not for the one that failed, and not for those that did not.
+    assert raw.xlen(stream) == 3
+    assert set(raw.keys("*")) == {stream.encode(), registry_key(stream, "processor").encode()}
 
 
 @pytest.mark.spec("CM-001.9", "CM-004.4", "CM-006.1")
@@ -122,14 +131,19 @@ async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
 ) -> None:
     """The first three wait for each other; a fourth at the same time would be seen."""
     lock = threading.Lock()
-    active = highest = done = 0
+    active = highest = done = in_hand = 0
+    tracked: list[tuple[int, int]] = []
     all_in = threading.Event()
 
-    def enter() -> None:
-        nonlocal active, highest
+    def enter(messages: Any) -> None:
+        nonlocal active, highest, in_hand
         with lock:
             active += 1
             highest = max(highest, active)
+            if not all_in.is_set():
+                in_hand += len(messages) if isinstance(messages, list) else 1
+                if active == 3:  # no handler has ended: those three are what the engine tracks
+                    tracked.append((engine.active_tasks, in_hand))
             if active == 3:
                 all_in.set()
 
@@ -140,13 +154,13 @@ async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
             done += 1
 
     async def awaited(messages: Any, contexts: Any) -> None:
-        enter()
+        enter(messages)
         await wait_until_async(all_in.is_set)
         await asyncio.sleep(0.005)
         leave()
 
     def plain(messages: Any, contexts: Any) -> None:
-        enter()
+        enter(messages)
         assert all_in.wait(60)
         leave()
 
@@ -161,8 +175,60 @@ async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
     report = await running.stop()
 
     assert highest == 3
+    assert [known for known, _ in tracked] == [running for _, running in tracked]
+    assert len(tracked) == 1
     assert report.succeeded == 24
     assert engine.active_tasks == 0
+
+
+@pytest.mark.spec("CM-001.6")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_messages_that_run_alone_do_not_exceed_the_limit_either(
+    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, kind: str
+) -> None:
+    """Suspects have a worker of their own beside the others, which must have nothing to do meanwhile."""
+    lock = threading.Lock()
+    active: set[str] = set()
+    beside: list[set[str]] = []
+    done: set[str] = set()
+    ids = enqueue(8)
+    suspects = ids[::2]
+    raw.xgroup_create(stream, "processor", "0")
+    raw.xreadgroup("processor", "dead", {stream: ">"})
+    raw.xclaim(stream, "processor", "dead", 0, ids, idle=60_000, retrycount=1, justid=True)
+    raw.xclaim(stream, "processor", "dead", 0, suspects, idle=60_000, retrycount=11, justid=True)
+
+    def enter(messages: Any) -> list[str]:
+        mine = [message.id for message in (messages if isinstance(messages, list) else [messages])]
+        with lock:
+            active.update(mine)
+            if set(mine) & set(suspects):
+                beside.append(active - set(mine))
+        return mine
+
+    def leave(mine: list[str]) -> None:
+        with lock:
+            active.difference_update(mine)
+            done.update(mine)
+
+    async def awaited(messages: Any, contexts: Any) -> None:
+        mine = enter(messages)
+        await asyncio.sleep(0.02)
+        leave(mine)
+
+    def plain(messages: Any, contexts: Any) -> None:
+        mine = enter(messages)
+        time.sleep(0.02)
+        leave(mine)
+
+    options: dict[str, Any] = {"batch": 2, "within_s": 0.01} if "batch" in kind else {}
+    engine = make_engine(awaited if kind.startswith("async") else plain, concurrency=4, **options)
+    engine._shards[0].fetcher._claims._next = {stream: 0.0}
+    running = run(engine)
+    await wait_until_async(lambda: done == set(ids))
+    await running.stop()
+
+    assert beside == [set()] * 4
 
 
 @pytest.mark.spec("CM-004.8", "CM-004.9", "CM-001.7")

@@ -178,6 +178,7 @@ async def test_a_lost_group_is_built_again_from_the_beginning_on_request(
     assert len(running.errors) <= 5
 
 
+@pytest.mark.spec("CM-001.14")
 async def test_an_acknowledgement_that_could_not_be_sent_is_reported_and_sent_again(
     make_engine: Any, run: Any, enqueue: Any, redis_url: str, fault_proxy: Any, pending: Any
 ) -> None:
@@ -199,6 +200,30 @@ async def test_an_acknowledgement_that_could_not_be_sent_is_reported_and_sent_ag
     await client.aclose()
 
     assert runs == 1
+
+
+@pytest.mark.spec("CM-001.14")
+async def test_an_acknowledgement_lost_while_a_read_waits_is_an_error_event(
+    make_engine: Any, run: Any, enqueue: Any, redis_url: str, fault_proxy: Any, pending: Any
+) -> None:
+    """Then it has a connection of its own: the one of the reader, which reports its faults too, is not touched."""
+    proxy = fault_proxy(redis_url)
+    client = redis.asyncio.Redis.from_url(proxy.url_for(redis_url))
+
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
+        await wait_until_async(lambda: fetcher.is_blocked)
+        proxy.drop_next_request(b"XACK")
+
+    engine = make_engine(handler, redis=client, claim_idle_ms=600_000, reconnect=QUICK, concurrency=3)
+    fetcher = engine._shards[0].fetcher
+    enqueue(1)
+    running = run(engine)
+    await wait_until_async(lambda: proxy.counters.faults)
+    await wait_until_async(lambda: not pending())
+    await running.stop()
+    await client.aclose()
+
+    assert [error.command for error in running.errors] == ["XACK"]
 
 
 async def test_missing_rights_are_an_error_at_the_start(

@@ -37,6 +37,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
     assert pending() == []
 
 
+@pytest.mark.spec("CM-001.14")
 async def test_a_lost_lease_is_reported_and_its_message_left_alone(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, beat_quickly: Any
 ) -> None:
@@ -132,6 +133,7 @@ async def test_a_stream_that_refuses_the_heartbeat_costs_no_other_lease(
     assert not engine.health().lease_alive
 
 
+@pytest.mark.spec("CM-001.14")
 async def test_a_failed_heartbeat_is_an_error_event(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, beat_quickly: Any
 ) -> None:

@@ -123,6 +123,7 @@ async def test_own_pending_entries_are_read_again_once_at_the_start(
     assert Counter(count for _, count in seen) == {2: 230, 1: 20}
 
 
+@pytest.mark.spec("CM-001.14")
 async def test_a_message_delivered_too_often_is_not_run_but_reported_once_and_kept(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
 ) -> None:
@@ -143,6 +144,7 @@ async def test_a_message_delivered_too_often_is_not_run_but_reported_once_and_ke
     assert len(pending()) == 1
 
 
+@pytest.mark.spec("CM-001.14")
 @pytest.mark.parametrize("acknowledges", [True, False])
 async def test_on_exhausted_decides_about_a_message_delivered_too_often(
     make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, *, acknowledges: bool

@@ -14,6 +14,7 @@ def ids_of_a_new_process() -> list[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.spec("CM-003.2")
 def test_a_name_is_host_and_pid_with_a_suffix_for_further_workers() -> None:
     first, second, third = ids_of_a_new_process()
 

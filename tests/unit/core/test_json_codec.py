@@ -3,6 +3,8 @@
 import enum
 import json
 from collections import OrderedDict, defaultdict
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -99,6 +101,10 @@ def endless() -> dict[str, Any]:
     ("payload", "reason"),
     [
         ({"x": b"secret"}, codec.NOT_JSON_TYPE),
+        ({"x": [bytearray(b"secret")]}, codec.NOT_JSON_TYPE),
+        ({"x": {"y": memoryview(b"secret")}}, codec.NOT_JSON_TYPE),
+        ({"x": datetime.now(UTC)}, codec.NOT_JSON_TYPE),
+        ({"x": Decimal("1.5")}, codec.NOT_JSON_TYPE),
         ({"x": {"secret"}}, codec.NOT_JSON_TYPE),
         ({"x": [object()]}, codec.NOT_JSON_TYPE),
         ({"x": 1j}, codec.NOT_JSON_TYPE),

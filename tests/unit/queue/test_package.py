@@ -121,11 +121,12 @@ def test_the_consumers_methods_have_the_seeds_signatures() -> None:
 
 
 @pytest.mark.spec("RS-004.2", "QC-004.4", "QC-006.6", "CQ-006.40")
-def test_a_read_count_above_one_is_refused_before_any_io() -> None:
+@pytest.mark.parametrize("count", [2, 3, 1_000])
+def test_a_read_count_above_one_is_refused_before_any_io(count: int) -> None:
     nowhere = redis.Redis(port=1)
 
     with pytest.raises(ConfigurationError, match="max_read_count must be 1"):
-        QueueConsumer(nowhere, QueueConfig("s", "g", "c", max_read_count=2))
+        QueueConsumer(nowhere, QueueConfig("s", "g", "c", max_read_count=count))
 
 
 @pytest.mark.spec("CQ-006.33", "QC-005.6")

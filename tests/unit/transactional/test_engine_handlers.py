@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from conquiet.db.session import DbSession
 from conquiet.errors import (
@@ -28,7 +29,18 @@ from conquiet.rabbit import RabbitConsumer
 from conquiet.rabbit.delivery import CURRENT
 from conquiet.rabbit.syncer import Requeue
 from conquiet.runtime import Consumer
-from conquiet.transactional import Inbox, InboxKey, LeaseCheck, Outbox, for_processor, for_rabbit, for_runtime
+from conquiet.transactional import (
+    Inbox,
+    InboxKey,
+    LeaseCheck,
+    Outbox,
+    for_processor,
+    for_processor_batch,
+    for_processor_group,
+    for_rabbit,
+    for_runtime,
+    for_runtime_batch,
+)
 
 
 def write(_: Any, session: DbSession) -> None:
@@ -215,6 +227,44 @@ def test_an_inbox_object_is_taken_where_a_table_name_is(engine: Engine) -> None:
 
     assert effects(engine) == 3
     assert inbox_rows(engine) == {("s", "g", "order-1"), ("s", "g", "order-2"), ("q", "", "order-3")}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize(
+    "make",
+    [for_runtime, for_processor, for_runtime_batch, for_processor_batch, for_processor_group],
+    ids=lambda make: make.__name__,
+)
+async def test_every_form_of_a_handler_uses_the_inbox_object_it_is_given(
+    engine: Engine, make: Any, *, is_async: bool
+) -> None:
+    """By its key function: two ids of one order are one effect, and the row has the name of the order."""
+    inbox = Inbox(key=lambda known: f"order-{known.payload['order']}")
+    runs: list[object] = []
+
+    def plain(given: Any, _session: Any) -> None:
+        runs.append(given)
+
+    async def awaited(given: Any, _session: Any) -> None:
+        runs.append(given)
+
+    source: Any = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite")) if is_async else engine
+    handle = make(awaited if is_async else plain, engine=source, inbox=inbox)
+    for number in (1, 2):
+        lease = SimpleNamespace(group="g", stream="s", check_lease=lambda: None)
+        message = SimpleNamespace(stream="s", id=f"{number}-0", data={"order": 7}, raw=b"{}")
+        job = SimpleNamespace(id=f"j-{number}", event="paid", data={"order": 7}, group="g", delivery=lease)
+        given: list[Any] = [message, lease] if make in {for_runtime, for_runtime_batch} else [job]
+        if make not in {for_runtime, for_processor}:
+            given = [[one] for one in given]
+        result = handle(*given)
+        if is_async:
+            await result
+    if is_async:
+        await source.dispose()
+
+    assert len(runs) == 1
+    assert inbox_rows(engine) == {("s", "g", "order-7")}
 
 
 def test_a_fence_is_taken_as_well(engine: Engine) -> None:
