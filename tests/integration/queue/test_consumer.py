@@ -27,16 +27,19 @@ def blocked_readers(raw: Any) -> int:
 class Waiting:
     """``next()`` in a thread, known to be blocked in the server."""
 
-    def __init__(self, consumer: QueueConsumer, raw: Any, block_ms: int = 300_000) -> None:
+    def __init__(self, consumer: QueueConsumer, raw: Any, block_ms: int = 300_000, *, batch: int = 0) -> None:
         self.outcome: Any = "still waiting"
-        self._consumer, self._block_ms = consumer, block_ms
-        self._thread = threading.Thread(target=self._run)
+        self._consumer, self._block_ms, self._batch = consumer, block_ms, batch
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         wait_until(lambda: blocked_readers(raw), message="a blocked read")
 
     def _run(self) -> None:
         try:
-            self.outcome = self._consumer.next(self._block_ms)
+            if self._batch:
+                self.outcome = self._consumer.next_batch(self._batch, block_ms=self._block_ms)
+            else:
+                self.outcome = self._consumer.next(self._block_ms)
         except QueueError as error:
             self.outcome = error
 
@@ -52,10 +55,10 @@ def reads_of(consumer: QueueConsumer, then: Callable[[int], None] = lambda _: No
     queue: Any = consumer.queue
     read = queue.read
 
-    def noted(block_ms: int) -> Any:
+    def noted(block_ms: int, count: int = 1) -> Any:
         reads.append(block_ms)
         then(len(reads))
-        return read(block_ms)
+        return read(block_ms, count)
 
     queue.read = noted
     return reads
@@ -98,9 +101,10 @@ def test_next_uses_the_configured_wait_when_none_is_given(make_consumer: MakeCon
 
     assert consumer.next() is None
     assert consumer.next(None) is None
+    assert consumer.next_batch(2) == consumer.next_batch(2, block_ms=None) == []
 
-    assert reads == [150, 150]
-    assert time.monotonic() - started >= 0.3
+    assert reads == [150] * 4
+    assert time.monotonic() - started >= 0.6
 
 
 @pytest.mark.spec("QC-006.8", "CQ-006.39", "RS-005.20")
@@ -233,15 +237,18 @@ def test_after_stop_nothing_is_read(consumer: QueueConsumer, commands_of: Comman
 
 
 @pytest.mark.spec("QC-005.2", "QC-007.5", "CQ-006.36")
-def test_a_blocked_read_notices_stop_from_another_thread_within_a_second(consumer: QueueConsumer, raw: Any) -> None:
+@pytest.mark.parametrize("batch", [0, 5], ids=["next", "next_batch"])
+def test_a_blocked_read_notices_stop_from_another_thread_within_a_second(
+    consumer: QueueConsumer, raw: Any, batch: int
+) -> None:
     reads = reads_of(consumer)
-    waiting = Waiting(consumer, raw)
+    waiting = Waiting(consumer, raw, batch=batch)
 
     consumer.stop()
     begun = len(reads)
 
     waiting.end()
-    assert waiting.outcome is None
+    assert waiting.outcome == ([] if batch else None)
     assert max(reads) <= 1_000
     assert len(reads) <= begun + 1  # one may have been on its way to the server
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from prometheus_client import REGISTRY
+from sqlalchemy import Engine, create_engine, event, text
 from tests.integration.queue.conftest import MakeConsumer
 
 from conquiet.db import DbSession
@@ -82,6 +83,48 @@ def messages(consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, str
     return make
 
 
+@pytest.mark.spec("CQ-006.1")
+@pytest.mark.parametrize("way", [way for way in WAYS if "inbox" not in way])
+def test_no_way_without_an_inbox_writes_anything_but_what_the_handler_does(
+    consumer: QueueConsumer, engine: Engine, effects: Effects, messages: Any, way: str
+) -> None:
+    ids = messages(way)
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
+    handled: list[str] = []
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        record(msgs, session)
+        handled.extend(msg.id for msg in msgs)
+        if len(handled) == len(ids):
+            consumer.stop()
+
+    run(consumer, way, handler, engine)
+
+    assert sent == ["INSERT"] * len(ids)
+    assert effects() == ids
+
+
+@pytest.mark.spec("CQ-006.42", "CQ-001.12", "RS-007.2")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_counts_what_it_acknowledges_once(
+    consumer: QueueConsumer, engine: Engine, stream: str, pending: PendingOf, messages: Any, way: str
+) -> None:
+    ids = messages(way)
+    left = set(ids)
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        left.difference_update(msg.id for msg in msgs)
+        if not left:
+            consumer.stop()
+
+    run(consumer, way, handler, engine)
+
+    assert pending() == {}
+    assert REGISTRY.get_sample_value("conquiet_queue_messages_ack_total", {"stream": stream}) == len(ids)
+    assert REGISTRY.get_sample_value("conquiet_queue_ack_noop_total", {"stream": stream}) == 0
+
+
 @pytest.mark.spec("QC-001.3", "QC-001.5", "QC-001.11", "QC-001.12", "QC-001.13", "QC-001.19")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_commits_before_it_acknowledges(
@@ -119,7 +162,7 @@ def test_every_way_commits_before_it_acknowledges(
     assert pending() == {}
 
 
-@pytest.mark.spec("QC-001.14", "QC-001.15", "QC-001.4", "QC-004.2", "RS-006.6")
+@pytest.mark.spec("QC-001.14", "QC-001.15", "QC-001.4", "QC-004.2", "RS-006.6", "CQ-006.46")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_handler_raises_rolls_back_and_leaves_its_message_pending(
     consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
@@ -263,6 +306,7 @@ def test_a_stop_during_a_handler_lets_every_way_commit_and_acknowledge(
 
 
 @pytest.mark.spec("QC-002.3", "QC-002.4", "QC-004.7", "QC-010.3", "QC-010.4", "QC-010.5", "QC-010.6", "QC-010.12")
+@pytest.mark.spec("CQ-006.29")
 @pytest.mark.parametrize("way", ["run", "run, inbox", "recover", "batches"])
 def test_no_loop_over_new_messages_claims_or_starts_a_thread(
     make_consumer: MakeConsumer,

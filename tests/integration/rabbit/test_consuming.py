@@ -206,15 +206,24 @@ async def test_a_syncer_that_changes_headers_does_not_change_the_disposition(
 
 @pytest.mark.spec("MW-001.4", "MW-001.6", "MW-001.7", "MW-001.8")
 @pytest.mark.parametrize(
-    ("options", "prefetch", "name"),
-    [({}, 2, "conquiet"), ({"concurrency": 7, "tag": "crm"}, 14, "crm"), ({"prefetch": 5}, 5, "conquiet")],
+    ("options", "set_later", "prefetch", "name"),
+    [
+        ({}, None, 2, "conquiet"),
+        ({"concurrency": 7, "tag": "crm"}, None, 14, "crm"),
+        ({"prefetch": 5}, None, 5, "conquiet"),
+        ({}, 7, 14, "conquiet"),  # as conquiet worker --concurrency does
+        ({"prefetch": 5}, 7, 5, "conquiet"),
+    ],
 )
 async def test_the_broker_itself_confirms_prefetch_tag_and_manual_acknowledgement(
-    rabbit: Rabbit, recorder: type[Recorder], options: Any, prefetch: int, name: str
+    rabbit: Rabbit, recorder: type[Recorder], options: Any, set_later: int | None, prefetch: int, name: str
 ) -> None:
     queue = rabbit.queue()
+    made = SeedConsumer(rabbit.url, queue, recorder(), **options)
+    if set_later is not None:
+        made.set_concurrency(set_later)
 
-    async with SeedConsumer(rabbit.url, queue, recorder(), **options):
+    async with made:
         [consumer] = await asyncio.to_thread(rabbit.wait_for_consumers, 1)
 
     assert consumer["prefetch_count"] == prefetch
@@ -224,9 +233,10 @@ async def test_the_broker_itself_confirms_prefetch_tag_and_manual_acknowledgemen
 
 
 @pytest.mark.spec("MW-001.6")
+@pytest.mark.parametrize("set_later", [False, True], ids=["option", "set_concurrency"])
 @pytest.mark.parametrize("plain", [False, True])
 async def test_no_more_than_concurrency_messages_are_handled_at_once(
-    rabbit: Rabbit, action: MakeAction, *, plain: bool
+    rabbit: Rabbit, action: MakeAction, *, plain: bool, set_later: bool
 ) -> None:
     import threading
 
@@ -262,7 +272,10 @@ async def test_no_more_than_concurrency_messages_are_handled_at_once(
         return True
 
     syncer: Any = in_a_thread if plain else on_the_loop
-    async with SeedConsumer(rabbit.url, queue, syncer, concurrency=3) as consumer:
+    consumer = SeedConsumer(rabbit.url, queue, syncer, concurrency=1 if set_later else 3)
+    if set_later:
+        consumer.set_concurrency(3)
+    async with consumer:
         await wait_until_async(lambda: consumer.count.ack == 12)
 
     assert peak == 3
