@@ -121,7 +121,7 @@ def test_no_value_becomes_a_part_of_a_statement(
         assert not insert_idempotent(session, "notes", ids[0], {"body": HOSTILE})
         assert insert_idempotent(session, "notes", "5" + HOSTILE, {"body": HOSTILE, "n": 5})
 
-    bodies = dict(admin.execute(text("SELECT id, body FROM notes")).tuples().all())
+    bodies = {row.id: row.body for row in admin.execute(text("SELECT id, body FROM notes"))}
     assert bodies == {
         ids[0]: HOSTILE,
         ids[1]: HOSTILE + "updated",

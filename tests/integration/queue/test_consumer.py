@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
+from sqlalchemy import create_engine
 
 from conquiet.errors import GroupMissingError, MalformedMessageError, QueueError
-from conquiet.queue import QueueConsumer, RedisStreamsQueue
+from conquiet.queue import QueueConsumer, QueueWorker, RedisStreamsQueue
 from conquiet.testing import wait_until
 
 PendingOf = Callable[..., dict[str, tuple[str, int]]]
@@ -69,14 +70,15 @@ def reads_of(consumer: QueueConsumer, then: Callable[[int], None] = lambda _: No
     "QC-006.1", "QC-006.2", "QC-006.6", "RS-006.15", "RS-006.16", "RS-006.18", "QC-003.2", "RS-006.4", "CQ-006.28",
     "CQ-006.30", "CQ-006.40", "QC-004.4", "RS-006.8",
 )  # fmt: skip
+@pytest.mark.parametrize("block_ms", [None, 50, 1_500], ids=["as configured", "short", "in slices"])
 def test_next_takes_one_message_and_leaves_the_others(
-    consumer: QueueConsumer, pending: PendingOf, commands_of: Commands
+    consumer: QueueConsumer, pending: PendingOf, commands_of: Commands, block_ms: int | None
 ) -> None:
     ids = consumer.queue.enqueue_many([{"n": 1}, {"n": 2}, {"n": 3}])
 
-    assert consumer.next().id == ids[0]  # type: ignore[union-attr]
+    assert consumer.next(block_ms).id == ids[0]  # type: ignore[union-attr]
     assert list(pending()) == ids[:1]
-    assert [consumer.next().id, consumer.next().id] == ids[1:]  # type: ignore[union-attr]
+    assert [consumer.next(block_ms).id, consumer.next(block_ms).id] == ids[1:]  # type: ignore[union-attr]
     assert commands_of()["xreadgroup"] == 3
 
 
@@ -274,11 +276,16 @@ def test_sigterm_stops_a_blocked_consumer_whose_handlers_were_asked_for(make_con
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.spec("CQ-006.33", "CQ-006.35")
 def test_no_signal_handler_is_touched_unless_asked_for(make_consumer: MakeConsumer) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    make_consumer()
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    consumer = make_consumer()
+    worker = QueueWorker(consumer, handler=lambda msg, session: None, engine=create_engine("sqlite://"))
+    worker.stop()
+    worker.run()
+    worker.close()
 
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 @pytest.mark.spec(

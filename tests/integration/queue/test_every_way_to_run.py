@@ -286,7 +286,7 @@ def test_after_stop_no_way_sends_anything_for_a_message(
     assert {"xreadgroup", "xack", "xclaim", "xautoclaim"} & set(commands_of()) == set()
 
 
-@pytest.mark.spec("CQ-001.14")
+@pytest.mark.spec("CQ-001.13", "CQ-001.14", "CQ-006.32", "CQ-006.36")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stop_during_a_handler_lets_every_way_commit_and_acknowledge(
     consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
@@ -362,6 +362,25 @@ def test_either_signal_ends_a_run_of_batches(
     sender.join()
 
     assert consumer.is_stopping
+
+
+@pytest.mark.spec("CQ-006.39", "QC-006.8")
+@pytest.mark.parametrize("way", ["run", "run, inbox", "recover", "batches", "batches, inbox"])
+def test_every_way_waits_as_long_as_configured(make_consumer: MakeConsumer, engine: Engine, way: str) -> None:
+    consumer = make_consumer(block_ms=70)
+    queue: Any = consumer.queue
+    read, waits = queue.read, []
+
+    def noted(block_ms: int, count: int = 1) -> Any:
+        waits.append(block_ms)
+        if len(waits) == 2:
+            consumer.stop()
+        return read(block_ms, count)
+
+    queue.read = noted
+    run(consumer, way, lambda msgs, session: pytest.fail("there is no message"), engine)
+
+    assert waits == [70, 70]
 
 
 @pytest.mark.spec("QC-006.8", "CQ-006.39", "RS-005.19", "RS-005.20")

@@ -250,11 +250,15 @@ def test_ids_are_text_whatever_brought_them(
     read = alice.read(100, 3)
     recovered = alice.recover_own()
     make_idle(raw, stream, ids, "alice")
-    claimed = make_queue("bob", client=connect(**options)).claim_stale(60_000)
+    bob = make_queue("bob", client=connect(**options))
+    claimed = bob.claim_stale(60_000)
 
     for batch in (read, recovered, claimed):
         assert [message.id for message in batch] == ids
         assert {type(message.id) for message in batch} == {str}
+        assert {(message.stream, message.group) for message in batch} == {(stream, "billing")}
+        assert [message.payload for message in batch] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert bob.extend_many(claimed) == set(ids)
 
 
 @pytest.mark.spec("RS-005.5", "QC-004.4", "RS-006.8")

@@ -294,7 +294,7 @@ def test_read_has_no_default_that_waits_without_limit() -> None:
     assert inspect.signature(RedisStreamsQueue.read).parameters["block_ms"].default is inspect.Parameter.empty
 
 
-@pytest.mark.spec("RS-005.21", "RS-002.4")
+@pytest.mark.spec("RS-005.21", "RS-002.4", "CQ-006.12")
 def test_count_is_an_upper_bound_and_ids_come_in_order(queue: RedisStreamsQueue) -> None:
     ids = queue.enqueue_many([{"n": n} for n in range(5)])
 

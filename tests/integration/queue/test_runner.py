@@ -391,7 +391,7 @@ def test_a_recovery_loop_that_sleeps_for_an_hour_notices_stop(
     thread.start()
     wait_until(lambda: "xinfo|consumers" in commands_of())
     consumer.stop()
-    thread.join(60)
+    thread.join(180)
 
     assert not thread.is_alive()
 
