@@ -8,7 +8,8 @@ which is deleted after 20 seconds. Every second the sizes are taken: entries of 
 descriptors and threads of the first worker, consumer names, inbox rows. Every ``--rest-every-s`` seconds nothing is
 sent for ``--rest-s``: after a quiet time the stream is looked after less often, until messages come again. Exit code 1
 if the stream was longer than promised (what is in flight and one second of traffic), if one of the sizes grew from the
-first third of the run to the last, or if the second group missed an entry.
+first third of the run to the last, or if the second group missed an entry. A run of less than two minutes (``--quick``)
+does not tell whether anything grows.
 """
 
 import argparse
@@ -162,10 +163,19 @@ def medians(samples: list[Sample]) -> dict[str, tuple[float, float]]:
     }
 
 
+def is_long(samples: list[Sample]) -> bool:
+    """Return whether the run shows growth: in a shorter one everything grows, from nothing to its usual size."""
+    return samples[-1].at_s >= 4 * WARM_UP_S
+
+
 def grown(samples: list[Sample]) -> list[str]:
-    """Return the sizes that grew."""
+    """Return the sizes that grew; none for a run that is too short to tell."""
     found = medians(samples)
-    return [name for name, (factor, more) in GROWTH.items() if found[name][1] > found[name][0] * factor + more]
+    return [
+        name
+        for name, (factor, more) in GROWTH.items()
+        if is_long(samples) and found[name][1] > found[name][0] * factor + more
+    ]
 
 
 class Workers:
@@ -272,7 +282,8 @@ def soak(
         "twice_or_out_of_order": slow.wrong, "dead": dead, "names_at_the_end": names, "busiest_second": round(busiest),
         "done_and_still_there_at_most": longest, "ok": ok, "load": os.getloadavg()[0],
         "longest_stream": max(one.stream for one in samples), "most_names": max(one.names for one in samples),
-        "grown": grown(samples), "medians_of_the_first_and_the_last_third": medians(samples),
+        "grown": grown(samples) if is_long(samples) else "too short to tell",
+        "medians_of_the_first_and_the_last_third": medians(samples),
         "after_a_minute": asdict(next((one for one in samples if one.at_s >= 60), samples[0])),
         "at_the_end": asdict(samples[-2]),
     }, indent=1))  # fmt: skip

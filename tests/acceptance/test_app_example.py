@@ -81,15 +81,15 @@ def test_a_killed_worker_loses_no_order_and_books_none_twice(
             env=environment, cwd=tmp_path, stdout=output, stderr=output, text=True,
         )  # fmt: skip
         try:
-            pid = wait_until(lambda: ready_pid(port), timeout_s=60, message=log.read_text)
+            pid = wait_until(lambda: ready_pid(port), message=log.read_text)
             assert pid is not None
             emit_all()
-            wait_until(lambda: len(booked()) >= 20, timeout_s=60, message=log.read_text)
+            wait_until(lambda: len(booked()) >= 20, message=log.read_text)
             assert len(booked()) < ORDERS
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: len(booked()) == ORDERS, timeout_s=120, message=log.read_text)
+            wait_until(lambda: len(booked()) == ORDERS, timeout_s=300, message=log.read_text)
             # A printed line has no inbox: the kill may have repeated some, so lines are not counted.
-            wait_until(lambda: receipts(log) == set(orders), timeout_s=60, message=log.read_text)
+            wait_until(lambda: receipts(log) == set(orders), message=log.read_text)
         finally:
             worker.send_signal(signal.SIGTERM)
             ended = worker.wait(timeout=60)

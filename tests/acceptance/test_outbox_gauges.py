@@ -75,7 +75,7 @@ def show(command: Path, clean_environment: Callable[..., dict[str, str]], tmp_pa
                 stderr=file,
             )
         try:
-            wait_until(lambda: all(read(port)), timeout_s=60, message=log.read_text)
+            wait_until(lambda: all(read(port)), message=log.read_text)
             found = read(port)
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(60) == 0, log.read_text()

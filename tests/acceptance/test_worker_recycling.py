@@ -156,7 +156,7 @@ def test_a_signal_to_the_whole_control_group_drains_as_well(workers: Workers, cl
     with SyncEmitter(client, f"{key_prefix}orders") as emitter:
         supervisor = workers.start()
         emitter.emit("pay", {"takes_s": 1.5}, id="slow")
-        wait_until(lambda: client.exists(f"{key_prefix}done:begun") == 1, timeout_s=60, message=workers.log)
+        wait_until(lambda: client.exists(f"{key_prefix}done:begun") == 1, message=workers.log)
         for pid in _live([supervisor]):
             os.kill(int(pid), signal.SIGTERM)
         workers.stop(supervisor)

@@ -167,7 +167,7 @@ def test_a_writer_with_both_locks_waits_for_an_old_process(db_url: str, monkeypa
     with engine.connect() as old, ThreadPoolExecutor(1) as thread:
         assert old.execute(text("SELECT GET_LOCK('conquiet_lock:accounts:7', 10)")).scalar() == 1
         future = thread.submit(write)
-        wait_until(lambda: old.execute(waiting).scalar_one() == 1, timeout_s=60)
+        wait_until(lambda: old.execute(waiting).scalar_one() == 1)
         assert not done.is_set()
         assert old.execute(text("SELECT RELEASE_LOCK('conquiet_lock:accounts:7')")).scalar() == 1
         future.result(60)
@@ -254,7 +254,7 @@ async def test_rabbit_from_scratch_ends_with_its_dead_letter_replayed(
     monkeypatch.setenv("CONQUIET_RABBIT_URL", amqp_url)
     try:
         await run_async_page("rabbit-from-scratch.md")
-        wait_until(lambda: channel.queue_declare("crm-sync", passive=True).method.message_count == 1, timeout_s=60)
+        wait_until(lambda: channel.queue_declare("crm-sync", passive=True).method.message_count == 1)
     finally:
         for queue in ("crm-sync", "crm-sync.dead"):
             channel.queue_delete(queue)

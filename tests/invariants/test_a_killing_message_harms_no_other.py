@@ -148,14 +148,14 @@ def test_the_delivery_limit_ends_the_killer_and_no_other(
         storm.keep_running()
         return bool(storm.channel.queue_declare("dead", passive=True).method.message_count)
 
-    wait_until(killer_is_dead, timeout_s=90, interval_s=0.1, message=story)
+    wait_until(killer_is_dead, interval_s=0.1, message=story)
     storm.history.recovery()
 
     def settled() -> bool:
         storm.keep_running()  # the broker gives it up when the last process has died
         return len(storm.handled()) >= innocents - 1
 
-    wait_until(settled, timeout_s=90, interval_s=0.1, message=story)
+    wait_until(settled, interval_s=0.1, message=story)
 
     dead = storm.dead()
     print(f"concurrency {concurrency}, kills {storm.kills}, dead {dict(dead)}")  # noqa: T201
@@ -176,7 +176,7 @@ def test_on_a_classic_queue_the_others_are_handled_while_the_killer_kills(
         storm.keep_running()
         return len(storm.handled()) == innocents - 1
 
-    wait_until(settled, timeout_s=90, interval_s=0.1, message=lambda: f"{len(storm.handled())} handled")
+    wait_until(settled, interval_s=0.1, message=lambda: f"{len(storm.handled())} handled")
 
     print(f"concurrency {concurrency}, kills {storm.kills}")  # noqa: T201
     storm.history.recovery()  # the killer has not ended: the others are settled beside it

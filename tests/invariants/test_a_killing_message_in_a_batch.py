@@ -87,8 +87,8 @@ def test_a_killer_in_a_batch_takes_no_neighbour_along(
     try:
         wait_until(killer_is_dead, timeout_s=200, interval_s=0.05, message=story)
         history.recovery()
-        wait_until(lambda: len(set(lines("done"))) == INNOCENTS, timeout_s=30, message=story)
-        wait_until(lambda: client.xpending(stream, "processor")["pending"] == 0, timeout_s=30)
+        wait_until(lambda: len(set(lines("done"))) == INNOCENTS, message=story)
+        wait_until(lambda: client.xpending(stream, "processor")["pending"] == 0)
         history.record("drained")
     finally:
         worker.kill()

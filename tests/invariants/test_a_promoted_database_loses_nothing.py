@@ -77,7 +77,7 @@ class Pair:
     def synchronise(self) -> None:
         """Let the primary wait for its replica, once that is connected."""
         one_row = "SELECT 1 / count(*) FROM pg_stat_replication WHERE state = 'streaming'"
-        wait_until(lambda: _succeeds(self.primary, one_row), timeout_s=60)
+        wait_until(lambda: _succeeds(self.primary, one_row))
         execute(self.primary.url, "ALTER SYSTEM SET synchronous_standby_names = '*'")
         execute(self.primary.url, "SELECT pg_reload_conf()")
 
@@ -87,7 +87,7 @@ class Pair:
         execute(old.url, "ALTER SYSTEM SET default_transaction_read_only = on")
         execute(old.url, "SELECT pg_reload_conf()")
         caught_up = "SELECT 1 / count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()"
-        wait_until(lambda: _succeeds(old, caught_up), timeout_s=60)
+        wait_until(lambda: _succeeds(old, caught_up))
         self._promote()
 
     def kill(self) -> None:
@@ -191,14 +191,14 @@ async def promote_under_work(
     stop = asyncio.Event()
     async with app:
         emitting = asyncio.create_task(emit_until(stop, sender, history))
-        await wait_until_async(lambda: len(pair.effects()) > 10, timeout_s=60)
+        await wait_until_async(lambda: len(pair.effects()) > 10)
         for number in range(promotions):
             change = pair.switch if number % 2 == 0 else pair.kill
             with history.outage(f"primary {change.__name__}ed"):
                 await asyncio.to_thread(change)
                 before = await asyncio.to_thread(lambda: len(pair.effects()))
                 # Before the old primary ends: one that only refuses writes must be given up for the other.
-                await wait_until_async(partial(has_more_effects, pair, before + 5), timeout_s=60)
+                await wait_until_async(partial(has_more_effects, pair, before + 5))
             await asyncio.to_thread(pair.rejoin)
         history.recovery()
         stop.set()

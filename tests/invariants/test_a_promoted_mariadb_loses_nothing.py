@@ -63,7 +63,7 @@ class MariaDbPair:
     def switch(self) -> None:
         old = self.primary
         call(old, "SET GLOBAL read_only = 1")  # waits for the transactions that are open
-        wait_until(lambda: position_of(self.replica) == end_of(old), timeout_s=60)
+        wait_until(lambda: position_of(self.replica) == end_of(old))
         self._promote()
 
     def kill(self) -> None:
@@ -72,9 +72,7 @@ class MariaDbPair:
 
     def _promote(self) -> None:
         call(self.replica, "STOP SLAVE IO_THREAD")
-        wait_until(
-            lambda: "has read all relay log" in str(slave_of(self.replica)["Slave_SQL_Running_State"]), timeout_s=60
-        )
+        wait_until(lambda: "has read all relay log" in str(slave_of(self.replica)["Slave_SQL_Running_State"]))
         call(self.replica, "STOP SLAVE")
         self.primary, self.replica = self.replica, self.primary
         self._address.lead_to(self.primary)

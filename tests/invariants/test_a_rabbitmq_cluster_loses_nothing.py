@@ -346,7 +346,7 @@ async def test_the_delivery_limit_holds_while_the_leader_moves(cluster: RabbitMQ
         await publisher.publish_many(Outgoing("work", {"number": number}) for number in range(messages))
     consumer = RabbitConsumer(urls, "work", refuse, settle="delivery_count", max_requeues=1_000, **OPTIONS)
     async with consumer:
-        await wait_until_async(lambda: runs.total() > messages, timeout_s=60)
+        await wait_until_async(lambda: runs.total() > messages)
         await asyncio.to_thread(move_leader, cluster, vhost)
 
         async def is_over() -> bool:

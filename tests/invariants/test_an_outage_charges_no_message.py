@@ -81,7 +81,7 @@ async def outages(
             await wait_until_async(lambda before=before: failed() >= before + FAULTS_EACH, timeout_s=120)  # type: ignore[misc]
             ready.append(engine.health().ready)
             await asyncio.to_thread(server.restart)
-            await wait_until_async(lambda: engine.health().ready, timeout_s=60)
+            await wait_until_async(lambda: engine.health().ready)
     history.recovery()
     return ready
 

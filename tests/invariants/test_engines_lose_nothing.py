@@ -263,7 +263,7 @@ def leaks_of(engines: list["subprocess.Popen[str]"], raw: Any, history: History)
         return [name for name in names if name.rpartition("-")[2] not in living]
 
     with contextlib.suppress(TimeoutError):
-        wait_until(lambda: not strangers(), timeout_s=60, interval_s=0.5)
+        wait_until(lambda: not strangers(), interval_s=0.5)
     names = strangers()
     for engine in engines:
         engine.terminate()

@@ -147,7 +147,7 @@ def test_a_host_behind_a_cut_link_loses_nothing(
         feed(0.1)
         return {row["host"] for row in ran()} == {host.name for host in hosts}
 
-    wait_until(all_work, timeout_s=60)
+    wait_until(all_work)
     for number in range(CUTS):
         host = hosts[number % 2]
         with history.outage("link cut"):
@@ -161,7 +161,7 @@ def test_a_host_behind_a_cut_link_loses_nothing(
             send()
             return Counter(row["host"] for row in ran())[name] > before
 
-        wait_until(is_back, timeout_s=60)
+        wait_until(is_back)
     history.recovery()
     wait_until(lambda: {row["id"] for row in ran()} == set(sent), timeout_s=120)
     wait_until(lambda: raw.xpending("work", "processor")["pending"] == 0, timeout_s=120)

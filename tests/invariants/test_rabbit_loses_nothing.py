@@ -148,7 +148,6 @@ class Storm:
                     self.proxy.cut(Cut.RST if kind == "reset" else Cut.FIN)
         wait_until(
             lambda: self.settled() >= min(self.published, max(before + 1, self.published - BACKLOG)),
-            timeout_s=60,
             interval_s=0.05,
             message=lambda: f"progress after {kind}: {self.settled()} of {self.published}",
         )
@@ -214,7 +213,7 @@ def test_under_faults_nothing_is_lost_and_only_the_refused_are_dead_lettered(sto
         storm.publish(MESSAGES // FAULTS)
         storm.strike()
     storm.history.recovery()
-    wait_until(lambda: storm.settled() == MESSAGES, timeout_s=90, message=lambda: f"{storm.settled()} settled")
+    wait_until(lambda: storm.settled() == MESSAGES, message=lambda: f"{storm.settled()} settled")
     storm.history.record("drained")
     # A worker that was started a moment ago has no handler for SIGTERM yet.
     wait_until(storm.is_complete, interval_s=0.2, message="both workers are connected")

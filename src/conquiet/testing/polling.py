@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_TIMEOUT_S = 180.0
+"""For what hangs, not for what is slow: a busy test machine can be tens of times slower than a quiet one."""
 DEFAULT_INTERVAL_S = 0.01
 
 
@@ -91,4 +93,12 @@ async def wait_until_async(
 
 def _complaint(message: str | Callable[[], str], timeout_s: float, answer: object) -> str:
     what = message() if callable(message) else message
-    return f"{what or 'the awaited fact'}: not so within {timeout_s:g} s (last answer: {answer!r})"
+    return f"{what or 'the awaited fact'}: not so within {timeout_s:g} s (last answer: {answer!r}){_load()}"
+
+
+def _load() -> str:
+    """Return how busy the machine is: on an overloaded one the limit was too short, and nothing else is wrong."""
+    try:
+        return f"; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+    except (AttributeError, OSError):  # Windows, or a system that does not say
+        return ""

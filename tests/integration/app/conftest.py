@@ -76,7 +76,7 @@ class OnServers:
         await self._client.xadd(self._keys.stream, {"data": json.dumps(envelope)})
 
     async def settle(self) -> None:
-        await wait_until_async(self._is_quiet, timeout_s=60, message="everything is settled")
+        await wait_until_async(self._is_quiet, message="everything is settled")
 
     async def _is_quiet(self) -> bool:
         """Return whether nothing waits: neither in Redis nor in the outbox, nor on its way from one to the other."""

@@ -30,11 +30,9 @@ async def test_an_app_that_starts_before_redis_waits_and_works(
 
     with caplog.at_level(logging.WARNING, logger="conquiet.app"):
         running = asyncio.create_task(app.run())
-        await wait_until_async(
-            lambda: any("cannot be reached" in record.getMessage() for record in caplog.records), timeout_s=60
-        )
+        await wait_until_async(lambda: any("cannot be reached" in record.getMessage() for record in caplog.records))
         await asyncio.to_thread(server.restart)
-        await wait_until_async(lambda: app.health().ready, timeout_s=60)
+        await wait_until_async(lambda: app.health().ready)
         async with asyncio.timeout(60):
             await app.emit("order.paid")
             await seen.wait()

@@ -70,7 +70,7 @@ class QueuePlace:
             await self.test_app.drain()
             assert condition()
             return
-        await wait_until_async(lambda: asyncio.to_thread(condition), timeout_s=60)
+        await wait_until_async(lambda: asyncio.to_thread(condition))
 
     async def dead(self, count: int = 1) -> list[tuple[str, str]]:
         """Return id and reason of the dead letters, once there are so many."""

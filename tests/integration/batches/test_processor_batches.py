@@ -91,7 +91,7 @@ async def test_a_batch_is_one_transaction_and_one_list_without_duplicates(shop: 
     processor.handler("paid", batch=10, within_s=5.0)(for_processor_batch(handle, engine=database.engine))
     await shop.emit(20)
     async with processor:
-        await wait_until_async(shop.done, timeout_s=30.0, message="everything is acknowledged")
+        await wait_until_async(shop.done, message="everything is acknowledged")
 
     assert seen == [ids(0, 1, 2, 4, 5, 6, 8, 9), ids(*range(10, 20))]
     assert database.effects() == ids(*(n for n in range(20) if n not in {3, 7}))
@@ -131,7 +131,7 @@ async def test_a_poisoned_async_batch_costs_only_the_guilty_message(
     await shop.emit(12)
     try:
         async with processor:
-            await wait_until_async(shop.done, timeout_s=60.0, message="everything is settled")
+            await wait_until_async(shop.done, message="everything is settled")
     finally:
         await engine.dispose()
 
@@ -165,8 +165,8 @@ async def test_only_the_guilty_message_is_charged_and_dead_lettered_with_its_err
     processor.handler("paid", batch=20, within_s=5.0, retry=RetryPolicy.fixed(0.01, max_attempts=2))(made)
     await shop.emit(20)
     async with processor:
-        await wait_until_async(lambda: _dead_count(shop, 2), timeout_s=60.0, message="both are dead")
-        await wait_until_async(shop.done, timeout_s=30.0, message="everything is settled")
+        await wait_until_async(lambda: _dead_count(shop, 2), message="both are dead")
+        await wait_until_async(shop.done, message="everything is settled")
 
     assert database.effects() == ids(*(n for n in range(20) if n not in {5, 17}))
     assert {one: tried for one, tried in attempts.items() if tried != {1}} == {"m005": {1, 2}, "m017": {1, 2}}
@@ -200,7 +200,7 @@ async def test_a_lost_lease_takes_one_message_out_before_commit(shop: Shop, make
     await shop.emit(4)
     try:
         async with processor:
-            await wait_until_async(lambda: _pending_is(shop, 1), timeout_s=30.0, message="the others are acknowledged")
+            await wait_until_async(lambda: _pending_is(shop, 1), message="the others are acknowledged")
     finally:
         await engine.dispose()
 
@@ -225,7 +225,7 @@ async def test_a_stop_returns_a_batch_that_is_being_gathered_uncharged(shop: Sho
 
     await shop.emit(3)
     async with processor:
-        await wait_until_async(lambda: _pending_is(shop, 3), timeout_s=30.0, message="they are being gathered")
+        await wait_until_async(lambda: _pending_is(shop, 3), message="they are being gathered")
 
     left: Any = await shop.client.xpending_range(shop.stream, "processor", "-", "+", 10)
     assert [row["times_delivered"] for row in left] == [0, 0, 0]
@@ -275,7 +275,7 @@ async def test_a_batch_handler_without_a_database_is_called_with_lists(shop: Sho
     await shop.emit(25)
     await processor.emit("single", {})
     async with processor:
-        await wait_until_async(shop.done, timeout_s=30.0, message="everything is settled")
+        await wait_until_async(shop.done, message="everything is settled")
 
     assert sum(size for size in sizes if size > 0) == 25
     assert max(sizes) <= 10
@@ -297,7 +297,7 @@ async def test_an_outage_charges_no_message_of_a_batch(shop: Shop, make_database
     processor.handler("paid", batch=6, within_s=0.5)(for_processor_batch(handle, engine=database.engine))
     await shop.emit(6)
     async with processor:
-        await wait_until_async(shop.done, timeout_s=60.0, message="everything is settled")
+        await wait_until_async(shop.done, message="everything is settled")
 
     assert database.effects() == ids(*range(6))
     assert set(attempts) == {1}
@@ -318,12 +318,12 @@ async def test_an_orm_session_is_given_to_a_batch_and_to_a_group(shop: Shop, dat
     processor.handler("paid", batch=10, within_s=5.0)(for_processor_batch(handle, engine=maker))
     await shop.emit(10)
     async with processor:
-        await wait_until_async(shop.done, timeout_s=30.0, message="the batch is settled")
+        await wait_until_async(shop.done, message="the batch is settled")
     second = shop.processor()
     second.handler("paid", batch=5, within_s=5.0)(for_processor_group(handle_one, engine=maker))
     await shop.emit(5, first=10)
     async with second:
-        await wait_until_async(shop.done, timeout_s=30.0, message="the group is settled")
+        await wait_until_async(shop.done, message="the group is settled")
 
     assert database.effects() == ids(*(n for n in range(15) if n != 12))
 

@@ -62,7 +62,7 @@ async def test_a_batch_has_its_effect_once_and_the_failing_message_stays_pending
         within_s=5.0,
     )
     async with consumer:
-        await wait_until_async(lambda: all_read(client, stream, 1), timeout_s=30.0, message="29 are acknowledged")
+        await wait_until_async(lambda: all_read(client, stream, 1), message="29 are acknowledged")
 
     assert database.count("effects") == 29
     assert consumer.report is not None
@@ -88,7 +88,7 @@ async def test_a_malformed_entry_is_in_no_batch(client: redis.asyncio.Redis, key
         streams=[stream], redis=client, handler=handle, batch=4, within_s=5.0, on_malformed=on_malformed
     )
     async with consumer:
-        await wait_until_async(lambda: all_read(client, stream, 0), timeout_s=30.0, message="all are acknowledged")
+        await wait_until_async(lambda: all_read(client, stream, 0), message="all are acknowledged")
 
     assert lists == [[0, 1, 2, 3]]
     assert len(malformed) == 1

@@ -68,7 +68,7 @@ async def test_a_turn_ends_when_its_keys_are_on_one_node(
         await asyncio.sleep(0.5)  # the acknowledgement is sent meanwhile, again and again
         while_divided = list(done)
         await asyncio.to_thread(list, steps)
-        await wait_until_async(lambda: len(done) == 3, timeout_s=30)
+        await wait_until_async(lambda: len(done) == 3)
         await wait_until_async(lambda: _nothing_is_pending(client))
         async with clone_async(client) as own:
             report = await KeyOrder(own, STREAM).report()
@@ -93,7 +93,7 @@ async def test_an_emitted_message_waits_until_its_keys_are_on_one_node(
         await asyncio.to_thread(list, steps)
         emitted = await emitting
         may_end.set()
-        await wait_until_async(lambda: len(done) == 3, timeout_s=30)
+        await wait_until_async(lambda: len(done) == 3)
 
     assert (ended, emitted.ahead, done) == (set(), 2, [0, 1, 2])
 

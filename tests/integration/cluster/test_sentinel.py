@@ -64,7 +64,7 @@ class Watched:
         before = self.master_port
         new = next(server for server in self.servers if server.port != before)
         old = next(server for server in self.servers if server.port == before)
-        wait_until(lambda: b"master_link_status:up" in bytes(new.call("INFO", "replication")), timeout_s=60)  # type: ignore[arg-type]
+        wait_until(lambda: b"master_link_status:up" in bytes(new.call("INFO", "replication")))  # type: ignore[arg-type]
 
         def accepted() -> bool:
             try:
@@ -73,8 +73,8 @@ class Watched:
                 return False  # it has not asked the replica for its state yet, which it does every 10 s
             return True
 
-        wait_until(accepted, timeout_s=60, interval_s=0.5)
-        wait_until(lambda: self.master_port != before, timeout_s=60)
+        wait_until(accepted, interval_s=0.5)
+        wait_until(lambda: self.master_port != before)
 
         def follows() -> bool:
             try:
@@ -82,7 +82,7 @@ class Watched:
             except OSError:
                 return False  # it closes its clients' connections when it becomes a replica
 
-        wait_until(follows, timeout_s=60)
+        wait_until(follows)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ async def watched(private_redis: Callable[..., RedisServer]) -> AsyncIterator[Wa
     replica.call("REPLICAOF", master.host, str(master.port))
     with Sentinel(master) as sentinel:
         watched = Watched([master, replica], sentinel)
-        wait_until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "shop") or ()) == 1, timeout_s=60)  # type: ignore[arg-type]
+        wait_until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "shop") or ()) == 1)  # type: ignore[arg-type]
         yield watched
 
 
@@ -131,10 +131,10 @@ async def test_processor_scheduler_and_queue_go_on_after_fail_overs(watched: Wat
                 await emit(name)
                 return name in confirmed
 
-            await wait_until_async(emitted, timeout_s=60)
-        await wait_until_async(lambda: confirmed <= done, timeout_s=60)
+            await wait_until_async(emitted)
+        await wait_until_async(lambda: confirmed <= done)
     ticks_before = sync.xlen("ticks")
-    await wait_until_async(lambda: sync.xlen("ticks") > ticks_before, timeout_s=60)
+    await wait_until_async(lambda: sync.xlen("ticks") > ticks_before)
     host.stop()
     await ticking
     await host.close()

@@ -253,13 +253,11 @@ async def test_every_alert_fires_and_every_panel_has_data(
     ):
         counted.clear()
     try:
-        wait_until(prometheus.is_up, timeout_s=60)
+        wait_until(prometheus.is_up)
         assert prometheus.firing() <= {"ConquietNoWorker"}, "nothing is wrong yet"
         await make_trouble(client, stream, engine, amqp_url)
         expected = set(rules()) - {"ConquietNoWorker"}
-        await wait_until_async(
-            lambda: expected <= prometheus.firing(), timeout_s=60, message=lambda: str(prometheus.firing())
-        )
+        await wait_until_async(lambda: expected <= prometheus.firing(), message=lambda: str(prometheus.firing()))
         assert [name for name, expression in rules().items() if not prometheus.query(expression)] == [
             "ConquietNoWorker"
         ]
@@ -269,7 +267,7 @@ async def test_every_alert_fires_and_every_panel_has_data(
 
         server.shutdown()
         server.server_close()
-        await wait_until_async(lambda: "ConquietNoWorker" in prometheus.firing(), timeout_s=60)
+        await wait_until_async(lambda: "ConquietNoWorker" in prometheus.firing())
     finally:
         watch.close()
         prometheus.stop()

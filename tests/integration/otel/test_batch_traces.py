@@ -53,7 +53,7 @@ async def test_a_batch_of_a_processor_links_to_the_sender_of_each_message(
 
     emitted = [await processor.emit("paid", {"mail": CANARY}) for _ in range(3)]
     async with processor:
-        await wait_until_async(lambda: sum(seen) == 3, timeout_s=60)
+        await wait_until_async(lambda: sum(seen) == 3)
         await wait_until_async(lambda: len(traces.named(f"process {stream}")) == len(seen))
 
     batches, sent = traces.named(f"process {stream}"), traces.named(f"send {stream}")
@@ -79,7 +79,7 @@ async def test_a_message_that_failed_in_a_batch_links_to_its_first_attempt(
 
     await processor.emit_many([NewMessage("paid"), NewMessage("paid", {"bad": True})])
     async with processor:
-        await wait_until_async(lambda: len(traces.named(f"process {stream}")) >= 2, timeout_s=60)
+        await wait_until_async(lambda: len(traces.named(f"process {stream}")) >= 2)
 
     failed = next(batch for batch in traces.named(f"process {stream}") if attribute(batch, names.ERROR_TYPE))
     later = traces.named(f"process {stream}")[-1]
@@ -98,7 +98,7 @@ async def test_a_batch_of_the_runtime_is_one_span(traces: Traces, client: Any, k
         raise ValueError(CANARY)
 
     async with Consumer(streams=[stream], redis=client, handler=handle, batch=4):
-        await wait_until_async(lambda: bool(traces.named(f"process {stream}")), timeout_s=60)
+        await wait_until_async(lambda: bool(traces.named(f"process {stream}")))
 
     handled = traces.named(f"process {stream}")[0]
     assert attribute(handled, names.BATCH_SIZE) == attribute(handled, names.BATCH_FAILED)

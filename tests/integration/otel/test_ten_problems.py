@@ -66,7 +66,7 @@ async def shown(lines: Callable[[], list[str]], *words: str) -> str:
     def found() -> str | None:
         return next((line for line in lines() if all(word in line for word in words)), None)
 
-    await wait_until_async(lambda: found() is not None, timeout_s=60, message=lambda: "\n".join(lines()))
+    await wait_until_async(lambda: found() is not None, message=lambda: "\n".join(lines()))
     return found() or ""
 
 
@@ -188,7 +188,7 @@ async def test_a_group_that_was_deleted(client: Any, key_prefix: str, lines: Cal
 
     made = processor(client, key_prefix, handle)
     running = asyncio.create_task(made.run())
-    await wait_until_async(lambda: made.health().ready, timeout_s=60)
+    await wait_until_async(lambda: made.health().ready)
     client.xgroup_destroy(f"{key_prefix}orders", "processor")
     with pytest.raises(GroupMissingError):
         await running
@@ -219,7 +219,7 @@ async def test_a_payload_that_does_not_fit(redis_url: str, key_prefix: str, line
         """Do nothing."""
 
     running = asyncio.create_task(app.run())
-    await wait_until_async(lambda: app.health().ready, timeout_s=60)
+    await wait_until_async(lambda: app.health().ready)
     client = redis.Redis.from_url(redis_url)
     emitter = Processor(client, [app.assembly.stream])
     await emitter.emit("paid", {"amount": CANARY})

@@ -174,7 +174,7 @@ async def test_a_worker_killed_between_commit_and_acknowledgement_stays_in_the_t
     processor = Processor(client, [stream], settings=SETTINGS, runtime=QUICK)
     processor.handler("paid")(for_processor(lambda ctx, session: None, engine=engine))
     async with processor:
-        await wait_until_async(lambda: bool(traces.named(f"process {stream}")), timeout_s=60)
+        await wait_until_async(lambda: bool(traces.named(f"process {stream}")))
 
     (again,) = traces.named(f"process {stream}")
     assert attribute(again, names.INBOX_OUTCOME) == "duplicate"
@@ -194,7 +194,7 @@ async def test_a_retry_links_to_the_first_attempt_and_shows_its_number(
 
     async with processor:
         await processor.emit("paid", {"mail": CANARY}, headers={"tenant": "a"})
-        await wait_until_async(lambda: len(traces.named(f"process {stream}")) == 3, timeout_s=60)
+        await wait_until_async(lambda: len(traces.named(f"process {stream}")) == 3)
 
     first, second, third = traces.named(f"process {stream}")
     assert [attribute(span, names.ATTEMPT) for span in (first, second, third)] == [1, 2, 3]
@@ -264,7 +264,7 @@ async def test_the_span_of_the_runtime_is_current_in_its_handler_alone(
         inside.append(before)
 
     async with Consumer(streams=[stream], redis=client, handler=handle, concurrency=4):
-        await wait_until_async(lambda: len(traces.named(f"process {stream}")) == 20, timeout_s=60)
+        await wait_until_async(lambda: len(traces.named(f"process {stream}")) == 20)
 
     assert sorted(inside) == sorted(span.context.span_id for span in traces.named(f"process {stream}"))
     assert all(span.parent is None for span in traces.named(f"process {stream}"))

@@ -39,4 +39,4 @@ async def test_the_error_of_an_attempt_is_freed_without_the_garbage_collector(
     async with processor:
         for _ in range(5):
             await processor.emit("pay", {})
-        await wait_until_async(lambda: len(errors) == 5 and not any(error() for error in errors), timeout_s=60)
+        await wait_until_async(lambda: len(errors) == 5 and not any(error() for error in errors))

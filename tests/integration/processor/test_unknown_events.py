@@ -29,7 +29,7 @@ async def test_two_services_with_different_events_in_one_group_both_progress(
 
     async with services[0], services[1]:
         await services[0].emit_many([NewMessage(event, {"n": n}) for n in range(25) for event in seen])
-        await wait_until_async(lambda: all(len(runs) == 25 for runs in seen.values()), timeout_s=30)
+        await wait_until_async(lambda: all(len(runs) == 25 for runs in seen.values()))
         await wait_until_async(lambda: _is(place.pending, 0))
 
     assert {event: sorted(runs) for event, runs in seen.items()} == {event: list(range(25)) for event in seen}
@@ -51,7 +51,7 @@ async def test_a_rolling_deploy_does_not_kill_the_messages_of_a_new_event(
         await old.emit_many([NewMessage("refunded", {"n": n}) for n in range(10)])
         await wait_until_async(lambda: _is(place.waiting, 10))
         async with new:
-            await wait_until_async(lambda: len(seen) == 10, timeout_s=30)
+            await wait_until_async(lambda: len(seen) == 10)
 
     assert sorted(seen) == list(range(10))
     assert await place.dead() == 0
@@ -66,7 +66,7 @@ async def test_a_message_that_is_left_is_not_read_in_a_hot_loop(
     async with processor:
         await processor.emit("unheard.of", {"n": 1}, id="m")
         began = time.monotonic()
-        await wait_until_async(lambda: _is(client.xlen, 4, keys.stream), timeout_s=30)
+        await wait_until_async(lambda: _is(client.xlen, 4, keys.stream))
         took_s = time.monotonic() - began
 
     assert took_s > 0.74  # three waits of 250 ms each

@@ -303,7 +303,7 @@ def test_a_killed_lease_holder_is_replaced(raw: Redis, redis_url: str, stream: s
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, redis_url, stream], stdout=subprocess.PIPE, text=True
     ) as holder:
-        wait_until(lambda: raw.exists(housekeeping_key(stream)) == 1, timeout_s=30)
+        wait_until(lambda: raw.exists(housekeeping_key(stream)) == 1)
         token = raw.get(housekeeping_key(stream))
         os.kill(holder.pid, signal.SIGKILL)
     add(raw, stream, 500)

@@ -287,7 +287,7 @@ def test_a_retried_commit_of_unknown_outcome_is_one_effect_with_the_inbox(
         kwargs={"handler": lose_the_reply_once, "engine": far, "inbox": Inbox(), "recover": True},
     )
     running.start()
-    wait_until(lambda: pending() == {} and bool(attempts), timeout_s=30)
+    wait_until(lambda: pending() == {} and bool(attempts))
     consumer.stop()
     running.join(30)
     far.dispose()

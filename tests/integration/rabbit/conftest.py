@@ -79,14 +79,14 @@ class Rabbit:
         """Messages that are ready; not those in flight."""
         return int(self.channel.queue_declare(queue, passive=True).method.message_count)
 
-    def wait_for_depth(self, queue: str, depth: int, timeout_s: float = 60.0) -> None:
+    def wait_for_depth(self, queue: str, depth: int, timeout_s: float = 180.0) -> None:
         wait_until(lambda: self.depth(queue) == depth, timeout_s=timeout_s, message=f"{depth} messages in {queue}")
 
     def consumers(self) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = self.api("GET", "/api/consumers/{vhost}")
         return answer
 
-    def wait_for_consumers(self, number: int, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+    def wait_for_consumers(self, number: int, timeout_s: float = 180.0) -> list[dict[str, Any]]:
         """Wait until the broker itself lists exactly so many consumers."""
 
         def seen() -> list[list[dict[str, Any]]]:

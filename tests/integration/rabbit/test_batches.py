@@ -25,8 +25,8 @@ async def test_a_batch_is_acknowledged_and_the_failing_message_dead_lettered_alo
         return all(message["n"] != 13 for message in messages)
 
     async with RabbitConsumer(rabbit.url, queue, syncer, batch=20, within_s=2.0, dead_letter=True) as consumer:
-        await wait_until_async(lambda: consumer.count.ack == 19, timeout_s=60.0, message="19 are acknowledged")
-        await wait_until_async(lambda: consumer.count.dead_lettered == 1, timeout_s=60.0, message="one is dead")
+        await wait_until_async(lambda: consumer.count.ack == 19, message="19 are acknowledged")
+        await wait_until_async(lambda: consumer.count.dead_lettered == 1, message="one is dead")
 
     assert max(sizes) > 10
     assert [body for _, body in rabbit.take("dead")] == [b'{"n": 13}']
@@ -52,8 +52,8 @@ async def test_effects_of_a_batch_happen_once_though_it_is_delivered_twice(rabbi
 
     syncer = for_rabbit_batch(handle, engine=engine, key=lambda message: str(message["n"]))
     async with RabbitConsumer(rabbit.url, queue, syncer, batch=10, within_s=1.0, dead_letter=True) as consumer:
-        await wait_until_async(lambda: consumer.count.ack == 18, timeout_s=60.0, message="18 are acknowledged")
-        await wait_until_async(lambda: consumer.count.dead_lettered == 2, timeout_s=60.0, message="two are dead")
+        await wait_until_async(lambda: consumer.count.ack == 18, message="18 are acknowledged")
+        await wait_until_async(lambda: consumer.count.dead_lettered == 2, message="two are dead")
 
     with engine.connect() as connection:
         booked = sorted(connection.execute(text("SELECT n FROM effects")).scalars())

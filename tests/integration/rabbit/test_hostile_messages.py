@@ -85,7 +85,7 @@ async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_account
             count = consumer.count
             await wait_until_async(
                 lambda: count.ack + count.dead_lettered + count.dropped == 2_000,
-                timeout_s=60,
+                timeout_s=300,
                 message=lambda: f"{count}, {brokers_view(rabbit, queue)}",
             )
     finally:

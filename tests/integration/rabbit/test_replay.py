@@ -360,4 +360,4 @@ async def test_listing_ends_although_another_consumer_takes_what_it_returns(
     listing = asyncio.create_task(letters.list())
     async with RabbitConsumer(rabbit.url, queue, take, schemas=schemas):
         await listing
-        await wait_until_async(lambda: taken == sent, timeout_s=60)
+        await wait_until_async(lambda: taken == sent)

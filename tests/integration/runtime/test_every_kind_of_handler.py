@@ -47,7 +47,7 @@ async def test_every_message_has_its_events_whatever_the_handler_is(
     engine.on("error", errors.append)
     good, bad = enqueue(2)
     running = run(engine)
-    await wait_until_async(lambda: len(heard) == 4 and bool(errors), timeout_s=60)
+    await wait_until_async(lambda: len(heard) == 4 and bool(errors))
     await running.stop()
 
     by_id = {entry: [event for event in heard if event.message.id == entry] for entry in (good, bad)}
@@ -75,7 +75,7 @@ async def test_a_message_is_pending_until_its_handler_has_succeeded(
     handler, options = handler_of(kind, work)
     _, bad, _ = enqueue(3)
     running = run(make_engine(handler, **options))
-    await wait_until_async(lambda: len(held) >= 3 and len(pending()) == 1, timeout_s=60)
+    await wait_until_async(lambda: len(held) >= 3 and len(pending()) == 1)
     await running.stop()
 
     assert all(held)
@@ -157,7 +157,7 @@ async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
     )
     running = run(engine)
     await wait_until_async(all_in.is_set)
-    await wait_until_async(lambda: engine.health().in_flight == 0 and done >= (12 if options else 24), timeout_s=60)
+    await wait_until_async(lambda: engine.health().in_flight == 0 and done >= (12 if options else 24))
     report = await running.stop()
 
     assert highest == 3

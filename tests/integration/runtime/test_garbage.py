@@ -41,7 +41,7 @@ async def test_the_error_of_a_handler_is_freed_without_the_garbage_collector(
         running.errors.clear()
         return len(errors) == 20 and not any(error() for error in errors)
 
-    await wait_until_async(all_are_freed, timeout_s=60)
+    await wait_until_async(all_are_freed)
     await running.stop()
 
 
@@ -71,7 +71,7 @@ async def test_an_acknowledged_message_is_freed_before_the_next_ones_are_decoded
     enqueue(60)
     running = run(make_engine(handler, concurrency=10, prefetch=0))
 
-    await wait_until_async(lambda: len(messages) == 60, timeout_s=60)
+    await wait_until_async(lambda: len(messages) == 60)
     await running.stop()
 
     assert len(alive) >= 6

@@ -65,7 +65,7 @@ async def test_a_lease_outlives_a_blocked_loop_but_not_a_held_interpreter_lock(
         done = True
 
     running = run(make_engine(handler, claim_idle_ms=CLAIM_IDLE_MS))
-    await wait_until_async(lambda: done, timeout_s=60)
+    await wait_until_async(lambda: done)
     raw.set(f"{stream}:done", 1)
     idle_ms = int((await asyncio.wait_for(observer.communicate(), 20))[0])
     await running.stop()

@@ -44,7 +44,7 @@ async def test_an_outage_charges_no_message_a_delivery(
         handler, concurrency=concurrency, max_deliveries=2, outage=FAST, on_exhausted=on_exhausted, claim_idle_ms=400
     )
     running = run(engine)
-    await wait_until_async(lambda: len(done) == 20, timeout_s=60)
+    await wait_until_async(lambda: len(done) == 20)
     report = await running.stop()
 
     assert set(counts) == {1}
@@ -71,11 +71,11 @@ async def test_a_pause_is_logged_once_probed_by_one_message_and_not_ready(
     engine: Consumer = make_engine(handler, concurrency=5, outage=FAST, claim_idle_ms=400)
     with caplog.at_level(logging.INFO, "conquiet.runtime"):
         running = run(engine)
-        await wait_until_async(lambda: len(at_once) >= 12, timeout_s=30)
+        await wait_until_async(lambda: len(at_once) >= 12)
         health = engine.health()
         away = False
-        await wait_until_async(lambda: engine.health().ready, timeout_s=30)
-        await wait_until_async(lambda: engine.health().streams[message_stream(engine)].succeeded == 30, timeout_s=30)
+        await wait_until_async(lambda: engine.health().ready)
+        await wait_until_async(lambda: engine.health().streams[message_stream(engine)].succeeded == 30)
         await running.stop()
 
     assert (health.paused, health.ready) == (True, False)
@@ -193,15 +193,15 @@ async def test_an_outage_during_a_claim_reads_nothing_and_blames_no_redis(
         claimed = await claim(*arguments)
         if begun.is_set() and not away.is_set():
             away.set()
-            await wait_until_async(lambda: engine.health().paused, timeout_s=30)
+            await wait_until_async(lambda: engine.health().paused)
         return claimed
 
     monkeypatch.setattr(PendingReader, "claim", claim_while_an_outage_begins)
     engine: Consumer = make_engine(handler, concurrency=4, outage=FAST, claim_idle_ms=400)
     running = run(engine)
     enqueue(1)
-    await wait_until_async(lambda: outages == 1 and engine.health().ready, timeout_s=30)
-    await wait_until_async(lambda: engine.health().streams[message_stream(engine)].succeeded == 1, timeout_s=30)
+    await wait_until_async(lambda: outages == 1 and engine.health().ready)
+    await wait_until_async(lambda: engine.health().streams[message_stream(engine)].succeeded == 1)
     await running.stop()
 
     assert [record.getMessage() for record in caplog.records if record.name == "conquiet.outages"] == []

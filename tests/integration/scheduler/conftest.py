@@ -72,7 +72,7 @@ class Stage:
         split = [fire_id.rsplit("@", 1) for fire_id in await self.ids()]
         return [(int(due) - START) // 1_000 for owner, due in split if name in {None, owner}]
 
-    async def wait_for(self, count: int, timeout_s: float = 60.0) -> list[str]:
+    async def wait_for(self, count: int, timeout_s: float = 180.0) -> list[str]:
         async def enough() -> list[str]:
             ids = await self.ids()
             return ids if len(ids) >= count else []
