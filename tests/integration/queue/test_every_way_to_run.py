@@ -364,9 +364,12 @@ def test_either_signal_ends_a_run_of_batches(
     assert consumer.is_stopping
 
 
-@pytest.mark.spec("CQ-006.39", "QC-006.8")
+@pytest.mark.spec("CQ-006.29", "CQ-006.39", "QC-006.8", "QC-010.12")
 @pytest.mark.parametrize("way", ["run", "run, inbox", "recover", "batches", "batches, inbox"])
-def test_every_way_waits_as_long_as_configured(make_consumer: MakeConsumer, engine: Engine, way: str) -> None:
+def test_every_way_waits_as_configured_and_claims_nothing_meanwhile(
+    make_consumer: MakeConsumer, engine: Engine, messages: Any, pending: PendingOf, way: str
+) -> None:
+    stale = messages("claim", 1)
     consumer = make_consumer(block_ms=70)
     queue: Any = consumer.queue
     read, waits = queue.read, []
@@ -381,6 +384,7 @@ def test_every_way_waits_as_long_as_configured(make_consumer: MakeConsumer, engi
     run(consumer, way, lambda msgs, session: pytest.fail("there is no message"), engine)
 
     assert waits == [70, 70]
+    assert pending() == {stale[0]: ("bob", 1)}
 
 
 @pytest.mark.spec("QC-006.8", "CQ-006.39", "RS-005.19", "RS-005.20")

@@ -261,7 +261,7 @@ def test_ids_are_text_whatever_brought_them(
     assert bob.extend_many(claimed) == set(ids)
 
 
-@pytest.mark.spec("RS-005.5", "QC-004.4", "RS-006.8")
+@pytest.mark.spec("RS-005.5", "QC-004.4", "RS-006.8", "CQ-006.16")
 def test_recovering_and_claiming_take_no_more_than_was_asked_for(
     make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf
 ) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, Protocol, Self
 
 import pytest
@@ -380,20 +381,21 @@ def test_the_recovery_loop_handles_what_others_left_and_nothing_else(
 
 @pytest.mark.spec("CQ-006.36", "QC-005.2")
 def test_a_recovery_loop_that_sleeps_for_an_hour_notices_stop(
-    consumer: QueueConsumer, engine: Engine, commands_of: Commands
+    consumer: QueueConsumer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal calls stop() too; a sleep that it interrupts goes on afterwards."""
-    thread = threading.Thread(
-        target=consumer.run_claim_stale,
-        kwargs={"handler": record, "engine": engine, "interval_s": 3_600.0},
-        daemon=True,
-    )
-    thread.start()
-    wait_until(lambda: "xinfo|consumers" in commands_of())
-    consumer.stop()
-    thread.join(180)
+    """A signal calls stop() too, and a sleep that it interrupts goes on afterwards: so no sleep is long."""
+    slept: list[float] = []
 
-    assert not thread.is_alive()
+    def sleep(duration_s: float) -> None:
+        slept.append(duration_s)
+        if len(slept) == 3:
+            consumer.stop()
+
+    monkeypatch.setattr("conquiet.queue.consumer.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    consumer.run_claim_stale(handler=record, engine=engine, interval_s=3_600.0)
+
+    assert len(slept) == 3
+    assert max(slept) <= 1
 
 
 @pytest.mark.spec("CQ-006.44", "QC-010.12")
