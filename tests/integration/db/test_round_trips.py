@@ -93,7 +93,12 @@ def test_lock_write_commit_and_release_are_sent_on_one_connection(
     own = admin.execute(text("SELECT CONNECTION_ID()")).scalar()
     op = DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5})
 
-    for write in (lambda: writer.execute(op), lambda: writer.modify(1, lambda row: {"amount": row["amount"] + 1})):
+    writes: list[Callable[[], object]] = [
+        lambda: writer.execute(op),
+        lambda: writer.modify(1, lambda row: {"amount": row["amount"] + 1}),
+    ]
+
+    for write in writes:
         write()
         logged = text("SELECT DISTINCT thread_id FROM mysql.general_log WHERE thread_id <> :own")
         assert len(admin.execute(logged, {"own": own}).all()) == 1

@@ -154,12 +154,20 @@ def test_no_way_to_run_swallows_what_the_handler_raised(
     assert list(pending()) == [entry]
 
 
-ACKS: dict[str, Callable[[QueueConsumer, list[Any]], object]] = {
-    "ack": lambda consumer, msgs: [consumer.ack(msg) for msg in msgs],
-    "ack_id": lambda consumer, msgs: [consumer.ack_id(msg.id) for msg in msgs],
-    "queue.ack": lambda consumer, msgs: [consumer.queue.ack(msg) for msg in msgs],
-    "queue.ack_id": lambda consumer, msgs: [consumer.queue.ack_id(msg.id) for msg in msgs],
-    "queue.ack_many": lambda consumer, msgs: consumer.queue.ack_many(msgs),
+def each(acknowledge: Callable[[Any], None]) -> Callable[[list[Any]], None]:
+    def all_of(msgs: list[Any]) -> None:
+        for msg in msgs:
+            acknowledge(msg)
+
+    return all_of
+
+
+ACKS: dict[str, Callable[[QueueConsumer], Callable[[list[Any]], None]]] = {
+    "ack": lambda consumer: each(consumer.ack),
+    "ack_id": lambda consumer: each(lambda msg: consumer.ack_id(msg.id)),
+    "queue.ack": lambda consumer: each(consumer.queue.ack),
+    "queue.ack_id": lambda consumer: each(lambda msg: consumer.queue.ack_id(msg.id)),
+    "queue.ack_many": lambda consumer: consumer.queue.ack_many,
 }
 
 
@@ -171,10 +179,11 @@ def test_every_way_to_acknowledge_ends_and_counts_what_was_pending_once(
     consumer.queue.enqueue_many([{"n": n} for n in range(4)])
     msgs = consumer.next_batch(3, block_ms=50)
     (kept,) = consumer.next_batch(1, block_ms=50)
+    acknowledge = ACKS[way](consumer)
 
-    ACKS[way](consumer, list(msgs))
+    acknowledge(list(msgs))
     assert (counted("messages_ack_total", stream), counted("ack_noop_total", stream)) == (3, 0)
-    ACKS[way](consumer, list(msgs))  # not pending any more
+    acknowledge(list(msgs))  # not pending any more
 
     assert (counted("messages_ack_total", stream), counted("ack_noop_total", stream)) == (3, 3)
     assert list(pending()) == [kept.id]
