@@ -244,15 +244,13 @@ async def test_no_more_than_concurrency_messages_are_handled_at_once(
     rabbit.put(queue, *[action(number) for number in range(12)])
     lock = threading.Lock()
     running = peak = 0
-    all_in = threading.Event()
+    go_on = threading.Event()
 
     def enter() -> None:
         nonlocal running, peak
         with lock:
             running += 1
             peak = max(peak, running)
-            if running == 3:
-                all_in.set()
 
     def leave() -> None:
         nonlocal running
@@ -261,13 +259,13 @@ async def test_no_more_than_concurrency_messages_are_handled_at_once(
 
     def in_a_thread(_: Any) -> bool:
         enter()
-        all_in.wait(60)
+        go_on.wait(180)
         leave()
         return True
 
     async def on_the_loop(_: Any) -> bool:
         enter()
-        await wait_until_async(all_in.is_set)
+        await wait_until_async(go_on.is_set)
         leave()
         return True
 
@@ -276,27 +274,31 @@ async def test_no_more_than_concurrency_messages_are_handled_at_once(
     if set_later:
         consumer.set_concurrency(3)
     async with consumer:
+        await wait_until_async(lambda: running == 3 and consumer._session._window.open_count >= 6)  # type: ignore[union-attr]
+        await asyncio.sleep(0.1)  # a fourth, if there were one, would begin now
+        go_on.set()
         await wait_until_async(lambda: consumer.count.ack == 12)
 
     assert peak == 3
 
 
 @pytest.mark.spec("MW-001.11", "MW-008.1")
+@pytest.mark.parametrize("depth", [0, 5])
 async def test_the_depth_at_the_start_is_logged_and_kept(
-    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, caplog: pytest.LogCaptureFixture
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, caplog: pytest.LogCaptureFixture, depth: int
 ) -> None:
     queue = rabbit.queue()
-    rabbit.put(queue, *[action(number) for number in range(5)])
+    rabbit.put(queue, *[action(number) for number in range(depth)])
     caplog.set_level(logging.INFO, "conquiet.rabbit")
 
     async with SeedConsumer(rabbit.url, queue, recorder()) as consumer:
-        await wait_until_async(lambda: consumer.count.ack == 5)
+        await wait_until_async(lambda: consumer.count.ack == depth)
         rabbit.put(queue, action(6))
-        await wait_until_async(lambda: consumer.count.ack == 6)
+        await wait_until_async(lambda: consumer.count.ack == depth + 1)
 
-    assert consumer.count.queued == 5
+    assert consumer.count.queued == depth
     [record] = [record for record in caplog.records if record.getMessage().startswith("messages in the queue")]
-    assert vars(record)["queued"] == 5
+    assert vars(record)["queued"] == depth
 
 
 @pytest.mark.spec("MW-001.10")
