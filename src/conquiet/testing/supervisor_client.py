@@ -22,6 +22,7 @@ from conquiet.testing.errors import ServerStartError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+DATA_DIR_VARIABLE = "CONQUIET_TEST_DATA_DIR"
 _ANSWER_TIMEOUT_S = 30.0
 _LONGEST_PARENT = 60
 _GONE = "the supervisor process is gone: was it killed? Its server died with it."
@@ -158,5 +159,5 @@ def pause_between_polls(elapsed_s: float) -> None:
 
 def _parent_folder() -> str:
     # A Unix socket's path may have 107 bytes at most (103 on macOS), and servers put theirs inside the folder.
-    usual = tempfile.gettempdir()
+    usual = os.environ.get(DATA_DIR_VARIABLE) or tempfile.gettempdir()
     return usual if len(usual) <= _LONGEST_PARENT else "/tmp"  # noqa: S108 - mkdtemp makes a private folder in it

@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -280,6 +280,9 @@ class Purger:
             try:
                 yield (lambda: _ping(connection)) if take(connection, self._lock) else None
             finally:
+                # Freed at once for the next host: the server notices a closed connection in its own time.
+                with suppress(SQLAlchemyError):
+                    connection.execute(_FREE_LOCKS[self._engine.dialect.name])
                 # Closed, and not returned to the pool: that frees the lock for certain, and the timeout was changed.
                 connection.invalidate()
 
@@ -308,3 +311,10 @@ def _take_postgres(connection: Connection, name: str) -> bool:
 
 _TAKE_LOCK: Final = {"mysql": _take_mysql, "mariadb": _take_mysql, "postgresql": _take_postgres}
 """By SQLAlchemy's name of the dialect."""
+
+_FREE_LOCKS: Final = {
+    "mysql": text("SELECT RELEASE_ALL_LOCKS()"),
+    "mariadb": text("SELECT RELEASE_ALL_LOCKS()"),
+    "postgresql": text("SELECT pg_advisory_unlock_all()"),
+}
+"""The connection has no locks but the one."""
