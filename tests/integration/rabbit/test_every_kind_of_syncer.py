@@ -196,7 +196,9 @@ async def test_no_more_than_concurrency_batches_are_handled_at_once(
     syncer = awaited if kind.startswith("async") else plain
     options: Any = {"batch": 1, "concurrency": 2, **seed_defaults()}
     async with RabbitConsumer(rabbit.url, queue, syncer, **options) as consumer:
-        await wait_until_async(lambda: running == 2 and consumer._session._window.open_count >= 4)  # type: ignore[union-attr]
+        session = consumer._session
+        assert session is not None
+        await wait_until_async(lambda: running == 2 and session._window.open_count >= 4)
         await asyncio.sleep(0.1)  # a third, if there were one, would begin now
         go_on.set()
         await wait_until_async(lambda: consumer.count.ack == 12)
