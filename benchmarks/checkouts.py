@@ -184,7 +184,7 @@ def db(url: str, n: int, kind: str) -> None:
 
 CASES: dict[str, tuple[Callable[[str, int, str], Any], list[str], int]] = {
     "runtime": (runtime, ["no-op", "suspending", "failing", "failing, logged"], 20_000),
-    "processor": (processor, ["no-op", "suspending", "retried", "dead-lettered"], 10_000),
+    "processor": (processor, ["no-op", "suspending", "retried", "dead-lettered"], 40_000),
     "queue": (queue, ["enqueue", "consume"], 10_000),
     "rabbit": (rabbit, ["no-op", "suspending", "refused"], 10_000),
     "db": (db, ["session", "insert", "update under a lock"], 1_500),

@@ -14,7 +14,7 @@ from conquiet.testing import wait_until
 
 HEAD = """
 import asyncio, logging, sys, threading, time
-from conquiet.rabbit import run_process
+from conquiet.rabbit import run_process, sync_queue
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 class Plain(logging.Formatter):
     def format(self, record):
@@ -27,6 +27,9 @@ def say(*words):
     sys.stdout.write(" ".join(map(str, words)) + "\\n")
     sys.stdout.flush()
 """
+
+# The process ends with run_process's code; sync_queue returns the counters, or raises, which ends it with 1.
+END = {"run_process": "sys.exit(run_process(url, 'work', syncer))", "sync_queue": "sync_queue(url, 'work', syncer)"}
 
 Start = Callable[[str], "subprocess.Popen[str]"]
 
@@ -105,10 +108,17 @@ def read_the_rest(process: "subprocess.Popen[str]") -> str:
 
 
 @pytest.mark.spec("MW-001.2", "MW-007.1", "MW-007.2", "MW-007.3", "MW-007.4")
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("kind", ["async def", "def"])
+@pytest.mark.parametrize(
+    ("signum", "kind", "door"),
+    [
+        (signal.SIGTERM, "async def", "run_process"),
+        (signal.SIGINT, "async def", "sync_queue"),
+        (signal.SIGTERM, "def", "sync_queue"),
+        (signal.SIGINT, "def", "run_process"),
+    ],
+)
 def test_a_signal_ends_it_gracefully_with_exit_code_0(
-    broker: Broker, start: Start, signum: signal.Signals, kind: str
+    broker: Broker, start: Start, signum: signal.Signals, kind: str, door: str
 ) -> None:
     broker.put(3)
     wait = "await asyncio.to_thread(sys.stdin.readline)" if kind == "async def" else "sys.stdin.readline()"
@@ -118,7 +128,7 @@ def test_a_signal_ends_it_gracefully_with_exit_code_0(
         {wait}
         say("finished", message["actionId"])
         return True
-    sys.exit(run_process(url, "work", syncer))
+    {END[door]}
     """)
     read_until(process, "started 0")
     process.send_signal(signum)
@@ -137,13 +147,20 @@ def test_a_signal_ends_it_gracefully_with_exit_code_0(
 
 
 @pytest.mark.spec("MW-006.1", "MW-006.2", "MW-004.5", "MW-004.6", "MW-007.3")
-@pytest.mark.parametrize("ending", ["raise ValueError('jane@example.org')", "return None"])
-def test_a_fatal_error_is_logged_and_is_exit_code_1(broker: Broker, start: Start, ending: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "door"),
+    [
+        ("raise ValueError('jane@example.org')", "run_process"),
+        ("return None", "run_process"),
+        ("return None", "sync_queue"),
+    ],
+)
+def test_a_fatal_error_is_logged_and_is_exit_code_1(broker: Broker, start: Start, ending: str, door: str) -> None:
     broker.put(2)
     process = start(f"""
     async def syncer(message):
         {ending}
-    sys.exit(run_process(url, "work", syncer))
+    {END[door]}
     """)
 
     out = read_the_rest(process)
@@ -160,14 +177,15 @@ def test_a_fatal_error_is_logged_and_is_exit_code_1(broker: Broker, start: Start
 
 @pytest.mark.spec("MW-001.3")
 @pytest.mark.parametrize(
-    "where",
+    ("where", "door"),
     [
-        "asyncio.get_running_loop().call_soon(lambda: 1 / 0)",
-        "threading.Thread(target=lambda: 1 / 0).start()",
-        "asyncio.ensure_future(fails())",  # an unhandled rejection: nothing awaits the task
+        ("asyncio.get_running_loop().call_soon(lambda: 1 / 0)", "run_process"),
+        ("threading.Thread(target=lambda: 1 / 0).start()", "run_process"),
+        ("asyncio.ensure_future(fails())", "run_process"),  # an unhandled rejection: nothing awaits the task
+        ("threading.Thread(target=lambda: 1 / 0).start()", "sync_queue"),
     ],
 )
-def test_an_uncaught_error_is_logged_and_ends_the_process(broker: Broker, start: Start, where: str) -> None:
+def test_an_uncaught_error_is_logged_and_ends_the_process(broker: Broker, start: Start, where: str, door: str) -> None:
     broker.put(1)
     process = start(f"""
     async def fails():
@@ -176,7 +194,7 @@ def test_an_uncaught_error_is_logged_and_ends_the_process(broker: Broker, start:
         {where}
         await asyncio.sleep(0.2)
         return True
-    sys.exit(run_process(url, "work", syncer))
+    {END[door]}
     """)
 
     out = read_the_rest(process)

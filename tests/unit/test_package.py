@@ -1,6 +1,7 @@
 """The distribution: layout, names, versions, extras."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_python_metrics_test_runner_and_coverage_gate_are_declared() -> None:
     assert project["tool"]["coverage"]["report"]["fail_under"] >= 90
 
 
-@pytest.mark.spec("CQ-002.1", "CQ-002.4", "CQ-002.5")
+@pytest.mark.spec("CQ-002.1", "CQ-002.4", "CQ-002.5", "CQ-009.1")
 @pytest.mark.parametrize(
     ("folder", "names"),
     [
@@ -61,7 +62,37 @@ def test_the_files_of_the_seeds_layout_are_there(folder: str, names: list[str]) 
     assert {f"{name}.py" for name in names} <= {path.name for path in (PACKAGE / folder).iterdir()}
 
 
-@pytest.mark.spec("CQ-002.6")
+@pytest.mark.spec("CQ-002.1", "CQ-002.2", "CQ-002.3", "CQ-002.4", "CQ-002.5", "CQ-009.1")
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("config", ["DbConfig", "QueueConfig"]),
+        ("errors", ["ConquietError", "DbWriteError", "LockAcquisitionError", "QueueError"]),
+        ("signals", ["install_termination_handlers"]),
+        ("db.models", ["DbOperation", "DbOperationType"]),
+        ("db.writer", ["DbWriter"]),
+        ("db.metrics", ["observe_db_write", "observe_lock_acquisition"]),
+        ("db.locking", ["make_lock_backend"]),
+        ("db.locking.base", ["LockBackend"]),
+        ("db.locking.strategy", ["LockStrategy"]),
+        ("db.locking.advisory_mysql", ["MySQLAdvisoryLockBackend"]),
+        ("db.locking.row_mysql", ["MySQLRowLockBackend"]),
+        ("db.locking.table_mysql", ["MySQLTableLockBackend"]),
+        ("db.locking.composite", ["CompositeLockBackend"]),
+        ("queue.models", ["QueueMessage"]),
+        ("queue.redis_streams", ["RedisStreamsQueue"]),
+        ("queue.consumer", ["QueueConsumer"]),
+        ("queue.metrics", ["observe_queue_read", "observe_queue_ack", "observe_queue_claim"]),
+        ("metrics.registry", ["DB_WRITE_TOTAL", "QUEUE_MESSAGES_READ_TOTAL"]),
+    ],
+)
+def test_each_file_of_the_layout_has_what_the_seed_puts_there(module: str, names: list[str]) -> None:
+    found = vars(importlib.import_module(f"conquiet.{module}"))
+
+    assert [name for name in names if name not in found] == []
+
+
+@pytest.mark.spec("CQ-000.2", "CQ-002.6", "CQ-009.1")
 @pytest.mark.parametrize(
     ("names", "hidden"),
     [

@@ -117,6 +117,7 @@ def test_a_github_workflow_runs_on_pushes_and_pull_requests() -> None:
     # YAML 1.1 reads the bare word "on" as true; GitHub does not.
     triggers: Any = workflow.get("on", workflow.get(True))  # type: ignore[call-overload]
     assert {"push", "pull_request"} <= set(triggers)
+    assert triggers["push"] is triggers["pull_request"] is None, "of every branch and path"
 
 
 @pytest.mark.spec("CQ-008.14")
@@ -128,7 +129,9 @@ def test_the_workflow_installs_the_pinned_dependencies_and_the_package(ci_job: d
 
 
 @pytest.mark.spec("CQ-008.15")
-@pytest.mark.parametrize(("service", "port"), [("mysql", 3306), ("redis", 6379), ("rabbitmq", 5672)])
+@pytest.mark.parametrize(
+    ("service", "port"), [("mysql", 3306), ("redis", 6379), ("rabbitmq", 5672), ("postgres", 5432)]
+)
 def test_the_workflow_starts_the_servers_as_services_and_waits_for_their_health(
     ci_job: dict[str, Any], service: str, port: int
 ) -> None:
@@ -137,26 +140,35 @@ def test_the_workflow_starts_the_servers_as_services_and_waits_for_their_health(
     assert definition["image"].startswith(f"{service}:")
     assert f"{port}:{port}" in definition["ports"]
     assert "--health-cmd" in definition["options"]
+    assert any(f"@127.0.0.1:{port}/" in url or f"//127.0.0.1:{port}/" in url for url in ci_job["env"].values()), (
+        "the tests are not told of it"
+    )
 
 
-@pytest.mark.spec("CQ-008.16", "CQ-008.17")
+@pytest.mark.spec("CQ-008.12", "CQ-008.14", "CQ-008.16", "CQ-008.17")
 def test_the_workflow_runs_pytest_under_coverage_as_a_step_that_can_fail(ci_job: dict[str, Any]) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^test:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
 
     assert commands_of(ci_job, "Run pytest with coverage") == "make test"
     assert not any("continue-on-error" in place for place in (ci_job, *ci_job["steps"])), "a failure must fail the job"
+    assert not any("if" in place for place in (ci_job, *ci_job["steps"])), "no step is left out"
     assert "coverage run -m pytest" in recipe
-    assert "coverage report" in recipe
+    assert "coverage report\n" in recipe  # without an option that replaces the threshold
+    assert not re.search(r"pytest[^\n]* (-k|-m|--ignore\S*|--deselect\S*|tests\S*)[ =]", recipe), "all tests"
     assert not re.search(r"^\t@?-|\|\| *true", recipe, re.MULTILINE), "make would go on after a failure"
 
 
-@pytest.mark.spec("CQ-008.17")
+@pytest.mark.spec("CQ-008.12", "CQ-008.16", "CQ-008.17")
 def test_coverage_below_ninety_percent_of_branches_is_a_failure() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["coverage"]
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    settings = tools["coverage"]
 
     assert settings["report"]["fail_under"] >= 90
     assert settings["run"]["branch"] is True
+    assert settings["run"]["source"] == ["conquiet"]
+    assert not {"omit", "include"} & {*settings["run"], *settings["report"]}, "of the whole package"
+    assert tools["pytest"]["ini_options"]["testpaths"] == ["tests"]
 
 
 def test_the_workflow_covers_every_python_the_package_claims(ci_job: dict[str, Any]) -> None:

@@ -176,6 +176,7 @@ def test_restoring_leaves_a_handler_alone_that_came_later() -> None:
     assert signal.getsignal(signal.SIGTERM) is later
 
 
+@pytest.mark.spec("CQ-004.3")
 def test_two_loops_in_one_process_are_both_asked_to_stop() -> None:
     calls: list[str] = []
     with (
@@ -207,21 +208,30 @@ def test_outside_the_main_thread_it_says_so_and_changes_nothing() -> None:
 
 @pytest.mark.spec("CQ-004.5")
 def test_without_being_asked_nothing_is_installed() -> None:
+    """By importing, constructing and writing: a write is a direct call, without a loop or a thread beside it."""
     code = (
         "import signal, conquiet, conquiet.config, conquiet.signals\n"
         "import conquiet.transactional, conquiet.processor, conquiet.rabbit, conquiet.runtime, conquiet.scheduler\n"
         "from conquiet import DbWriter, LockStrategy, QueueConsumer, RedisStreamsQueue\n"
         "from conquiet.config import DbConfig\n"
         "from sqlalchemy import create_engine\n"
-        "writer = DbWriter(create_engine('mysql+pymysql://'), DbConfig('orders'), LockStrategy.ROW)\n"
+        "DbWriter(create_engine('mysql+pymysql://'), DbConfig('orders'), LockStrategy.ROW)\n"
+        "import threading\n"
+        "from conquiet.db import DbOperation, DbOperationType, DbSession, insert_idempotent, retry_on_conflict\n"
+        "engine = create_engine('sqlite://')\n"
+        "with DbSession(engine) as session: session.execute('CREATE TABLE t (id INTEGER PRIMARY KEY, n INTEGER)')\n"
+        "writer = DbWriter(engine, DbConfig('t'))\n"
+        "one, two, three = [DbOperation('t', DbOperationType.INSERT, n, {'id': n, 'n': 0}) for n in (1, 2, 3)]\n"
+        "writer.execute(one); writer.execute_many([one, two, three]); writer.modify(1, lambda row: {'n': 1})\n"
+        "retry_on_conflict(engine, lambda session: insert_idempotent(session, 't', 4, {}))\n"
         "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,"
-        " signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+        " signal.getsignal(signal.SIGINT) is signal.default_int_handler, threading.active_count())"
     )
     # Coverage, when it measures child processes, installs a handler of its own.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
-    assert out == "True True\n"
+    assert out == "True True 1\n"
 
 
 def test_a_third_signal_ends_the_process_although_the_second_called_back() -> None:
@@ -240,6 +250,7 @@ def test_a_third_signal_ends_the_process_although_the_second_called_back() -> No
     assert process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.spec("CQ-004.3")
 def test_a_loop_that_was_asked_before_is_not_asked_again_through_a_later_one() -> None:
     calls: list[str] = []
     with install_termination_handlers(lambda: calls.append("outer")):

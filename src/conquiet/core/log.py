@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -37,6 +37,9 @@ _CAUSES: Final = 5
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")  # noqa: PTH120
 _NAMED: Final = re.compile(r"%\((\w+)\)")
+_DESCRIPTION: Final = {"error": ": %(error)s", "place": " at %(place)s", "reason": ": %(reason)s"}
+"""How a line goes on after its text, by the facts that describe an exception."""
+_NUMBERS: Final = {int, float}
 _AS_THEY_ARE: Final = (int, float, dict, list, tuple)
 
 _Frame = tuple[str, int, str]
@@ -77,23 +80,28 @@ class FactLogger:
 
     def debug(self, text: str, /, **facts: object) -> None:
         """Log at DEBUG."""
-        self._log(logging.DEBUG, text, facts)
+        if self._logger.isEnabledFor(logging.DEBUG):
+            self._log(logging.DEBUG, text, facts)
 
     def info(self, text: str, /, **facts: object) -> None:
         """Log at INFO."""
-        self._log(logging.INFO, text, facts)
+        if self._logger.isEnabledFor(logging.INFO):
+            self._log(logging.INFO, text, facts)
 
     def warning(self, text: str, /, **facts: object) -> None:
         """Log at WARNING."""
-        self._log(logging.WARNING, text, facts)
+        if self._logger.isEnabledFor(logging.WARNING):
+            self._log(logging.WARNING, text, facts)
 
     def error(self, text: str, /, **facts: object) -> None:
         """Log at ERROR."""
-        self._log(logging.ERROR, text, facts)
+        if self._logger.isEnabledFor(logging.ERROR):
+            self._log(logging.ERROR, text, facts)
 
     def critical(self, text: str, /, **facts: object) -> None:
         """Log at CRITICAL."""
-        self._log(logging.CRITICAL, text, facts)
+        if self._logger.isEnabledFor(logging.CRITICAL):
+            self._log(logging.CRITICAL, text, facts)
 
     def failure(
         self, level: int, text: str, error: BaseException | None, /, *, tracebacks: object = False, **facts: object
@@ -107,22 +115,26 @@ class FactLogger:
             tracebacks: Add the whole traceback.
             **facts: What is known besides.
         """
-        if not self._logger.isEnabledFor(level):
-            return
-        described = describe_error(error)
-        for name, words in (("error", ": %(error)s"), ("place", " at %(place)s"), ("reason", ": %(reason)s")):
-            if described.get(name):
-                text += words
-        shown = error if error is not None and (tracebacks or _tracebacks) else None
-        self._log(level, text, facts | described, shown)
+        if self._logger.isEnabledFor(level):
+            described = describe_error(error)
+            shown = error if error is not None and (tracebacks or _tracebacks) else None
+            self._log(level, text, facts | described, tuple(described), shown)
 
-    def _log(self, level: int, text: str, facts: dict[str, object], error: BaseException | None = None) -> None:
-        if not self._logger.isEnabledFor(level):
-            return
-        shown = {name: _safe(value) for name, value in facts.items() if value is not None and value != ""}
+    def _log(
+        self,
+        level: int,
+        text: str,
+        facts: dict[str, object],
+        described: tuple[str, ...] = (),
+        error: BaseException | None = None,
+    ) -> None:
+        """Log a line that is enabled. ``described``: the facts among them that describe an exception."""
+        shown = {
+            name: value if type(value) in _NUMBERS else _safe(value)
+            for name, value in facts.items()
+            if value is not None and value != ""
+        }
         exc_info = None if error is None else (type(error), error, error.__traceback__)
-        # Without facts no argument at all: an empty mapping is no mapping to logging.
-        arguments = (shown,) if shown else ()
         # What Logger.log does, with the caller of warning() and its like known: to search for it costs as much as all
         # of the formatting here.
         caller = sys._getframe(2)  # noqa: SLF001 - logging itself does so
@@ -132,12 +144,13 @@ class FactLogger:
             level,
             code.co_filename,
             caller.f_lineno,
-            _template(text, tuple(shown)),
-            arguments,
+            _template(text, tuple(shown), described),
+            (),
             exc_info,
             code.co_name,
             shown,
         )
+        record.args = shown  # given above, logging would ask whether it is a mapping, for a tenth of the line's cost
         self._logger.handle(record)
 
 
@@ -147,7 +160,7 @@ def describe_error(error: BaseException | None) -> dict[str, str]:
         return {}
     described = {"error": type(error).__name__}
     if error.__traceback__ is not None:
-        place, frames = _shown_frames(tuple(_frames_of(error.__traceback__)), _current_folder())
+        place, frames = _shown_frames(_frames_of(error.__traceback__))
         described["place"] = place
         if frames:
             described["frames"] = frames
@@ -168,24 +181,31 @@ def reason_of(error: BaseException) -> str:
         if current is None:
             break
         current = current.__cause__
-    return next((said for describe in _describers if (said := describe(error))), "")
+    for describe in _describers:
+        if said := describe(error):
+            return said
+    return ""
 
 
-def _frames_of(trace: TracebackType | None) -> Iterator[_Frame]:
+def _frames_of(trace: TracebackType | None) -> tuple[_Frame, ...]:
     # traceback.extract_tb reads the source files, which costs more than all the rest of a log line.
+    frames = []
     while trace is not None:
         code = trace.tb_frame.f_code
-        yield code.co_filename, trace.tb_lineno, code.co_name
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
+    return tuple(frames)
 
 
 @functools.lru_cache(maxsize=512)
-def _shown_frames(frames: tuple[_Frame, ...], folder: str) -> tuple[str, str]:
+def _shown_frames(frames: tuple[_Frame, ...]) -> tuple[str, str]:
     """Return the last frame of the application, and its frames with the first few of the library that it called.
 
     What is before its first frame (a thread of the pool, our own adapters) is the same for every message; without any
-    frame of the application all are shown. A handler fails at the same place again and again: the texts are kept.
+    frame of the application all are shown. A handler fails at the same place again and again: the texts are kept,
+    with paths below the folder that was the current one at the first failure.
     """
+    folder = _current_folder()
     own = [at for at, (filename, _, _) in enumerate(frames) if _is_of_application(filename)]
     first, last = (own[0], own[-1]) if own else (0, len(frames) - 1)
     filename, line, name = frames[last]
@@ -216,8 +236,9 @@ def _shown_path(filename: str, folder: str) -> str:
 
 
 @functools.lru_cache(maxsize=1_024)
-def _template(text: str, names: tuple[str, ...]) -> str:
-    """Return the template with the facts that it does not name appended."""
+def _template(text: str, names: tuple[str, ...], described: tuple[str, ...]) -> str:
+    """Return the template with the description of an exception and the facts that it does not name appended."""
+    text += "".join(words for name, words in _DESCRIPTION.items() if name in described)
     named = set(_NAMED.findall(text))
     rest = " ".join(f"{name}=%({name})s" for name in names if name not in named)
     missing = named.difference(names)
@@ -228,6 +249,8 @@ def _template(text: str, names: tuple[str, ...]) -> str:
 
 def _safe(value: object) -> object:
     """Return a fact that cannot forge a line. Numbers stay numbers, and containers show their strings quoted."""
+    if type(value) is str and len(value) <= _SHOWN and value.isprintable():  # nearly always
+        return value
     if isinstance(value, _AS_THEY_ARE):
         return value
     return printable(value, limit=_SHOWN * 2)

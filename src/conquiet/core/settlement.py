@@ -11,28 +11,27 @@
 
 ``failure`` is what the handler raised, for events and logs. It is not raised again.
 
+msgspec structs, because one is built for every failure: at a third of the cost of a frozen dataclass.
+
 See docs/decisions/0031.
 """
 
-from dataclasses import dataclass, field
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(msgspec.Struct, frozen=True):
     """Remove the message from the pending list."""
 
     failure: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeepPending:
+class KeepPending(msgspec.Struct, frozen=True):
     """Leave the message pending. Another worker claims it once it is stale."""
 
     failure: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RetryLater:
+class RetryLater(msgspec.Struct, frozen=True):
     """Deliver the message again after a delay, as its next attempt.
 
     Attributes:
@@ -44,11 +43,10 @@ class RetryLater:
     delay_ms: int
     failure: BaseException | None = None
     steps_aside: bool = False
-    max_attempts: int | None = field(default=None, compare=False)  # for the log
+    max_attempts: int | None = None  # for the log
 
 
-@dataclass(frozen=True, slots=True)
-class Defer:
+class Defer(msgspec.Struct, frozen=True):
     """Deliver the message again later, as the same attempt.
 
     Attributes:
@@ -63,38 +61,34 @@ class Defer:
     failure: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(msgspec.Struct, frozen=True):
     """Move the message to the dead letters."""
 
     reason: str
     failure: BaseException | None = None
     note: str = ""
-    max_attempts: int | None = field(default=None, compare=False)  # for the log
+    max_attempts: int | None = None  # for the log
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Return the message to its group, uncharged."""
 
     failure: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """Do nothing: a script has taken the message off the pending list and stored it elsewhere."""
 
     failure: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Return the message to its group and end the worker with the error."""
 
     failure: BaseException
 
 
-_NAMES = {
+_NAMES: dict[type, str] = {
     Acknowledge: "acknowledge",
     KeepPending: "keep_pending",
     RetryLater: "retry",

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from conquiet.core import tracing
 from conquiet.core.log import FactLogger
 from conquiet.core.task_cancellation import forget_cancellations, is_ending
@@ -37,10 +39,11 @@ _DRAIN_S = 30.0
 class WorkerPool(Generic[T]):
     """Runs ``work(item)`` for each item, at most ``limit`` at once.
 
-    ``work`` is expected to handle its own errors; one that escapes is logged, and the worker goes on.
+    ``work`` returns what to await, or None if it has ended. It is expected to handle its own errors; one that escapes
+    is logged, and the worker goes on.
     """
 
-    def __init__(self, limit: int, work: Callable[[T], Awaitable[None]], *, on_free: Callable[[], None]) -> None:
+    def __init__(self, limit: int, work: Callable[[T], Awaitable[None] | None], *, on_free: Callable[[], None]) -> None:
         self._limit = limit
         self._work = work
         self._on_free = on_free
@@ -192,7 +195,9 @@ class WorkerPool(Generic[T]):
             if not self._wake_planned:
                 self._plan_wake(loop)
             try:
-                await work(item)
+                rest = work(item)
+                if rest is not None:
+                    await rest
             except Exception as error:  # noqa: BLE001 - a bug in `work`: the worker goes on, the message stays pending
                 logger.failure(logging.ERROR, "slot failed; this is a bug of conquiet, please report it", error)
             finally:
@@ -214,8 +219,9 @@ class WorkerPool(Generic[T]):
             try:
                 await self._drain()
                 if self._alone and not self._paused:
-                    self._running[task] = self._alone.popleft()
-                    await self._work(self._running[task])
+                    self._running[task] = item = self._alone.popleft()
+                    if (rest := self._work(item)) is not None:
+                        await rest
             except asyncio.CancelledError:
                 if is_ending(self._owner) or self._closing:
                     raise
@@ -304,26 +310,17 @@ def start_in_context(
     return Continuation(coroutine, run, waited_for, finish)
 
 
-class Continuation(Awaitable[T]):
-    """The rest of a suspended coroutine."""
+class Continuation(msgspec.Struct, Generic[T]):
+    """The rest of a suspended coroutine. A msgspec struct, because one is built for every handler that suspends."""
 
-    __slots__ = ("_coroutine", "_finish", "_run", "_waited_for")
-
-    def __init__(
-        self,
-        coroutine: Coroutine[Any, Any, T],
-        run: Callable[..., Any],
-        waited_for: Any,
-        finish: Callable[[Any, BaseException | None], T] | None,
-    ) -> None:
-        self._coroutine = coroutine
-        self._run = run
-        self._waited_for = waited_for
-        self._finish = finish
+    coroutine: Coroutine[Any, Any, T]
+    run: Callable[..., Any]
+    waited_for: Any
+    finish: Callable[[Any, BaseException | None], T] | None
 
     def __await__(self) -> Generator[Any, Any, T]:
-        run, waited_for, finish = self._run, self._waited_for, self._finish
-        send, throw = self._coroutine.send, self._coroutine.throw
+        run, waited_for, finish = self.run, self.waited_for, self.finish
+        send, throw = self.coroutine.send, self.coroutine.throw
         try:
             while True:
                 try:

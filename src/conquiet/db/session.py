@@ -255,7 +255,7 @@ class DbSession:
         op_type = keyword if keyword in WRITES else counted_as
         if op_type is None:
             return self._send(statement, params, _STATEMENT)
-        rows = len(params) if params and isinstance(params, Sequence) else 1
+        rows = len(params) if params and isinstance(params, list | tuple) else 1
         with self.write_counts.measure(SESSION, op_type, rows=rows):
             return self._send(statement, params, _STATEMENT)
 

@@ -10,6 +10,7 @@ The time of a statement is recorded when it ends.
 import re
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from conquiet.db.metrics import count_db_writes, observe_db_latency
@@ -24,6 +25,7 @@ OTHER: Final = "other"
 _KEYWORD: Final = re.compile(r"(?:\s+|--[^\n]*\n|#[^\n]*\n|/\*(?!!).*?\*/|\()*([A-Za-z]+)", re.DOTALL)
 
 
+@lru_cache(256)  # a program repeats its statements
 def first_keyword(statement: str) -> str:
     """Return the first word of a statement in lower case, after blanks, comments and brackets; empty if none."""
     found = _KEYWORD.match(statement)

@@ -22,6 +22,9 @@ MOST_BYTES: Final = 2_500
 _FRAMES: Final = 3
 _LONGEST_NAME: Final = 120
 
+_Frame = tuple[str, int, str]
+"""File, line and function."""
+
 
 class FailedAttempt(msgspec.Struct, frozen=True, array_like=True):
     """One attempt that failed.
@@ -50,25 +53,32 @@ def describe_attempt(attempt: int, error: BaseException | None, *, ended_ms: int
     if error is None:
         return FailedAttempt(attempt, ended_ms, duration_ms)
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return FailedAttempt(
-        attempt, ended_ms, duration_ms, printable(name, limit=_LONGEST_NAME), innermost_frames(error.__traceback__)
-    )
+    name = _type_text(kind.__module__, kind.__qualname__)
+    return FailedAttempt(attempt, ended_ms, duration_ms, name, innermost_frames(error.__traceback__))
 
 
 def innermost_frames(trace: TracebackType | None) -> str:
     """Return the last frames of a traceback: file, line and function, without reading source files."""
-    frames: list[tuple[str, int, str]] = []
+    frames: list[_Frame] = []
     while trace is not None:
         code = trace.tb_frame.f_code
         frames.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
-    return "; ".join(_frame_text(*frame) for frame in reversed(frames[-_FRAMES:]))
+    return _frames_text(tuple(frames[-_FRAMES:]))
+
+
+# A handler fails at the same place again and again.
+@functools.lru_cache(maxsize=1_024)
+def _frames_text(frames: tuple[_Frame, ...]) -> str:
+    return "; ".join(
+        printable(f"{'/'.join(PurePath(filename).parts[-2:])}:{line} in {function}", limit=_LONGEST_NAME)
+        for filename, line, function in reversed(frames)
+    )
 
 
 @functools.lru_cache(maxsize=1_024)
-def _frame_text(filename: str, line: int, function: str) -> str:
-    return printable(f"{'/'.join(PurePath(filename).parts[-2:])}:{line} in {function}", limit=_LONGEST_NAME)
+def _type_text(module: str, name: str) -> str:
+    return printable(name if module == "builtins" else f"{module}.{name}", limit=_LONGEST_NAME)
 
 
 def add_attempt(story: tuple[FailedAttempt, ...], failed: FailedAttempt) -> tuple[FailedAttempt, ...]:

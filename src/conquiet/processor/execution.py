@@ -144,7 +144,8 @@ class Execution:
 
     async def store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
         """Carry a settlement out; see ``Executor``."""
-        if not await self._settle(message, settlement):
+        settle = self._settler.settle if tracing.active is None else self._settle_traced
+        if not await settle(message, settlement):
             await self._cancel_instead(message)
             return
         if isinstance(settlement, DeadLetter) and message.decoded is not None:
@@ -154,9 +155,8 @@ class Execution:
         if runner is not None and settlement.failure is not None:
             runner.count(message.stream, "retry" if isinstance(settlement, RetryLater) else "dead")
 
-    async def _settle(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> bool:
-        if tracing.active is None:
-            return await self._settler.settle(message, settlement)
+    async def _settle_traced(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> bool:
+        assert tracing.active is not None  # noqa: S101 - else it is not called
         name = settlement_name(settlement)
         with tracing.active.settle("redis", message.stream, operation=name, message_id=message.id):
             return await self._settler.settle(message, settlement)

@@ -13,7 +13,7 @@ See docs/decisions/0016 and 0050.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, assert_never
@@ -118,7 +118,7 @@ class ProcessorSettler:
         self._keyed_acks = KeyedAcks(group, consumer_id)
         self._due: MicroBatcher[_Item] = MicroBatcher(self._flush, limit=settings.chunk_size, name="conquiet-settler")
 
-    async def settle(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> bool:
+    def settle(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> Coroutine[Any, Any, bool]:
         """Store the message elsewhere and acknowledge its entry, in one step.
 
         Returns:
@@ -129,11 +129,11 @@ class ProcessorSettler:
         """
         match settlement:
             case RetryLater():
-                return await self._retry(message, settlement)
+                return self._retry(message, settlement)
             case Defer():
-                return await self._defer(message, settlement)
+                return self._defer(message, settlement)
             case DeadLetter():
-                return await self._dead_letter(message, settlement)
+                return self._dead_letter(message, settlement)
             case _:
                 assert_never(settlement)
 
@@ -192,9 +192,9 @@ class ProcessorSettler:
             await script("join").call(self._client, names, args, stream=keys.stream, group=self._group)
             message.mark_acknowledged()
 
-    async def reschedule(
+    def reschedule(
         self, keys: Keys, entry_id: str, when: str, payload: bytes, turn: tuple[str, str] = NO_TURN
-    ) -> Step:
+    ) -> Coroutine[Any, Any, Step]:
         """Acknowledge an entry and let ``payload`` wait (``when`` as in ``emit.lua``), in one step.
 
         ``turn`` (key and ticket) ends with it: the next message of the key goes first.
@@ -205,11 +205,15 @@ class ProcessorSettler:
         Raises:
             QueueError: The server cannot be reached or refuses. The entry may still be pending.
         """
-        return await self._send_soon(keys, (entry_id, when, payload, *turn), "reschedule")
+        args = (entry_id, when, payload)
+        return self._send_soon(keys, args if turn is NO_TURN else (*args, *turn), "reschedule")
 
-    async def dead_letter(self, keys: Keys, entry_id: str, record: bytes, turn: tuple[str, str] = NO_TURN) -> Step:
+    def dead_letter(
+        self, keys: Keys, entry_id: str, record: bytes, turn: tuple[str, str] = NO_TURN
+    ) -> Coroutine[Any, Any, Step]:
         """Acknowledge an entry and write its dead letter, in one step. Returns and raises as ``reschedule``."""
-        return await self._send_soon(keys, (entry_id, record, *turn), "dead_letter")
+        args = (entry_id, record)
+        return self._send_soon(keys, args if turn is NO_TURN else (*args, *turn), "dead_letter")
 
     # ------------------------------------------------------------ the settlements
 
@@ -316,14 +320,15 @@ class ProcessorSettler:
         item = _Item(keys, args, name, asyncio.get_running_loop().create_future())
         self._due.add(item)
         answer = await item.done
-        count(PROCESSOR_NOT_OURS_TOTAL, keys.stream, n=int(answer == 0))
+        if answer == 0:
+            count(PROCESSOR_NOT_OURS_TOTAL, keys.stream)
         return _STEPS[answer]
 
     async def _flush(self, batch: list[_Item]) -> None:
-        groups: dict[tuple[Keys, str], list[_Item]] = {}
+        groups: dict[tuple[Keys, str, int], list[_Item]] = {}
         for item in batch:
-            groups.setdefault((item.keys, item.script), []).append(item)
-        calls = [self._call(keys, name, items) for (keys, name), items in groups.items()]
+            groups.setdefault((item.keys, item.script, len(item.args)), []).append(item)
+        calls = [self._call(keys, name, words, items) for (keys, name, words), items in groups.items()]
         try:
             # By slot in a cluster: a node that is away holds up the settlements of its own streams only.
             slots = group_by_slot([call.stream for call in calls], in_cluster=is_cluster(self._client))
@@ -333,7 +338,7 @@ class ProcessorSettler:
                 if not item.done.done():
                     item.done.cancel()
 
-    def _call(self, keys: Keys, name: str, items: list[_Item]) -> "_Call":
+    def _call(self, keys: Keys, name: str, words: int, items: list[_Item]) -> "_Call":
         args: list[Arg] = [self._group, self._consumer_id]
         if name == "dead_letter":
             age_s = self._settings.dead_letters_max_age_s
@@ -341,6 +346,7 @@ class ProcessorSettler:
             names: tuple[str, ...] = (keys.stream, keys.dead, keys.order, keys.cancel)
         else:
             names = (keys.stream, keys.delayed, keys.wake, keys.order, keys.cancel)
+        args.append(words)
         for item in items:
             args += item.args
         return _Call(script(name), names, args, keys.stream, items)

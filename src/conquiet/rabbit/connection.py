@@ -20,7 +20,7 @@ from pika import spec
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.amqp_connection import AmqpConnection, OnArrivals
-from conquiet.rabbit.frames import pack_acks
+from conquiet.rabbit.frames import pack_acks, pack_reject
 from conquiet.rabbit.properties import Properties
 
 NOT_FOUND: Final = 404
@@ -222,15 +222,16 @@ class Link:
 
         False if the link is lost: the broker has requeued the messages.
         """
-        if not self._alive:
-            return False
-        frames = pack_acks(self._channel.channel_number, up_to, singles)
-        self._connection.emit(frames, len(singles) + (up_to is not None))
-        return True
+        if self._alive:
+            frames = pack_acks(self._channel.channel_number, up_to, singles)
+            self._connection.emit(frames, len(singles) + (up_to is not None))
+        return self._alive
 
     def reject(self, tag: int, *, requeue: bool) -> bool:
         """Reject: from RabbitMQ 4.3 on, this (and not a nack) counts toward a quorum queue's delivery limit."""
-        return self._order(lambda: self._channel.basic_reject(tag, requeue))
+        if self._alive:
+            self._connection.emit(pack_reject(self._channel.channel_number, tag, requeue=requeue), 1)
+        return self._alive
 
     def nack_requeue(self, tag: int) -> bool:
         """Return a message that was not tried: newer quorum queues do not count a nack as a failed attempt."""

@@ -27,6 +27,7 @@ _END: Final = spec.FRAME_END
 _OVERHEAD: Final = spec.FRAME_HEADER_SIZE + spec.FRAME_END_SIZE
 _DELIVER: Final = spec.Basic.Deliver.INDEX
 _ACK: Final = spec.Basic.Ack.INDEX
+_REJECT: Final = spec.Basic.Reject.INDEX
 
 _head = Struct(">BHI").unpack_from  # type, channel, size of what follows
 _index = Struct(">I").unpack_from  # class and method as one number
@@ -105,7 +106,10 @@ class FrameCutter:
         if kind == _BODY:
             if self._properties is None:
                 return False
-            self._take_body(data[start:end], run)
+            if end - start == self._missing and not self._pieces:  # one frame, as nearly always
+                self._finish(data[start:end], run)
+            else:
+                self._take_body(data[start:end], run)
         elif kind == _HEADER:
             if not self._tag or self._properties is not None:
                 return False
@@ -114,7 +118,8 @@ class FrameCutter:
             if not self._missing:
                 self._finish(b"", run)
         else:
-            self._forget()
+            if self._tag:
+                self._forget()
             if kind != _METHOD or _index(data, start)[0] != _DELIVER:
                 return False
             after_consumer_tag = start + 5 + data[start + 4]
@@ -148,6 +153,11 @@ def pack_acks(channel: int, up_to: int | None, singles: tuple[int, ...] = ()) ->
     frames = [] if up_to is None else [_pack_ack(_METHOD, channel, _ACK_SIZE, _ACK, up_to, 1, _END)]
     frames += [_pack_ack(_METHOD, channel, _ACK_SIZE, _ACK, tag, 0, _END) for tag in singles]
     return b"".join(frames)
+
+
+def pack_reject(channel: int, tag: int, *, requeue: bool) -> bytes:
+    """Return the frame that rejects one tag. It is built as an acknowledgement is."""
+    return _pack_ack(_METHOD, channel, _ACK_SIZE, _REJECT, tag, requeue, _END)
 
 
 def read_frame(data: bytes) -> tuple[int, Any]:

@@ -9,9 +9,9 @@ import asyncio
 import queue
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol
 
 from conquiet.core import tracing
 from conquiet.core.worker_pool import WorkerPool, start_in_context
@@ -125,14 +125,14 @@ class TaskWorkers:
         await self._pool.close(timeout_s=1.0)
         return abandoned
 
-    def _run(self, delivery: Delivery) -> Awaitable[None]:
+    def _run(self, delivery: Delivery) -> Awaitable[None] | None:
         if self._halted:
             self._unstarted.append(delivery)
         elif not delivery.session.is_open:
             delivery.session.skip(delivery)
-        elif (rest := start_in_context(self._handle(delivery))) is not None:
-            return rest
-        return _ENDED
+        else:
+            return start_in_context(self._handle(delivery))
+        return None
 
     async def _handle(self, delivery: Delivery) -> None:
         report: RunResult
@@ -287,19 +287,6 @@ class ThreadWorkers:
                 delivery.session.skip(delivery)
         if not self._outstanding:
             self._idle.set()
-
-
-class _Ended:
-    """Stands for a handler that never suspended: awaiting it costs less than a coroutine of its own."""
-
-    __slots__ = ()
-
-    def __await__(self) -> "Generator[Any, Any, None]":
-        return cast("Generator[Any, Any, None]", _NOTHING)
-
-
-_NOTHING: Final = iter(())
-_ENDED: Final = _Ended()
 
 
 def _ignore() -> None:

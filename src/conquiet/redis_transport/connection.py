@@ -125,13 +125,15 @@ class RedisConnection:
             # After a fork the sockets belong to the parent too: two processes would read each other's replies.
             self._pid = os.getpid()
             self._close_idle()
-        with contextlib.suppress(IndexError):
-            while True:
+        while True:
+            try:
                 connection, since = idle.pop()
-                if _usable(connection, since) and self._covers(connection, wait_s):
-                    return connection
-                connection.disconnect()
-        return self._open(wait_s)
+            except IndexError:
+                return self._open(wait_s)
+            # All of the others were opened with the same timeout.
+            if _usable(connection, since) and (idle is self._idle or self._covers(connection, wait_s)):
+                return connection
+            connection.disconnect()
 
     def _open(self, wait_s: float) -> Any:
         settings = self._settings

@@ -61,7 +61,9 @@ class LeaseTable:
 
     def release(self, message: RuntimeMessage) -> None:
         """Let go of a message. One that was let go of already is ignored, and so is another delivery of the entry."""
-        self.release_all(message.stream, (message,))
+        held = self._held[message.stream]
+        if held.get(message.id) is message:
+            del held[message.id]
 
     def release_all(self, stream: str, messages: Iterable[RuntimeMessage]) -> None:
         """The same for many of one stream."""

@@ -32,6 +32,12 @@ _WEIGHT = 0.05
 _RUNNING, _SUCCEEDED, _FAILED = HandlerState.RUNNING, HandlerState.SUCCEEDED, HandlerState.FAILED
 _HELD = Ownership.HELD
 
+_FAILED_TEXT = (
+    "handler failed for message %(message_id)s of %(stream)s, delivery %(deliveries)s, delivered again once it is idle "
+    "for %(next_try_s)s s"
+)
+_FAILED_TEXT_OF_MOST = _FAILED_TEXT.replace("%(deliveries)s", "%(deliveries)s of %(max_deliveries)s")
+
 
 class Pace:
     """How fast handlers are, for the decision how much to prefetch.
@@ -133,7 +139,8 @@ class Runner:
             self._stats[message.stream].wait_s.append(waited_s if waited_s > 0.0 else 0.0)  # noqa: FURB136
         message.started_at = began
         message.progress = _RUNNING
-        if Started in self._dispatcher.subscribed:
+        subscribed = self._dispatcher.subscribed
+        if Started in subscribed:
             self._dispatcher.emit(Started(message))
         try:
             settlement = self._execute(message, self._leases)
@@ -160,7 +167,7 @@ class Runner:
         # The traceback of a failure refers to this frame. Without this line each failure is a cycle that only the
         # garbage collector finds, which costs more than the whole failure.
         del settlement
-        if self._dispatcher.is_full:
+        if subscribed and self._dispatcher.is_full:
             await self._dispatcher.wait_below_limit()
 
     async def admit(self, message: RuntimeMessage, now: float) -> bool:
@@ -290,11 +297,9 @@ class Runner:
             self._dispatcher.emit(EngineError(error, message))
 
     def _log_failure(self, message: RuntimeMessage, error: BaseException, duration_s: float) -> None:
-        of_most = "" if self._cap is None else " of %(max_deliveries)s"
         logger.failure(
             logging.WARNING,
-            f"handler failed for message %(message_id)s of %(stream)s, delivery %(deliveries)s{of_most}, delivered "
-            "again once it is idle for %(next_try_s)s s",
+            _FAILED_TEXT if self._cap is None else _FAILED_TEXT_OF_MOST,
             error,
             tracebacks=self._log_tracebacks,
             message_id=message.id,

@@ -53,6 +53,36 @@ def test_an_update_never_sets_the_id_however_it_is_spelled(engine: Engine, admin
     assert [tuple(row) for row in rows] == [(1, "new"), (2, "newer"), (5, "taken")]
 
 
+@pytest.mark.spec(
+    "CQ-003.1", "CQ-005.10", "CQ-005.12", "CQ-005.14", "CQ-005.26", "CQ-005.35", "CQ-005.54", "CQ-005.16",
+)  # fmt: skip
+@pytest.mark.parametrize("strategy", LockStrategy)
+def test_rows_are_found_by_the_configured_column_and_not_by_id(
+    engine: Engine, admin: Connection, strategy: LockStrategy
+) -> None:
+    """The table has a column ``id`` too, in which each row has the number of the other."""
+    admin.execute(text("CREATE TABLE bills (number INT PRIMARY KEY, id INT UNIQUE, paid INT NOT NULL DEFAULT 0)"))
+    writer = DbWriter(engine, DbConfig("bills", id_column="number"), strategy)
+
+    def new(number: int, id_: int) -> DbOperation:
+        return DbOperation("bills", INSERT, number, {"number": number, "id": id_})
+
+    assert writer.execute_many([new(1, 2), new(2, 1)]) == [WriteOutcome(rows=1)] * 2
+    assert writer.execute(new(1, 9)).duplicate
+    assert [outcome.duplicate for outcome in writer.execute_many([new(1, 8), new(2, 9), new(3, 30)])] == [1, 1, 0]
+    with pytest.raises(DbWriteError) as caught:
+        writer.execute(new(30, 30))  # no row has this number, although one has it as its id
+    assert caught.value.errno == 1062
+    assert writer.execute(DbOperation("bills", UPDATE, 1, {"number": 7, "paid": 10})).rows == 1
+    assert writer.modify(2, lambda row: {"paid": 10 * row["number"]}).rows == 1
+    assert writer.execute(DbOperation("bills", UPDATE, 3, {"paid": 30})).rows == 1  # no row has this id
+    assert writer.execute(DbOperation("bills", UPDATE, 30, {"paid": 1})).rows == 0
+    assert writer.modify(30, lambda _: pytest.fail("there is no row")).rows == 0
+
+    found = admin.execute(text("SELECT number, id, paid FROM bills ORDER BY number")).all()
+    assert [tuple(row) for row in found] == [(1, 2, 10), (2, 1, 20), (3, 30, 30)]
+
+
 def test_an_insert_knows_its_id_however_it_is_spelled(engine: Engine, admin: Connection, people: str) -> None:
     writer = DbWriter(engine, DbConfig(people))
     ops = [DbOperation(people, INSERT, id_value, {"ID": id_value, "email": f"new {id_value}"}) for id_value in (1, 9)]

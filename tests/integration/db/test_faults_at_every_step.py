@@ -167,6 +167,7 @@ def steps_of(strategy: LockStrategy) -> list[str]:
     return STEPS[:-1] if strategy is LockStrategy.ROW else STEPS
 
 
+@pytest.mark.spec("CQ-003.4", "CQ-005.46")
 @pytest.mark.parametrize("way", ["direct", "usual"])
 @pytest.mark.parametrize("strategy", LOCKED)
 def test_kill_connection_at_every_step(
@@ -228,7 +229,7 @@ def test_a_cut_cable_at_every_step(
     assert log.unknown == 1
 
 
-@pytest.mark.spec("QC-001.16")
+@pytest.mark.spec("QC-001.16", "CQ-003.4")
 @pytest.mark.parametrize("strategy", LOCKED)
 def test_a_lost_reply_is_unknown_for_commit_and_failed_otherwise(
     make_engine: Callable[..., Engine],
@@ -261,6 +262,7 @@ def test_a_lost_reply_is_unknown_for_commit_and_failed_otherwise(
     assert admin.execute(text("SELECT amount FROM orders")).scalar() == 1  # it was there all the time
 
 
+@pytest.mark.spec("CQ-003.4", "CQ-005.46")
 def test_a_lost_reply_to_a_statement_that_commits_itself_is_unknown(
     make_engine: Callable[..., Engine],
     driver: str,
@@ -297,7 +299,7 @@ def test_a_lost_reply_to_a_statement_that_commits_itself_is_unknown(
     assert writer.execute(insert[1]).duplicate  # asking again finds out
 
 
-@pytest.mark.spec("QC-001.16", "QC-001.18")
+@pytest.mark.spec("QC-001.16", "QC-001.18", "CQ-003.4")
 def test_a_session_separates_unknown_from_failed_and_leaves_no_lock(
     make_engine: Callable[..., Engine],
     driver: str,

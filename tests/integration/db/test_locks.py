@@ -68,7 +68,7 @@ def sample(name: str, **labels: str) -> float:
 
 
 # ------------------------------------------------------------------ backends
-@pytest.mark.spec("CQ-005.17", "CQ-005.21", "CQ-005.22", "CQ-005.24", "CQ-008.2")
+@pytest.mark.spec("CQ-005.17", "CQ-005.18", "CQ-005.21", "CQ-005.22", "CQ-005.24", "CQ-008.2")
 def test_the_advisory_lock_is_held_by_the_connection_it_was_taken_on(engine: Engine, admin: Connection) -> None:
     backend = MySQLAdvisoryLockBackend()
     with engine.connect() as conn:
@@ -100,7 +100,7 @@ def test_unlocking_that_fails_closes_the_connection(engine: Engine, admin: Conne
         assert conn.invalidated
 
 
-@pytest.mark.spec("CQ-005.26", "CQ-005.28", "CQ-008.2")
+@pytest.mark.spec("CQ-005.18", "CQ-005.26", "CQ-005.28", "CQ-008.2")
 def test_the_row_lock_lasts_until_the_transaction_ends(
     make_engine: Callable[..., Engine], engine: Engine, row: int
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_missing_row_cannot_be_locked_and_the_backend_says_so(engine: Engine) 
                 backend.acquire(conn, UPDATE)
 
 
-@pytest.mark.spec("CQ-005.29", "CQ-005.30", "CQ-008.2")
+@pytest.mark.spec("CQ-005.18", "CQ-005.29", "CQ-005.30", "CQ-008.2")
 def test_the_table_lock_excludes_all_others_until_released(engine: Engine, admin: Connection, row: int) -> None:
     backend = MySQLTableLockBackend()
     admin.execute(text("SET SESSION lock_wait_timeout = 1"))
@@ -163,7 +163,7 @@ def metadata_locks(admin: Connection) -> Iterator[None]:
     admin.execute(text("UNINSTALL SONAME 'metadata_lock_info'"))
 
 
-@pytest.mark.spec("CQ-005.23", "CQ-005.46", "CQ-005.50", "CQ-003.5")
+@pytest.mark.spec("CQ-005.23", "CQ-005.46", "CQ-005.48", "CQ-005.49", "CQ-005.50", "CQ-003.4", "CQ-003.5")
 @pytest.mark.parametrize("strategy", [strategy for strategy in LockStrategy if strategy is not LockStrategy.NONE])
 def test_a_lock_timeout_is_both_kinds_of_error_counted_and_explained(
     make_engine: Callable[..., Engine],
@@ -175,6 +175,9 @@ def test_a_lock_timeout_is_both_kinds_of_error_counted_and_explained(
 ) -> None:
     failures = sample("conquiet_db_lock_failures_total", strategy=strategy.value)
     timed = sample("conquiet_db_lock_acquire_latency_seconds_count", strategy=strategy.value)
+    updates = {"table": "orders", "op_type": "update"}
+    failed = sample("conquiet_db_write_total", status="error", **updates)
+    written = sample("conquiet_db_write_latency_seconds_count", **updates)
     holder: LockBackend | None = make_lock_backend(strategy, DbConfig("orders"))
     assert holder is not None
     writer = DbWriter(make_engine(str(engine.url), **IMPATIENT), DbConfig("orders"), strategy)
@@ -187,8 +190,11 @@ def test_a_lock_timeout_is_both_kinds_of_error_counted_and_explained(
 
         conn.rollback()
         holder.release(conn, UPDATE)
+    assert sample("conquiet_db_write_total", status="error", **updates) == failed + 1
+    assert sample("conquiet_db_write_latency_seconds_count", **updates) == written + 1
     assert isinstance(error, DbWriteError)
     assert isinstance(error, LockAcquisitionError)
+    assert error.__cause__ is not None
     assert (error.table, error.operation) == ("orders", "update")
     assert error.waited_s is not None
     assert 0.5 < error.waited_s < 10
@@ -196,11 +202,12 @@ def test_a_lock_timeout_is_both_kinds_of_error_counted_and_explained(
     assert error.holder is not None
     assert writer.execute(UPDATE).rows == 1  # the connection came back whole
     assert writer.execute(replace(UPDATE, id_value=404)).rows == 0  # no row is no failure to lock it
+    assert writer.modify(1, lambda row: {"amount": row["amount"] + 1}).rows == 1
     assert sample("conquiet_db_lock_failures_total", strategy=strategy.value) == failures + 1
-    assert sample("conquiet_db_lock_acquire_latency_seconds_count", strategy=strategy.value) == timed + 3
+    assert sample("conquiet_db_lock_acquire_latency_seconds_count", strategy=strategy.value) == timed + 4
 
 
-@pytest.mark.spec("CQ-005.23")
+@pytest.mark.spec("CQ-005.23", "CQ-003.4", "CQ-005.46")
 def test_a_killed_wait_is_a_lock_failure_and_not_a_lock(engine: Engine, admin: Connection, row: int) -> None:
     """MariaDB answers NULL, MySQL an error; neither is 1."""
     writer = DbWriter(engine, DbConfig("orders"), LockStrategy.ADVISORY)
@@ -243,6 +250,7 @@ def test_an_interrupt_while_the_lock_is_held_frees_it(engine: Engine, admin: Con
 
 
 # ------------------------------------------------------------------ in a session
+@pytest.mark.spec("CQ-005.17", "CQ-005.24")
 def test_an_advisory_lock_lives_until_after_the_commit(engine: Engine, admin: Connection, row: int) -> None:
     name = lock_name("conquiet_key", "account 7")
     committed_under_lock: list[Any] = []
@@ -262,6 +270,7 @@ def test_an_advisory_lock_lives_until_after_the_commit(engine: Engine, admin: Co
     assert held(admin, name) is None
 
 
+@pytest.mark.spec("CQ-005.24")
 def test_no_lock_survives_a_session_on_a_pooled_connection(
     make_engine: Callable[..., Engine], engine: Engine, admin: Connection
 ) -> None:
@@ -283,7 +292,9 @@ def test_no_lock_survives_a_session_on_a_pooled_connection(
     assert interrupted != committed, "after an interrupt a reply may still be on its way"
 
 
+@pytest.mark.spec("CQ-005.23", "CQ-005.50", "CQ-003.5", "CQ-001.12")
 def test_an_advisory_lock_timeout_leaves_the_session_usable(engine: Engine, admin: Connection) -> None:
+    timed = sample("conquiet_db_lock_acquire_latency_seconds_count", strategy="advisory")
     admin.execute(text("SELECT GET_LOCK(:n, 0)"), {"n": lock_name("conquiet_key", "k")})
     failures = sample("conquiet_db_lock_failures_total", strategy="advisory")
 
@@ -297,9 +308,13 @@ def test_an_advisory_lock_timeout_leaves_the_session_usable(engine: Engine, admi
     assert caught.value.holder is not None
     assert caught.value.resource == lock_name("conquiet_key", "k")
     assert sample("conquiet_db_lock_failures_total", strategy="advisory") == failures + 1
+    assert sample("conquiet_db_lock_acquire_latency_seconds_count", strategy="advisory") == timed + 2
 
 
+@pytest.mark.spec("CQ-005.50", "CQ-003.5", "CQ-001.12")
 def test_a_row_lock_returns_the_newest_state_and_shuts_others_out(engine: Engine, admin: Connection, row: int) -> None:
+    failures = sample("conquiet_db_lock_failures_total", strategy="row")
+    timed = sample("conquiet_db_lock_acquire_latency_seconds_count", strategy="row")
     with DbSession(engine) as session:
         assert session.execute_scalar("SELECT amount FROM orders") == 0  # pins the snapshot
         admin.execute(text("UPDATE orders SET amount = 7"))
@@ -312,6 +327,8 @@ def test_a_row_lock_returns_the_newest_state_and_shuts_others_out(engine: Engine
             RowLock(other, "orders", {"id": 1}, nowait=True).acquire()
         with DbSession(engine) as other:
             assert RowLock(other, "orders", {"id": 1}, skip_locked=True).acquire() == []
+        assert sample("conquiet_db_lock_failures_total", strategy="row") == failures + 1
+        assert sample("conquiet_db_lock_acquire_latency_seconds_count", strategy="row") == timed + 3
     with DbSession(engine) as session:
         with pytest.raises(NoSuchRowError):
             RowLock(session, "orders", {"id": 404}).acquire()
@@ -381,6 +398,7 @@ def test_optimistic_updates_conflict_on_a_stale_version_and_a_retry_wins(
     assert admin.execute(text("SELECT amount FROM orders")).scalar() == 11
 
 
+@pytest.mark.spec("CQ-005.2", "CQ-005.10", "CQ-005.12")
 def test_an_idempotent_insert_sees_a_row_that_its_snapshot_does_not(
     engine: Engine, admin: Connection, row: int
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine, event, text
+from sqlalchemy.engine import Connection
 
 from conquiet.config import DbConfig
 from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy
@@ -33,7 +34,7 @@ def ready(engine: Engine, strategy: LockStrategy, statements: Statements, op_typ
     return writer
 
 
-@pytest.mark.spec("CQ-005.8", "CQ-005.51", "CQ-005.53")
+@pytest.mark.spec("CQ-005.8", "CQ-005.9", "CQ-005.51", "CQ-005.53")
 @pytest.mark.parametrize("strategy", LockStrategy)
 def test_an_insert_is_one_statement_and_no_lock_whatever_the_strategy(
     engine: Engine, statements: Statements, strategy: LockStrategy
@@ -43,11 +44,19 @@ def test_an_insert_is_one_statement_and_no_lock_whatever_the_strategy(
     writer.execute(DbOperation("orders", DbOperationType.INSERT, 2, {"id": 2, "amount": 5}))
 
     assert statements() == ["INSERT INTO `orders` (`id`, `amount`) VALUES (2, 5)"]
+    writer.execute(DbOperation("orders", DbOperationType.INSERT, 2, {"id": 2, "amount": 6}))  # a duplicate
+    assert statements() == [
+        "INSERT INTO `orders` (`id`, `amount`) VALUES (2, 6)",
+        "SELECT `id` FROM `orders` WHERE `id` = 2",
+    ]
+    writer.execute_many([DbOperation("orders", DbOperationType.INSERT, i, {"id": i}) for i in (3, 4)])
+    assert statements() == ["INSERT INTO `orders` (`id`) VALUES (3), (4)"]
 
 
 @pytest.mark.spec(
     "CQ-005.13", "CQ-005.17", "CQ-005.21", "CQ-005.24", "CQ-005.26", "CQ-005.29", "CQ-005.30", "CQ-005.57", "CQ-005.58"
 )
+@pytest.mark.parametrize("traced", [False, True], ids=["direct", "with a listener"])
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
@@ -59,9 +68,11 @@ def test_an_insert_is_one_statement_and_no_lock_whatever_the_strategy(
     ],
 )
 def test_an_update_locks_writes_commits_and_only_then_releases(
-    engine: Engine, statements: Statements, strategy: LockStrategy, expected: list[str]
+    engine: Engine, statements: Statements, strategy: LockStrategy, expected: list[str], *, traced: bool
 ) -> None:
     """The seed releases before it commits; on real servers that loses updates (decision 0001)."""
+    if traced:  # then statements, COMMIT and ROLLBACK take the way through SQLAlchemy
+        event.listen(engine, "before_cursor_execute", lambda *_: None)
     writer = ready(engine, strategy, statements, DbOperationType.UPDATE)
     op = DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5})
 
@@ -73,9 +84,31 @@ def test_an_update_locks_writes_commits_and_only_then_releases(
     assert shapes(statements()) == expected * 2
 
 
+@pytest.mark.spec("CQ-005.17", "CQ-005.18")
+@pytest.mark.parametrize("strategy", LockStrategy)
+def test_lock_write_commit_and_release_are_sent_on_one_connection(
+    engine: Engine, admin: Connection, statements: Statements, strategy: LockStrategy
+) -> None:
+    writer = ready(engine, strategy, statements, DbOperationType.UPDATE)
+    own = admin.execute(text("SELECT CONNECTION_ID()")).scalar()
+    op = DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5})
+
+    writes: list[Callable[[], object]] = [
+        lambda: writer.execute(op),
+        lambda: writer.modify(1, lambda row: {"amount": row["amount"] + 1}),
+    ]
+
+    for write in writes:
+        write()
+        logged = text("SELECT DISTINCT thread_id FROM mysql.general_log WHERE thread_id <> :own")
+        assert len(admin.execute(logged, {"own": own}).all()) == 1
+        statements()
+
+
 @pytest.mark.spec(
     "CQ-005.13", "CQ-005.16", "CQ-005.17", "CQ-005.21", "CQ-005.24", "CQ-005.29", "CQ-005.30", "CQ-005.57", "CQ-005.58"
 )
+@pytest.mark.parametrize("traced", [False, True], ids=["direct", "with a listener"])
 @pytest.mark.parametrize(
     ("strategy", "before", "read", "after"),
     [
@@ -92,8 +125,17 @@ def test_an_update_locks_writes_commits_and_only_then_releases(
     ],
 )
 def test_modify_reads_after_the_lock_and_no_statement_more(
-    engine: Engine, statements: Statements, strategy: LockStrategy, before: list[str], read: str, after: list[str]
+    engine: Engine,
+    statements: Statements,
+    strategy: LockStrategy,
+    before: list[str],
+    read: str,
+    after: list[str],
+    *,
+    traced: bool,
 ) -> None:
+    if traced:
+        event.listen(engine, "before_cursor_execute", lambda *_: None)
     writer = ready(engine, strategy, statements, DbOperationType.UPDATE)
     writer.modify(1, lambda row: {"amount": row["amount"]})  # now the connection is in the right mode
     statements()

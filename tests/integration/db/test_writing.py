@@ -8,11 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.engine import Connection
 
 from conquiet.config import DbConfig
-from conquiet.db import DbOperation, DbOperationType, DbSession, DbWriter, LockStrategy, WriteOutcome
+from conquiet.db import (
+    DbOperation,
+    DbOperationType,
+    DbSession,
+    DbWriter,
+    LockStrategy,
+    WriteOutcome,
+    insert_idempotent,
+)
 from conquiet.errors import ConfigurationError, DbWriteError
 
 CANARY = "canary-4711"
@@ -83,6 +91,44 @@ def test_an_insert_is_a_transaction_all_or_nothing(engine: Engine, admin: Connec
 
     assert amounts(admin) == {1: 1}
     assert admin.execute(text("SELECT n FROM audit")).scalars().all() == [1]
+
+
+HOSTILE = """'; DROP TABLE orders; -- " \\' %s %(p0)s :p0 {0} \\"""
+
+
+@pytest.mark.spec("CQ-005.53", "CQ-005.54")
+@pytest.mark.parametrize("traced", [False, True], ids=["direct", "with a listener"])
+@pytest.mark.parametrize("strategy", [LockStrategy.NONE, LockStrategy.ADVISORY_AND_ROW])
+def test_no_value_becomes_a_part_of_a_statement(
+    engine: Engine, admin: Connection, strategy: LockStrategy, *, traced: bool
+) -> None:
+    """Values, ids and the values of a batch: each comes back as it was, and changes nothing else."""
+    admin.execute(text("CREATE TABLE notes (id VARCHAR(200) PRIMARY KEY, body VARCHAR(200), n INT)"))
+    if traced:
+        event.listen(engine, "before_cursor_execute", lambda *_: None)
+    writer = DbWriter(engine, DbConfig("notes"), strategy)
+
+    def op(kind: DbOperationType, id_value: str, **columns: Any) -> DbOperation:
+        return DbOperation("notes", kind, id_value, columns)
+
+    ids = [f"{number}{HOSTILE}" for number in range(4)]
+    first, *more = [op(DbOperationType.INSERT, one, id=one, body=HOSTILE, n=0) for one in ids]
+    assert writer.execute(first).rows == 1
+    assert [outcome.rows for outcome in writer.execute_many([*more, first])] == [1, 1, 1, 0]
+    assert writer.execute(op(DbOperationType.UPDATE, ids[1], body=HOSTILE + "updated")).rows == 1
+    assert writer.modify(ids[2], lambda row: {"body": row["body"] + "modified"}).rows == 1
+    with DbSession(engine) as session:
+        assert not insert_idempotent(session, "notes", ids[0], {"body": HOSTILE})
+        assert insert_idempotent(session, "notes", "5" + HOSTILE, {"body": HOSTILE, "n": 5})
+
+    bodies = {row.id: row.body for row in admin.execute(text("SELECT id, body FROM notes"))}
+    assert bodies == {
+        ids[0]: HOSTILE,
+        ids[1]: HOSTILE + "updated",
+        ids[2]: HOSTILE + "modified",
+        ids[3]: HOSTILE,
+        "5" + HOSTILE: HOSTILE,
+    }
 
 
 @pytest.mark.spec("CQ-005.54")

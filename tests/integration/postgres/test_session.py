@@ -1,10 +1,12 @@
 """DbSession on PostgreSQL: one transaction, errors by SQLSTATE, and the fate of a COMMIT."""
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from prometheus_client import REGISTRY
 from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -269,7 +271,23 @@ def test_an_orm_session_joins_and_cannot_commit(engine: Engine, count: Count) ->
 
 
 # ------------------------------------------------------------------ helpers
-def test_an_idempotent_insert_keeps_the_transaction_usable(engine: Engine, count: Count) -> None:
+@pytest.mark.spec("CQ-001.12", "CQ-005.2", "CQ-005.10", "CQ-005.11", "CQ-005.12")
+def test_an_idempotent_insert_keeps_the_transaction_usable(
+    engine: Engine, count: Count, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "conquiet.db")
+    labels = {"table": "orders", "op_type": "insert"}
+
+    def counted() -> tuple[float, ...]:
+        found = (
+            REGISTRY.get_sample_value("conquiet_db_write_total", {**labels, "status": "success"}),
+            REGISTRY.get_sample_value("conquiet_db_write_total", {**labels, "status": "error"}),
+            REGISTRY.get_sample_value("conquiet_db_write_latency_seconds_count", labels),
+            REGISTRY.get_sample_value("conquiet_db_duplicate_inserts_total", {"table": "orders"}),
+        )
+        return tuple(number or 0.0 for number in found)
+
+    before = counted()
     with DbSession(engine) as session:
         assert insert_idempotent(session, "orders", 1, {"amount": 5}) is True
         assert insert_idempotent(session, "orders", 1, {"amount": 6}) is False
@@ -279,6 +297,10 @@ def test_an_idempotent_insert_keeps_the_transaction_usable(engine: Engine, count
     with pytest.raises(DbWriteError, match="no row has its id"), DbSession(engine) as session:  # noqa: PT012
         insert_idempotent(session, "orders", 3, {"email": "a@b"})
         insert_idempotent(session, "orders", 4, {"email": "a@b"})
+    said = [record.getMessage() for record in caplog.records]
+    assert [line[:27] for line in said] == ["duplicate insert suppressed"]
+    # Committed: one row and one duplicate (public.orders has a label of its own). Then one rolled back, one refused.
+    assert tuple(now - then for now, then in zip(counted(), before, strict=True)) == (2, 2, 4, 1)
 
 
 def test_a_second_idempotent_insert_waits_for_the_first(engine: Engine) -> None:

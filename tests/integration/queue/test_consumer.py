@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
+from sqlalchemy import create_engine
 
 from conquiet.errors import GroupMissingError, MalformedMessageError, QueueError
-from conquiet.queue import QueueConsumer, RedisStreamsQueue
+from conquiet.queue import QueueConsumer, QueueWorker, RedisStreamsQueue
 from conquiet.testing import wait_until
 
 PendingOf = Callable[..., dict[str, tuple[str, int]]]
@@ -27,16 +28,19 @@ def blocked_readers(raw: Any) -> int:
 class Waiting:
     """``next()`` in a thread, known to be blocked in the server."""
 
-    def __init__(self, consumer: QueueConsumer, raw: Any, block_ms: int = 300_000) -> None:
+    def __init__(self, consumer: QueueConsumer, raw: Any, block_ms: int = 300_000, *, batch: int = 0) -> None:
         self.outcome: Any = "still waiting"
-        self._consumer, self._block_ms = consumer, block_ms
-        self._thread = threading.Thread(target=self._run)
+        self._consumer, self._block_ms, self._batch = consumer, block_ms, batch
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         wait_until(lambda: blocked_readers(raw), message="a blocked read")
 
     def _run(self) -> None:
         try:
-            self.outcome = self._consumer.next(self._block_ms)
+            if self._batch:
+                self.outcome = self._consumer.next_batch(self._batch, block_ms=self._block_ms)
+            else:
+                self.outcome = self._consumer.next(self._block_ms)
         except QueueError as error:
             self.outcome = error
 
@@ -52,10 +56,10 @@ def reads_of(consumer: QueueConsumer, then: Callable[[int], None] = lambda _: No
     queue: Any = consumer.queue
     read = queue.read
 
-    def noted(block_ms: int) -> Any:
+    def noted(block_ms: int, count: int = 1) -> Any:
         reads.append(block_ms)
         then(len(reads))
-        return read(block_ms)
+        return read(block_ms, count)
 
     queue.read = noted
     return reads
@@ -66,14 +70,15 @@ def reads_of(consumer: QueueConsumer, then: Callable[[int], None] = lambda _: No
     "QC-006.1", "QC-006.2", "QC-006.6", "RS-006.15", "RS-006.16", "RS-006.18", "QC-003.2", "RS-006.4", "CQ-006.28",
     "CQ-006.30", "CQ-006.40", "QC-004.4", "RS-006.8",
 )  # fmt: skip
+@pytest.mark.parametrize("block_ms", [None, 50, 1_500], ids=["as configured", "short", "in slices"])
 def test_next_takes_one_message_and_leaves_the_others(
-    consumer: QueueConsumer, pending: PendingOf, commands_of: Commands
+    consumer: QueueConsumer, pending: PendingOf, commands_of: Commands, block_ms: int | None
 ) -> None:
     ids = consumer.queue.enqueue_many([{"n": 1}, {"n": 2}, {"n": 3}])
 
-    assert consumer.next().id == ids[0]  # type: ignore[union-attr]
+    assert consumer.next(block_ms).id == ids[0]  # type: ignore[union-attr]
     assert list(pending()) == ids[:1]
-    assert [consumer.next().id, consumer.next().id] == ids[1:]  # type: ignore[union-attr]
+    assert [consumer.next(block_ms).id, consumer.next(block_ms).id] == ids[1:]  # type: ignore[union-attr]
     assert commands_of()["xreadgroup"] == 3
 
 
@@ -102,9 +107,10 @@ def test_next_uses_the_configured_wait_when_none_is_given(make_consumer: MakeCon
 
     assert consumer.next() is None
     assert consumer.next(None) is None
+    assert consumer.next_batch(2) == consumer.next_batch(2, block_ms=None) == []
 
-    assert reads == [150, 150]
-    assert time.monotonic() - started >= 0.3
+    assert reads == [150] * 4
+    assert time.monotonic() - started >= 0.6
 
 
 @pytest.mark.spec("QC-006.8", "CQ-006.39", "RS-005.20")
@@ -237,15 +243,18 @@ def test_after_stop_nothing_is_read(consumer: QueueConsumer, commands_of: Comman
 
 
 @pytest.mark.spec("QC-005.2", "QC-007.5", "CQ-006.36")
-def test_a_blocked_read_notices_stop_from_another_thread_within_a_second(consumer: QueueConsumer, raw: Any) -> None:
+@pytest.mark.parametrize("batch", [0, 5], ids=["next", "next_batch"])
+def test_a_blocked_read_notices_stop_from_another_thread_within_a_second(
+    consumer: QueueConsumer, raw: Any, batch: int
+) -> None:
     reads = reads_of(consumer)
-    waiting = Waiting(consumer, raw)
+    waiting = Waiting(consumer, raw, batch=batch)
 
     consumer.stop()
     begun = len(reads)
 
     waiting.end()
-    assert waiting.outcome is None
+    assert waiting.outcome == ([] if batch else None)
     assert max(reads) <= 1_000
     assert len(reads) <= begun + 1  # one may have been on its way to the server
 
@@ -271,11 +280,16 @@ def test_sigterm_stops_a_blocked_consumer_whose_handlers_were_asked_for(make_con
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.spec("CQ-006.33", "CQ-006.35")
 def test_no_signal_handler_is_touched_unless_asked_for(make_consumer: MakeConsumer) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    make_consumer()
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    consumer = make_consumer()
+    worker = QueueWorker(consumer, handler=lambda msg, session: None, engine=create_engine("sqlite://"))
+    worker.stop()
+    worker.run()
+    worker.close()
 
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 @pytest.mark.spec(

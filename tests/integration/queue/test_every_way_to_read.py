@@ -24,7 +24,9 @@ def claim(consumer: QueueConsumer) -> int:
 
 WAYS: dict[str, Read] = {
     "next": lambda consumer: sum(consumer.next(block_ms=50) is not None for _ in range(3)),
+    "next, a long wait": lambda consumer: sum(consumer.next(block_ms=1_500) is not None for _ in range(3)),
     "next_batch": lambda consumer: len(consumer.next_batch(3, block_ms=50)),
+    "next_batch, a long wait": lambda consumer: len(consumer.next_batch(3, block_ms=1_500)),
     "iter_messages": lambda consumer: len(list(itertools.islice(consumer.iter_messages(), 3))),
     "read": lambda consumer: len(consumer.queue.read(50, 3)),
 }
@@ -61,7 +63,24 @@ def test_every_way_to_read_counts_and_times_what_it_got(consumer: QueueConsumer,
     assert counted("read_latency_seconds_count", stream) > before[1]
 
 
-@pytest.mark.spec("QC-008.3", "CQ-006.45", "QC-004.1", "RS-006.5")
+@pytest.mark.spec("CQ-006.41", "CQ-006.43", "RS-007.1", "RS-007.3")
+def test_what_is_malformed_or_gone_hides_no_other_from_the_counters(
+    consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str
+) -> None:
+    first, gone = consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])
+    bad = raw.xadd(stream, {"data": "oops"}).decode()
+    last = consumer.queue.enqueue({"n": 3})
+
+    assert len(consumer.next_batch(4, block_ms=50)) == 3
+    assert (counted("messages_read_total", stream), counted("read_latency_seconds_count", stream)) == (3, 1)
+
+    raw.xdel(stream, gone)
+    raw.xclaim(stream, "billing", "alice", 0, [first, gone, bad, last], idle=60_000, justid=True)
+    assert len(make_consumer("bob").claim_stale(30_000)) == 2
+    assert counted("messages_claimed_total", stream) == 2
+
+
+@pytest.mark.spec("QC-008.3", "CQ-001.10", "CQ-006.31", "CQ-006.45", "QC-004.1", "RS-006.5")
 @pytest.mark.parametrize("way", [*WAYS, "claim_stale", "recover_own"])
 def test_no_way_to_get_messages_acknowledges_them(
     consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str, pending: Any, way: str
@@ -165,6 +184,41 @@ def test_no_way_to_run_swallows_what_the_handler_raised(
 
     assert caught.value is raised
     assert list(pending()) == [entry]
+
+
+def each(acknowledge: Callable[[Any], None]) -> Callable[[list[Any]], None]:
+    def all_of(msgs: list[Any]) -> None:
+        for msg in msgs:
+            acknowledge(msg)
+
+    return all_of
+
+
+ACKS: dict[str, Callable[[QueueConsumer], Callable[[list[Any]], None]]] = {
+    "ack": lambda consumer: each(consumer.ack),
+    "ack_id": lambda consumer: each(lambda msg: consumer.ack_id(msg.id)),
+    "queue.ack": lambda consumer: each(consumer.queue.ack),
+    "queue.ack_id": lambda consumer: each(lambda msg: consumer.queue.ack_id(msg.id)),
+    "queue.ack_many": lambda consumer: consumer.queue.ack_many,
+}
+
+
+@pytest.mark.spec("CQ-006.42", "CQ-006.15", "CQ-001.12", "RS-007.2")
+@pytest.mark.parametrize("way", ACKS)
+def test_every_way_to_acknowledge_ends_and_counts_what_was_pending_once(
+    consumer: QueueConsumer, stream: str, pending: Any, way: str
+) -> None:
+    consumer.queue.enqueue_many([{"n": n} for n in range(4)])
+    msgs = consumer.next_batch(3, block_ms=50)
+    (kept,) = consumer.next_batch(1, block_ms=50)
+    acknowledge = ACKS[way](consumer)
+
+    acknowledge(list(msgs))
+    assert (counted("messages_ack_total", stream), counted("ack_noop_total", stream)) == (3, 0)
+    acknowledge(list(msgs))  # not pending any more
+
+    assert (counted("messages_ack_total", stream), counted("ack_noop_total", stream)) == (3, 3)
+    assert list(pending()) == [kept.id]
 
 
 @pytest.mark.spec("CQ-006.42", "RS-007.2")

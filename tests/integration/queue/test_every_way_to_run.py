@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from tests.integration.queue.conftest import MakeConsumer
 
 from conquiet.db import DbSession
@@ -85,6 +85,48 @@ def messages(consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, str
     return make
 
 
+@pytest.mark.spec("CQ-006.1")
+@pytest.mark.parametrize("way", [way for way in WAYS if "inbox" not in way])
+def test_no_way_without_an_inbox_writes_anything_but_what_the_handler_does(
+    consumer: QueueConsumer, engine: Engine, effects: Effects, messages: Any, way: str
+) -> None:
+    ids = messages(way)
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
+    handled: list[str] = []
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        record(msgs, session)
+        handled.extend(msg.id for msg in msgs)
+        if len(handled) == len(ids):
+            consumer.stop()
+
+    run(consumer, way, handler, engine)
+
+    assert sent == ["INSERT"] * len(ids)
+    assert effects() == ids
+
+
+@pytest.mark.spec("CQ-006.42", "CQ-001.12", "RS-007.2")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_counts_what_it_acknowledges_once(
+    consumer: QueueConsumer, engine: Engine, stream: str, pending: PendingOf, messages: Any, way: str
+) -> None:
+    ids = messages(way)
+    left = set(ids)
+
+    def handler(msgs: list[QueueMessage], session: DbSession) -> None:
+        left.difference_update(msg.id for msg in msgs)
+        if not left:
+            consumer.stop()
+
+    run(consumer, way, handler, engine)
+
+    assert pending() == {}
+    assert REGISTRY.get_sample_value("conquiet_queue_messages_ack_total", {"stream": stream}) == len(ids)
+    assert REGISTRY.get_sample_value("conquiet_queue_ack_noop_total", {"stream": stream}) == 0
+
+
 @pytest.mark.spec("QC-001.3", "QC-001.5", "QC-001.11", "QC-001.12", "QC-001.13", "QC-001.19")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_commits_before_it_acknowledges(
@@ -139,6 +181,7 @@ def test_every_way_commits_before_it_acknowledges(
 
 @pytest.mark.spec(
     "QC-001.4", "QC-001.6", "QC-001.14", "QC-001.15", "QC-004.2", "QC-004.3", "RS-001.3", "RS-006.6", "RS-006.7",
+    "CQ-006.46",
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("way", "error"),
@@ -287,7 +330,9 @@ def test_after_stop_no_way_sends_anything_for_a_message(
     assert {"xreadgroup", "xack", "xclaim", "xautoclaim"} & set(commands_of()) == set()
 
 
-@pytest.mark.spec("CQ-001.14", "QC-001.8", "QC-003.3", "QC-004.4", "RS-006.2", "RS-006.8")
+@pytest.mark.spec(
+    "CQ-001.14", "QC-001.8", "QC-003.3", "QC-004.4", "RS-006.2", "RS-006.8", "CQ-001.13", "CQ-006.32", "CQ-006.36"
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stop_during_a_handler_lets_every_way_commit_and_acknowledge(
     consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
@@ -310,7 +355,7 @@ def test_a_stop_during_a_handler_lets_every_way_commit_and_acknowledge(
 
 @pytest.mark.spec(
     "QC-002.3", "QC-002.4", "QC-004.7", "QC-004.8", "QC-004.9", "QC-010.3", "QC-010.4", "QC-010.5", "QC-010.6",
-    "QC-010.8", "QC-010.12", "QC-012.3", "QC-012.7",
+    "QC-010.8", "QC-010.12", "QC-012.3", "QC-012.7", "CQ-006.29",
 )  # fmt: skip
 @pytest.mark.parametrize("way", ["run", "run, inbox", "worker", "recover", "batches"])
 def test_no_loop_over_new_messages_claims_or_starts_a_thread(
@@ -396,6 +441,29 @@ def test_either_signal_ends_a_run_of_batches(
     sender.join()
 
     assert consumer.is_stopping
+
+
+@pytest.mark.spec("CQ-006.29", "CQ-006.39", "QC-006.8", "QC-010.12")
+@pytest.mark.parametrize("way", ["run", "run, inbox", "recover", "batches", "batches, inbox"])
+def test_every_way_waits_as_configured_and_claims_nothing_meanwhile(
+    make_consumer: MakeConsumer, engine: Engine, messages: Any, pending: PendingOf, way: str
+) -> None:
+    stale = messages("claim", 1)
+    consumer = make_consumer(block_ms=70)
+    queue: Any = consumer.queue
+    read, waits = queue.read, []
+
+    def noted(block_ms: int, count: int = 1) -> Any:
+        waits.append(block_ms)
+        if len(waits) == 2:
+            consumer.stop()
+        return read(block_ms, count)
+
+    queue.read = noted
+    run(consumer, way, lambda msgs, session: pytest.fail("there is no message"), engine)
+
+    assert waits == [70, 70]
+    assert pending() == {stale[0]: ("bob", 1)}
 
 
 @pytest.mark.spec("QC-006.8", "CQ-006.39", "RS-005.19", "RS-005.20")

@@ -33,7 +33,7 @@ def counted(stream: str) -> Callable[[], dict[str, float]]:
 
 @pytest.mark.spec(
     "RS-007.1", "RS-007.2", "RS-007.3", "RS-007.4", "CQ-006.20", "CQ-006.21", "CQ-006.22", "CQ-006.23", "CQ-006.41",
-    "CQ-006.42", "CQ-006.43", "QC-003.6", "RS-006.3", "CQ-001.12",
+    "CQ-006.42", "CQ-006.43", "CQ-007.3", "QC-003.6", "RS-006.3", "CQ-001.12",
 )  # fmt: skip
 def test_reads_acks_and_claims_are_counted_once_each(
     consumer: QueueConsumer, make_queue: MakeQueue, raw: Any, stream: str, counted: Callable[[], dict[str, float]]

@@ -47,17 +47,24 @@ def test_only_what_is_idle_for_long_enough_is_claimed(
 
 
 @pytest.mark.spec("CQ-006.18")
-def test_nothing_stale_means_no_claim(make_queue: MakeQueue, commands_of: Commands) -> None:
+@pytest.mark.parametrize("small_group", [0, 10_000], ids=["long list", "short list"])
+def test_nothing_stale_means_no_claim(
+    make_queue: MakeQueue, commands_of: Commands, small_group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_scan, "SMALL_GROUP", small_group)
+    monkeypatch.setattr(pending_scan, "PAGE", 10)
     alice, bob = make_queue("alice"), make_queue("bob")
     assert bob.claim_stale(1) == []
-    alice.enqueue({"n": 1})
-    alice.read(100)
+    alice.enqueue_many([{"n": n} for n in range(30)])
+    alice.read(100, 30)
 
-    assert bob.claim_stale(60_000) == []
+    for _ in range(4):  # a long list is looked at page by page
+        assert bob.claim_stale(60_000) == []
 
     assert "xclaim" not in commands_of()
 
 
+@pytest.mark.spec("CQ-006.16")
 @pytest.mark.spec("RS-005.35", "RS-005.36", "RS-005.32", "RS-005.34", "RS-005.39", "QC-010.7", "QC-010.9", "QC-012.9")
 def test_one_call_is_bounded_and_further_calls_get_the_rest(make_queue: MakeQueue, raw: Any, stream: str) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
@@ -154,7 +161,7 @@ def test_the_cost_does_not_grow_with_the_pending_list(
     assert raw.info("stats")["total_net_output_bytes"] - sent_bytes < 300_000
 
 
-@pytest.mark.spec("RS-005.33")
+@pytest.mark.spec("RS-005.33", "CQ-001.9", "CQ-006.17")
 def test_of_two_concurrent_claims_one_gets_the_entry(make_queue: MakeQueue, raw: Any, stream: str) -> None:
     """The server has the last word: an entry that was claimed since we looked is young again."""
     alice, bob, carol = make_queue("alice"), make_queue("bob"), make_queue("carol")
@@ -244,6 +251,7 @@ def test_with_nothing_of_ones_own_skipping_changes_nothing(make_queue: MakeQueue
     assert [message.id for message in bob.claim_stale(60_000)] == ids
 
 
+@pytest.mark.spec("CQ-003.6")
 @pytest.mark.parametrize("bad", [0, -1, True, "9", None])
 def test_claiming_takes_positive_ints_only(queue: RedisStreamsQueue, bad: Any) -> None:
     with pytest.raises(QueueError, match="positive int"):

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -149,7 +151,7 @@ def test_a_group_that_is_there_keeps_its_place_and_what_is_pending(
     assert [message.id for message in bob.read(100)] == [second]
 
 
-@pytest.mark.spec("RS-008.1", "RS-005.10", "RS-005.27", "QC-009.1", "QC-009.2", "QC-009.3")
+@pytest.mark.spec("RS-008.1", "RS-005.10", "RS-005.27", "CQ-003.6", "QC-009.1", "QC-009.2", "QC-009.3")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_refusal_by_the_server_is_a_queue_error_in_every_method(
     queue: RedisStreamsQueue, raw: Any, stream: str, name: str
@@ -248,14 +250,18 @@ def test_ids_are_text_whatever_brought_them(
     read = alice.read(100, 3)
     recovered = alice.recover_own()
     make_idle(raw, stream, ids, "alice")
-    claimed = make_queue("bob", client=connect(**options)).claim_stale(60_000)
+    bob = make_queue("bob", client=connect(**options))
+    claimed = bob.claim_stale(60_000)
 
     for batch in (read, recovered, claimed):
         assert [message.id for message in batch] == ids
         assert {type(message.id) for message in batch} == {str}
+        assert {(message.stream, message.group) for message in batch} == {(stream, "billing")}
+        assert [message.payload for message in batch] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert bob.extend_many(claimed) == set(ids)
 
 
-@pytest.mark.spec("RS-005.5", "QC-004.4", "RS-006.8")
+@pytest.mark.spec("RS-005.5", "QC-004.4", "RS-006.8", "CQ-006.16")
 def test_recovering_and_claiming_take_no_more_than_was_asked_for(
     make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf
 ) -> None:
@@ -447,6 +453,39 @@ def test_a_broken_registry_fails_no_method(
     assert [message.id for message in claimed] == [message.id for message in recovered] == [first]
     assert claimed.deleted == (gone,)
     assert [error.message_id for error in claimed.malformed] == [bad]
+
+
+# ---------------------------------------------------------------- without the database
+WITHOUT_DATABASE = """
+import importlib.abc, sys
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"sqlalchemy", "pymysql", "pika", "nacl", "typer"}:
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Hide())
+import redis
+from conquiet import QueueConfig, QueueConsumer
+url, stream = sys.argv[1:]
+with QueueConsumer(redis.Redis.from_url(url), QueueConfig(stream, "billing", "alice")) as consumer:
+    consumer.queue.enqueue({"n": 1}, idempotency_key="k")
+    consumer.queue.enqueue_many([{"n": 2}, {"n": 3}])
+    first = consumer.next()
+    consumer.next_batch(2)
+    consumer.extend(first)
+    consumer.ack(first)
+    consumer.backlog()
+    print(len(consumer.recover_own()), len(consumer.claim_stale(3_600_000)))
+print([name for name in sys.modules if name.startswith("conquiet.db")])
+"""
+
+
+@pytest.mark.spec("CQ-000.2", "RS-000.2")
+def test_the_queue_works_without_what_the_database_needs(redis_url: str, stream: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DATABASE, redis_url, stream], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout.splitlines() == ["2 0", "[]"], done.stderr
 
 
 # ---------------------------------------------------------------- what run() does with the database

@@ -293,7 +293,7 @@ def test_an_empty_read_is_an_empty_list_after_exactly_one_command(
     assert commands_of()["xreadgroup"] == 1
 
 
-@pytest.mark.spec("RS-005.19", "RS-005.20", "CQ-006.11")
+@pytest.mark.spec("RS-005.19", "RS-005.20", "CQ-003.6", "CQ-006.11")
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True, "5", None])
 def test_read_takes_positive_ints_only(queue: RedisStreamsQueue, commands_of: Commands, bad: Any) -> None:
     with pytest.raises(QueueError, match="block_ms"):
@@ -309,7 +309,7 @@ def test_read_has_no_default_that_waits_without_limit() -> None:
     assert inspect.signature(RedisStreamsQueue.read).parameters["block_ms"].default is inspect.Parameter.empty
 
 
-@pytest.mark.spec("RS-005.21", "RS-002.4")
+@pytest.mark.spec("RS-005.21", "RS-002.4", "CQ-006.12")
 def test_count_is_an_upper_bound_and_ids_come_in_order(queue: RedisStreamsQueue) -> None:
     ids = queue.enqueue_many([{"n": n} for n in range(5)])
 
@@ -501,7 +501,7 @@ def connections_named(raw: Any, name: str) -> int:
     return sum(1 for one in raw.client_list() if one["name"] == name)
 
 
-@pytest.mark.spec("CQ-001.15")
+@pytest.mark.spec("CQ-001.5", "CQ-001.15")
 def test_leaving_closes_what_we_opened_and_nothing_else(connect: Any, stream: str, raw: Any) -> None:
     client = connect(client_name="leaving")
     client.ping()

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, Protocol, Self
 
 import pytest
@@ -381,6 +382,40 @@ def test_the_recovery_loop_handles_what_others_left_and_nothing_else(
 
     assert effects() == ids[:2]
     assert pending() == {ids[2]: ("alice", 1)}
+
+
+@pytest.mark.spec("CQ-006.36", "QC-005.2")
+def test_a_recovery_loop_that_sleeps_for_an_hour_notices_stop(
+    consumer: QueueConsumer, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal calls stop() too, and a sleep that it interrupts goes on afterwards: so no sleep is long."""
+    slept: list[float] = []
+
+    def sleep(duration_s: float) -> None:
+        slept.append(duration_s)
+        if len(slept) == 3:
+            consumer.stop()
+
+    monkeypatch.setattr("conquiet.queue.consumer.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    consumer.run_claim_stale(handler=record, engine=engine, interval_s=3_600.0)
+
+    assert len(slept) == 3
+    assert max(slept) <= 1
+
+
+@pytest.mark.spec("CQ-006.44", "QC-010.12")
+def test_the_recovery_loop_claims_after_the_configured_idle_time(
+    make_consumer: MakeConsumer, engine: Engine, effects: Callable[[], list[str]], raw: Any, stream: str
+) -> None:
+    alice, bob = make_consumer("alice"), make_consumer("bob", claim_idle_ms=600_000)
+    young, old = alice.queue.enqueue_many([{"n": 1}, {"n": 2}])
+    alice.queue.read(100, 2)
+    raw.xclaim(stream, "billing", "alice", 0, [young], idle=300_000, justid=True)
+    raw.xclaim(stream, "billing", "alice", 0, [old], idle=900_000, justid=True)
+
+    bob.run_claim_stale(handler=Stopping(bob, last=1), engine=engine)
+
+    assert effects() == [old]
 
 
 def test_the_recovery_loop_sleeps_between_claims_and_notices_stop(

@@ -206,15 +206,24 @@ async def test_a_syncer_that_changes_headers_does_not_change_the_disposition(
 
 @pytest.mark.spec("MW-001.4", "MW-001.6", "MW-001.7", "MW-001.8")
 @pytest.mark.parametrize(
-    ("options", "prefetch", "name"),
-    [({}, 2, "conquiet"), ({"concurrency": 7, "tag": "crm"}, 14, "crm"), ({"prefetch": 5}, 5, "conquiet")],
+    ("options", "set_later", "prefetch", "name"),
+    [
+        ({}, None, 2, "conquiet"),
+        ({"concurrency": 7, "tag": "crm"}, None, 14, "crm"),
+        ({"prefetch": 5}, None, 5, "conquiet"),
+        ({}, 7, 14, "conquiet"),  # as conquiet worker --concurrency does
+        ({"prefetch": 5}, 7, 5, "conquiet"),
+    ],
 )
 async def test_the_broker_itself_confirms_prefetch_tag_and_manual_acknowledgement(
-    rabbit: Rabbit, recorder: type[Recorder], options: Any, prefetch: int, name: str
+    rabbit: Rabbit, recorder: type[Recorder], options: Any, set_later: int | None, prefetch: int, name: str
 ) -> None:
     queue = rabbit.queue()
+    made = SeedConsumer(rabbit.url, queue, recorder(), **options)
+    if set_later is not None:
+        made.set_concurrency(set_later)
 
-    async with SeedConsumer(rabbit.url, queue, recorder(), **options):
+    async with made:
         [consumer] = await asyncio.to_thread(rabbit.wait_for_consumers, 1)
 
     assert consumer["prefetch_count"] == prefetch
@@ -224,9 +233,10 @@ async def test_the_broker_itself_confirms_prefetch_tag_and_manual_acknowledgemen
 
 
 @pytest.mark.spec("MW-001.6")
+@pytest.mark.parametrize("set_later", [False, True], ids=["option", "set_concurrency"])
 @pytest.mark.parametrize("plain", [False, True])
 async def test_no_more_than_concurrency_messages_are_handled_at_once(
-    rabbit: Rabbit, action: MakeAction, *, plain: bool
+    rabbit: Rabbit, action: MakeAction, *, plain: bool, set_later: bool
 ) -> None:
     import threading
 
@@ -234,15 +244,13 @@ async def test_no_more_than_concurrency_messages_are_handled_at_once(
     rabbit.put(queue, *[action(number) for number in range(12)])
     lock = threading.Lock()
     running = peak = 0
-    all_in = threading.Event()
+    go_on = threading.Event()
 
     def enter() -> None:
         nonlocal running, peak
         with lock:
             running += 1
             peak = max(peak, running)
-            if running == 3:
-                all_in.set()
 
     def leave() -> None:
         nonlocal running
@@ -251,39 +259,48 @@ async def test_no_more_than_concurrency_messages_are_handled_at_once(
 
     def in_a_thread(_: Any) -> bool:
         enter()
-        all_in.wait(60)
+        go_on.wait(180)
         leave()
         return True
 
     async def on_the_loop(_: Any) -> bool:
         enter()
-        await wait_until_async(all_in.is_set)
+        await wait_until_async(go_on.is_set)
         leave()
         return True
 
     syncer: Any = in_a_thread if plain else on_the_loop
-    async with SeedConsumer(rabbit.url, queue, syncer, concurrency=3) as consumer:
+    consumer = SeedConsumer(rabbit.url, queue, syncer, concurrency=1 if set_later else 3)
+    if set_later:
+        consumer.set_concurrency(3)
+    async with consumer:
+        session = consumer._session
+        assert session is not None
+        await wait_until_async(lambda: running >= 3 and session._window.open_count >= 6)
+        await asyncio.sleep(0.1)  # a fourth, if there were one, would begin now
+        go_on.set()
         await wait_until_async(lambda: consumer.count.ack == 12)
 
     assert peak == 3
 
 
 @pytest.mark.spec("MW-001.11", "MW-008.1")
+@pytest.mark.parametrize("depth", [0, 5])
 async def test_the_depth_at_the_start_is_logged_and_kept(
-    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, caplog: pytest.LogCaptureFixture
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, caplog: pytest.LogCaptureFixture, depth: int
 ) -> None:
     queue = rabbit.queue()
-    rabbit.put(queue, *[action(number) for number in range(5)])
+    rabbit.put(queue, *[action(number) for number in range(depth)])
     caplog.set_level(logging.INFO, "conquiet.rabbit")
 
     async with SeedConsumer(rabbit.url, queue, recorder()) as consumer:
-        await wait_until_async(lambda: consumer.count.ack == 5)
+        await wait_until_async(lambda: consumer.count.ack == depth)
         rabbit.put(queue, action(6))
-        await wait_until_async(lambda: consumer.count.ack == 6)
+        await wait_until_async(lambda: consumer.count.ack == depth + 1)
 
-    assert consumer.count.queued == 5
+    assert consumer.count.queued == depth
     [record] = [record for record in caplog.records if record.getMessage().startswith("messages in the queue")]
-    assert vars(record)["queued"] == 5
+    assert vars(record)["queued"] == depth
 
 
 @pytest.mark.spec("MW-001.10")

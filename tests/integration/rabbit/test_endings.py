@@ -52,6 +52,46 @@ async def test_a_broken_contract_ends_everything_and_leaves_the_message_in_the_q
     assert rabbit.channel.queue_declare(queue, passive=True).method.consumer_count == 0
 
 
+@pytest.mark.spec("MW-006.2", "MW-007.1")
+@pytest.mark.parametrize("ending", ["stop", "fatal", "cancelled"])
+async def test_consumption_channel_and_connection_are_closed_in_this_order(
+    rabbit: Rabbit, action: MakeAction, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """The lines of the log say so too; here it is seen on the connection."""
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    steps: list[tuple[str, bool]] = []
+    close_channel, abort = Link.close_channel, Link.abort
+
+    async def closing_channel(link: Link) -> None:
+        steps.append(("channel", link._consumer_tag is None))
+        await close_channel(link)
+
+    def closing_connection(link: Link) -> None:
+        steps.append(("connection", not link._channel.is_open))
+        abort(link)
+
+    monkeypatch.setattr(Link, "close_channel", closing_channel)
+    monkeypatch.setattr(Link, "abort", closing_connection)
+
+    async def syncer(_: Any) -> Any:
+        return None if ending == "fatal" else True
+
+    consumer = RabbitConsumer(rabbit.url, queue, syncer)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(lambda: consumer.count.ack + consumer.count.fatal == 1)
+    if ending == "stop":
+        consumer.stop()
+    elif ending == "cancelled":
+        running.cancel()
+    await asyncio.wait({running})
+
+    assert running.cancelled() if ending == "cancelled" else (running.exception() is None) == (ending == "stop")
+    # Nothing is consumed any more when the channel is closed, and no channel is open when the connection is.
+    assert list(dict.fromkeys(steps)) == [("channel", True), ("connection", True)]
+    assert rabbit.depth(queue) == (1 if ending == "fatal" else 0)
+
+
 @pytest.mark.spec("MW-006.3", "MW-004.5")
 async def test_a_plain_function_is_held_to_the_same_contract(rabbit: Rabbit, action: MakeAction) -> None:
     queue = rabbit.queue()

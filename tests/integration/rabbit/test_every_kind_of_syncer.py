@@ -169,10 +169,10 @@ async def test_personal_fields_are_decrypted_for_every_kind(rabbit: Rabbit, acti
 async def test_no_more_than_concurrency_batches_are_handled_at_once(
     rabbit: Rabbit, action: MakeAction, kind: str
 ) -> None:
-    """The first two wait for each other; a third at the same time would be seen."""
+    """The first two wait until the broker has sent all it may; a third at the same time would be seen."""
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(12)])
-    lock, both = threading.Lock(), threading.Event()
+    lock, go_on = threading.Lock(), threading.Event()
     running = peak = 0
 
     def move(step: int) -> None:
@@ -180,24 +180,27 @@ async def test_no_more_than_concurrency_batches_are_handled_at_once(
         with lock:
             running += step
             peak = max(peak, running)
-            if running == 2:
-                both.set()
 
     async def awaited(_: Any) -> bool:
         move(1)
-        await wait_until_async(both.is_set)
+        await wait_until_async(go_on.is_set)
         move(-1)
         return True
 
     def plain(_: Any) -> bool:
         move(1)
-        assert both.wait(60)
+        assert go_on.wait(180)
         move(-1)
         return True
 
     syncer = awaited if kind.startswith("async") else plain
     options: Any = {"batch": 1, "concurrency": 2, **seed_defaults()}
     async with RabbitConsumer(rabbit.url, queue, syncer, **options) as consumer:
+        session = consumer._session
+        assert session is not None
+        await wait_until_async(lambda: running >= 2 and session._window.open_count >= 4)
+        await asyncio.sleep(0.1)  # a third, if there were one, would begin now
+        go_on.set()
         await wait_until_async(lambda: consumer.count.ack == 12)
         [at_the_broker] = await asyncio.to_thread(rabbit.wait_for_consumers, 1)
 

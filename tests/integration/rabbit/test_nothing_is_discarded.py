@@ -17,7 +17,7 @@ from conquiet.testing import wait_until_async
 pytestmark = pytest.mark.usefixtures("rabbitmq_server")
 
 
-@pytest.mark.spec("MW-005.3")
+@pytest.mark.spec("MW-005.3", "MW-008.2", "MW-008.3")
 @pytest.mark.parametrize("quorum", [False, True])
 async def test_orders_of_pika_are_handled_and_failed_ones_are_kept(
     rabbit: Rabbit, recorder: type[Recorder], *, quorum: bool
@@ -39,6 +39,8 @@ async def test_orders_of_pika_are_handled_and_failed_ones_are_kept(
     assert sorted(json.loads(body)["order"] for _, body in kept) == [0, 5, 10, 15]
     assert {headers["x-conquiet-reason"] for headers, _ in kept} == {"refused"}
     assert rabbit.depth(queue) == 0
+    # A moved message is acknowledged at the broker, and was not processed.
+    assert (consumer.count.ack, consumer.count.nack, consumer.count.dropped) == (16, 8, 0)
 
 
 async def test_a_moved_message_keeps_its_properties_and_says_why_and_whence(
@@ -196,6 +198,7 @@ async def test_an_exchange_with_a_binding_dead_letters_by_itself(
     assert "x-conquiet-queue" not in rabbit.take("graves")[0][0]
 
 
+@pytest.mark.spec("MW-002.4", "MW-008.2", "MW-008.3")
 async def test_what_is_past_the_retry_limit_is_kept(rabbit: Rabbit, recorder: type[Recorder]) -> None:
     queue = rabbit.queue()  # also where the queue dead-letters: there it might go round
     rabbit.put(queue, {"order": 1}, headers={"x-death": [{"queue": queue, "count": 9}]})
@@ -205,6 +208,7 @@ async def test_what_is_past_the_retry_limit_is_kept(rabbit: Rabbit, recorder: ty
         await wait_until_async(lambda: consumer.count.dead_lettered == 1)
 
     assert syncer.seen == []
+    assert (consumer.count.ack, consumer.count.nack) == (0, 1)
     [(headers, _)] = rabbit.take("work.dead")
     assert headers["x-conquiet-reason"] == "retry limit"
 
@@ -255,7 +259,10 @@ async def test_without_the_right_to_declare_the_consumer_stops_and_keeps_the_mes
     rabbit.wait_for_depth(queue, 1)
 
 
-async def test_a_poisoned_message_is_moved_before_the_consumer_ends(rabbit: Rabbit, recorder: type[Recorder]) -> None:
+@pytest.mark.spec("MW-006.1", "MW-007.4")
+async def test_a_poisoned_message_is_moved_before_the_consumer_ends(
+    rabbit: Rabbit, recorder: type[Recorder], caplog: pytest.LogCaptureFixture
+) -> None:
     queue = rabbit.queue("orders", dead=None)
     rabbit.put(queue, {"order": 1})
 
@@ -266,6 +273,7 @@ async def test_a_poisoned_message_is_moved_before_the_consumer_ends(rabbit: Rabb
     [(headers, _)] = rabbit.take("orders.dead")
     assert headers["x-conquiet-error"] == "ValueError"
     assert rabbit.depth(queue) == 0
+    assert sum(message.startswith("fatal error, the consumer stops") for message in caplog.messages) == 2
 
 
 async def test_the_log_names_the_message_id_that_the_dead_letter_has(

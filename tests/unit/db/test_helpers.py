@@ -56,6 +56,7 @@ def test_names_given_to_the_helpers_are_checked(sqlite: Engine) -> None:
                 call()
 
 
+@pytest.mark.spec("CQ-005.2", "CQ-005.10", "CQ-005.12")
 def test_an_idempotent_insert_happens_once(sqlite: Engine) -> None:
     with DbSession(sqlite) as session:
         assert insert_idempotent(session, "orders", 1, {"amount": 10, "email": CANARY}) is True

@@ -77,10 +77,13 @@ def test_a_write_that_returns_rows_is_counted_and_a_read_is_not(sqlite: Engine) 
 
     with DbSession(sqlite) as session:
         assert session.execute_scalar(text("INSERT INTO orders (id) VALUES (1) RETURNING id")) == 1
-        session.fetch_one("SELECT * FROM orders")
+        assert session.fetch_one("INSERT INTO orders (id) VALUES (2) RETURNING id") == {"id": 2}
+        assert session.fetch_all("INSERT INTO orders (id) VALUES (3), (4) RETURNING id") == [{"id": 3}, {"id": 4}]
+        session.execute_scalar("SELECT id FROM orders")
+        session.fetch_one("SELECT * FROM orders WHERE id = 1")
         session.fetch_all("SELECT * FROM orders")
 
-    assert inserts.moved() == (1, 0, 1)
+    assert inserts.moved() == (3, 0, 3)
     assert others.moved() == reads.moved() == (0, 0, 0)
 
 

@@ -10,7 +10,7 @@ from conquiet.db import DbOperation, DbOperationType, DbWriter, WriteOutcome
 from conquiet.errors import ConfigurationError
 
 
-@pytest.mark.spec("CQ-005.54", "CQ-008.3")
+@pytest.mark.spec("CQ-005.1", "CQ-005.45", "CQ-005.54", "CQ-008.3")
 def test_update_sets_all_columns_of_the_row_except_the_id(writer: DbWriter, sqlite: Engine) -> None:
     writer.execute_many([insert(1, amount=1), insert(2, amount=2)])
 

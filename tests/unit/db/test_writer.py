@@ -3,14 +3,14 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import Connection
 from tests.unit.db.operations import insert, rows, sample, update
 
 from conquiet import DbWriter as RootDbWriter
 from conquiet.config import DbConfig
 from conquiet.db import DbOperation, DbOperationType, DbWriter, LockStrategy, WriteOutcome
-from conquiet.db.locking import LockBackend
+from conquiet.db.locking import LockBackend, make_lock_backend
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 
 CANARY = "canary-4711"
@@ -27,6 +27,19 @@ def test_a_writer_keeps_its_arguments_and_locks_only_on_request(sqlite: Engine) 
     assert writer.db_config is config
     assert writer.lock_strategy is LockStrategy.NONE
     assert writer.lock_backend is None
+
+
+@pytest.mark.spec("CQ-005.43", "CQ-005.44", "CQ-001.11")
+@pytest.mark.parametrize("strategy", LockStrategy)
+def test_a_writer_has_the_lock_that_was_asked_for_and_no_other(strategy: LockStrategy) -> None:
+    engine, config = create_engine("mysql+pymysql://127.0.0.1/shop"), DbConfig("orders", id_column="number")
+
+    writer = DbWriter(engine, config, strategy)
+
+    assert writer.engine is engine
+    assert writer.db_config is config
+    assert writer.lock_strategy is strategy
+    assert type(writer.lock_backend) is type(make_lock_backend(strategy, config))
 
 
 @pytest.mark.spec("CQ-005.47")

@@ -32,7 +32,7 @@ def test_the_longest_waits_are_clamped_and_no_error(seconds: float) -> None:
     policy = RetryPolicy.fixed(seconds, max_attempts=2)
 
     for error in (Retry(seconds), ValueError()):
-        assert decide(error, attempt=1, policy=policy) == settlement.RetryLater(LONGEST_MS, error)
+        assert decide(error, attempt=1, policy=policy) == settlement.RetryLater(LONGEST_MS, error, max_attempts=2)
     assert milliseconds(seconds) == LONGEST_MS
     assert RateLimit(1, seconds).interval_us == LONGEST_MS
     for message in (NewMessage("pay", delay_s=seconds), NewMessage("pay", at=seconds)):

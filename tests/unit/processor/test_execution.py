@@ -123,8 +123,10 @@ async def test_a_failure_is_returned_and_not_raised() -> None:
 
     message = a_message(to_payload(Envelope("pay", "m")))
 
-    assert await decided(message, fails, RetryPolicy.fixed(1.5, max_attempts=2)) == RetryLater(1500, failure)
-    assert await decided(message, fails) == DeadLetter("attempts_exhausted", failure)
+    assert await decided(message, fails, RetryPolicy.fixed(1.5, max_attempts=2)) == RetryLater(
+        1500, failure, max_attempts=2
+    )
+    assert await decided(message, fails) == DeadLetter("attempts_exhausted", failure, max_attempts=1)
 
 
 async def test_a_message_that_is_not_ours_never_reaches_the_handler() -> None:

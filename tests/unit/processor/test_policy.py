@@ -80,7 +80,7 @@ def test_nothing_is_retried_by_default() -> None:
 
     decided = decide(error, attempt=1, policy=RetryPolicy())
 
-    assert decided == settlement.DeadLetter(Reason.ATTEMPTS_EXHAUSTED.value, error)
+    assert decided == settlement.DeadLetter(Reason.ATTEMPTS_EXHAUSTED.value, error, max_attempts=1)
 
 
 def test_the_short_forms() -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import redis
+from prometheus_client import REGISTRY
 
 import conquiet
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, MalformedMessageError, PayloadError, QueueError
+from conquiet.metrics import registry
 from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
 from conquiet.queue import metrics as queue_metrics
 
@@ -36,7 +38,7 @@ def run_hiding(names: set[str], code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.spec("RS-000.2", "QC-001.17", "CQ-006.1")
+@pytest.mark.spec("RS-000.2", "QC-001.17", "CQ-000.2", "CQ-006.1")
 def test_the_queue_imports_without_the_databases_dependencies() -> None:
     ran = run_hiding(
         {"sqlalchemy", "pymysql", "pika", "nacl", "typer"},
@@ -58,7 +60,7 @@ def test_without_redis_the_package_names_the_extra() -> None:
     assert "pip install 'conquiet[redis]'" in ran.stderr
 
 
-@pytest.mark.spec("CQ-006.1", "RS-000.2")
+@pytest.mark.spec("CQ-000.2", "CQ-006.1", "RS-000.2")
 def test_no_module_of_the_queue_imports_the_database_at_its_top() -> None:
     for path in (PACKAGE / "queue").glob("*.py"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -72,6 +74,20 @@ def test_a_message_is_a_dataclass_with_the_seeds_fields() -> None:
     assert list(fields) == ["stream", "group", "id", "payload", "delivery_count"]
     assert typing.get_type_hints(QueueMessage)["payload"] == dict[str, Any]
     assert "secret" not in repr(QueueMessage("s", "g", "1-1", {"a": "secret"}))
+
+
+@pytest.mark.spec("CQ-006.24", "CQ-006.25", "CQ-006.26", "CQ-007.3")
+def test_the_observers_count_into_the_metrics_of_the_registry() -> None:
+    labels = {"stream": "observed by hand"}
+    queue_metrics.observe_queue_read("observed by hand", 3, 0.5)
+    queue_metrics.observe_queue_ack("observed by hand")
+    queue_metrics.observe_queue_claim("observed by hand", 2)
+
+    names = ("messages_read_total", "messages_ack_total", "messages_claimed_total", "read_latency_seconds_sum")
+    assert [REGISTRY.get_sample_value(f"conquiet_queue_{name}", labels) for name in names] == [3, 1, 2, 0.5]
+    assert queue_metrics._metrics("observed by hand").read is registry.QUEUE_MESSAGES_READ_TOTAL.labels(
+        "observed by hand"
+    )
 
 
 @pytest.mark.spec("CQ-006.24", "CQ-006.25", "CQ-006.26")

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from conquiet.errors import ConfigurationError
-from conquiet.rabbit import DeliveryFilter, Publisher, RabbitConfig, RabbitConsumer, RabbitDeadLetters, SchemaRegistry
+from conquiet.rabbit import (
+    DeliveryFilter,
+    Publisher,
+    RabbitConfig,
+    RabbitConsumer,
+    RabbitDeadLetters,
+    SchemaRegistry,
+    run_process,
+    sync_queue,
+)
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.config import seed_defaults
 
@@ -24,6 +33,12 @@ def plain(_: object) -> bool:
 def test_only_positive_integers_pass_and_all_else_throws_at_once(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=name):
         RabbitConsumer(URL, "work", plain, **{name: value})
+    with pytest.raises(ConfigurationError, match=name):
+        sync_queue(URL, "work", plain, **{name: value})
+    assert run_process(URL, "work", plain, **{name: value}) == 1
+    if name == "concurrency":
+        with pytest.raises(ConfigurationError, match=name):
+            RabbitConsumer(URL, "work", plain).set_concurrency(value)
 
 
 @pytest.mark.spec("MW-001.9")

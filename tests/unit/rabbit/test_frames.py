@@ -12,7 +12,7 @@ from pika import frame as pika_frames
 from pika import spec
 from pika.channel import ContentFrameAssembler
 
-from conquiet.rabbit.frames import Arrival, BrokenStreamError, FrameCutter, pack_acks
+from conquiet.rabbit.frames import Arrival, BrokenStreamError, FrameCutter, pack_acks, pack_reject
 from conquiet.rabbit.properties import Properties
 
 CHANNEL = 1
@@ -199,3 +199,10 @@ def test_packed_acknowledgements_are_what_pika_would_send(channel: int, up_to: i
     acks += [spec.Basic.Ack(tag) for tag in singles]
 
     assert pack_acks(channel, up_to, singles) == b"".join(pika_frames.Method(channel, ack).marshal() for ack in acks)
+
+
+@given(st.integers(1, 65_535), st.integers(1, 2**64 - 1), st.booleans())
+def test_a_packed_reject_is_what_pika_would_send(channel: int, tag: int, requeue: bool) -> None:  # noqa: FBT001
+    theirs = pika_frames.Method(channel, spec.Basic.Reject(tag, requeue=requeue)).marshal()
+
+    assert pack_reject(channel, tag, requeue=requeue) == theirs

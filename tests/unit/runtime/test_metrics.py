@@ -1,10 +1,13 @@
 """Observations in batches."""
 
+import math
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
-from conquiet.metrics.registry import RUNTIME_IN_FLIGHT
+from conquiet.metrics.registry import RUNTIME_HANDLING_SECONDS, RUNTIME_IN_FLIGHT, RUNTIME_WAIT_SECONDS
+from conquiet.redis_transport.worker_reports import BUCKETS_S
 from conquiet.runtime.metrics import StreamStats, observe_many
 
 
@@ -13,13 +16,21 @@ def test_many_observations_at_once_equal_as_many_single_ones() -> None:
     single, many = (Histogram("h", "h", registry=CollectorRegistry()) for _ in range(2))
     for value in values:
         single.observe(value)
-    observe_many(many, values)
+    totals = [0] * (len(BUCKETS_S) + 1)
+    observe_many(many, values, totals)
 
     def numbers(histogram: Histogram) -> list[tuple[str, Any, float]]:
         samples = next(iter(histogram.collect())).samples
         return [(s.name, s.labels, s.value) for s in samples if not s.name.endswith("_created")]
 
     assert numbers(single) == numbers(many)
+    assert totals == [3, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 2, 2]
+
+
+@pytest.mark.parametrize("metric", [RUNTIME_HANDLING_SECONDS, RUNTIME_WAIT_SECONDS])
+def test_the_history_has_the_buckets_of_the_histograms(metric: Histogram) -> None:
+    """A value is sorted once, for both."""
+    assert metric.labels("s")._upper_bounds == [*BUCKETS_S, math.inf]
 
 
 def test_the_gauge_of_messages_in_flight_is_the_sum_over_engines_and_ends_at_zero() -> None:

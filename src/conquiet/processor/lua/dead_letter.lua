@@ -1,17 +1,18 @@
 -- with: ordering
 -- Acknowledge entries and write their dead letters. One step, for the same reason as a retry.
 -- KEYS: stream, dead, order, cancel; ARGV: group, consumer, most dead letters kept (0: all), their greatest age in ms (0:
--- any), then per entry: entry id, record, key and ticket if its turn ends with it, else two times ''
+-- any), words per entry, then per entry: entry id, record, and with four words key and ticket: its turn ends with it
 -- Answers {dead letters that the retention removed, then per entry 1; 0 if it is not this consumer's any more; 3 if
 -- its job is to be cancelled, and nothing was done}.
 local answers = {0}
-for i = 5, #ARGV, 4 do
+local words = tonumber(ARGV[5])
+for i = 6, #ARGV, words do
   if redis.call('HEXISTS', KEYS[4], ARGV[i] .. ' ' .. ARGV[1]) == 1 then
     answers[#answers + 1] = 3
   elseif #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) == 1 then
     redis.call('XADD', KEYS[2], '*', 'data', ARGV[i + 1])
     redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
-    if ARGV[i + 3] ~= '' and owns_order(KEYS[1], KEYS[3], ARGV[1]) then
+    if words == 4 and owns_order(KEYS[1], KEYS[3], ARGV[1]) then
       release(KEYS[1], KEYS[3], ARGV[i + 2], ARGV[i + 3])
     end
     answers[#answers + 1] = 1

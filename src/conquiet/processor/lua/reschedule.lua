@@ -2,15 +2,17 @@
 -- Acknowledge entries and let what follows them wait: a retry, or a message that came too early. One step, so that
 -- a crash can neither lose the message nor schedule it twice.
 -- The acknowledgement comes last: an error (no memory left, a key of another type) ends a script where it stands.
--- KEYS: stream, delayed, wake, order, cancel; ARGV: group, consumer, then per entry: entry id, when (as in emit), payload,
--- key and ticket if it steps aside, else two times ''. Otherwise a message with a key keeps its ticket, and with it its turn.
+-- KEYS: stream, delayed, wake, order, cancel; ARGV: group, consumer, words per entry, then per entry: entry id, when (as in
+-- emit), payload, and with five words key and ticket: it steps aside. Otherwise a message with a key keeps its ticket, and
+-- with it its turn.
 -- Answers per entry 1; 0 if it is not this consumer's any more: its new owner decides; 3 if its job is to be cancelled:
 -- nothing was done, and the worker has to decide.
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local answers = {}
 local earliest = nil
-for i = 3, #ARGV, 5 do
+local words = tonumber(ARGV[3])
+for i = 4, #ARGV, words do
   local id, when, payload = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if redis.call('HEXISTS', KEYS[5], id .. ' ' .. ARGV[1]) == 1 then
     answers[#answers + 1] = 3
@@ -24,7 +26,7 @@ for i = 3, #ARGV, 5 do
       if not earliest or due < earliest then earliest = due end
     end
     redis.call('XACK', KEYS[1], ARGV[1], id)
-    if ARGV[i + 4] ~= '' and owns_order(KEYS[1], KEYS[4], ARGV[1]) then
+    if words == 5 and owns_order(KEYS[1], KEYS[4], ARGV[1]) then
       release(KEYS[1], KEYS[4], ARGV[i + 3], ARGV[i + 4])
     end
     answers[#answers + 1] = 1

@@ -1,6 +1,6 @@
 """Several locks as one."""
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from sqlalchemy.engine import Connection
@@ -22,6 +22,10 @@ class RecordingLock(LockBackend):
             raise LockAcquisitionError(f"{self.name} could not be acquired")
         self.log.append(f"+{self.name}")
 
+    def acquire_and_read(self, conn: Connection, op: DbOperation, id_column: str) -> dict[str, Any]:
+        self.acquire(conn, op)
+        return {"read": self.name}
+
     def release(self, conn: Connection, op: DbOperation) -> None:
         self.log.append(f"-{self.name}")
 
@@ -33,16 +37,21 @@ def test_several_locks_are_acquired_in_order_and_released_in_reverse() -> None:
 
     both.acquire(NO_CONNECTION, OP)
     both.release(NO_CONNECTION, OP)
+    acquired, log[:] = log[:], []
+    assert both.acquire_and_read(NO_CONNECTION, OP, "id") == {"read": "c"}
+    both.release(NO_CONNECTION, OP)
 
-    assert log == ["+a", "+b", "+c", "-c", "-b", "-a"]
+    assert acquired == log == ["+a", "+b", "+c", "-c", "-b", "-a"]
 
 
-def test_a_lock_that_fails_releases_those_before_it() -> None:
+@pytest.mark.spec("CQ-005.33")
+@pytest.mark.parametrize("reading", [False, True])
+def test_a_lock_that_fails_releases_those_before_it(*, reading: bool) -> None:
     log: list[str] = []
     both = CompositeLockBackend([RecordingLock("a", log), RecordingLock("b", log), RecordingLock("c", log, fails=True)])
 
     with pytest.raises(LockAcquisitionError, match="c could not be acquired"):
-        both.acquire(NO_CONNECTION, OP)
+        both.acquire_and_read(NO_CONNECTION, OP, "id") if reading else both.acquire(NO_CONNECTION, OP)
 
     assert log == ["+a", "+b", "-b", "-a"]
 

@@ -62,10 +62,12 @@ def test_the_backends_have_the_defaults_of_the_seed() -> None:
     assert MySQLTableLockBackend().lock_timeout_s == 10
 
 
-@pytest.mark.spec("CQ-005.34", "CQ-005.31", "CQ-005.35", "CQ-005.36")
+@pytest.mark.spec("CQ-005.20", "CQ-005.34", "CQ-005.31", "CQ-005.35", "CQ-005.36")
 def test_the_factory_makes_the_backend_of_each_strategy() -> None:
     assert make_lock_backend(LockStrategy.NONE, CONFIG) is None
-    assert type(make_lock_backend(LockStrategy.ADVISORY, CONFIG)) is MySQLAdvisoryLockBackend
+    advisory = make_lock_backend(LockStrategy.ADVISORY, CONFIG)
+    assert type(advisory) is MySQLAdvisoryLockBackend
+    assert vars(advisory) == vars(MySQLAdvisoryLockBackend())
     assert type(make_lock_backend(LockStrategy.TABLE, CONFIG)) is MySQLTableLockBackend
     row = make_lock_backend(LockStrategy.ROW, CONFIG)
     assert isinstance(row, MySQLRowLockBackend)
@@ -75,6 +77,7 @@ def test_the_factory_makes_the_backend_of_each_strategy() -> None:
     assert isinstance(both, CompositeLockBackend)
     first, second = both.backends
     assert isinstance(first, MySQLAdvisoryLockBackend)
+    assert vars(first) == vars(advisory)  # one name for both strategies: they exclude each other
     assert isinstance(second, MySQLRowLockBackend)
     assert second.id_column == "order_no"
 

@@ -41,6 +41,22 @@ def test_a_lock_name_begins_with_prefix_and_table_and_includes_the_id() -> None:
     )
 
 
+LETTERS = st.text(string.ascii_lowercase, min_size=1, max_size=80)
+
+
+@pytest.mark.spec("CQ-005.22")
+@given(one=LETTERS, other=LETTERS, shared=LETTERS)
+def test_two_ids_or_tables_that_differ_anywhere_have_two_names(one: str, other: str, shared: str) -> None:
+    if one == other:
+        return
+
+    def name(table: str, id_value: str) -> str:
+        return row_lock_name("conquiet_lock", table, id_value, default_schema="shop")
+
+    assert name("orders", shared + one) != name("orders", shared + other)
+    assert name(shared + one, "7") != name(shared + other, "7")
+
+
 def test_parts_do_not_run_into_each_other() -> None:
     assert lock_name("a", "b:c", "d") != lock_name("a", "b", "c:d")
 
