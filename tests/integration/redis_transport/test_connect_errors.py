@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ async def test_our_own_client_does_not_run_out_at_the_hundred_and_first_command(
 ) -> None:
     """All of them wait in the server at the same time: each needs a connection."""
     async with redis.asyncio.Redis.from_url(redis_url) as given, clone_async(given) as clone:
-        waiting = [asyncio.create_task(clone.blpop([f"{key_prefix}list"], timeout=60)) for _ in range(120)]
+        waiting = [asyncio.ensure_future(clone.blpop([f"{key_prefix}list"], timeout=60)) for _ in range(120)]
         await wait_until_async(lambda: _all_blocked(given, waiting, 120))
         await given.rpush(f"{key_prefix}list", *range(120))
 
@@ -175,7 +175,7 @@ def test_our_own_client_serves_more_than_a_hundred_threads(redis_url: str, key_p
         threads = [threading.Thread(target=wait) for _ in range(120)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: failures or given.info("clients")["blocked_clients"] == 120)  # type: ignore[index]
+        wait_until(lambda: failures or given.info("clients")["blocked_clients"] == 120)
         given.rpush(f"{key_prefix}list", *range(120))
         for thread in threads:
             thread.join(90)
@@ -183,7 +183,7 @@ def test_our_own_client_serves_more_than_a_hundred_threads(redis_url: str, key_p
     assert failures == []
 
 
-async def _all_blocked(client: redis.asyncio.Redis, waiting: "list[asyncio.Task[Any]]", count: int) -> bool:
+async def _all_blocked(client: redis.asyncio.Redis, waiting: "Sequence[asyncio.Future[Any]]", count: int) -> bool:
     return any(task.done() for task in waiting) or (await client.info("clients"))["blocked_clients"] == count
 
 
