@@ -150,9 +150,7 @@ async def test_an_asyncio_pool_that_is_full_sent_nothing(redis_url: str) -> None
     assert "max_connections" in str(error)
 
 
-async def test_our_own_client_does_not_run_out_at_the_hundred_and_first_command(
-    redis_url: str, key_prefix: str
-) -> None:
+async def test_our_own_client_serves_more_than_a_hundred_tasks(redis_url: str, key_prefix: str) -> None:
     """All of them wait in the server at the same time: each needs a connection."""
     async with redis.asyncio.Redis.from_url(redis_url) as given, clone_async(given) as clone:
         waiting = [asyncio.ensure_future(clone.blpop([f"{key_prefix}list"], timeout=60)) for _ in range(120)]
