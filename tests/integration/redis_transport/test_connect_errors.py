@@ -173,7 +173,7 @@ def test_our_own_client_serves_more_than_a_hundred_threads(redis_url: str, key_p
         threads = [threading.Thread(target=wait) for _ in range(120)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: failures or given.info("clients")["blocked_clients"] == 120)
+        wait_until(lambda: failures or given.info("clients")["blocked_clients"] >= 120)
         given.rpush(f"{key_prefix}list", *range(120))
         for thread in threads:
             thread.join(90)
@@ -182,7 +182,7 @@ def test_our_own_client_serves_more_than_a_hundred_threads(redis_url: str, key_p
 
 
 async def _all_blocked(client: redis.asyncio.Redis, waiting: "Sequence[asyncio.Future[Any]]", count: int) -> bool:
-    return any(task.done() for task in waiting) or (await client.info("clients"))["blocked_clients"] == count
+    return any(task.done() for task in waiting) or (await client.info("clients"))["blocked_clients"] >= count
 
 
 def test_a_retried_command_whose_first_reply_was_lost_is_in_doubt(
