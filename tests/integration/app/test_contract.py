@@ -235,11 +235,12 @@ async def test_a_delayed_message_comes_after_one_that_is_due_now(place: Place) -
 
     @app.handler("start")
     async def start(session: AsyncSession, emit: Emit) -> None:
-        await emit("later", {"name": "outbox"}, delay_s=0.6)
+        await emit("later", {"name": "outbox"}, delay_s=1.5)
 
     async with place.running(app) as running:
-        await app.emit("later", {"name": "at"}, at=datetime.now(UTC) + timedelta(seconds=0.4))
-        await app.emit("later", {"name": "delay"}, delay_s=0.1)
+        now = datetime.fromtimestamp(app.assembly.clock.time(), UTC)  # a TestApp's own: it stands still meanwhile
+        await app.emit("later", {"name": "at"}, at=now + timedelta(seconds=1))
+        await app.emit("later", {"name": "delay"}, delay_s=0.5)
         await app.emit("start")
         await app.emit("later", {"name": "now"})
         await running.settle()
