@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,13 @@ def test_two_servers_live_side_by_side_and_share_nothing(private_redis: StartRed
     assert two.call("GET", "who") is None
     assert one.port != two.port
     assert one.folder != two.folder
+
+
+def test_the_data_of_a_server_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="cq-") as place:  # a short path: servers put sockets into it
+        monkeypatch.setenv("CONQUIET_TEST_DATA_DIR", place)
+        with RedisServer() as server:
+            assert server.folder.parent == Path(place).resolve()
 
 
 def test_stop_ends_the_process_removes_the_folder_and_may_be_repeated() -> None:
