@@ -5,8 +5,8 @@
                  relay: outbox ─▶ Redis stream ─▶ book: credit the ledger, inbox row ─▶ COMMIT ─▶ ack
 
 Every order is published to RabbitMQ twice, as an anxious producer would. The relay is broken off once between
-publishing and deleting, so its batch goes out twice. One ledger worker "dies" between commit and ack, so its
-message comes again. In the end the books have to agree to the cent.
+publishing and deleting, so its batch goes out twice. One ledger worker "crashes" between commit and ack, so its
+message is delivered again. In the end the books must agree to the cent.
 
 Run it: it starts private servers for itself (``pip install 'conquiet[all]'``, and the servers' programs).
 
@@ -52,7 +52,7 @@ def book(msg: QueueMessage, session: DbSession) -> None:
 
 # ------------------------------------------------------------------ the three stages
 async def take_orders(amqp_url: str, engine: Engine) -> None:
-    """RabbitMQ to MySQL. The order number identifies an order, however often it is sent."""
+    """RabbitMQ to MySQL. The order number identifies an order that is sent several times."""
     syncer = for_rabbit(take_order, engine=engine, key=lambda order: str(order["order"]))
     accept_all = SchemaRegistry(built_in=False).register_default()
     async with RabbitConsumer(amqp_url, "orders", syncer, schemas=accept_all, concurrency=2) as consumer:
@@ -79,7 +79,7 @@ def relay_to(client: redis.Redis, engine: Engine) -> None:
 
 
 def keep_the_ledger(ledger: QueueConsumer, engine: Engine) -> None:
-    """Redis to MySQL. Messages of one outbox row are one message, and one worker dies before its ack."""
+    """Redis to MySQL. Messages of one outbox row are one message, and one worker crashes before its ack."""
     inbox = Inbox(key=by_outbox_id)
     doomed = ledger.next()
     assert doomed is not None

@@ -20,8 +20,7 @@ from sqlalchemy import Integer, String, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from conquiet import Outbox
-from conquiet.processor import JobContext, Processor
+from conquiet import JobContext, Outbox, Processor
 from conquiet.transactional import for_processor
 
 outbox = Outbox(targets=["jobs"])  # named once: a typo is refused when a message is added
@@ -32,7 +31,7 @@ class Base(DeclarativeBase):
 
 
 class Order(Base):
-    """What a customer has bought."""
+    """The items that a customer has bought."""
 
     __tablename__ = "shop_order"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -77,7 +76,7 @@ def create_app(database_url: str | None = None) -> FastAPI:
 
 
 async def ship(ctx: JobContext, session: AsyncSession) -> None:
-    """Ship an order once, however often its message is delivered."""
+    """Ship an order once, also if its message is delivered several times."""
     order = (await session.execute(select(Order).where(Order.id == ctx.data["order"]))).scalar_one()
     order.shipped += 1
 

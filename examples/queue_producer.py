@@ -1,4 +1,4 @@
-"""Three ways to enqueue: one, many at once, and one that may be repeated safely.
+"""Three ways to enqueue: one message, many messages, and a message that may be sent again safely.
 
 REDIS_URL=redis://localhost:6379/0 python examples/queue_producer.py
 """
@@ -17,7 +17,7 @@ def main() -> None:
         print("one:", queue.enqueue({"order": 1, "amount": "19.99"}))
         print("many:", len(queue.enqueue_many({"order": n, "amount": "5.00"} for n in range(2, 5))))
 
-        # The same key adds one entry however often it is sent, so a lost reply may be answered by sending again.
+        # The same key adds one entry only, so the message may be sent again after a lost reply.
         payment = {"order": 5, "amount": "7.50"}
         try:
             first = queue.enqueue(payment, idempotency_key="payment-5")

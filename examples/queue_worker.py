@@ -19,7 +19,7 @@ def main() -> None:
     # The name is the same after a restart and unique among live processes: one worker per host here.
     config = QueueConfig("orders", "billing", f"worker-{socket.gethostname()}", block_ms=1_000)
     with QueueConsumer(client, config, enable_signal_handlers=True) as consumer:
-        # What this worker had in its hands when it died last time comes first.
+        # The entries that this worker had in flight when it was killed come first.
         after = "0-0"
         while (batch := consumer.recover_own(after=after)).last_id is not None:
             for message in batch:

@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 
 import redis.asyncio
 
-from conquiet.processor import JobContext, Processor
-from conquiet.scheduler import Cron, Every, ScheduleEntry, Scheduler, due_of
+from conquiet import Cron, Every, JobContext, Processor, ScheduleEntry, Scheduler
+from conquiet.scheduler import due_of
 
 STREAM, GROUP, BERLIN = "example:reports", "example-scheduler", ZoneInfo("Europe/Berlin")
 

@@ -34,6 +34,7 @@ MODULES = [
     "conquiet.errors",
     "conquiet.signals",
     "conquiet.db",
+    "conquiet.db.locking",
     "conquiet.queue",
     "conquiet.runtime",
     "conquiet.processor",

@@ -200,7 +200,7 @@ def not_handled() -> str:
 
 ROLES = {
     "cli": "the command conquiet", "testing": "private servers, fault proxy", "dashboard": "pages over management",
-    "contrib": "doors to Flask and Django", "management": "what an operator inspects and changes",
+    "contrib": "integrations: Flask and Django", "management": "what an operator inspects and changes",
     "app": "typed handlers, emit in a transaction", "transactional": "inbox, outbox, relay",
     "scheduler": "cron, intervals, one-off times", "processor": "retries, delays, dead letters, jobs",
     "runtime": "async engine on Redis", "rabbit": "engine on RabbitMQ", "db": "one write, its lock",

@@ -113,7 +113,7 @@ async def _outage(proxy: FaultProxy, seconds: float) -> None:
     """Let Redis be away for a tenth of the run."""
     await asyncio.sleep(seconds * 0.6)
     proxy.refuse()
-    proxy.cut()
+    proxy.disconnect()
     await asyncio.sleep(seconds * 0.1)
     proxy.accept()
 

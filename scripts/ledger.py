@@ -31,7 +31,7 @@ LEDGER = ROOT / "ledger"
 PAGE = ROOT / "docs" / "reliability.md"
 OTHERS = {"planted", "simulation"}
 MAIN = ("lost", "effect twice", "stuck")
-"""Anomalies with a column of their own."""
+"""Anomalies with their own column."""
 Line = dict[str, Any]
 
 
@@ -100,22 +100,22 @@ def _head(rows: list[Row], planted: dict[str, Line]) -> str:
     rest = f" ({not_run} have not been run yet)" if not_run else ""
     return f"""# Reliability: the fault ledger
 
-Storms kill, freeze and cut off real processes and real servers while messages flow, and write down everything that
-happens. A checker that shares no code with conquiet reads these histories and names every anomaly. This page is
-generated from the results, and a failed run stays in the table. Not in it: trial runs from before the ledger began, and
-storms that ended in a time limit of their test before they could be judged.
+Storms kill, freeze and disconnect real processes and real servers while they process messages, and record a history. A
+checker that shares no code with conquiet reads these histories and reports every anomaly. This page is generated from
+the results, and a failed run stays in the table. Not included: trial runs from before the ledger began, and storms that
+exceeded the time limit of their test before they could be judged.
 
 **{faults:,} faults, {messages:,} messages and updates: {lost} lost, {twice} done twice, {stuck} stuck.
 Planted bugs caught: {caught} of {len(names)}{rest}.**
 
-- *Faults*: processes killed with `kill -9`, stopped or frozen; servers killed and restarted; connections cut; replies
-  lost.
+- *Faults*: processes killed with `kill -9`, stopped or frozen; servers killed and restarted; connections closed;
+  replies lost.
 - *Lost*: a message without its effect. *Twice*: an effect that happened twice where once is promised. *Stuck*:
   something that was not finished in time after the last fault.
-- *Delivered again*: second deliveries. Each was explained by a fault that is in the history; one without a fault counts
+- *Delivered again*: second deliveries. Each was explained by a fault in the history; a delivery without a fault counts
   as *other*.
-- *Replication*: messages whose sender did not wait for a replica (`replicas=1`), and that a killed primary took along.
-  Redis replicates asynchronously; these are not in *lost*."""
+- *Replication*: messages sent without waiting for a replica (`replicas=1`) and lost with a killed primary. Redis
+  replicates asynchronously; these are not in *lost*."""
 
 
 _HEADINGS = (
@@ -250,7 +250,7 @@ def _settings(durability: Line) -> str:
 _TAIL = """## How it works
 
 - A storm has two phases: faults, then a recovery with a time limit in which everything must drain.
-- Kill points have names. Each one must be armed and reached as often as the storm asks, or the run fails.
+- Kill points have names. Each must be armed and reached the number of times that the storm requires, or the run fails.
 - The [format of a history](history-format.md) is documented, and the checker uses Python's standard library alone:
   `python scripts/check_history.py ledger/histories/*.jsonl.xz`.
 - Kept histories are in `ledger/histories`. Large ones are not kept in the repository: the ledger has their SHA-256,

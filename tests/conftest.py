@@ -16,12 +16,15 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from conquiet.metrics import outages
+
+if TYPE_CHECKING:
+    from conquiet.testing.rabbitmq import RabbitMQServer
 
 
 def free_memory() -> int:
@@ -97,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def rabbit_release(rabbitmq_server: Any) -> tuple[int, int]:
+def rabbit_release(rabbitmq_server: "RabbitMQServer") -> tuple[int, int]:
     """Return the broker's release, such as ``(3, 10)``: the meaning of a delivery limit depends on it."""
     major, minor = rabbitmq_server.api("GET", "/api/overview")["rabbitmq_version"].split(".")[:2]
     return int(major), int(minor)

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from conquiet.db.session import DbSession
 from conquiet.processor import JobContext, Processor
-from conquiet.transactional import for_processor, for_processor_batch, for_processor_group
+from conquiet.transactional import for_processor, for_processor_batch, for_processor_shared_transaction
 from exactly_once_parts.common import EFFECT, EVENT, SIZE, World
 
 Prepare = Callable[[World, Processor, Callable[[int], None]], Any]
@@ -108,7 +108,9 @@ def grouped(size: int) -> Prepare:
             session.execute(EFFECT, {"id": ctx.id, "cents": ctx.data["cents"]})
             handled(1)
 
-        processor.handler(EVENT, batch=size, within_s=0.02)(for_processor_group(handle, engine=world.engine))
+        processor.handler(EVENT, batch=size, within_s=0.02)(
+            for_processor_shared_transaction(handle, engine=world.engine)
+        )
 
     return prepare
 

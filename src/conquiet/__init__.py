@@ -1,6 +1,6 @@
 """conquiet: process it, commit it, then acknowledge it.
 
-The names below are imported when they are first used, so that code needs only the extras of the names it uses.
+The names below are imported on first use, so that a program needs only the extras of the names it uses.
 docs/api.md lists every public name.
 """
 
@@ -10,17 +10,28 @@ from conquiet._version import __version__
 from conquiet.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from conquiet.app import App, AppSettings, Emit, SyncEmit
+    from conquiet.app import App, AppSettings, Emit, SyncEmit, TestApp
     from conquiet.config import DbConfig, QueueConfig
     from conquiet.db.locking.strategy import LockStrategy
     from conquiet.db.models import DbOperation, DbOperationType
     from conquiet.db.session import DbSession
     from conquiet.db.writer import DbWriter
-    from conquiet.errors import ConquietError
-    from conquiet.processor import JobContext, Processor, Reject, Retry, RetryPolicy, SyncEmitter
+    from conquiet.errors import ConquietError, InfrastructureError
+    from conquiet.processor import (
+        JobContext,
+        NewMessage,
+        Processor,
+        ProcessorSettings,
+        RateLimit,
+        Reject,
+        Retry,
+        RetryPolicy,
+        SyncEmitter,
+        SyncJobContext,
+    )
     from conquiet.queue import QueueConsumer, QueueMessage, QueueWorker, RedisStreamsQueue
-    from conquiet.rabbit import RabbitConsumer, sync_queue
-    from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings
+    from conquiet.rabbit import RabbitConsumer, run_process, sync_queue
+    from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, RuntimeSettings, SyncMessageContext
     from conquiet.scheduler import Cron, Every, Once, ScheduleEntry, Scheduler
     from conquiet.signals import install_termination_handlers
     from conquiet.transactional import Inbox, Outbox, OutboxRelay
@@ -39,18 +50,22 @@ __all__ = [
     "Emit",
     "Every",
     "Inbox",
+    "InfrastructureError",
     "JobContext",
     "LockStrategy",
     "MessageContext",
+    "NewMessage",
     "Once",
     "Outbox",
     "OutboxRelay",
     "Processor",
+    "ProcessorSettings",
     "QueueConfig",
     "QueueConsumer",
     "QueueMessage",
     "QueueWorker",
     "RabbitConsumer",
+    "RateLimit",
     "RedisStreamsQueue",
     "Reject",
     "Retry",
@@ -61,23 +76,38 @@ __all__ = [
     "Scheduler",
     "SyncEmit",
     "SyncEmitter",
+    "SyncJobContext",
+    "SyncMessageContext",
+    "TestApp",
     "__version__",
     "install_termination_handlers",
+    "run_process",
     "sync_queue",
 ]
 
 _HOMES = {
-    "conquiet.app": ("App", "AppSettings", "Emit", "SyncEmit"),
+    "conquiet.app": ("App", "AppSettings", "Emit", "SyncEmit", "TestApp"),
     "conquiet.config": ("DbConfig", "QueueConfig"),
     "conquiet.db.locking.strategy": ("LockStrategy",),
     "conquiet.db.models": ("DbOperation", "DbOperationType"),
     "conquiet.db.session": ("DbSession",),
     "conquiet.db.writer": ("DbWriter",),
-    "conquiet.errors": ("ConquietError",),
-    "conquiet.processor": ("JobContext", "Processor", "Reject", "Retry", "RetryPolicy", "SyncEmitter"),
+    "conquiet.errors": ("ConquietError", "InfrastructureError"),
+    "conquiet.processor": (
+        "JobContext",
+        "NewMessage",
+        "Processor",
+        "ProcessorSettings",
+        "RateLimit",
+        "Reject",
+        "Retry",
+        "RetryPolicy",
+        "SyncEmitter",
+        "SyncJobContext",
+    ),
     "conquiet.queue": ("QueueConsumer", "QueueMessage", "QueueWorker", "RedisStreamsQueue"),
-    "conquiet.rabbit": ("RabbitConsumer", "sync_queue"),
-    "conquiet.runtime": ("Consumer", "MessageContext", "RuntimeMessage", "RuntimeSettings"),
+    "conquiet.rabbit": ("RabbitConsumer", "run_process", "sync_queue"),
+    "conquiet.runtime": ("Consumer", "MessageContext", "RuntimeMessage", "RuntimeSettings", "SyncMessageContext"),
     "conquiet.scheduler": ("Cron", "Every", "Once", "ScheduleEntry", "Scheduler"),
     "conquiet.signals": ("install_termination_handlers",),
     "conquiet.transactional": ("Inbox", "Outbox", "OutboxRelay"),

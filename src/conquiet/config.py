@@ -1,4 +1,4 @@
-"""Settings: frozen, and checked when they are created.
+"""Configuration dataclasses: frozen, and validated when they are created.
 
 See docs/decisions/0028.
 """
@@ -12,17 +12,17 @@ from conquiet.core.validation import require_identifier, require_positive, requi
 from conquiet.errors import ConfigurationError
 
 CLAIM_IDLE_MS: Final = 60_000
-"""Default of every ``claim_idle_ms``: how long an entry must be idle before it counts as stale. SPEC(001 §4.1)."""
+"""Default of every ``claim_idle_ms``: idle time after which an entry is stale. SPEC(001 §4.1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DbConfig:
-    """Which table a writer works on and how its rows are found. SPEC(003 §3.1).
+    """The table that a writer writes to, and the column that identifies its rows. SPEC(003 §3.1).
 
     Attributes:
         table_name: ``table`` or ``schema.table``.
         op_type: Has no effect. SPEC(003 §3.1) names it; each ``DbOperation`` has its own type.
-        id_column: Column that identifies a row: the primary key or a unique one.
+        id_column: Column that identifies a row: the primary key or another unique column.
         insert_mode: Has one value, ``"insert"``. SPEC(003 §5.10) names it. INSERT IGNORE would hide errors that are
             not duplicates, and an upsert is an update without a lock.
     """
@@ -43,24 +43,25 @@ class DbConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """Where one consumer reads and how long it waits. SPEC(001 §4.1).
+    """Stream, group and limits of one consumer. SPEC(001 §4.1).
 
     Everything after ``consumer_name`` is keyword-only.
 
     Attributes:
         stream_key: Redis key of the stream.
-        consumer_group: Group whose members share the stream's entries.
+        consumer_group: Consumer group. Its members share the entries of the stream.
         consumer_name: Name of this process inside the group. Two live processes with one name
             would read each other's pending entries as their own.
-        block_ms: Longest wait of one read. Zero is refused because Redis reads it as "no limit", and then a stop
+        block_ms: Longest wait of one read. Zero is rejected because Redis treats it as "no limit", and then a stop
             request is never noticed.
-        max_read_count: Entries per read; must be 1 under ``QueueConsumer``, which holds one at a time.
-        claim_idle_ms: How long an entry must be idle before it counts as stale.
-        max_payload_bytes: Largest payload, encoded, that is written or accepted.
-        claim_skip_own_messages: Let ``claim_stale`` leave out messages pending under ``consumer_name`` itself: a
-            process does not claim its own message whose handler is only slow.
+        max_read_count: Entries per read. Must be 1 for ``QueueConsumer``, which holds one message at a time.
+        claim_idle_ms: Idle time after which an entry is stale.
+        max_payload_bytes: Maximum size of an encoded payload, for writing and reading.
+        claim_skip_own_messages: Make ``claim_stale`` skip messages that are pending for ``consumer_name`` itself, so
+            that a process does not claim a message that its own slow handler is still running.
         decode: Reads entries that other programs write with several plain fields: a function from names and values
-            (bytes) to the payload. None accepts one field ``data`` with a JSON object. ``enqueue`` writes that one.
+            (bytes) to the payload. None accepts one field ``data`` with a JSON object, which is also what ``enqueue``
+            writes.
     """
 
     stream_key: str

@@ -1,63 +1,61 @@
-"""Every error that conquiet raises, and the state it leaves behind.
+"""All errors that conquiet raises, and the state after each.
 
     ConquietError
-    ├── ConfigurationError (ValueError)      a setting is wrong; nothing was sent anywhere
+    ├── ConfigurationError (ValueError)      a setting is invalid; nothing was sent
     ├── MissingExtraError (ImportError)      an optional dependency is not installed
     ├── LifecycleError (RuntimeError)        called in the wrong order; nothing was done
-    ├── OperatorError                        an operator's request was refused; nothing was changed
+    ├── OperatorError                        an operator's request was rejected; nothing was changed
     │   ├── NoSuchStreamError                ... because there is no such stream, group or consumer
-    │   └── WrongKeyTypeError                ... because the key holds something else than a stream
+    │   └── WrongKeyTypeError                ... because the key is not a stream
     ├── MessageKeyError (ValueError)         the inbox cannot identify this message; nothing was run
     ├── DbWriteError                         a write failed and left nothing behind
     │   ├── CommitUnknownError               also an InfrastructureError: the reply to COMMIT was lost
     │   ├── DatabaseUnavailableError         also an InfrastructureError: unreachable, read-only or no free connection
-    │   ├── ConflictError                    another transaction was first; rolled back, worth a new attempt
-    │   │   └── MessageInProgressError       ... because another run of the message is not over
-    │   └── LockedWriteError                 also a LockAcquisitionError: the writer did not get its lock
+    │   ├── ConflictError                    another transaction was first; rolled back, may be retried
+    │   │   └── MessageInProgressError       ... because another run of the message has not ended
+    │   └── LockedWriteError                 also a LockAcquisitionError: the writer could not acquire its lock
     ├── LockAcquisitionError                 a lock could not be acquired; nothing was written
     │   ├── LockTimeoutError                 ... because another session held it for too long
     │   └── NoSuchRowError                   ... because there is no row to lock
-    ├── InfrastructureError                  a server the handler needs is unavailable; the message is not at fault
+    ├── InfrastructureError                  a server the handler needs is unavailable; no attempt is counted
     │   └── ServerUnreachableError           a server could not be reached at the start; nothing was read
     ├── JobCancelledError                    an operator has cancelled the job; it has no effect
-    ├── JobFailedError                       the job whose result was waited for is dead
-    ├── JobResultError                       the job has succeeded, and its result does not fit the type asked for
-    ├── JobTimeoutError (TimeoutError)       the job whose result was waited for has not ended in time; it goes on
+    ├── JobFailedError                       the awaited job is dead
+    ├── JobResultError                       the job succeeded, but its result does not match the requested type
+    ├── JobTimeoutError (TimeoutError)       the awaited job has not ended in time; it continues
     ├── HandlerTimeoutError (TimeoutError)   a handler exceeded its timeout; cancelled, or still running in its thread
-    ├── QueueError                           Redis refused or did not answer
-    │   ├── PayloadError (ValueError)        a payload that cannot become a message; nothing was sent
-    │   ├── MalformedMessageError            an entry that is not one of ours; it stays pending
+    ├── QueueError                           Redis returned an error or did not reply
+    │   ├── PayloadError (ValueError)        a payload cannot be encoded as a message; nothing was sent
+    │   ├── MalformedMessageError            an entry has another format; it stays pending
     │   ├── GroupMissingError                the consumer group (or its stream) is gone
     │   ├── NotReplicatedError               written, but too few replicas have confirmed it in time
     │   ├── LeaseLostError                   another consumer owns the message, or may own it
     │   └── DeliveriesExhaustedError         delivered too often; not run again, still pending
-    └── RabbitError                          RabbitMQ refused, went away or did not answer
+    └── RabbitError                          RabbitMQ returned an error, closed the connection or did not reply
         ├── RabbitConnectionError            no connection, or it was lost more often than allowed
-        ├── QueueMissingError                the queue is not there; it is never created for you
+        ├── QueueMissingError                the queue does not exist; conquiet never creates it
         ├── FatalSyncerError                 the syncer broke its contract; its message is unsettled
-        ├── UncaughtError                    an uncaught error ended the process in good order
+        ├── UncaughtError                    an uncaught error stopped the process in order
         └── PublishError                     not confirmed: the message may or may not be in the queue
             └── ReturnedMessageError         ... because no queue is bound for it: it is in no queue
 
-Messages are built from facts that are safe to log: names from the configuration, error
-numbers, message ids. A payload, a bound parameter or a credential is never in ``str()`` or
-``repr()`` of one of these. The driver's own error is kept as ``__cause__`` only.
+Error texts contain only facts that are safe to log: names from the configuration, error
+numbers, message ids. ``str()`` and ``repr()`` never contain a payload, a bound parameter or a
+credential. The driver's error is kept as ``__cause__`` only.
 
-A class declares its facts as annotated attributes with defaults; the constructor takes them as keywords. So every
-error can be pickled: it is rebuilt from its message, and then gets its facts.
-
-See docs/decisions/0027.
+A class declares its facts as annotated attributes with defaults, and the constructor takes them as keywords. So every
+error can be pickled: it is rebuilt from its text, then its facts are restored.
 """
 
 from typing import Any
 
 
 class ConquietError(Exception):
-    """Base of all errors of this library.
+    """Base class of all errors of this library.
 
     Args:
         message: The text.
-        **facts: Values of the attributes that the class declares.
+        **facts: Values for the attributes that the class declares.
     """
 
     def __init__(self, message: str = "", **facts: Any) -> None:
@@ -69,17 +67,17 @@ class ConquietError(Exception):
 
 
 class ConfigurationError(ConquietError, ValueError):
-    """A setting is wrong. Raised before any I/O, so nothing has happened yet.
+    """A setting is invalid. Raised before any I/O.
 
     Attributes:
-        fix: What to do, where the text does not say it.
+        fix: The remedy, if the text does not contain it.
     """
 
     fix: str = ""
 
 
 class MissingExtraError(ConquietError, ImportError):
-    """A part of conquiet was used whose optional dependency is not installed."""
+    """A part of conquiet was used without its optional dependency."""
 
     extra: str | None = None
 
@@ -89,7 +87,7 @@ class LifecycleError(ConquietError, RuntimeError):
 
 
 class OperatorError(ConquietError):
-    """An operator's request is not possible or not safe now. Nothing was changed."""
+    """An operator's request is currently not possible or not safe. Nothing was changed."""
 
     stream: str | None = None
 
@@ -99,7 +97,7 @@ class NoSuchStreamError(OperatorError):
 
 
 class WrongKeyTypeError(OperatorError):
-    """The key holds something else than a stream. It was not changed."""
+    """The key is not a stream. It was not changed."""
 
 
 class MessageKeyError(ConquietError, ValueError):
@@ -107,7 +105,7 @@ class MessageKeyError(ConquietError, ValueError):
 
 
 class InfrastructureError(ConquietError):
-    """A server that a handler depends on is unavailable. The message is not at fault.
+    """A server that a handler needs is unavailable. The failure does not count against the message.
 
     A handler may raise it, or a subclass. The worker releases the message without charging a delivery or an attempt,
     pauses consumption with backoff, and resumes when a message succeeds again.
@@ -118,23 +116,23 @@ class ServerUnreachableError(InfrastructureError):
     """A server that an application needs could not be reached at its start. Nothing was read or written.
 
     Attributes:
-        server: Which server, without credentials.
+        server: Name or URL of the server, without credentials.
     """
 
     server: str = ""
 
 
 class DbWriteError(ConquietError):
-    """A database write failed. Its transaction was rolled back: nothing of it is visible.
+    """A database write failed. Its transaction was rolled back, so nothing of it is visible.
 
-    The exception to that rule is its own class, ``CommitUnknownError``.
+    The only exception is the subclass ``CommitUnknownError``.
 
     Attributes:
         table: The table that was written.
         operation: ``insert`` or ``update``.
         errno: The server's error number, on MySQL, MariaDB and SQLite.
         sqlstate: The server's error code, on PostgreSQL.
-        completed: Out of ``execute_many`` only: how many operations before this one are committed.
+        completed: For ``execute_many`` only: number of earlier operations that are committed.
     """
 
     table: str | None = None
@@ -152,18 +150,18 @@ class DatabaseUnavailableError(DbWriteError, InfrastructureError):
 
 
 class CommitUnknownError(DbWriteError, InfrastructureError):
-    """COMMIT was sent and its reply was lost: the write may or may not be there.
+    """COMMIT was sent and its reply was lost: the write may or may not be committed.
 
-    The same holds for a statement that commits itself, and for any interruption in place of the reply: a lost
-    connection, or an exception of the caller's own.
+    The same applies to a statement that commits implicitly, and to any interruption before the reply: a lost
+    connection, or an exception raised in the caller.
 
-    Do not acknowledge a message after it, and do not treat the write as failed. The next delivery of the message finds
-    out, by the row itself or by an inbox row of the same transaction.
+    Do not acknowledge the message, and do not treat the write as failed. The next delivery of the message detects the
+    outcome by the row itself or by an inbox row of the same transaction.
     """
 
 
 class ConflictError(DbWriteError):
-    """Another transaction was first: a stale version, a deadlock or a lock wait that ran out.
+    """Another transaction was first: a stale version, a deadlock or a lock wait timeout.
 
     The transaction was rolled back as a whole. A *new* transaction may succeed.
     """
@@ -172,7 +170,7 @@ class ConflictError(DbWriteError):
 class MessageInProgressError(ConflictError):
     """Another run of the same message holds its inbox row. Its handler was not called, and nothing was written.
 
-    The message is not at fault: whether it is done is known when the other run ends.
+    It does not count as a failure of the message: the outcome is known when the other run ends.
     """
 
 
@@ -180,9 +178,9 @@ class LockAcquisitionError(ConquietError):
     """A lock could not be acquired, so nothing was written.
 
     Attributes:
-        resource: What was to be locked.
+        resource: The resource to lock.
         waited_s: How long the caller waited.
-        holder: The session that holds the lock, if the server names it.
+        holder: The session that holds the lock, if the server reports it.
     """
 
     resource: str | None = None
@@ -195,20 +193,20 @@ class LockTimeoutError(LockAcquisitionError):
 
 
 class NoSuchRowError(LockAcquisitionError):
-    """There is no such row to lock: two transactions that ask for it would both go on."""
+    """There is no row to lock: two transactions that lock it would both continue."""
 
 
 class LockedWriteError(DbWriteError, LockAcquisitionError):
-    """``DbWriter`` did not get the lock of its strategy. Nothing was written.
+    """``DbWriter`` could not acquire the lock of its strategy. Nothing was written.
 
-    Both a ``DbWriteError`` (any failure of a write is one) and a ``LockAcquisitionError``.
+    It is a ``DbWriteError``, like any failure of a write, and a ``LockAcquisitionError``.
     """
 
 
 class JobCancelledError(ConquietError):
-    """An operator has cancelled the job. Raised by ``ctx.raise_if_cancelled()``, and by waiting for its result.
+    """An operator has cancelled the job. Raised by ``ctx.raise_if_cancelled()`` and when its result is awaited.
 
-    Whatever its handler did in its transaction was rolled back.
+    The transaction of its handler was rolled back.
     """
 
     event: str | None = None
@@ -216,21 +214,21 @@ class JobCancelledError(ConquietError):
 
 
 class JobFailedError(ConquietError):
-    """The job whose result was waited for is dead: it is among the dead letters."""
+    """The awaited job is dead: its message is in the dead letters."""
 
     job_id: str | None = None
     reason: str | None = None
 
 
 class JobResultError(ConquietError):
-    """The job has succeeded, and what its handler returned does not fit the type that was asked for.
+    """The job succeeded, but the handler's result does not match the requested type.
 
-    Its effect counts. The result has no value if it could not be written as JSON, or if the worker was killed between
-    its commit and the result.
+    The job's effect is committed. The result has no value if it could not be encoded as JSON, or if the worker was
+    killed between its commit and the result.
 
     Attributes:
-        reason: Why, from a closed list of texts.
-        path: Keys and indexes that lead to the value that does not fit. The value is in no part of the error.
+        reason: The reason, from a closed list of texts.
+        path: Keys and indexes that lead to the mismatching value. The error never contains the value.
     """
 
     event: str | None = None
@@ -239,7 +237,7 @@ class JobResultError(ConquietError):
 
 
 class JobTimeoutError(ConquietError, TimeoutError):
-    """The job whose result was waited for has not ended in time, or its result is not kept. The job goes on."""
+    """The awaited job has not ended in time, or its result is not kept. The job continues."""
 
     job_id: str | None = None
     timeout_s: float | None = None
@@ -248,8 +246,8 @@ class JobTimeoutError(ConquietError, TimeoutError):
 class HandlerTimeoutError(ConquietError, TimeoutError):
     """A handler of the processor took longer than its timeout.
 
-    An ``async`` handler was cancelled. A plain function was not: a thread cannot be killed, so the message stays with
-    it until it ends, and only then is it retried or dead-lettered.
+    An ``async`` handler was cancelled. A plain function was not, because a thread cannot be killed: the message stays
+    leased until the thread ends, and only then is it retried or dead-lettered.
     """
 
     event: str | None = None
@@ -259,14 +257,14 @@ class HandlerTimeoutError(ConquietError, TimeoutError):
 class QueueError(ConquietError):
     """A Redis command failed or its reply was lost. It was sent at most once.
 
-    After a lost reply the command may have taken effect: an enqueued entry may be there, a read entry may be pending
-    for this consumer (``recover_own()`` finds it).
+    After a lost reply the command may have taken effect: an entry may be enqueued, or read entries may be pending for
+    this consumer (``recover_own()`` finds them).
 
     Attributes:
-        stream: The stream it concerned.
-        group: The consumer group it concerned.
+        stream: The stream of the command.
+        group: The consumer group of the command.
         command: Name of the command.
-        in_doubt: True if the reply was lost. False if the server refused the command or never got it.
+        in_doubt: True if the reply was lost. False if the server rejected the command or never received it.
     """
 
     stream: str | None = None
@@ -276,12 +274,12 @@ class QueueError(ConquietError):
 
 
 class PayloadError(QueueError, ValueError):
-    """A payload cannot be written as a message. Nothing was sent.
+    """A payload cannot be encoded as a message. Nothing was sent.
 
     Attributes:
-        reason: Why, from a closed list of texts.
-        path: Keys and indexes that lead to the refused value (``order.items[3]``). The value is in no part of the
-            error.
+        reason: The reason, from a closed list of texts.
+        path: Keys and indexes that lead to the rejected value (``order.items[3]``). The error never contains the
+            value.
     """
 
     reason: str | None = None
@@ -289,14 +287,14 @@ class PayloadError(QueueError, ValueError):
 
 
 class NotReplicatedError(QueueError):
-    """A message was written, and too few replicas have confirmed it in time. ``in_doubt`` is true.
+    """A message was written, but too few replicas have confirmed it in time. ``in_doubt`` is true.
 
-    It is there unless the master is lost before its replicas have it. Sent again with the same id (or idempotency key),
-    it is there once.
+    The message is lost only if the master is lost before a replica has it. Emitting it again with the same id (or
+    idempotency key) writes it once.
 
     Attributes:
-        confirmed: Replicas that have it.
-        wanted: Replicas that were asked for.
+        confirmed: Replicas that confirmed it.
+        wanted: Requested number of replicas.
     """
 
     confirmed: int = 0
@@ -304,12 +302,12 @@ class NotReplicatedError(QueueError):
 
 
 class MalformedMessageError(QueueError):
-    """A stream entry breaks the format. It stays pending under its id until it is acknowledged.
+    """A stream entry has an invalid format. It stays pending until it is acknowledged.
 
     Attributes:
         message_id: The first malformed entry of the reply.
-        message_ids: Every malformed entry of the reply.
-        reason: Why, from a closed list of texts.
+        message_ids: All malformed entries of the reply.
+        reason: The reason, from a closed list of texts.
     """
 
     message_id: str | None = None
@@ -325,15 +323,14 @@ class MalformedMessageError(QueueError):
 class GroupMissingError(QueueError):
     """The stream or its consumer group is gone (FLUSHALL, DEL, XGROUP DESTROY, eviction).
 
-    It is not created again automatically: what was pending in it is lost, and an operator should know.
+    It is not recreated automatically: its pending entries are lost, and an operator should know.
     """
 
 
 class LeaseLostError(QueueError):
-    """Another consumer has claimed the message, or may have by now.
+    """Another consumer has claimed the message, or may have claimed it.
 
-    Whatever its handler has not committed should be rolled back. The worker does not acknowledge the message: its new
-    owner does.
+    The handler should roll back uncommitted work. The worker does not acknowledge the message: its new owner does.
     """
 
     message_id: str | None = None
@@ -347,14 +344,14 @@ class DeliveriesExhaustedError(QueueError):
 
 
 class RabbitError(ConquietError):
-    """RabbitMQ refused, went away or did not answer. Unsettled messages return to their queue."""
+    """RabbitMQ returned an error, closed the connection or did not reply. Unsettled messages return to their queue."""
 
     queue: str | None = None
     reason: str | None = None
 
 
 class RabbitConnectionError(RabbitError):
-    """A connection could not be opened, or was lost more often in a row than the settings allow."""
+    """A connection could not be opened, or was lost more often consecutively than the settings allow."""
 
     attempts: int | None = None
 
@@ -366,20 +363,20 @@ class QueueMissingError(RabbitError):
 class FatalSyncerError(RabbitError):
     """The syncer raised or returned something that is not a boolean, or a private key is missing.
 
-    The consumer stopped; the message was not settled (it is back in its queue; with ``poison_guard`` it may have been
-    dead-lettered, and the text says so); channel and connection are closed. What the syncer raised is the
+    The consumer stopped, and channel and connection are closed. The message was not settled: it is back in its queue.
+    With ``poison_guard`` it may have been dead-lettered, which the text then states. The syncer's error is the
     ``__cause__``; its text is not repeated here because it may quote the message.
     """
 
 
 class UncaughtError(RabbitError):
-    """An uncaught error reached the event loop or ended a thread. The consumer was closed in good order."""
+    """An uncaught error reached the event loop or ended a thread. The consumer was stopped in order."""
 
 
 class PublishError(RabbitError):
-    """The broker did not confirm a message: it refused it, or the connection was lost first.
+    """The broker did not confirm a message: it rejected it, or the connection was lost first.
 
-    After a lost connection the message may be in the queue. Publishing it again may create a second one.
+    After a lost connection the message may be in the queue. Publishing it again may create a duplicate.
     """
 
     message_id: str | None = None

@@ -1,6 +1,6 @@
-"""The HTTP client of RabbitMQ's management API, which knows what AMQP cannot report about a queue.
+"""HTTP client of RabbitMQ's management API, which reports facts about queues that AMQP does not.
 
-Not part of ``rabbit``, which needs ``pika``: the doctor and the test servers use it without any client library.
+It is not part of ``rabbit``, which needs ``pika``: the doctor and the test servers use it without a client library.
 """
 
 import base64
@@ -20,10 +20,10 @@ _FIRST_FAILURE: Final = 400
 
 
 class RabbitApiError(OSError):
-    """The management API refused a request or cannot be reached. The text has no credentials.
+    """The management API rejected a request or cannot be reached. The text contains no credentials.
 
     Attributes:
-        status: The HTTP status; 0 if there was no response.
+        status: The HTTP status, 0 if there was no response.
     """
 
     def __init__(self, message: str, *, status: int = 0) -> None:
@@ -32,7 +32,7 @@ class RabbitApiError(OSError):
 
     @property
     def reason(self) -> str:
-        """Why, in a word or two."""
+        """The reason in one or two words."""
         return f"HTTP {self.status}" if self.status else type(self.__cause__).__name__
 
     @property
@@ -42,10 +42,10 @@ class RabbitApiError(OSError):
 
 
 class RabbitApi:
-    """One broker's management API. Every call blocks.
+    """The management API of one broker. Every call blocks.
 
     Args:
-        url: ``http://user:password@host:port``; by default the login is guest and the port 15672 (https: 15671).
+        url: ``http://user:password@host:port``. Default login: guest. Default port: 15672 (https: 15671).
 
     Raises:
         ConfigurationError: The URL cannot be used.
@@ -58,15 +58,15 @@ class RabbitApi:
         self._authorization = "Basic " + base64.b64encode(login.encode()).decode()
 
     def get(self, path: str) -> Any:
-        """Return the decoded answer, for example of ``/api/overview``; see :meth:`request`."""
+        """Return the decoded response, for example of ``/api/overview``; see :meth:`request`."""
         return self.request("GET", path)
 
     def queue(self, vhost: str, name: str, *, missing_ok: bool = False) -> Any:
-        """Return the description of a queue; with ``missing_ok`` None if there is no such queue."""
+        """Return the description of a queue. With ``missing_ok``: None if there is no such queue."""
         return self.request("GET", f"/api/queues/{_quoted(vhost)}/{_quoted(name)}", missing_ok=missing_ok)
 
     def bindings_of(self, vhost: str, exchange: str) -> Any:
-        """Return the bindings whose source is the exchange; an empty list if there is no such exchange."""
+        """Return the bindings from an exchange, an empty list if there is no such exchange."""
         path = f"/api/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source"
         return self.request("GET", path, missing_ok=True) or []
 
@@ -75,12 +75,12 @@ class RabbitApi:
         return str(self.get("/api/overview").get("rabbitmq_version", "0"))
 
     def request(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
-        """Send one request and return the decoded answer; None if it is empty.
+        """Send one request and return the decoded response, None if it is empty.
 
         Raises:
-            RabbitApiError: The broker refused, or is not there.
+            RabbitApiError: The broker rejected the request or cannot be reached.
         """
-        # http.client and not urllib: the proxy settings of the machine must not apply to a broker next to us.
+        # http.client instead of urllib: the proxy settings of the machine must not apply to a local broker.
         kind = HTTPSConnection if self._parts.scheme == "https" else HTTPConnection
         headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
         content = None if body is None else json.dumps(body)
@@ -99,19 +99,19 @@ class RabbitApi:
         raise RabbitApiError(f"{method} {path}: {response.status} {text}", status=response.status)
 
     def create_vhost(self, name: str) -> None:
-        """Create a vhost in which our user has all permissions."""
+        """Create a vhost and grant the API user all permissions in it."""
         vhost = _quoted(name)
         self.request("PUT", f"/api/vhosts/{vhost}", {})
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
         self.request("PUT", f"/api/permissions/{vhost}/{_quoted(self._user)}", everything)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a vhost and its queues; the broker closes the connections to it. A missing one is no error."""
+        """Delete a vhost and its queues. The broker closes its connections. A missing vhost is no error."""
         self.request("DELETE", f"/api/vhosts/{_quoted(name)}", missing_ok=True)
 
 
 def default_api_url(amqp_url: str) -> str:
-    """Return the usual address of a broker's management API: the same host and login, port 15672 or 15671."""
+    """Return the default URL of a broker's management API: the same host and login, port 15672 or 15671."""
     parts = urlsplit(amqp_url)
     scheme = "https" if parts.scheme == "amqps" else "http"
     login = f"{parts.username}:{parts.password or ''}@" if parts.username else ""
@@ -131,7 +131,7 @@ def _quoted(name: str) -> str:
 
 
 def _parse(api_url: str) -> tuple[SplitResult, int]:
-    """Return the parts and the port. Without http:// the host would be read as a scheme, and another host be asked."""
+    """Return the parts and the port. A URL without http:// is rejected: its host would be parsed as a scheme."""
     with suppress(KeyError, ValueError):
         parts = urlsplit(api_url)
         port = parts.port or _PORTS[parts.scheme]

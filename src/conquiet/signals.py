@@ -1,11 +1,11 @@
-"""SIGTERM and SIGINT as a request to stop; a second one forces the end.
+"""Handle SIGTERM and SIGINT as a stop request. A second signal forces the end.
 
-Python runs a signal handler between two bytecodes of the main thread, which may hold any lock at that moment: the
-logging module's, an event's. A handler that takes such a lock can deadlock with itself. So the handler here assigns,
-calls the callback (which must itself only assign, like ``QueueConsumer.stop``) and logs in a separate thread.
+Python runs a signal handler between two bytecodes of the main thread, which may hold any lock at that moment: of the
+logging module, of an event. A handler that takes such a lock can deadlock with itself. So this handler only assigns,
+calls the callback (which must also only assign, like ``QueueConsumer.stop``) and logs in a separate thread.
 
-A signal that arrives after an event loop has looked for signals and before it waits would run its handler only when the
-loop wakes for another reason, which may be half a minute later. So signals also write to a socket that the loop reads.
+If a signal arrives after an event loop has checked for signals and before it waits, its handler runs only when the loop
+wakes for another reason, possibly half a minute later. So signals also write to a socket that the loop reads.
 
 See docs/decisions/0014.
 """
@@ -30,7 +30,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class TerminationHandlers:
-    """Installed handlers; ``restore()``, or leaving the context, restores the previous ones."""
+    """The installed handlers. ``restore()``, or leaving the context, restores the previous handlers."""
 
     def __init__(self, stop_callback: Callable[[], None], force_callback: Callable[[], None] | None = None) -> None:
         self._stop_callback = stop_callback
@@ -41,13 +41,13 @@ class TerminationHandlers:
 
     @property
     def received(self) -> signal.Signals | None:
-        """The signal that requested the stop; None before the first."""
+        """The signal that requested the stop. None before the first signal."""
         return self._received
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
-        """Run as the signal handler: no lock, no logging, no allocation worth naming."""
+        """Run as the signal handler: no lock, no logging, almost no allocation."""
         if self._received is not None:
-            # A second signal: the stop takes too long. Unfinished messages stay pending.
+            # A second signal: force the end. Unfinished messages stay pending.
             force, self._force_callback = self._force_callback, None
             if force is not None:
                 force()
@@ -57,7 +57,7 @@ class TerminationHandlers:
             return
         self._ask_to_stop(signal.Signals(signum))  # before the log line, which reports it
         # Not threading.Thread: its start() takes a lock and waits on an event.
-        with contextlib.suppress(RuntimeError):  # no thread available: the stop matters more than the log line
+        with contextlib.suppress(RuntimeError):  # no thread available: stop without a log line
             _thread.start_new_thread(_log_received, (signum,))
 
     def _ask_to_stop(self, signum: signal.Signals) -> None:
@@ -69,7 +69,7 @@ class TerminationHandlers:
             previous._ask_to_stop(signum)  # noqa: SLF001 - the same class
 
     def attach_loop(self) -> None:
-        """Let a signal wake the running event loop. Needed only where the handlers were installed outside of it."""
+        """Make signals wake the running event loop. Needed only if the handlers were installed outside it."""
         if self._waker is None:
             self._waker = _LoopWaker(asyncio.get_running_loop())
 
@@ -80,7 +80,7 @@ class TerminationHandlers:
             waker.close()
         for signum, previous in self._previous.items():
             if signal.getsignal(signum) is self:
-                # None means that it was not set from Python and cannot be restored: use the default.
+                # None: the handler was not installed from Python and cannot be restored. Use the default.
                 signal.signal(signum, signal.SIG_DFL if previous is None else previous)
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class TerminationHandlers:
 
 
 class _LoopWaker:
-    """Wakes an event loop whenever a signal arrives, unless something else (uvloop, ``add_signal_handler``) does it."""
+    """Wakes an event loop when a signal arrives, unless uvloop or ``add_signal_handler`` already does."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -127,11 +127,11 @@ def install_termination_handlers(
     """Call ``stop_callback`` exactly once when SIGTERM or SIGINT arrives. SPEC(003 §4.1).
 
     The callback runs inside the signal handler: it must take no lock and do no I/O. A second
-    signal ends the process at once, as if no handler were installed. With a ``force_callback`` the second signal calls
-    it, and the third ends the process.
+    signal ends the process immediately, as if no handler were installed. With a ``force_callback`` the second signal
+    calls it, and the third ends the process.
 
     Returns:
-        A handle whose ``restore()`` restores the previous handlers.
+        A handle with the method ``restore()``, which restores the previous handlers.
 
     Raises:
         ConfigurationError: Not called from the main thread, where Python forbids signal handlers.
@@ -142,7 +142,7 @@ def install_termination_handlers(
             "install the handlers there and let them call stop() of what runs in this thread"
         )
     handlers = TerminationHandlers(stop_callback, force_callback)
-    with contextlib.suppress(RuntimeError):  # no event loop runs here
+    with contextlib.suppress(RuntimeError):  # no running event loop
         handlers.attach_loop()
     return handlers
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 from redis import Redis
 
 from conquiet.testing import FaultProxy, RedisServer
+from conquiet.testing.rabbitmq import RabbitMQServer
 
 Run = Callable[..., Any]
 EVERY_SECOND = ("--appendfsync", "everysec")
@@ -51,7 +52,7 @@ def test_a_server_that_is_down_hides_no_findings_of_others(
 
 
 def test_a_broker_without_amqp_is_unreachable_despite_its_management_api(
-    invoke: Run, amqp_url: str, rabbitmq_server: Any
+    invoke: Run, amqp_url: str, rabbitmq_server: RabbitMQServer
 ) -> None:
     api = ("--rabbit-api", rabbitmq_server.management_url)
     host = urlsplit(amqp_url)

@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class Workers:
 @pytest.fixture
 def workers(
     tmp_path: Path, command: Path, clean_environment: Callable[..., dict[str, str]], redis_url: str, key_prefix: str
-) -> Any:
+) -> "Iterator[Workers]":
     (tmp_path / "shop.py").write_text(MODULE)
     environment = clean_environment(
         CONQUIET_REDIS_URL=redis_url,

@@ -1,4 +1,4 @@
-"""Shared by the rooms."""
+"""Fixtures of all packages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ Call = Callable[[], Awaitable[object]]
 
 @pytest.fixture
 def turns_that_swallow_a_cancellation() -> Callable[[Call], Awaitable[list[int]]]:
-    """Cancel a task that goes on calling, after 1 to 39 turns of the event loop; tell where it went on to its end."""
+    """Cancel a task after 1 to 39 turns of the event loop; return the turns after which it was not cancelled."""
 
     async def find(call: Call) -> list[int]:
         async def go_on() -> None:

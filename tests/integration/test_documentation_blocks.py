@@ -1,6 +1,6 @@
 """The Python code on the pages of the documentation, run with the names that a page leaves to its reader.
 
-Blocks that are marked as fragments are left out; see tests/unit/test_code_blocks.py.
+Blocks that are marked as fragments are left out; see tests/unit/repository/test_code_blocks.py.
 """
 
 import ast

@@ -16,7 +16,7 @@ from conquiet.scheduler import Scheduler
 
 @asynccontextmanager
 async def silent_server() -> AsyncIterator[int]:
-    """Takes connections and never says a word."""
+    """Accept connections and never reply."""
     guests: list[asyncio.StreamWriter] = []
 
     async def listen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,8 +40,8 @@ def processor(client: redis.asyncio.Redis) -> Processor:
     return made
 
 
-@pytest.mark.parametrize("room", ["runtime", "processor", "scheduler", "rabbit"])
-async def test_a_timeout_while_entering_leaves_nothing_running(room: str) -> None:
+@pytest.mark.parametrize("package", ["runtime", "processor", "scheduler", "rabbit"])
+async def test_a_timeout_while_entering_leaves_nothing_running(package: str) -> None:
     async with silent_server() as port:
         client = redis.asyncio.Redis(host="127.0.0.1", port=port, socket_timeout=2, socket_connect_timeout=2)
         made: dict[str, Any] = {
@@ -53,7 +53,7 @@ async def test_a_timeout_while_entering_leaves_nothing_running(room: str) -> Non
         before = asyncio.all_tasks()
 
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2), made[room]():
+            async with asyncio.timeout(0.2), made[package]():
                 raise AssertionError("it cannot have begun")
 
         assert asyncio.all_tasks() - before == set()

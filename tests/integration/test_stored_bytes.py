@@ -23,12 +23,13 @@ FILES = sorted((Path(__file__).resolve().parents[1] / "fixtures" / "stored").glo
 
 
 @pytest.fixture(params=FILES, ids=[file.stem for file in FILES])
-def stored(request: pytest.FixtureRequest) -> Any:
-    return json.loads(request.param.read_text(encoding="utf-8"))
+def stored(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(request.param.read_text(encoding="utf-8"))
+    return found
 
 
 @pytest.fixture
-def client(redis_url: str, stored: Any) -> Iterator[redis.Redis]:
+def client(redis_url: str, stored: dict[str, Any]) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as made:
         stored_fixtures.restore(made, stored["redis"])
         yield made
@@ -42,7 +43,7 @@ async def async_client(client: redis.Redis, redis_url: str) -> AsyncIterator[red
 
 @pytest.fixture(params=["mysql", "postgresql", "sqlite"])
 def engine(
-    request: pytest.FixtureRequest, db_url: str, postgres_url: str, tmp_path: Path, stored: Any
+    request: pytest.FixtureRequest, db_url: str, postgres_url: str, tmp_path: Path, stored: dict[str, Any]
 ) -> Iterator[Engine]:
     urls = {"mysql": db_url, "postgresql": postgres_url, "sqlite": f"sqlite:///{tmp_path / 'shop.db'}"}
     made = create_engine(urls[request.param])
@@ -132,7 +133,7 @@ def test_a_message_in_the_inbox_is_known(engine: Engine, client: redis.Redis) ->
                 assert not first_time
 
 
-def test_a_row_of_the_outbox_is_published(engine: Engine, client: redis.Redis, stored: Any) -> None:
+def test_a_row_of_the_outbox_is_published(engine: Engine, client: redis.Redis, stored: dict[str, Any]) -> None:
     with OutboxRelay(engine, {"ledger": ToStream(client, "ledger")}) as relay:
         assert relay.drain().published == 1
 

@@ -29,7 +29,7 @@ from conquiet.db.session import DbSession
 from conquiet.processor import Processor, ProcessorSettings
 from conquiet.runtime import RuntimeSettings
 from conquiet.runtime.acknowledger import Acknowledger
-from conquiet.transactional import Inbox, batch_source, for_processor_batch, for_processor_group
+from conquiet.transactional import Inbox, batch_source, for_processor_batch, for_processor_shared_transaction
 
 SETTINGS: dict[str, Any] = json.loads(sys.argv[1])
 BUG: str = SETTINGS["bug"]
@@ -132,7 +132,7 @@ async def work(name: str, mode: str) -> None:
     made = (
         for_processor_batch(handle, engine=engine, inbox=inbox)
         if mode == "batch"
-        else for_processor_group(handle_one, engine=engine, inbox=inbox)
+        else for_processor_shared_transaction(handle_one, engine=engine, inbox=inbox)
     )
 
     def committed(contexts: list[Any]) -> Any:

@@ -103,7 +103,7 @@ def main() -> None:
                 wire.note_commits(record)
                 wire.note_stream_acks(record, lambda messages: [message.data["id"] for message in messages])
                 asyncio.run(work(f"{line.strip()}-{number}"))
-            except BaseException:  # noqa: BLE001 - the test has to hear of it
+            except BaseException:  # noqa: BLE001 - the test has to know of it
                 os.write(2, traceback.format_exc()[-2000:].encode())
             os._exit(1)
         children.append(pid)

@@ -108,7 +108,7 @@ def _move(session: DbSession, *, strategy: str, source: int, target: int, amount
 
 
 def insert(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
-    """Insert the same ids as everybody else, singly and in batches; report who was first how often."""
+    """Insert the same ids as every other worker, singly and in batches; report who was first how often."""
     writer = DbWriter(engine, DbConfig("events"), LockStrategy.ROW)
     ops = [DbOperation("events", DbOperationType.INSERT, i, {"id": i, "payload": "x"}) for i in range(job["times"])]
     rng.shuffle(ops)
@@ -174,11 +174,11 @@ TASKS: dict[str, Task] = {"count": count, "transfer": transfer, "insert": insert
 
 
 def die(job: dict[str, Any]) -> str:
-    """Fork a writer that waits at its step; return when somebody has killed it."""
+    """Fork a writer that waits at its step; return when it was killed."""
     child = os.fork()
     if child == 0:
         pause_at(create_engine(job["url"], pool_size=1), job)
-        os._exit(1)  # nobody killed it
+        os._exit(1)  # it was not killed
     _, status = os.waitpid(child, 0)
     return "killed" if os.WIFSIGNALED(status) else "ended by itself"
 

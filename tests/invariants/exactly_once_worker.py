@@ -152,7 +152,7 @@ class DeletesFirst(OutboxRelay):
 
 # ------------------------------------------------------------------ the work
 def transfer(msg: QueueMessage, session: DbSession) -> None:
-    """Move money, and tell the ledger. Rows are locked in the order of their ids, so transfers do not deadlock."""
+    """Move money, and write to the ledger. Rows are locked in the order of their ids, so transfers do not deadlock."""
     move = msg.payload
     changes = sorted([(move["from"], -move["amount"]), (move["to"], move["amount"])])
     for position, (account, amount) in enumerate(changes):
@@ -250,7 +250,7 @@ def main() -> None:
             try:
                 _halt, _left, _name = order["halt"], order["nth"], order["name"]
                 work(order["role"], order["name"])
-            except BaseException:  # noqa: BLE001 - the test has to hear of it
+            except BaseException:  # noqa: BLE001 - the test has to know of it
                 say(crash=traceback.format_exc()[-800:])
             os._exit(1)
         children.append(pid)

@@ -75,7 +75,7 @@ def work(name: str, step: str, number: str) -> None:
 
     def calling(command: str, packed: bytes, **options: Any) -> Any:
         reply = call(command, packed, **options)
-        if command == "XACK":  # the server has done it, we have not heard of it yet
+        if command == "XACK":  # the server has done it, and its reply has not arrived
             kill_point.here("acked", current)
         return reply
 

@@ -51,9 +51,9 @@ def arm(diary: str) -> None:
     run, exchange, build, confirm = Script.run, ProcessorSettler._exchange, AckBatch.__init__, AckBatch.confirm
 
     async def deadly_run(self: Script, client: Any, keys: Any, args: Any) -> Any:
-        chance = CHANCE if self.name in {"tick", "emit"} else 0.0
+        chance = CHANCE if self.name in {"promote_due", "emit"} else 0.0
         reply = await run(self, client, keys, args)
-        maybe_die(chance if self.name != "tick" or reply[0] else 0.0, diary, f"after {self.name}")
+        maybe_die(chance if self.name != "promote_due" or reply[0] else 0.0, diary, f"after {self.name}")
         return reply
 
     async def deadly_exchange(self: ProcessorSettler, calls: Any) -> Any:

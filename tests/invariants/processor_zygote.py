@@ -119,7 +119,7 @@ async def host(url: str, stream: str) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, processor.stop)
     replaying = asyncio.create_task(replay(processor))
-    with contextlib.suppress(LifecycleError):  # told to stop before it had begun
+    with contextlib.suppress(LifecycleError):  # stopped before it had begun
         await processor.start()
     replaying.cancel()
     await asyncio.gather(replaying, return_exceptions=True)

@@ -96,7 +96,7 @@ class Faults:
             pass
 
     def _cut_off(self) -> None:
-        with self._fault("cut off"), self._cluster.cut_off(self._dice.choice(self._cluster.nodes)):
+        with self._fault("cut off"), self._cluster.isolate(self._dice.choice(self._cluster.nodes)):
             pass
 
     def _pause_leader(self) -> None:
@@ -109,7 +109,7 @@ class Faults:
     def _close_connections(self, nodes: list[RabbitMQNode]) -> None:
         """Close all connections of the storm, as the nodes that run know them; at least one."""
         with self._fault("close connections"):
-            # A node hears of a new connection seconds after it was opened: without one the fault would hit nothing.
+            # A node learns of a new connection seconds after it was opened: without one the fault would hit nothing.
             wait_until(lambda: sum(map(self._close_connections_of, nodes)) > 0, timeout_s=120, interval_s=0.2)
 
     def _close_connections_of(self, node: RabbitMQNode) -> int:

@@ -17,6 +17,7 @@ import pytest
 from tests.invariants.histories import History, Row, rabbit_facts
 
 from conquiet.testing import wait_until
+from conquiet.testing.rabbitmq import RabbitMQServer
 
 LIMIT = 6
 KILLER = 13
@@ -114,7 +115,11 @@ class Storm:
 
 @pytest.fixture
 def storm(
-    request: Any, rabbitmq_server: Any, amqp_url: str, tmp_path: Path, new_history: Callable[..., History]
+    request: pytest.FixtureRequest,
+    rabbitmq_server: RabbitMQServer,
+    amqp_url: str,
+    tmp_path: Path,
+    new_history: Callable[..., History],
 ) -> Iterator[Storm]:
     kind = "quorum" if request.param else "classic"
 

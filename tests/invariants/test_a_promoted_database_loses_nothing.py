@@ -38,7 +38,7 @@ EFFECTS = Table("effects", METADATA, Column("row", Integer, primary_key=True), C
 
 
 class AnyPair(Protocol):
-    """A primary with a replica that has confirmed each commit before its client hears of it."""
+    """A primary with a replica that has confirmed each commit before its client gets the reply."""
 
     product: str
 

@@ -216,7 +216,7 @@ async def test_outages_of_the_database_cost_no_message_of_the_processor_an_attem
 async def test_a_pool_that_is_too_small_costs_time_and_no_message(
     server: MySQLServer, redis_url: str, key_prefix: str
 ) -> None:
-    """Fifty at once over fifteen connections: whoever does not get one in time is run again, uncharged."""
+    """Fifty concurrent messages over fifteen connections: a message without one in time runs again, uncharged."""
     stream, client = f"{key_prefix}orders", redis.Redis.from_url(redis_url)
     engine = create_engine(server.create_database("small"), pool_timeout=0.2)
     create_tables(engine)

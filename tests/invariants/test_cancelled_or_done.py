@@ -147,7 +147,7 @@ async def test_each_job_has_its_effect_once_or_is_cancelled(
     assert max(effects.values()) == 1
     assert cancelled & effects.keys() == set()
     assert cancelled | effects.keys() == {f"job-{number}" for number in range(JOBS)}
-    # What an operator was told is what happened.
+    # The reply to an operator states what happened.
     assert {job for job, change in answers.items() if change is JobChange.CANCELLED} <= cancelled
     assert {job for job, change in answers.items() if change is JobChange.FINISHED} <= effects.keys()
     for job in cancelled:

@@ -125,7 +125,7 @@ class Chaos:
         return 1 - sum(max(0, left) for left in self.missing.values()) / max(1, self._total)
 
     def step(self) -> bool:
-        """Hear one thing and answer it. True if a worker had reached its point."""
+        """Receive one report and reply. Return whether a worker had reached its point."""
         fact = self._crew.next(0.05)
         now = time.monotonic()
         for entry in [entry for entry in self._later if entry[0] <= now]:

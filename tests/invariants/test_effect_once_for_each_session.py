@@ -407,7 +407,7 @@ def test_a_cancellation_swallowed_during_commit_loses_the_effect(
         except (CommitUnknownError, asyncio.CancelledError) as error:
             return type(error).__name__
         finally:
-            proxy.cut()
+            proxy.disconnect()
             proxy.resume()
             await engine.dispose()
         return "acknowledged"

@@ -77,7 +77,7 @@ asyncio.run(main())
 
 
 @pytest.fixture
-def raw(redis_url: str) -> Iterator[Any]:
+def raw(redis_url: str) -> Iterator[redis.Redis]:
     client = redis.Redis.from_url(redis_url, protocol=2, decode_responses=True)
     yield client
     client.close()
@@ -105,7 +105,7 @@ def spawn(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.P
             child.stdout.close()
 
 
-def enqueue(raw: Any, count: int, first: int = 0) -> list[str]:
+def enqueue(raw: redis.Redis, count: int, first: int = 0) -> list[str]:
     ids: list[str] = []
     for start in range(first, first + count, 1_000):
         pipe = raw.pipeline(transaction=False)
@@ -115,11 +115,12 @@ def enqueue(raw: Any, count: int, first: int = 0) -> list[str]:
     return ids
 
 
-def runs(raw: Any, key: str = "ran") -> list[dict[str, str]]:
-    return [fields for _, fields in raw.xrange(key)]
+def runs(raw: redis.Redis, key: str = "ran") -> list[dict[str, str]]:
+    entries: Any = raw.xrange(key)  # text: the client decodes
+    return [fields for _, fields in entries]
 
 
-def finish(history: History, raw: Any, ids: list[str], leaked: dict[str, Any] | None = None) -> None:
+def finish(history: History, raw: redis.Redis, ids: list[str], leaked: dict[str, Any] | None = None) -> None:
     """Add what the server holds at the end, and judge."""
     numbers = {message_id: number for number, message_id in enumerate(ids)}
     (group,) = raw.xinfo_groups("work")
@@ -129,7 +130,7 @@ def finish(history: History, raw: Any, ids: list[str], leaked: dict[str, Any] | 
 
 
 def test_a_storm_of_kills_loses_nothing(
-    raw: Any,
+    raw: redis.Redis,
     spawn: Callable[..., subprocess.Popen[str]],
     record_property: Callable[[str, object], None],
     new_history: Callable[..., History],
@@ -169,7 +170,7 @@ def test_a_storm_of_kills_loses_nothing(
     doubles = {message_id: count for message_id, count in ran.items() if count > 1}
     record_property("storm", f"messages={messages} kills={killed} doubles={len(doubles)}")
     assert set(ran) == set(ids)
-    # A kill between a run and its acknowledgement repeats at most what that engine had in hand.
+    # A kill between a run and its acknowledgement repeats at most what that engine had in flight.
     assert sum(count - 1 for count in doubles.values()) <= killed * (CONCURRENCY + PREFETCH)
     highest: dict[str, int] = {}  # of two at once, the first may be the last to write
     for row in runs(raw):
@@ -179,7 +180,7 @@ def test_a_storm_of_kills_loses_nothing(
 
 
 def test_a_storm_of_cut_connections_loses_nothing(
-    raw: Any, spawn: Callable[..., subprocess.Popen[str]], new_history: Callable[..., History]
+    raw: redis.Redis, spawn: Callable[..., subprocess.Popen[str]], new_history: Callable[..., History]
 ) -> None:
     """Redis closes single connections of the engines and of their handlers, at any moment of a message's life."""
     messages, cuts = (200_000, 3_000) if TORTURE else (1_500, 30)
@@ -216,7 +217,7 @@ def test_a_storm_of_cut_connections_loses_nothing(
 
 
 def test_deployments_strand_nothing_and_charge_nothing(
-    raw: Any, spawn: Callable[..., subprocess.Popen[str]], new_history: Callable[..., History]
+    raw: redis.Redis, spawn: Callable[..., subprocess.Popen[str]], new_history: Callable[..., History]
 ) -> None:
     """SIGTERM at random moments: what was not begun goes back uncharged, what was begun is finished."""
     messages, stops = (100_000, 1_000) if TORTURE else (3_000, 12)
@@ -254,7 +255,7 @@ def test_deployments_strand_nothing_and_charge_nothing(
     finish(history, raw, ids, leaks_of(engines, raw, history) if TORTURE else {})
 
 
-def leaks_of(engines: list["subprocess.Popen[str]"], raw: Any, history: History) -> dict[str, Any]:
+def leaks_of(engines: list["subprocess.Popen[str]"], raw: redis.Redis, history: History) -> dict[str, Any]:
     """Return what engines that were stopped have left behind. A name with released messages is removed within 10 s."""
     living = {str(engine.pid) for engine in engines}
 
@@ -273,7 +274,7 @@ def leaks_of(engines: list["subprocess.Popen[str]"], raw: Any, history: History)
 
 
 def test_an_engine_stopped_past_the_threshold_takes_nothing_back(
-    raw: Any, spawn: Callable[..., subprocess.Popen[str]]
+    raw: redis.Redis, spawn: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """SIGSTOP is a machine that hangs. The other engine takes over; the first wakes up and must not commit."""
     (message_id,) = enqueue(raw, 1)

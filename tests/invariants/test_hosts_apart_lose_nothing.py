@@ -171,6 +171,6 @@ def test_a_host_behind_a_cut_link_loses_nothing(
     raw.close()
 
     assert set(runs) == set(sent)
-    # A run whose effect was written and whose acknowledgement was cut off is repeated: at most what a host had in hand.
+    # A run is repeated if its effect was written and its acknowledgement lost: at most what a host had in flight.
     assert runs.total() - len(runs) <= CUTS * 4 * 3
     assert history.judge()["examples"] == {}

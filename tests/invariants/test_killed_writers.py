@@ -100,7 +100,7 @@ def wait_for_freedom(admin: Connection) -> None:
 
 
 def somebody_waits(admin: Connection) -> bool:
-    # Not asked of innodb_trx: that is a copy, and it is not renewed while somebody reads it ten times a second.
+    # Not from innodb_trx: it is a copy that is not renewed while it is read ten times a second.
     _, rows = admin.execute(WAITING_FOR_A_ROW).one()
     return int(rows) + int(admin.execute(WAITING_FOR_A_TABLE).scalar_one()) == 1
 
@@ -145,7 +145,7 @@ def test_a_writer_that_dies_leaves_no_lock_and_no_half_write(
 def test_a_writer_that_dies_while_the_server_works_for_it_writes_nothing(
     db_url: str, engine: Engine, admin: Connection, mortals: Mortals, way: str
 ) -> None:
-    """The server does not see the death of a client whose statement waits. It ends the statement and finds nobody."""
+    """The server notices the death of a client only after the statement that waits for a lock."""
     with engine.connect() as other:
         other.execute(text("SELECT n FROM counters WHERE id = 1 FOR UPDATE"))
         dying = mortals.reach("in a statement", way, db_url)

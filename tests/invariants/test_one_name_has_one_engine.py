@@ -115,7 +115,7 @@ def test_programs_of_one_name_run_nothing_twice_without_a_kill(
         return next((process for process, number, _ in lines if number not in done and process not in killed), None)
 
     try:
-        # A second live engine of the name would run what the first has in hand: there must be such messages meanwhile.
+        # A second live engine of the name would run what the first has in flight: there must be such messages.
         wait_until(
             lambda: working() and fleet.refused, timeout_s=120, interval_s=0.02, message="no program was refused"
         )

@@ -169,7 +169,7 @@ async def _assert_each_step_happened_once(storm: Storm) -> None:
     assert set(followed.values()) == {1}
     turns = {one: count for one, count in found.items() if one[0] in storm.emitted["limited"]}
     # A limited message is in the stream once, and once more for each turn it had to wait for: one that a busy machine
-    # has missed is taken anew.
+    # has missed is taken again.
     first = {one: count for one, count in turns.items() if not one[3]}
     assert Counter(first) == Counter((one, 1, 0, False) for one in storm.emitted["limited"])
     others = Counter({one: count for one, count in found.items() if one not in turns})

@@ -22,7 +22,8 @@ import pika
 import pytest
 from tests.invariants.histories import History, Row, rabbit_facts, seed_or
 
-from conquiet.testing import Cut, FaultProxy, wait_until
+from conquiet.testing import CloseMode, FaultProxy, wait_until
+from conquiet.testing.rabbitmq import RabbitMQServer
 
 SEED = seed_or(20261115)
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
@@ -110,7 +111,7 @@ class Storm:
         return int(self.channel.queue_declare(queue, passive=True).method.message_count)
 
     def revive(self) -> None:
-        """Start whoever has ended again: a fault that hits a worker's very first connection ends it, by design."""
+        """Start ended workers again: a fault on the first connection of a worker ends it, by design."""
         for worker in [worker for worker in self.workers if worker.poll() is not None]:
             assert worker.returncode == 1
             self.workers.remove(worker)
@@ -124,7 +125,7 @@ class Storm:
         """One fault, then wait until the work goes on."""
         kind = self.dice.choice(["kill -9", "SIGSTOP", "broker closes", "reset", "half close"])
         self.faults[kind] += 1
-        before = self.settled()  # with everybody alive
+        before = self.settled()  # with all workers alive
         victim = self.dice.randrange(len(self.workers))
         worker = self.workers[victim]
         if kind == "kill -9":
@@ -145,7 +146,7 @@ class Storm:
                 if kind == "broker closes":
                     self._close_connections()
                 else:
-                    self.proxy.cut(Cut.RST if kind == "reset" else Cut.FIN)
+                    self.proxy.disconnect(CloseMode.RST if kind == "reset" else CloseMode.FIN)
         wait_until(
             lambda: self.settled() >= min(self.published, max(before + 1, self.published - BACKLOG)),
             interval_s=0.05,
@@ -184,10 +185,10 @@ class Storm:
 
 @pytest.fixture
 def storm(
-    request: Any,
-    rabbitmq_server: Any,
+    request: pytest.FixtureRequest,
+    rabbitmq_server: RabbitMQServer,
     amqp_url: str,
-    fault_proxy: Any,
+    fault_proxy: Callable[[str], FaultProxy],
     tmp_path: Path,
     new_history: Callable[..., History],
 ) -> Iterator[Storm]:

@@ -1,4 +1,4 @@
-"""Entry ids that come again: after a stream was made anew, or a replica with a slow clock took over.
+"""Entry ids that come again: after a stream was created again, or a replica with a slow clock took over.
 
 Three lives of one stream, with the same ids in each. Every fifth acknowledgement is lost, so that redelivery goes on at
 the same time. In the third life every second message is one of the second life again, as from a restored backup.
@@ -43,7 +43,7 @@ def engine(db_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[Any]:
+def client(redis_url: str) -> Iterator[redis.Redis]:
     client = redis.Redis.from_url(redis_url)
     yield client
     client.close()
@@ -51,7 +51,7 @@ def client(redis_url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def begin_history(
-    engine: Engine, client: Any, new_history: Callable[..., History], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, client: redis.Redis, new_history: Callable[..., History], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], History]:
     def begin(who: str) -> History:
         facts = [redis_facts(client), database_facts(engine)]
@@ -85,8 +85,8 @@ def name_of(life: int, number: int) -> str:
     return f"{life}:{number}"
 
 
-def begin_life(client: Any, stream: str, life: int, *, envelope: bool = False) -> None:
-    """Make the stream anew with the ids that it had before."""
+def begin_life(client: redis.Redis, stream: str, life: int, *, envelope: bool = False) -> None:
+    """Create the stream again with the ids that it had before."""
     client.delete(stream)
     client.xgroup_create(stream, GROUP, id="0", mkstream=True)
     pipeline = client.pipeline(transaction=False)
@@ -115,7 +115,7 @@ def check(engine: Engine, history: History) -> None:
 
 
 def test_ids_that_come_again_lose_nothing_with_the_queue(
-    engine: Engine, client: Any, key_prefix: str, begin_history: Callable[[str], History]
+    engine: Engine, client: redis.Redis, key_prefix: str, begin_history: Callable[[str], History]
 ) -> None:
     stream, history = f"{key_prefix}orders", begin_history("QueueConsumer")
 
@@ -156,13 +156,13 @@ def test_ids_that_come_again_lose_nothing_with_the_queue(
     check(engine, history)
 
 
-async def acknowledged(client: Any, stream: str) -> bool:
+async def acknowledged(client: redis.Redis, stream: str) -> bool:
     (group,) = client.xinfo_groups(stream)
     return bool(group["pending"] == 0 and group["lag"] == 0)
 
 
 async def test_ids_that_come_again_lose_nothing_with_the_runtime(
-    engine: Engine, client: Any, redis_url: str, key_prefix: str, begin_history: Callable[[str], History]
+    engine: Engine, client: redis.Redis, redis_url: str, key_prefix: str, begin_history: Callable[[str], History]
 ) -> None:
     stream, history = f"{key_prefix}orders", begin_history("runtime.Consumer")
     handle = for_runtime(lambda message, session: write(session, message.data["name"]), engine=engine)
@@ -191,7 +191,7 @@ async def test_ids_that_come_again_lose_nothing_with_the_runtime(
 
 
 async def test_ids_that_come_again_lose_nothing_with_the_processor(
-    engine: Engine, client: Any, redis_url: str, key_prefix: str, begin_history: Callable[[str], History]
+    engine: Engine, client: redis.Redis, redis_url: str, key_prefix: str, begin_history: Callable[[str], History]
 ) -> None:
     """Its messages have no id of their own, so they are known by their first entry's, through all attempts."""
     stream, history = f"{key_prefix}jobs", begin_history("Processor")

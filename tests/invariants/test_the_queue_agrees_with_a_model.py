@@ -112,7 +112,7 @@ class QueueLife(RuleBasedStateMachine):
         if message_id in self.entries:
             self.stale.add(message_id)
         else:
-            # The server itself drops a deleted entry that somebody tries to claim (Redis 7.0 and later).
+            # The server itself drops a deleted entry that a consumer tries to claim (Redis 7.0 and later).
             rows = self.client.xpending_range(self.stream, "billing", message_id, message_id, 1)
             if rows:
                 self.stale.add(message_id)

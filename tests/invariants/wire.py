@@ -1,4 +1,4 @@
-"""Writes down what a worker tells its servers: each COMMIT, and each acknowledgement as it is sent.
+"""Record what a worker sends to its servers: each COMMIT, and each acknowledgement as it is sent.
 
     note_commits(record)                    in the process, before its first transaction
     note_stream_acks(record, pack)          Redis

@@ -261,13 +261,16 @@ class SimulatedClient:
         self._network, self._process = network, process
         self._calls: list[list[bytes]] = []
 
-    def eval(self, script: str, number: int, *words: Any) -> Any:
-        """Call a script; in a pipeline, later."""
-        packed = [b"EVAL", script.encode(), b"%d" % number, *(_bytes(word) for word in words)]
+    def execute_command(self, *words: Any) -> Any:
+        """Send a command; in a pipeline, later."""
+        packed = [_bytes(word) for word in words]
         if self._calls is not _NO_PIPELINE:
             self._calls.append(packed)
             return None
-        return self._send([packed])[0]
+        (reply,) = self._send([packed])
+        if isinstance(reply, redis.exceptions.ResponseError):
+            raise reply
+        return reply
 
     @contextmanager
     def pipeline(self, *, transaction: bool = False) -> Iterator["SimulatedClient"]:
@@ -287,7 +290,7 @@ class SimulatedClient:
             raise redis.exceptions.ConnectionError("lost")
         replies = [self._network.model.execute(words) for words in calls]
         for words in calls:
-            self._network.note("command", name="EVAL", of=self._process.name, keys=_named(words))
+            self._network.note("command", name=words[0].decode(), of=self._process.name, keys=_named(words))
         if self._network.lost(self._process, "reply lost"):
             raise redis.exceptions.ConnectionError("lost")
         return [redis.exceptions.ResponseError(str(one)) if isinstance(one, Refusal) else one for one in replies]

@@ -100,7 +100,7 @@ def plain(reply: Any) -> Any:
 
 
 @pytest.fixture
-def connection(redis_url: str) -> Iterator[Any]:
+def connection(redis_url: str) -> Iterator[redis.connection.AbstractConnection]:
     client = redis.Redis.from_url(redis_url, protocol=2)
     client.flushdb()
     made = client.connection_pool.get_connection()
@@ -120,7 +120,9 @@ def ask(connection: Any, words: Words) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_model_answers_random_tapes_as_redis_does(connection: Any, seed: int) -> None:
+def test_the_model_answers_random_tapes_as_redis_does(
+    connection: redis.connection.AbstractConnection, seed: int
+) -> None:
     model, tape, seen = RedisModel(lambda: 50_000_000), Tape(seed), []
     for number in range(400):
         words = tape.next()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,9 @@ def test_a_claim_that_ignores_the_idle_time_is_found(monkeypatch: pytest.MonkeyP
 def test_acknowledging_before_the_handler_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     call = runner.Runner.__call__
 
-    async def hasty(self: Any, message: Any) -> None:
+    def hasty(self: Any, message: Any, **options: Any) -> Awaitable[None] | None:
         self._acknowledge(message)
-        await call(self, message)
+        return call(self, message, **options)
 
     monkeypatch.setattr(runner.Runner, "__call__", hasty)
 

@@ -31,7 +31,6 @@ from tests.simulation.redis_model import RedisModel
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueError
-from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime import assembly, engine, lease
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.executor import HandlerExecutor
@@ -70,7 +69,7 @@ class SimulatedHeartbeat(lease.Heartbeat):
             if (taken := self._name.renew(self._servers.client)) is not None:
                 self._on_name_taken(taken)
             self._last_success = time.monotonic()
-        except (RedisError, OSError) as error:
+        except QueueError as error:
             self._on_error(error)
             pause_s /= 4
         if not self._has_ended:
@@ -291,7 +290,7 @@ class World:
         return Result(self.seed, self._trace.hexdigest(), self.loop.steps, summary, [header, *self.lines])
 
     def close(self) -> None:
-        """Forget everything. What was killed in its middle complains when it is collected, and is not heard."""
+        """Forget everything. Warnings of killed coroutines that are collected are ignored."""
         self.loop._ready.clear()  # type: ignore[attr-defined]
         self.loop._scheduled.clear()  # type: ignore[attr-defined]
         with mock.patch.object(sys, "unraisablehook"), warnings.catch_warnings():

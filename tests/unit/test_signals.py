@@ -251,7 +251,7 @@ def test_a_third_signal_ends_the_process_although_the_second_called_back() -> No
 
 
 @pytest.mark.spec("CQ-004.3")
-def test_a_loop_that_was_asked_before_is_not_asked_again_through_a_later_one() -> None:
+def test_a_stopped_loop_is_not_stopped_again_through_a_later_one() -> None:
     calls: list[str] = []
     with install_termination_handlers(lambda: calls.append("outer")):
         signal.raise_signal(signal.SIGTERM)

@@ -3,7 +3,7 @@
 App            handlers, schedules, queues and their servers     application.py, assembly.py, registry.py
 Emit           emit from a handler, in its transaction           emission.py
 AppSettings    everything else that can be set                   settings.py
-TestApp        the same app in memory, with a clock of its own   testing.py
+TestApp        the same app in memory, with a test clock         testing.py
 """
 
 from typing import TYPE_CHECKING

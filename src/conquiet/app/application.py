@@ -1,7 +1,7 @@
 """``App``: one object from the first handler to production.
 
-It composes ``Processor``, ``Scheduler``, ``RabbitConsumer`` and ``OutboxRelay``, and makes no promise of its own: what
-becomes of a message is decided there.
+It composes ``Processor``, ``Scheduler``, ``RabbitConsumer`` and ``OutboxRelay``, which decide about messages, and adds
+no promise.
 
     @app.handler ─┐                       ┌─▶ Processor ─────▶ Invocation ─▶ the function, in a transaction
     @app.schedule ┼─▶ Registry ─▶ run() ──┼─▶ Scheduler
@@ -13,21 +13,18 @@ becomes of a message is decided there.
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from conquiet.app.assembly import Assembly, Part
-from conquiet.app.declarations import Declarations
-from conquiet.app.emission import Emission, EmitOptions
+from conquiet.app.emission import Emission
+from conquiet.app.emitting import EmittingApp
 from conquiet.app.parameters import SessionKind, Signature, Source
 from conquiet.app.registry import Registry
 from conquiet.app.server_wait import ServerWait
 from conquiet.app.settings import AppSettings
-from conquiet.app.waiting import EmitAndWait
 from conquiet.app.worker_group import WorkerGroup, WorkerHealth
 from conquiet.core.lifecycle import Lifecycle, Status
-from conquiet.core.tracing import Headers
 from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 
@@ -42,11 +39,11 @@ if TYPE_CHECKING:
 _READY_POLL_S = 0.01
 
 
-class App(Declarations, EmitAndWait):
+class App(EmittingApp):
     """An application: its handlers, schedules and queues, and the servers they run on.
 
     A server that is not given is taken from the environment (``CONQUIET_REDIS_URL``, ``CONQUIET_DB_URL``,
-    ``CONQUIET_RABBIT_URL``) or from ``conquiet.toml``. Nothing is opened before it is needed.
+    ``CONQUIET_RABBIT_URL``) or from ``conquiet.toml``. Connections are opened on first use.
 
     Args:
         name: Name of the service.
@@ -56,13 +53,13 @@ class App(Declarations, EmitAndWait):
         rabbit: URL of RabbitMQ, for queues.
         stream: The Redis stream of its events; the name if left out.
         group: The consumer group; the name if left out.
-        concurrency: Most handlers at once in each process; of each queue, too.
-        tables: Tables of the application itself, which ``create_tables``, 'conquiet db init' and 'conquiet dev' create
-            beside those of inbox and outbox: a SQLAlchemy ``MetaData``.
+        concurrency: Maximum concurrent handlers in each process, and of each queue.
+        tables: SQLAlchemy ``MetaData`` with tables of the application, which ``create_tables``, 'conquiet db init' and
+            'conquiet dev' create in addition to inbox and outbox.
         decode: Reads entries that other programs write into the stream with several plain fields: a function from
             names and values (bytes) to ``{"event": …, "data": {…}}``, and ``"id"`` if the entry has one. None accepts
             messages of conquiet only.
-        settings: Everything else.
+        settings: All other settings.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -86,29 +83,27 @@ class App(Declarations, EmitAndWait):
         self._settings = AppSettings() if settings is None else settings
         if not isinstance(self._settings, AppSettings):
             raise ConfigurationError("settings must be an AppSettings")
-        super().__init__(
-            Registry(self._require_session),
-            Lifecycle(f"app {name!r}"),
-            require_text("stream", name if stream is None else stream),
-        )
+        registry = Registry(self._require_session)
+        stream = require_text("stream", name if stream is None else stream)
         self._assembly = Assembly(
-            self._registry,
+            registry,
             self._settings,
             redis=redis,
             database=database,
             rabbit=rabbit,
-            stream=self._stream,
+            stream=stream,
             group=require_text("group", name if group is None else group),
             decode=decode,
             tables=tables,
         )
-        self._emission = Emission(
-            self._registry.events,
+        emission = Emission(
+            registry.events,
             self._stream_of,
             bus=lambda: self._assembly.bus,
             outbox=lambda: self._assembly.outbox,
             clock=lambda: self._assembly.clock,
         )
+        super().__init__(registry, Lifecycle(f"app {name!r}"), stream, emission)
         self._concurrency = require_positive("concurrency", concurrency)
         self._wait_s = self._settings.wait_s
         self._workers: WorkerGroup | None = None
@@ -124,67 +119,20 @@ class App(Declarations, EmitAndWait):
 
     @property
     def registry(self) -> Registry:
-        """What was declared."""
+        """The declarations."""
         return self._registry
 
     @property
     def emission(self) -> Emission:
-        """What sends messages."""
+        """Sends messages."""
         return self._emission
 
     @property
     def assembly(self) -> Assembly:
-        """How the declared parts become workers."""
+        """Builds the workers from the declarations."""
         return self._assembly
 
-    # ------------------------------------------------------------ emit
-    async def emit(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        session: Any = None,
-        delay_s: float | None = None,
-        at: datetime | None = None,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
-        headers: Headers | None = None,
-    ) -> str:
-        """Emit a message and return its id.
-
-        Args:
-            event: An event that the app handles or declares.
-            payload: An object of the event's model, or a mapping that fits it.
-            session: An ``AsyncSession`` or ``AsyncConnection``: the message is published if its transaction commits.
-                None sends it now.
-            delay_s: Seconds until it is due.
-            at: The moment it is due, with a time zone.
-            id: Identity of the message: a second one with it is not emitted. Not with a session.
-            key: Messages of one key run one at a time and in order, over all hosts; see docs/ordering.md.
-            headers: Names and texts that travel with the message: ``ctx.headers`` of a ``JobContext``.
-
-        Raises:
-            ConfigurationError: The event is unknown, or an argument is wrong. Nothing was sent.
-            PayloadError: The payload does not fit the event's model. Nothing was sent.
-            QueueError: Redis refused, or did not answer.
-        """
-        return await self._emission.emit(session, event, payload, EmitOptions(delay_s, at, id, key, headers))
-
-    def emit_sync(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        session: Any = None,
-        delay_s: float | None = None,
-        at: datetime | None = None,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
-        headers: Headers | None = None,
-    ) -> str:
-        """Do what ``emit`` does, from a plain function: with a ``Session``, ``Connection`` or ``DbSession``."""
-        return self._emission.emit_sync(session, event, payload, EmitOptions(delay_s, at, id, key, headers))
-
+    # ------------------------------------------------------------ transaction
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[AsyncSession]":
         """Open an ``AsyncSession`` on the app's database; commit it at the end, or roll it back after an error.
@@ -197,7 +145,7 @@ class App(Declarations, EmitAndWait):
 
     # ------------------------------------------------------------ tables
     def create_tables(self) -> None:
-        """Create the tables of inbox and outbox, and those given as ``tables``, unless they exist."""
+        """Create the tables of inbox and outbox and the application's ``tables``, unless they exist."""
         self._assembly.create_tables()
 
     def migrate_tables(self, *, dry_run: bool = False) -> tuple[str, ...]:
@@ -228,8 +176,8 @@ class App(Declarations, EmitAndWait):
             self._workers = workers = self._assembly.workers(only, self._concurrency, self._emission)
             try:
                 wait = ServerWait(self._wait_s, lambda: self._life.is_stopping)
-                # The database first: a missing table is a mistake, known at once.
-                await wait.until_up([*self._assembly.database_probes(), *self._assembly.broker_probes()])
+                # The database first: a missing table is reported without waiting for the brokers.
+                await wait.until_up([*self._assembly.database_checks(), *self._assembly.broker_checks()])
                 if not self._life.is_stopping:
                     await workers.run()
             finally:

@@ -1,4 +1,4 @@
-"""Turn what an application declares into workers, and open its servers when they are needed."""
+"""Build the workers of an application from its declarations, and open its servers on first use."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from conquiet.app.emission import Emission, OutboxLike
 from conquiet.app.invocation import HandlerEnvironment
 from conquiet.app.parameters import SessionKind
 from conquiet.app.registry import Handler, QueueHandler, Registry
-from conquiet.app.server_wait import ServerProbe, probe_database, probe_rabbit, probe_redis
+from conquiet.app.server_wait import ServerCheck, check_database, check_rabbit, check_redis
 from conquiet.app.settings import AppSettings, missing_server, redis_client, require_one_decode, url_or, with_decode
 from conquiet.app.stream_workers import new_processor, new_target
 from conquiet.app.table_check import require_tables
@@ -38,15 +38,15 @@ class Assembly:
     """The servers and workers of an application.
 
     Args:
-        registry: What was declared.
+        registry: The declarations.
         settings: The app's settings.
         redis: URL or client, or None.
         database: URL, engine or session maker, or None.
         rabbit: URL, or None.
         stream: The app's stream.
         group: Its consumer group.
-        decode: Reads entries of other programs; None accepts none.
-        tables: Tables of the application itself, or None.
+        decode: Reads entries of other programs; None refuses them.
+        tables: Tables of the application, or None.
 
     Attributes:
         only: Parts to run if ``run()`` names none.
@@ -89,7 +89,7 @@ class Assembly:
     # ------------------------------------------------------------ servers
     @property
     def bus(self) -> Bus:
-        """Where messages without a transaction go."""
+        """The bus for messages outside of a transaction."""
         if self._bus is None:
             self._bus = RedisBus(
                 self._require_redis("emit sends to Redis"),
@@ -105,7 +105,7 @@ class Assembly:
 
     @property
     def outbox(self) -> OutboxLike:
-        """Where messages of a transaction go."""
+        """The outbox for messages of a transaction."""
         if self._outbox is None:
             from conquiet.transactional.outbox import Outbox
 
@@ -135,7 +135,7 @@ class Assembly:
 
     @property
     def has_database(self) -> bool:
-        """Whether a database was given."""
+        """True if a database was given."""
         return self._database is not None
 
     @property
@@ -152,7 +152,7 @@ class Assembly:
         self._database.require(kind, name=name, what=what)
 
     def create_tables(self) -> None:
-        """Create the tables of inbox and outbox, and those of the application, unless they exist."""
+        """Create the tables of inbox and outbox and the application's tables, unless they exist."""
         from conquiet.transactional.migrations import create_tables
 
         engine = self.database.sync_engine()
@@ -160,27 +160,27 @@ class Assembly:
         if self._own_tables is not None:
             self._own_tables.create_all(engine)
 
-    def database_probes(self) -> list[ServerProbe]:
-        """Return a probe for the database, with the tables, if the assembled workers need it.
+    def database_checks(self) -> list[ServerCheck]:
+        """Return a check of the database and its tables, if the assembled workers need them.
 
-        The probe raises ``ConfigurationError`` if a table is missing.
+        The check raises ``ConfigurationError`` if a table is missing.
         """
         if DB not in self._needs:
             return []
         check = partial(require_tables, tables=self._tables) if self._tables else None
-        return [probe_database(self.database.sync_engine(), check)]
+        return [check_database(self.database.sync_engine(), check)]
 
-    def broker_probes(self) -> list[ServerProbe]:
-        """Return a probe for each broker that the assembled workers need."""
-        found: list[ServerProbe] = []
+    def broker_checks(self) -> list[ServerCheck]:
+        """Return a check of each broker that the assembled workers need."""
+        found: list[ServerCheck] = []
         if REDIS in self._needs and self._redis is not None:
-            found.append(probe_redis(self._redis))
+            found.append(check_redis(self._redis))
         if RABBIT in self._needs and self._rabbit is not None:
-            found.append(probe_rabbit(self._rabbit))
+            found.append(check_rabbit(self._rabbit))
         return found
 
     async def close(self) -> None:
-        """Close what was opened. It is opened again when it is needed."""
+        """Close all connections. The next use opens them again."""
         bus, self._bus = self._bus, None
         if bus is not None:
             await bus.close()
@@ -195,7 +195,7 @@ class Assembly:
         """Return the parts to run.
 
         Raises:
-            ConfigurationError: One of them does not exist.
+            ConfigurationError: A part does not exist.
         """
         if only is None:
             return self.only or frozenset(get_args(Part))
@@ -208,7 +208,7 @@ class Assembly:
         return chosen
 
     def workers(self, only: Iterable[Part] | None, concurrency: int, emission: Emission) -> WorkerGroup:
-        """Return the workers of the wanted parts. Nothing is sent.
+        """Return the workers of these parts. Sends nothing.
 
         Raises:
             ConfigurationError: A part cannot be run.
@@ -233,7 +233,7 @@ class Assembly:
         return WorkerGroup(workers)
 
     def environment(self, emission: Emission, loop: asyncio.AbstractEventLoop) -> HandlerEnvironment:
-        """Return what all handlers share while they run on a loop."""
+        """Return the shared environment of the handlers on a loop."""
         return HandlerEnvironment(
             resources=self._registry.resources,
             emission=emission,
@@ -263,7 +263,7 @@ class Assembly:
         return workers
 
     def _purgers(self, busy: "Sequence[Worker]") -> "list[Worker]":
-        """Return what deletes old rows of the tables in use, if a synchronous engine can reach them."""
+        """Return the purgers of the tables in use, if a synchronous engine can reach them."""
         if self._settings.retention is None or not self._tables:
             return []
         from conquiet.transactional.inbox import Inbox
@@ -275,13 +275,13 @@ class Assembly:
         try:
             engine = self.database.sync_engine()
         except (ConfigurationError, ImportError):
-            return []  # in the memory of an asynchronous engine, or without a synchronous driver
+            return []  # an in-memory database of an asynchronous engine, or no synchronous driver
         others = tuple(busy)
         options: dict[str, Any] = {
             "retention": keep,
             "is_idle": lambda: not any(getattr(worker.health(), "in_flight", 0) for worker in others),
         }
-        # One for each table: each has a lock of its own, so hosts that run different parts exclude each other, too.
+        # One purger per table, each with its own lock: hosts that run different parts exclude each other as well.
         found: list[Worker] = []
         if self._settings.inbox in self._tables:
             found.append(Purger(engine, inbox=Inbox(self._settings.inbox), **options))
@@ -301,14 +301,14 @@ class Assembly:
             runtime=with_decode(self._settings.runtime, self.decode),
         )
         for event, function in self.functions(environment).items():
-            options = self._registry.handlers[event].options
-            gathered = options.batch
+            settings = self._registry.handlers[event].settings
+            gathered = settings.batch
             processor.handler(
                 event,
-                retry=options.retry,
-                timeout_s=options.timeout_s,
-                concurrency=options.concurrency,
-                rate=options.rate,
+                retry=settings.retry,
+                timeout_s=settings.timeout_s,
+                concurrency=settings.concurrency,
+                rate=settings.rate,
                 batch=None if gathered is None else gathered.size,
                 within_s=None if gathered is None else gathered.within_s,
             )(function)
@@ -318,17 +318,17 @@ class Assembly:
         return processor
 
     def functions(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
-        """Return the functions that a processor would run, by event."""
+        """Return the functions for a processor, by event."""
         return {event: self._function(handler, environment) for event, handler in self._registry.handlers.items()}
 
     def _function(self, handler: Handler, environment: HandlerEnvironment) -> "Callable[[Any], Any]":
         invocation = self._invocation(handler, environment)
-        if handler.options.is_group:
-            return invocation.for_processor_group()
-        return invocation.for_processor() if handler.options.batch is None else invocation.for_processor_batch()
+        if handler.settings.shares_transaction:
+            return invocation.for_processor_shared_transaction()
+        return invocation.for_processor() if handler.settings.batch is None else invocation.for_processor_batch()
 
     def syncers(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
-        """Return the functions that consumers of RabbitMQ would run, by queue."""
+        """Return the functions for RabbitMQ consumers, by queue."""
         return {name: self._syncer(queue, environment) for name, queue in self._registry.queues.items()}
 
     def _syncer(self, queue: QueueHandler, environment: HandlerEnvironment) -> "Callable[[Any], Any]":

@@ -1,9 +1,9 @@
-"""Call a batch handler of an application with lists, or a handler for single messages for each of a group.
+"""Call a batch handler of an application with lists, or a handler of single messages in a shared transaction.
 
-    batch=200    handler(orders: list[Order], session)      one call for all, in one transaction
-    group=50     handler(order: Order, session)             a call for each, in savepoints of one transaction
+    batch=200               handler(orders: list[Order], session)   one call for all, in one transaction
+    share_transaction=50    handler(order: Order, session)          a call for each, in savepoints of one transaction
 
-A payload that does not fit is the outcome of its own message: the others are handled without it.
+A payload that does not fit fails its message only: the others are handled without it.
 
 On RabbitMQ a call returns True, False, or a list with the outcome of each message; see ``rabbit.batch_results``.
 """
@@ -49,9 +49,10 @@ class BatchInvocation(Invocation):
 
         return like(work, handle)
 
-    def for_processor_group(self) -> Callable[[list[Any]], Any]:
-        """Return the batch handler that runs the function for each message, in a savepoint of its own."""
-        work = self._work_of(self._call_one_async if self._signature.is_async else self._call_one, "group")
+    def for_processor_shared_transaction(self) -> Callable[[list[Any]], Any]:
+        """Return the batch handler that calls the function for each message, each in its savepoint."""
+        call = self._call_one_async if self._signature.is_async else self._call_one
+        work = self._work_of(call, "shared_transaction")
         admitted = self._admission(self._decoder())
 
         if self._signature.is_async:
@@ -107,7 +108,7 @@ class BatchInvocation(Invocation):
         return None if self._signature.payload is None else self._event.decode(message)
 
     def _admission(self, decoded: Callable[[Any], Any]) -> Callable[[list[Any]], tuple[list[Run], list[Outcome]]]:
-        """Return the function that decodes payloads: it returns runs for those that fit, and outcomes for all."""
+        """Return the function that decodes payloads: it returns a run per valid payload, and an outcome per message."""
 
         def admitted(contexts: list[Any]) -> tuple[list[Run], list[Outcome]]:
             runs: list[Run] = []
@@ -126,14 +127,14 @@ class BatchInvocation(Invocation):
     def _work_of(
         self, function: Callable[..., Any], adapter: str, *, engine: str = "processor"
     ) -> Callable[[list[Run]], Any]:
-        """Return what runs ``function``: by itself, or in a transaction of ``transactional``."""
+        """Return a callable that runs ``function``, in a transaction of ``transactional`` if it has a session."""
         kind = self._signature.session
         if kind is None:
             return function
         from conquiet import transactional
 
         if kind is SessionKind.CONNECTION:
-            function = _on_connection(function, guard=adapter == "batch")  # a group guards its own transaction
+            function = _on_connection(function, guard=adapter == "batch")  # a shared transaction is guarded already
         inbox: Any = self._environment.inbox if self._once else WithoutInbox()
         made = getattr(transactional, f"for_{engine}_{adapter}")
         work: Callable[[list[Run]], Any] = made(function, engine=self._source(kind), inbox=inbox)
@@ -198,7 +199,7 @@ def _on_connection(function: Callable[..., Any], *, guard: bool) -> Callable[...
 
 
 class RabbitBatchResults:
-    """Turns what a batch handler of an application did into what a batch syncer returns.
+    """Translate the result of a batch handler into the result of a batch syncer.
 
     Args:
         refused: Reads an error of one message: False, or it raises an instruction to the consumer.
@@ -208,7 +209,7 @@ class RabbitBatchResults:
         self._refused = refused
 
     def deliveries_of(self, outcomes: list[Outcome]) -> "AbstractContextManager[None]":
-        """Return the block in which ``current_deliveries`` has those of the messages that have no outcome yet."""
+        """Return the block in which ``current_deliveries`` lists only messages without an outcome."""
         from conquiet.rabbit.batch_results import only_deliveries
 
         return only_deliveries([position for position, outcome in enumerate(outcomes) if outcome is None])
@@ -221,15 +222,15 @@ class RabbitBatchResults:
         return True if found is None else [None if one is None else self._instruction(one) for one in found]
 
     def of_call(self, error: Exception, messages: int) -> bool:
-        """Return False for the failure of a call; raise what is an instruction, or not the messages' fault."""
+        """Return False for a failed call; re-raise an instruction, or an error that is not the messages' fault."""
         if isinstance(error, ConflictError):  # the consumer repeats the call, or waits for the other run
             raise error
         if messages > 1:
-            raise error  # not of one message yet: the batch is halved
+            raise error  # the failing message is not known yet: the batch is halved
         return self._refused(error)
 
     def _instruction(self, error: Exception) -> Exception:
-        """Return what an error of one message is to its consumer."""
+        """Return the instruction to the consumer for the error of one message."""
         from conquiet.rabbit.batch_results import RefusedError
 
         if isinstance(error, RefusedError):
@@ -242,7 +243,7 @@ class RabbitBatchResults:
 
 
 def _joined(outcomes: list[Outcome], results: Any) -> list[Outcome] | None:
-    """Return the outcomes of all messages: those of payloads that do not fit, and what the call has returned."""
+    """Return the outcome of each message: of a payload that does not fit, or as the call returned it."""
     if not isinstance(results, list):
         return outcomes if any(outcome is not None for outcome in outcomes) else None
     left = iter(results)

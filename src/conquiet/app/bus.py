@@ -1,4 +1,4 @@
-"""Sends messages that belong to no transaction: at once, to Redis."""
+"""Send messages outside of a transaction, directly to Redis."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,13 +22,13 @@ class Message:
     Attributes:
         event: Its event.
         data: The JSON object.
-        stream: Where it goes.
-        id: Identity that the caller gave it; None makes one.
+        stream: Its stream.
+        id: Identity given by the caller; None makes one.
         delay_s: Seconds until it is due.
         at: When it is due.
         key: Messages of one key run one at a time and in order.
-        headers: What travels with it.
-        keep_result_s: How long what its handler returns is kept after its end; None keeps nothing.
+        headers: Its headers.
+        keep_result_s: Seconds for which the handler's result is kept; None keeps none.
     """
 
     event: str
@@ -43,7 +43,7 @@ class Message:
 
 
 class Bus(Protocol):
-    """Takes messages that belong to no transaction, and returns their ids."""
+    """Send messages outside of a transaction, and return their ids."""
 
     async def send(self, message: Message) -> str:
         """Send from a coroutine."""
@@ -62,11 +62,11 @@ class Bus(Protocol):
         ...
 
     async def wait_for(self, message: Message, timeout_s: float) -> Any:
-        """Send from a coroutine, and return what the handler returns."""
+        """Send from a coroutine, and return the handler's result."""
         ...
 
     def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
-        """Send from a thread, and return what the handler returns."""
+        """Send from a thread, and return the handler's result."""
         ...
 
     async def close(self) -> None:
@@ -75,12 +75,12 @@ class Bus(Protocol):
 
 
 class RedisBus:
-    """Sends to Redis. Connections are opened by the first message.
+    """Send to Redis. The first message opens the connections.
 
     Args:
-        redis: The client whose address and credentials are used.
+        redis: A client with the address and the credentials.
         stream: The application's stream.
-        settings: Those of its processor.
+        settings: Settings of its processor.
         is_partitioned: The application's stream has partitions.
     """
 
@@ -101,16 +101,16 @@ class RedisBus:
         """See ``Bus``."""
         emitter, partitions = self._opened()
         if partitions is not None and messages[0].stream == self._stream:
-            return [one.id for one in await partitions.emit_many(_new(messages))]
-        sent = await emitter.emit_many(_new(messages), stream=messages[0].stream)
+            return [one.id for one in await partitions.emit_many(new_messages(messages))]
+        sent = await emitter.emit_many(new_messages(messages), stream=messages[0].stream)
         return [one.id for one in sent]
 
     def send_many_sync(self, messages: list[Message]) -> list[str]:
         """See ``Bus``."""
         emitter, partitions = self._opened_sync()
         if partitions is not None and messages[0].stream == self._stream:
-            return [one.id for one in partitions.emit_many(_new(messages))]
-        sent = emitter.emit_many(_new(messages), stream=messages[0].stream)
+            return [one.id for one in partitions.emit_many(new_messages(messages))]
+        sent = emitter.emit_many(new_messages(messages), stream=messages[0].stream)
         return [one.id for one in sent]
 
     async def send(self, message: Message) -> str:
@@ -133,18 +133,18 @@ class RedisBus:
 
         emitter, partitions = self._opened()
         if partitions is not None and message.stream == self._stream:
-            (new,) = _new([message])
+            (new,) = new_messages([message])
             return await (await partitions.emit_job(new)).result(timeout_s=timeout_s)
-        (sent,) = await emitter.emit_many(_new([message]), stream=message.stream)
+        (sent,) = await emitter.emit_many(new_messages([message]), stream=message.stream)
         return await JobHandle(self._client, sent.stream, sent.id).result(timeout_s=timeout_s)
 
     def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``."""
         emitter, partitions = self._opened_sync()
         if partitions is not None and message.stream == self._stream:
-            (new,) = _new([message])
+            (new,) = new_messages([message])
             return partitions.emit_job(new).result(timeout_s=timeout_s)
-        (sent,) = emitter.emit_many(_new([message]), stream=message.stream)
+        (sent,) = emitter.emit_many(new_messages([message]), stream=message.stream)
         return emitter.job(sent.id, stream=sent.stream).result(timeout_s=timeout_s)
 
     async def close(self) -> None:
@@ -191,7 +191,8 @@ def _options(message: Message) -> dict[str, Any]:
     }
 
 
-def _new(messages: list[Message]) -> "list[NewMessage]":
+def new_messages(messages: list[Message]) -> "list[NewMessage]":
+    """Convert messages for an emitter."""
     from conquiet.processor.emit_requests import NewMessage
 
     return [

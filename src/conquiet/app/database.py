@@ -1,13 +1,13 @@
-"""The database of an application: engines for every kind of session that a handler can ask for.
+"""The database of an application: engines for every kind of session of a handler.
 
-    database=                 sessions that handlers can ask for
-    a URL                     all five; an engine is made for each of the two drivers that is needed
+    database=                 sessions of handlers
+    a URL                     all five; an engine per driver, synchronous or asynchronous, on first use
     Engine, sessionmaker      DbSession, Session, Connection
     AsyncEngine, async_sessionmaker    AsyncSession, AsyncConnection
-    a function                what it returns, a URL, asked for when an engine is made
+    a function                as for the URL that it returns; called when an engine is made
 
-The relay and the creation of tables need a synchronous engine. Beside an asynchronous one it is made from its URL, with
-the synchronous driver of the same database.
+The relay and the creation of tables need a synchronous engine. If only an asynchronous engine is given, it is made from
+the URL of that engine, with a synchronous driver.
 """
 
 from functools import partial
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     )
 
 _SYNC_DRIVER: Final = {"asyncmy": "pymysql", "aiomysql": "pymysql", "asyncpg": "psycopg", "aiosqlite": "pysqlite"}
-"""The synchronous driver to use beside an asynchronous one. ``psycopg`` is both."""
+"""The synchronous driver for each asynchronous driver. ``psycopg`` is both."""
 
 _ASYNC_DRIVER: Final = {"mysql": "asyncmy", "mariadb": "asyncmy", "postgresql": "psycopg", "sqlite": "aiosqlite"}
 _DEFAULT_DRIVER: Final = {"mysql": "pymysql", "mariadb": "pymysql", "postgresql": "psycopg"}
-"""SQLAlchemy's own defaults are mysqlclient and psycopg2, which conquiet does not install."""
+"""SQLAlchemy's defaults are mysqlclient and psycopg2, which conquiet does not install."""
 
 _POOL_SIZE: Final = 5
 """SQLAlchemy's default."""
@@ -43,16 +43,16 @@ _ASYNC_ONLY: Final = frozenset(_SYNC_DRIVER)
 
 
 class Database:
-    """What the argument ``database`` of an application stands for. Nothing is opened before it is needed.
+    """Read the argument ``database`` of an application. Engines are made on first use.
 
-    An engine that is made here for a server has as many connections as handlers run at once. Beside an asynchronous
-    engine of yours, the synchronous one has its URL only, not its ``connect_args``.
+    An engine that is made here for a server has one connection per concurrent handler. A synchronous engine that is
+    made for a given asynchronous engine has the same URL, but not its ``connect_args``.
 
     Args:
         given: URL, engine or session maker.
 
     Attributes:
-        concurrency: Most handlers at once.
+        concurrency: Maximum concurrent handlers.
 
     Raises:
         ConfigurationError: It is none of these, or the URL cannot be read.
@@ -75,7 +75,7 @@ class Database:
 
         Args:
             kind: The kind.
-            name: The parameter that asks for it.
+            name: The parameter with this session.
             what: The function that has the parameter.
         """
         if self._url_or_function is not None or kind.is_async == self._is_async:

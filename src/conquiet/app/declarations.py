@@ -1,11 +1,11 @@
-"""What an application declares: the decorators and the resources. Nothing is opened or sent here."""
+"""The decorators of an application, and its resources. Nothing is opened or sent here."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from conquiet.app.events import Upgrade
-from conquiet.app.registry import HandlerOptions, Registry
+from conquiet.app.registry import AppHandlerSettings, Registry
 from conquiet.app.resources import Factory, Scope
 from conquiet.core.batching import batch_settings
 from conquiet.core.lifecycle import Lifecycle
@@ -24,8 +24,8 @@ class Declarations:
     """The part of ``App`` that is called while modules are imported.
 
     Args:
-        registry: Keeps what is declared.
-        life: Declaring ends with the start.
+        registry: Keeps the declarations.
+        life: The lifecycle of the app: after its start nothing can be declared.
         stream: The app's stream.
     """
 
@@ -45,49 +45,51 @@ class Declarations:
         once: bool = True,
         batch: int | None = None,
         within_s: float | None = None,
-        group: int | None = None,
+        share_transaction: int | None = None,
     ) -> Callable[[F], F]:
-        """Handle an event with the decorated function, which stays as it is.
+        """Handle an event with the decorated function, and return the function unchanged.
 
         Its parameters get their values by annotation: a payload model, a session, ``JobContext``, ``Emit``, a logger,
-        or a type given to ``provide``. With a session its effect happens once for each message, because the inbox row
-        is in the same transaction.
+        or a type given to ``provide``. With a session its effect happens once per message, because the inbox row is in
+        the same transaction.
 
         Args:
             event: The event; each has one handler.
-            retry: When to try again; the policy of the settings if left out, which is not at all.
+            retry: The retry policy; left out, the policy of the settings, which by default does not retry.
             timeout_s: Longest run in seconds.
-            concurrency: Most runs at once on this host.
-            rate: Most starts in a time, over all hosts.
-            once: False leaves the inbox row out. The handler still has its transaction, and a message that is delivered
+            concurrency: Maximum concurrent runs on this host.
+            rate: Maximum starts per time, over all hosts.
+            once: False writes no inbox row. The handler still has its transaction, and a message that is delivered
                 twice has its effect twice.
-            batch: Call the function with up to so many messages: ``list[Order]``, and ``list[JobContext]`` if it asks
-                for them. With a session they share one transaction, and one that fails is found by halving.
-            within_s: Within which time the first message of a batch or group has its effect, 0.02 s if left out.
-                It waits for others, but less by as long as the last batches took, and at least half of that time.
-            group: Let up to so many calls of a function for single messages share one transaction, each in a savepoint.
-                Safe if the function does nothing outside of its session: when the transaction fails, all run again.
+            batch: Maximum messages of one call. The function gets lists: ``list[Order]``, and ``list[JobContext]`` for
+                contexts. With a session they share one transaction, and a message that fails is found by halving.
+            within_s: Deadline from the arrival of the first message of a batch or shared transaction to its commit,
+                0.02 s if left out. Messages are gathered for this time minus the duration of the last batches, and
+                for half of it at least.
+            share_transaction: Number of calls that share one transaction, at most; each runs in a savepoint. For a
+                function of single messages. It must do nothing outside of its session: if the transaction fails, all
+                of them run again.
         """
         from conquiet.processor.policy import require_event
 
         self._life.require_new("handlers")
         require_event(event)
-        if batch is not None and group is not None:
+        if batch is not None and share_transaction is not None:
             raise ConfigurationError(
-                f"the handler of {event!r} has batch= and group=: a batch handler gets lists, a group calls a function "
-                "for single messages. Leave one of them out"
+                f"the handler of {event!r} has batch= and share_transaction=: a batch handler gets lists, the other is "
+                "for functions of single messages. Leave one of them out"
             )
-        options = HandlerOptions(
+        settings = AppHandlerSettings(
             retry=retry,
             timeout_s=timeout_s,
             concurrency=concurrency,
             rate=rate,
-            batch=batch_settings(batch if group is None else group, within_s),
-            is_group=group is not None,
+            batch=batch_settings(batch if share_transaction is None else share_transaction, within_s),
+            shares_transaction=share_transaction is not None,
         )
 
         def register(function: F) -> F:
-            self._registry.add_handler(event, function, options, once=once)
+            self._registry.add_handler(event, function, settings, once=once)
             return function
 
         return register
@@ -103,17 +105,17 @@ class Declarations:
     ) -> Callable[[F], F]:
         """Handle the messages of a RabbitMQ queue with the decorated function.
 
-        A message whose handler fails is requeued once and then dead-lettered, by the rules of ``RabbitConsumer``. One
-        whose payload does not fit, or whose handler raises ``Reject``, is dead-lettered at once.
+        If the handler fails, the message is requeued once and then dead-lettered, by the rules of ``RabbitConsumer``.
+        If the payload does not fit, or the handler raises ``Reject``, it is dead-lettered immediately.
 
         Args:
             name: A queue that exists.
             once: As for ``handler``. The AMQP property ``message_id`` identifies the message.
-            batch: Call the function with up to so many messages: ``list[Order]``. With a session they share one
-                transaction; one that fails is found by halving and settled by itself. The prefetch follows: the next
+            batch: Maximum messages of one call, which gets ``list[Order]``. With a session they share one transaction;
+                a message that fails is found by halving and settled alone. The prefetch is raised, so that the next
                 batch is delivered while one is handled.
-            within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
-                others, but less by as long as the last batches took, and at least half of that time.
+            within_s: Deadline from the arrival of the first message of a batch to its commit, 0.02 s if left out.
+                Messages are gathered for this time minus the duration of the last batches, and for half of it at least.
             options: Options of ``RabbitConsumer``; see ``RabbitConfig``.
         """
         from conquiet.rabbit.config import RabbitConfig
@@ -143,25 +145,25 @@ class Declarations:
         catch_up: "CatchUp" = "one",
         once: bool = True,
     ) -> Callable[[F], F]:
-        """Run the decorated function at given times, each time once over all hosts.
+        """Run the decorated function at given times, once per time over all hosts.
 
         Args:
             when: ``Cron``, ``Every`` or ``Once``.
             name: Identifies the schedule; the function's name if left out.
             retry: As for ``handler``.
             timeout_s: As for ``handler``.
-            catch_up: What happens to times that passed while no host ran; see ``ScheduleEntry``.
+            catch_up: Which of the times that passed while no host ran are run; see ``ScheduleEntry``.
             once: As for ``handler``.
         """
         from conquiet.scheduler.entries import ScheduleEntry
 
         self._life.require_new("schedules")
-        options = HandlerOptions(retry=retry, timeout_s=timeout_s)
+        settings = AppHandlerSettings(retry=retry, timeout_s=timeout_s)
 
         def register(function: F) -> F:
             own = function.__name__ if name is None else name
             entry = ScheduleEntry(own, when, f"schedule:{own}", self._stream, catch_up=catch_up)
-            self._registry.add_schedule(entry, function, options, once=once)
+            self._registry.add_schedule(entry, function, settings, once=once)
             return function
 
         return register
@@ -172,8 +174,8 @@ class Declarations:
         Args:
             event: The event.
             model: Its payload model; None accepts any payload.
-            stream: The stream of the other service; this app's if left out. There this app acknowledges its messages
-                without running anything.
+            stream: The stream of the other service; this app's if left out. This app acknowledges messages
+                of the event in its own stream without running a handler.
         """
         from conquiet.processor.policy import require_event
 
@@ -195,16 +197,16 @@ class Declarations:
         return register
 
     def provide(self, kind: Any, factory: Factory, *, scope: Scope = "message") -> None:
-        """Declare how a type is made that handlers ask for; before the handlers that do.
+        """Declare the factory of a type for parameters of handlers. Call it before these handlers are registered.
 
         Args:
             kind: The type.
-            factory: Plain, ``async def`` or a generator, whose part after ``yield`` is the clean-up. It may ask for
-                other provided types.
-            scope: ``"message"`` makes one for each message, ``"process"`` keeps one until ``close()``.
+            factory: A plain function, an ``async def`` or a generator with the clean-up after ``yield``. Its parameters
+                may be other provided types.
+            scope: ``"message"`` makes an object per message, ``"process"`` keeps one until ``close()``.
         """
         self._registry.resources.provide(kind, factory, scope=scope)
 
     def override(self, kind: Any, value: Any) -> AbstractContextManager[None]:
-        """Give handlers ``value`` for a provided type as long as the ``with`` block runs: for tests."""
+        """Use ``value`` for a provided type while the ``with`` block runs: for tests."""
         return self._registry.resources.override(kind, value)

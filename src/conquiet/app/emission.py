@@ -1,6 +1,6 @@
-"""Emitting messages: directly to Redis, or through the outbox in a transaction.
+"""Emit messages: directly to Redis, or through the outbox in a transaction.
 
-without a session    sent now; there at once, whatever becomes of the caller
+without a session    sent now, also if the caller fails later
 with a session       a row of the outbox in the session's transaction: published if it commits, never otherwise
 """
 
@@ -18,7 +18,7 @@ from conquiet.errors import ConfigurationError
 
 
 class OutboxLike(Protocol):
-    """Takes messages inside a transaction, and returns their ids; ``transactional.Outbox`` is one."""
+    """Take messages inside a transaction, and return their ids; ``transactional.Outbox`` implements it."""
 
     def add(
         self,
@@ -62,13 +62,13 @@ class OutboxLike(Protocol):
 
 
 class Emission:
-    """Checks messages and sends them: by a bus, or by the outbox if there is a session.
+    """Check messages and send them: by the bus, or by the outbox if there is a session.
 
     Args:
         events: The known events.
         stream_of: Returns the stream of an event.
-        bus: Returns where messages without a transaction go; raises if no server is configured.
-        outbox: Returns where messages of a transaction go; raises if no server is configured.
+        bus: Returns the bus for messages outside of a transaction; raises if no server is configured.
+        outbox: Returns the outbox for messages of a transaction; raises if no server is configured.
         clock: Returns the source of the time.
     """
 
@@ -86,9 +86,9 @@ class Emission:
         self._outbox = outbox
         self._clock = clock
 
-    async def emit(self, session: Any, event: str, payload: Any, options: "EmitOptions") -> str:
+    async def emit(self, session: Any, event: str, payload: Any, settings: "EmitSettings") -> str:
         """Emit from a coroutine; ``session`` is an asynchronous one, or None."""
-        message = self._message(event, payload, options)
+        message = self._message(event, payload, settings)
         if session is None:
             return await self._bus().send(message)
         delay_s = self._delay_in_outbox(message)
@@ -107,9 +107,9 @@ class Emission:
             headers=message.headers,
         )
 
-    def emit_sync(self, session: Any, event: str, payload: Any, options: "EmitOptions") -> str:
+    def emit_sync(self, session: Any, event: str, payload: Any, settings: "EmitSettings") -> str:
         """Emit from a plain function; ``session`` is a synchronous one, or None."""
-        message = self._message(event, payload, options)
+        message = self._message(event, payload, settings)
         if session is None:
             return self._bus().send_sync(message)
         delay_s = self._delay_in_outbox(message)
@@ -128,9 +128,11 @@ class Emission:
             headers=message.headers,
         )
 
-    async def emit_many(self, session: Any, event: str, payloads: "Iterable[Any]", options: "EmitOptions") -> list[str]:
+    async def emit_many(
+        self, session: Any, event: str, payloads: "Iterable[Any]", settings: "EmitSettings"
+    ) -> list[str]:
         """Emit many messages of one event from a coroutine; ``session`` is an asynchronous one, or None."""
-        messages = [self._message(event, payload, options) for payload in payloads]
+        messages = [self._message(event, payload, settings) for payload in payloads]
         if not messages:
             return []
         if session is None:
@@ -141,9 +143,11 @@ class Emission:
         data = [message.data for message in messages]
         return await self._outbox().add_many_async(session, first.stream, data, event=event, delay_s=delay_s)
 
-    def emit_many_sync(self, session: Any, event: str, payloads: "Iterable[Any]", options: "EmitOptions") -> list[str]:
+    def emit_many_sync(
+        self, session: Any, event: str, payloads: "Iterable[Any]", settings: "EmitSettings"
+    ) -> list[str]:
         """Emit many messages of one event from a plain function; ``session`` is a synchronous one, or None."""
-        messages = [self._message(event, payload, options) for payload in payloads]
+        messages = [self._message(event, payload, settings) for payload in payloads]
         if not messages:
             return []
         if session is None:
@@ -154,13 +158,13 @@ class Emission:
         data = [message.data for message in messages]
         return self._outbox().add_many(session, first.stream, data, event=event, delay_s=delay_s)
 
-    async def emit_and_wait(self, event: str, payload: Any, options: "EmitOptions", timeout_s: float) -> Any:
-        """Emit from a coroutine, and return what the handler returns, as JSON."""
-        return await self._bus().wait_for(self._message(event, payload, options), timeout_s)
+    async def emit_and_wait(self, event: str, payload: Any, settings: "EmitSettings", timeout_s: float) -> Any:
+        """Emit from a coroutine, and return the handler's result as JSON."""
+        return await self._bus().wait_for(self._message(event, payload, settings), timeout_s)
 
-    def emit_and_wait_sync(self, event: str, payload: Any, options: "EmitOptions", timeout_s: float) -> Any:
-        """Emit from a plain function, and return what the handler returns, as JSON."""
-        return self._bus().wait_for_sync(self._message(event, payload, options), timeout_s)
+    def emit_and_wait_sync(self, event: str, payload: Any, settings: "EmitSettings", timeout_s: float) -> Any:
+        """Emit from a plain function, and return the handler's result as JSON."""
+        return self._bus().wait_for_sync(self._message(event, payload, settings), timeout_s)
 
     def _delay_in_outbox(self, message: Message) -> float | None:
         if message.id is not None:
@@ -170,31 +174,31 @@ class Emission:
             )
         return message.delay_s if message.at is None else max(0.0, message.at.timestamp() - self._clock().time())
 
-    def _message(self, event: str, payload: Any, options: "EmitOptions") -> Message:
+    def _message(self, event: str, payload: Any, settings: "EmitSettings") -> Message:
         known = self._events.find(event)
         data = known.encode({} if payload is None else payload)
-        if options.delay_s is not None:
-            require_seconds("delay_s", options.delay_s, zero_allowed=True)
-            if options.at is not None:
+        if settings.delay_s is not None:
+            require_seconds("delay_s", settings.delay_s, zero_allowed=True)
+            if settings.at is not None:
                 raise ConfigurationError("give delay_s or at, not both")
-        if options.at is not None:
-            _require_moment(options.at)
+        if settings.at is not None:
+            _require_moment(settings.at)
         return Message(
             event,
             data,
             self._stream_of(event),
-            options.id,
-            options.delay_s,
-            options.at,
-            options.key,
-            options.headers,
-            options.keep_result_s,
+            settings.id,
+            settings.delay_s,
+            settings.at,
+            settings.key,
+            settings.headers,
+            settings.keep_result_s,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class EmitOptions:
-    """When a message is due, its identity, the key that it is ordered by, and how long its result is kept."""
+class EmitSettings:
+    """Due time, identity, ordering key, headers and result retention of a message."""
 
     delay_s: float | None = None
     at: datetime | None = None
@@ -205,10 +209,10 @@ class EmitOptions:
 
 
 class Emit:
-    """Emits messages; an ``async def`` handler asks for it by this annotation.
+    """Emit messages from an ``async def`` handler: a parameter with this annotation gets it.
 
     In a handler that has a session, each message is a row of the outbox in the handler's transaction: it is published
-    if the handler commits, and only then. In a handler without a session it is sent at once.
+    if the handler commits, and only then. In a handler without a session it is sent immediately.
     """
 
     __slots__ = ("_emission", "_session")
@@ -235,15 +239,15 @@ class Emit:
             payload: An object of the event's model, or a mapping that fits it.
             delay_s: Seconds until it is due.
             at: The moment it is due, with a time zone.
-            id: Identity of the message; not in a transaction, where the outbox makes one.
+            id: Identity of the message; not in a transaction, where the outbox makes an id.
             key: Messages of one key run one at a time and in order.
-            headers: Names and texts that travel with the message.
+            headers: Names and texts that are sent with the message.
 
         Raises:
             ConfigurationError: The event is unknown, or an argument is wrong. Nothing was sent.
             PayloadError: The payload does not fit the event's model. Nothing was sent.
         """
-        return await self._emission.emit(self._session, event, payload, EmitOptions(delay_s, at, id, key, headers))
+        return await self._emission.emit(self._session, event, payload, EmitSettings(delay_s, at, id, key, headers))
 
     async def many(
         self, event: str, payloads: "Iterable[Any]", *, delay_s: float | None = None, at: datetime | None = None
@@ -251,16 +255,16 @@ class Emit:
         """Emit a message for each payload and return their ids. In a transaction they are one statement.
 
         Args:
-            event: A known event; of all.
-            payloads: As for a single message. One that does not fit refuses all.
+            event: A known event.
+            payloads: As for a single message. If one of them does not fit, none is sent.
             delay_s: Seconds until they are due.
             at: The moment they are due, with a time zone.
         """
-        return await self._emission.emit_many(self._session, event, payloads, EmitOptions(delay_s, at, None))
+        return await self._emission.emit_many(self._session, event, payloads, EmitSettings(delay_s, at, None))
 
 
 class SyncEmit:
-    """Emits messages; a plain function asks for it by this annotation. See ``Emit``."""
+    """Emit messages from a plain function: a parameter with this annotation gets it. See ``Emit``."""
 
     __slots__ = ("_emission", "_session")
 
@@ -280,13 +284,13 @@ class SyncEmit:
         headers: Headers | None = None,
     ) -> str:
         """Emit a message and return its id; see ``Emit``."""
-        return self._emission.emit_sync(self._session, event, payload, EmitOptions(delay_s, at, id, key, headers))
+        return self._emission.emit_sync(self._session, event, payload, EmitSettings(delay_s, at, id, key, headers))
 
     def many(
         self, event: str, payloads: "Iterable[Any]", *, delay_s: float | None = None, at: datetime | None = None
     ) -> list[str]:
         """Emit a message for each payload and return their ids; see ``Emit.many``."""
-        return self._emission.emit_many_sync(self._session, event, payloads, EmitOptions(delay_s, at, None))
+        return self._emission.emit_many_sync(self._session, event, payloads, EmitSettings(delay_s, at, None))
 
 
 def _require_moment(at: object) -> None:

@@ -1,9 +1,9 @@
 """The events that an application knows: their payload models, and the versions of their payloads. Pure.
 
-An event is known if the application handles it or declares it (``app.declare``) because another service does. Emitting
-an unknown event is refused: a typo would otherwise become a message that no process handles.
+An event is known if the application handles it, or declares it for another service (``app.declare``). Emitting an
+unknown event is refused: a typo would otherwise become a message that no process handles.
 
-An event whose payload has changed gets upgrade functions, one for each old version:
+An event with a changed payload gets upgrade functions, one per old version:
 
     payload of version 1 ──upgrade 1──▶ version 2 ──upgrade 2──▶ version 3 ──▶ model
 
@@ -44,7 +44,7 @@ class Event:
         return max(self._upgrades, default=0) + 1
 
     def add_upgrade(self, version: int, function: Upgrade) -> None:
-        """Add the function that turns a payload of ``version`` into one of the next."""
+        """Add the function that converts a payload of ``version`` to the next version."""
         if version in self._upgrades:
             raise ConfigurationError(f"event {self.name!r} has an upgrade of version {version} already")
         self._upgrades[version] = function
@@ -71,11 +71,11 @@ class Event:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the handler gets the JSON object as it came."""
+        """True if the handler gets the JSON object unchanged."""
         return not self._upgrades and self._model is not None and self._model.is_plain
 
     def decoder(self) -> Callable[[Mapping[str, Any]], Any]:
-        """Return ``decode``, or the model's own where there is nothing to upgrade: a call less for each message."""
+        """Return ``decode``, or the model's without upgrades, which saves a call per message."""
         return self.decode if self._upgrades or self._model is None else self._model.decode
 
     def decode(self, data: Mapping[str, Any]) -> Any:

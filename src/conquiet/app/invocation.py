@@ -1,8 +1,8 @@
-"""Call a handler with what its signature asks for, and turn it into a handler of the engine that runs it.
+"""Call a handler with the values of its parameters, and adapt it to the engine that runs it.
 
-    Processor        handle(ctx)          payload that does not fit ──▶ Reject: dead-lettered at once
-    RabbitConsumer   syncer(message)      payload that does not fit ──▶ DeadLetterNow: dead-lettered at once
-                                          any other failure of it ──▶ False: requeued, then dead-lettered
+    Processor        handle(ctx)          payload that does not fit ──▶ Reject: dead-lettered immediately
+    RabbitConsumer   syncer(message)      payload that does not fit ──▶ DeadLetterNow: dead-lettered immediately
+                                          any other failure ──▶ False: requeued, then dead-lettered
 
 The order for one message: payload, resources, transaction, handler. A payload that does not fit costs no transaction,
 and resources are cleaned up after the commit.
@@ -28,13 +28,13 @@ from conquiet.errors import InfrastructureError, LifecycleError, MissingExtraErr
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from conquiet.transactional.lease_check import Deduplicator
+    from conquiet.core.deduplicator import Deduplicator
 
 logger = FactLogger(__name__)
 
 
 class MessageLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that adds the message's id and event to each line."""
+    """Add the message's id and event to each log line."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Merge the message's facts with the ``extra`` of the call."""
@@ -44,10 +44,10 @@ class MessageLogger(logging.LoggerAdapter[logging.Logger]):
 
 @dataclass(slots=True)
 class Run:
-    """One run of a handler. It takes the place of the message in ``transactional``, which reads attributes of it.
+    """One run of a handler. ``transactional`` reads its attributes as those of the message.
 
     Attributes:
-        origin: ``JobContext``, or the message of RabbitMQ.
+        origin: The ``JobContext``, or the message of RabbitMQ.
         payload: The model's object.
         made: Resources by type.
     """
@@ -61,7 +61,7 @@ class Run:
 
 
 class WithoutInbox:
-    """Takes the place of an ``Inbox`` for handlers with ``once=False``: every delivery is a first time."""
+    """Replace the ``Inbox`` of handlers with ``once=False``: every delivery counts as the first."""
 
     def once(self, _session: Any, _msg: Any) -> "WithoutInbox":
         """Return a check that writes nothing."""
@@ -111,11 +111,11 @@ class WithoutInboxMany:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerEnvironment:
-    """What handlers of one application share.
+    """The shared environment of an application's handlers.
 
     Attributes:
         resources: Declared resources.
-        emission: Sends what they emit.
+        emission: Sends their messages.
         database: Returns the app's database.
         inbox: Name of the inbox table.
         loop: Returns the event loop on which resources are opened.
@@ -133,9 +133,9 @@ class Invocation:
 
     Args:
         function: The user's function.
-        signature: What it asks for.
+        signature: Its parameters.
         event: Its event, which decodes payloads.
-        environment: What it shares with the other handlers.
+        environment: Shared with the other handlers.
         once: False runs it without an inbox.
     """
 
@@ -196,7 +196,7 @@ class Invocation:
         return handle
 
     def _takes_payload_only(self) -> bool:
-        """Whether the payload is the only argument, and can be given by its place."""
+        """Return whether the payload is the only argument, and can be passed by position."""
         first = next(iter(inspect.signature(self._function).parameters.values()), None)
         return (
             first is not None
@@ -225,7 +225,7 @@ class Invocation:
         return handle_payload
 
     def _decoder(self) -> Callable[[Any], Any]:
-        """Return the function from a ``JobContext`` to the payload; it raises ``Reject`` for one that does not fit."""
+        """Return the function from a ``JobContext`` to the payload; it raises ``Reject`` if that does not fit."""
         from conquiet.processor.policy import Reject
 
         if self._signature.payload is None:
@@ -274,14 +274,14 @@ class Invocation:
             raise error
         if isinstance(error, (PayloadError, *_rejections())):
             raise DeadLetterNow(str(error)) from None  # the text names the field and holds no value
-        # False, not the error: to RabbitConsumer an error of the syncer is a fault of the whole process.
+        # Return False and do not raise: RabbitConsumer treats an error of the syncer as a fault of the whole process.
         path = error.path if isinstance(error, PayloadError) else None
         logger.failure(logging.WARNING, "handler of queue %(queue)s failed", error, queue=self._event.name, path=path)
         return False
 
     # ------------------------------------------------------------ for both
     def _work(self, adapter: str) -> Callable[[Run], Any]:
-        """Return what runs the function for a ``Run``: by itself, or in a transaction of ``transactional``."""
+        """Return a callable that runs the function for a ``Run``, in a transaction if it has a session."""
         kind = self._signature.session
         if kind is None:
             return self._call_async if self._signature.is_async else self._call
@@ -297,7 +297,7 @@ class Invocation:
         return work
 
     def _source(self, kind: SessionKind) -> Any:
-        """Return what sessions of this kind are made from."""
+        """Return the engine or session maker for sessions of this kind."""
         if kind is not SessionKind.FOREIGN:
             return self._environment.database().source_for(kind)
         (annotation,) = (one.annotation for one in self._signature.parameters if one.source is Source.SESSION)
@@ -342,7 +342,7 @@ class Invocation:
 
 
 class ResourcesOnLoop:
-    """Resources for a plain function: opened and cleaned up on the event loop, while its thread waits."""
+    """Open and clean up the resources of a plain function on the event loop, while its thread waits."""
 
     def __init__(self, environment: HandlerEnvironment, kinds: tuple[type, ...]) -> None:
         self._loop = environment.loop
@@ -364,7 +364,7 @@ class ResourcesOnLoop:
 
 
 def _rejections() -> tuple[type[Exception], ...]:
-    """Return what a handler raises to have its message dead-lettered; nothing in an app of queues without Redis."""
+    """Return the errors with which a handler has its message dead-lettered; none in an app without Redis."""
     try:
         from conquiet.processor.policy import Reject
     except MissingExtraError:
@@ -373,6 +373,6 @@ def _rejections() -> tuple[type[Exception], ...]:
 
 
 def like(work: Callable[..., Any], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Copy the notes of ``transactional`` (such as the size of the pool), which the engine reads at its start."""
+    """Copy the attributes set by ``transactional`` (such as the pool size), which the engine reads at its start."""
     function.__dict__.update(getattr(work, "__dict__", {}))
     return function

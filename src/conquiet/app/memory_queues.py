@@ -1,7 +1,7 @@
-"""What ``TestApp`` has in place of RabbitMQ: queues in memory, settled by the functions of ``rabbit``.
+"""The RabbitMQ of ``TestApp``: queues in memory, settled by the functions of ``rabbit``.
 
-``Pipeline`` prepares a message, ``interpret_result`` and ``interpret_error`` read what the handler did, and ``decide``
-says what becomes of it, as in ``RabbitConsumer``. A requeued message comes again with ``redelivered`` set.
+As in ``RabbitConsumer``, ``Pipeline`` prepares a message, ``interpret_result`` and ``interpret_error`` read the outcome
+of the handler, and ``decide`` returns the disposition. A requeued message is delivered again with ``redelivered`` set.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRabbitDelivery:
-    """One delivery, with what a syncer can ask of ``current_delivery()``."""
+    """One delivery, with the attributes that a syncer reads from ``current_delivery()``."""
 
     queue: str
     body: bytes = field(repr=False)
@@ -39,7 +39,7 @@ class MemoryRabbitDelivery:
 
     @property
     def facts(self) -> "DeliveryFacts":
-        """What the settle policy needs to know; a queue in memory counts deliveries."""
+        """The facts for the settle policy; a queue in memory counts deliveries."""
         from conquiet.rabbit.settle import DeliveryFacts
 
         return DeliveryFacts(self.redelivered, self.attempt - 1)
@@ -86,14 +86,14 @@ class MemoryQueues:
 
     @property
     def has_messages(self) -> bool:
-        """Whether a message waits."""
+        """True if a message waits."""
         return bool(self._waiting)
 
     async def run_next(self) -> int:
-        """Handle the message that waits longest, or a batch that begins with it; return how many handlers ran.
+        """Handle the oldest message, or a batch that begins with it; return the number of handler runs.
 
         Raises:
-            InfrastructureError: A server that the handler needs is unavailable. Its messages wait again.
+            InfrastructureError: A server that the handler needs is unavailable. Its messages are queued again.
             FatalSyncerError: The handler broke its contract.
         """
         from conquiet.rabbit.pipeline import Pipeline, Ready
@@ -117,7 +117,7 @@ class MemoryQueues:
         return len(ready)
 
     def _taken_with(self, first: MemoryRabbitDelivery, batches: "BatchSettings | None") -> list[MemoryRabbitDelivery]:
-        """Take the messages that are in one batch with another: of its queue, and delivered as often."""
+        """Remove and return messages for one batch: of the same queue, with the same delivery count."""
         if batches is None:
             return []
         of_batch = [one for one in self._waiting if (one.queue, one.attempt) == (first.queue, first.attempt)]
@@ -134,11 +134,11 @@ class MemoryQueues:
             context.run(CURRENT_BATCH.set, [delivery for delivery, _ in some])  # type: ignore[misc]
             return outcomes_of(await self._call(queue, [message for _, message in some], context))
 
-        interrupted: Exception | None = None  # raised at the end: each member is settled, or waits again
+        interrupted: Exception | None = None  # raised at the end, when each message is settled or queued again
         for (delivery, _), outcome in zip(members, await BatchRun(members, call).run(), strict=True):
             report = report_of(outcome)
             if isinstance(report, Unavailable | Postponed):
-                self._waiting.append(delivery)  # not the message's fault: nothing is charged
+                self._waiting.append(delivery)  # not the message's fault: no attempt is counted
                 interrupted = outcome or Requeue()
                 continue
             try:
@@ -172,7 +172,7 @@ class MemoryQueues:
         try:
             result = await self._call(queue, message, context)
         except (InfrastructureError, Requeue):
-            self._waiting.append(delivery)  # not the message's fault: nothing is charged
+            self._waiting.append(delivery)  # not the message's fault: no attempt is counted
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             return interpret_error(error)  # type: ignore[return-value]  # the two interruptions are raised above

@@ -1,4 +1,4 @@
-"""What a handler asks for, read once from its signature. Pure.
+"""Read the parameters of a handler and their sources from its signature. Pure.
 
 A parameter gets its value by its annotation:
 
@@ -9,7 +9,7 @@ A parameter gets its value by its annotation:
     logging.Logger        a logger that adds the message's id to every line
     anything else         a resource declared with ``app.provide(Type, factory)``
 
-A parameter without a source is refused when the handler is registered, by name.
+Registering a handler fails if a parameter has no source; the error names the parameter.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from conquiet.errors import ConfigurationError
 
 
 class Source(Enum):
-    """Where the value of a parameter comes from."""
+    """The source of a parameter's value."""
 
     PAYLOAD = "payload"
     SESSION = "session"
@@ -36,7 +36,7 @@ class Source(Enum):
 
 
 class SessionKind(Enum):
-    """The kinds of unit of work that a handler can ask for."""
+    """The kinds of session that a handler can have."""
 
     DB_SESSION = "conquiet.DbSession"
     SESSION = "sqlalchemy.orm.Session"
@@ -67,7 +67,7 @@ class Parameter:
 
     Attributes:
         name: Name in the signature.
-        source: Where its value comes from.
+        source: The source of its value.
         annotation: Its type, without ``Annotated``.
     """
 
@@ -78,13 +78,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a function asks for.
+    """The parameters of a function.
 
     Attributes:
         parameters: In order.
         is_async: True for ``async def``.
-        payload: The payload model; None if the function does not ask for its payload.
-        session: The kind of session; None if it does not ask for one.
+        payload: The payload model; None without a parameter for the payload.
+        session: The kind of session; None without a parameter for a session.
     """
 
     parameters: tuple[Parameter, ...]
@@ -93,7 +93,7 @@ class Signature:
     session: SessionKind | None = None
     resources: tuple[type, ...] = field(default=())
 
-    def asks_for(self, source: Source) -> bool:
+    def has(self, source: Source) -> bool:
         """Return True if a parameter has this source."""
         return any(parameter.source is source for parameter in self.parameters)
 
@@ -119,17 +119,17 @@ def read_signature(
     what: str,
     lists: bool = False,
 ) -> Signature:
-    """Return what a function asks for.
+    """Return the parameters of a function with their sources.
 
     Args:
         function: The handler or the schedule's function.
-        provided: Says whether a resource of this type was declared.
-        special: Types with a source of their own (``JobContext``, ``Emit``).
-        what: What the function is, for errors: "handler of 'order.paid'".
-        lists: It is a batch handler: it asks for ``list[Model]`` and ``list[JobContext]``.
+        provided: Returns whether a resource of this type was declared.
+        special: Types with a fixed source (``JobContext``, ``Emit``).
+        what: Names the function in errors: "handler of 'order.paid'".
+        lists: True for a batch handler, with ``list[Model]`` and ``list[JobContext]``.
 
     Raises:
-        ConfigurationError: It is no function, a parameter has no source, or two parameters ask for the payload.
+        ConfigurationError: It is no function, a parameter has no source, or two parameters are payloads.
     """
     if not callable(function):
         raise ConfigurationError(f"the {what} must be a function")
@@ -208,7 +208,7 @@ def _read(
 def _read_list(
     name: str, annotation: Any, *, special: Mapping[Any, Source], what: str, lists: bool
 ) -> Parameter | None:
-    """Return the parameter of a batch handler that gets a list; None for one that has the same value for all."""
+    """Return the parameter of a batch handler that gets a list; None if its value is the same for all messages."""
 
     def is_of_one_message(kind: Any) -> bool:
         return special.get(kind) is Source.CONTEXT or is_model(kind)

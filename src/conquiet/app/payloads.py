@@ -1,4 +1,4 @@
-"""Typed payloads: from the JSON object of a message to the model that a handler asks for, and back. Pure.
+"""Typed payloads: from the JSON object of a message to the model of its handler, and back. Pure.
 
 Accepted are msgspec structs, pydantic models, dataclasses, typed dicts and plain ``dict``. Errors name the field that
 does not fit and never its value: a payload may hold personal data.
@@ -21,7 +21,7 @@ _PATH: Final = re.compile(r" - at `([^`]*)`$")
 
 
 def is_model(annotation: object) -> bool:
-    """Return True if a handler may ask for its payload by this annotation."""
+    """Return True if a parameter with this annotation gets the payload."""
     if annotation is dict or get_origin(annotation) in {dict, Mapping} or is_typeddict(annotation):
         return True
     return isinstance(annotation, type) and (
@@ -30,10 +30,10 @@ def is_model(annotation: object) -> bool:
 
 
 class PayloadModel:
-    """Converts between JSON objects and one model.
+    """Convert between JSON objects and one model.
 
     Args:
-        event: The event whose payload it is, for errors.
+        event: The event of the payload, for errors.
         model: The annotation.
 
     Raises:
@@ -77,7 +77,7 @@ class PayloadModel:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the payload is the JSON object itself."""
+        """True if the payload is passed as the JSON object."""
         return self._is_plain
 
     def encode(self, value: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _unchanged(data: Mapping[str, Any]) -> Any:
 
 
 def encode_untyped(value: Any) -> dict[str, Any]:
-    """Return the JSON object of any model, for an event whose handler is not known here."""
+    """Return the JSON object of any model, for an event without a known model."""
     if isinstance(value, Mapping):
         return dict(value)
     if is_pydantic(type(value)):

@@ -1,4 +1,4 @@
-"""What an application consists of: events, handlers, queues, schedules and resources. Filled by the decorators."""
+"""The declarations of an application: events, handlers, queues, schedules and resources. Filled by the decorators."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerOptions:
-    """How a handler is run.
+class AppHandlerSettings:
+    """The settings of a handler.
 
     Attributes:
-        retry: When to try again; None is the policy of the app's settings.
+        retry: The retry policy; None takes the policy of the app's settings.
         timeout_s: Longest run.
-        concurrency: Most runs at once on this host.
-        rate: Most starts in a time, over all hosts.
-        batch: How its messages are gathered; None for a function that is called for each message by itself.
-        is_group: The function is called for each message of a batch, in a savepoint of its own.
+        concurrency: Maximum concurrent runs on this host.
+        rate: Maximum starts per time, over all hosts.
+        batch: Size and deadline of its batches; None for a function that is called once per message.
+        shares_transaction: The function is called for each message of a batch, each time in a savepoint.
     """
 
     retry: "RetryPolicy | None" = None
@@ -34,12 +34,12 @@ class HandlerOptions:
     concurrency: int | None = None
     rate: "RateLimit | None" = None
     batch: "BatchSettings | None" = None
-    is_group: bool = False
+    shares_transaction: bool = False
 
     @property
     def takes_lists(self) -> bool:
-        """Whether the function is called with lists."""
-        return self.batch is not None and not self.is_group
+        """True if the function is called with lists."""
+        return self.batch is not None and not self.shares_transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +49,20 @@ class Handler:
     Attributes:
         event: Decodes its payloads.
         function: The user's function.
-        signature: What it asks for.
-        once: Whether an inbox row keeps its effect from happening twice.
-        options: How it is run.
+        signature: Its parameters.
+        once: True if an inbox row keeps its effect from happening twice.
+        settings: Retries, timeout, concurrency, rate and batches.
     """
 
     event: Event
     function: Callable[..., Any]
     signature: Signature
     once: bool
-    options: HandlerOptions = field(default_factory=HandlerOptions)
+    settings: AppHandlerSettings = field(default_factory=AppHandlerSettings)
 
     @property
     def needs_inbox(self) -> bool:
-        """Whether its transactions write an inbox row."""
+        """True if its transactions write an inbox row."""
         return self.once and self.signature.session is not None
 
 
@@ -75,7 +75,7 @@ class QueueHandler:
 
     @property
     def takes_lists(self) -> bool:
-        """Whether the function is called with lists."""
+        """True if the function is called with lists."""
         return self.options.get("batch") is not None
 
 
@@ -83,8 +83,8 @@ class Registry:
     """The declared parts of an application.
 
     Args:
-        require_session: Called with the signature of each function that asks for a session; raises if the app cannot
-            give it one.
+        require_session: Called with the signature of each function with a session; raises if the app cannot provide
+            the session.
     """
 
     def __init__(self, require_session: Callable[[Signature, str], None]) -> None:
@@ -97,11 +97,13 @@ class Registry:
         self.streams: dict[str, str] = {}
         """Streams of the declared events, which other services handle."""
 
-    def add_handler(self, event: str, function: Callable[..., Any], options: HandlerOptions, *, once: bool) -> None:
+    def add_handler(
+        self, event: str, function: Callable[..., Any], settings: AppHandlerSettings, *, once: bool
+    ) -> None:
         """Register the handler of an event.
 
         Raises:
-            ConfigurationError: It has one already, or a parameter has no source.
+            ConfigurationError: The event has a handler already, or a parameter has no source.
         """
         if event in self.handlers:
             other = self.handlers[event].function
@@ -110,14 +112,16 @@ class Registry:
                 "both functions from one handler, or let another app (another group) handle it too"
             )
         what = f"handler of {event!r}"
-        signature = self._read(function, what, once=once, lists=options.takes_lists)
-        if options.is_group and signature.session is None:
+        signature = self._read(function, what, once=once, lists=settings.takes_lists)
+        if settings.shares_transaction and signature.session is None:
             raise ConfigurationError(
-                f"the {what} has group= and no session: a group shares one transaction, and without a session there "
-                "is none. Ask for a session, or leave group out"
+                f"the {what} has share_transaction= and no session: without a session there is no transaction to "
+                "share. Ask for a session, or leave share_transaction out"
             )
         known = self.events.add(event, signature.payload)
-        self.handlers[event] = Handler(event=known, function=function, signature=signature, once=once, options=options)
+        self.handlers[event] = Handler(
+            event=known, function=function, signature=signature, once=once, settings=settings
+        )
 
     def add_queue(self, queue: str, function: Callable[..., Any], options: dict[str, Any], *, once: bool) -> None:
         """Register the handler of a RabbitMQ queue."""
@@ -126,7 +130,7 @@ class Registry:
         what = f"handler of queue {queue!r}"
         lists = options.get("batch") is not None
         signature = self._read(function, what, once=once, lists=lists)
-        if signature.asks_for(Source.CONTEXT):
+        if signature.has(Source.CONTEXT):
             instead = "current_deliveries" if lists else "current_delivery"
             raise ConfigurationError(
                 f"the {what} asks for a JobContext, which messages of RabbitMQ do not have: call "
@@ -136,7 +140,7 @@ class Registry:
         self.queues[queue] = QueueHandler(handler, options)
 
     def add_schedule(
-        self, entry: "ScheduleEntry", function: Callable[..., Any], options: HandlerOptions, *, once: bool
+        self, entry: "ScheduleEntry", function: Callable[..., Any], settings: AppHandlerSettings, *, once: bool
     ) -> None:
         """Register a schedule and the handler of its internal event."""
         if entry.name in self.schedules:
@@ -150,7 +154,7 @@ class Registry:
             raise ConfigurationError(f"the {what} asks for a payload, which a schedule does not have")
         self.schedules[entry.name] = entry
         self.handlers[entry.event] = Handler(
-            event=Event(entry.event), function=function, signature=signature, once=once, options=options
+            event=Event(entry.event), function=function, signature=signature, once=once, settings=settings
         )
 
     def _read(self, function: Callable[..., Any], what: str, *, once: bool, lists: bool = False) -> Signature:
@@ -177,7 +181,7 @@ def _special() -> dict[Any, Source]:
 
 
 def _require_colour(signature: Signature, what: str) -> None:
-    """Refuse an ``Emit`` that the function cannot call."""
+    """Raise ``ConfigurationError`` for an ``Emit`` that the function cannot call."""
     for parameter in signature.parameters:
         if parameter.annotation is Emit and not signature.is_async:
             raise ConfigurationError(

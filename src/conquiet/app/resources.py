@@ -1,7 +1,7 @@
-"""Resources that handlers ask for by type: made by factories, once per process or once per message.
+"""Resources that handlers get by type: made by factories, once per process or once per message.
 
-A factory is a plain function, an ``async def``, or a generator of either kind: what follows its ``yield`` is the
-clean-up. It may ask for other resources by annotation. Clean-up runs in reverse order, at the end of the message or of
+A factory is a plain function, an ``async def``, or a generator of either kind: the code after its ``yield`` is the
+clean-up. Its annotated parameters get other resources. Clean-up runs in reverse order, at the end of the message or of
 the process; with an error of the handler it is thrown into the generator, as ``contextlib`` does.
 """
 
@@ -21,13 +21,13 @@ Factory = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """How one type is made.
+    """The factory of one type.
 
     Attributes:
         kind: The type.
-        factory: Makes it.
-        scope: How long it lives.
-        needs: Resources that the factory asks for, by parameter name.
+        factory: Makes an object of it.
+        scope: The lifetime of the object.
+        needs: Types of the factory's parameters, by name.
     """
 
     kind: Any
@@ -37,7 +37,7 @@ class Provider:
 
 
 class Resources:
-    """The declared resources of an application, and those that live as long as the process."""
+    """Keep the declared resources of an application, and the objects with the scope ``"process"``."""
 
     def __init__(self) -> None:
         self._providers: dict[Any, Provider] = {}
@@ -53,10 +53,10 @@ class Resources:
             return False
 
     def provide(self, kind: Any, factory: Factory, *, scope: Scope) -> None:
-        """Declare how a type is made.
+        """Declare the factory of a type.
 
         Raises:
-            ConfigurationError: It is declared already, or the factory asks for something that is not.
+            ConfigurationError: The type has a factory already, or a parameter of the factory has no declared type.
         """
         if kind in self._providers:
             raise ConfigurationError(f"{_name(kind)} is provided already: a type has one factory. Use app.override()")
@@ -69,7 +69,7 @@ class Resources:
 
     @contextmanager
     def override(self, kind: Any, value: Any) -> Iterator[None]:
-        """Give ``value`` for a type as long as the block runs: for tests."""
+        """Use ``value`` for a type while the block runs: for tests."""
         if kind not in self._providers:
             raise ConfigurationError(f"{_name(kind)} is not provided, so there is nothing to override")
         before = dict(self._overrides)
@@ -81,7 +81,7 @@ class Resources:
 
     @asynccontextmanager
     async def open(self, kinds: tuple[Any, ...]) -> AsyncIterator[dict[Any, Any]]:
-        """Make what a message needs and clean it up afterwards. Of one type there is one object per message."""
+        """Make the resources of a message, one object per type, and clean them up afterwards."""
         made: dict[Any, Any] = {}
         async with AsyncExitStack() as stack:
             for kind in kinds:
@@ -89,7 +89,7 @@ class Resources:
             yield made
 
     async def close(self) -> None:
-        """Clean up what lives as long as the process. A later use makes it again."""
+        """Clean up the resources of the process. A later use makes them again."""
         self._kept.clear()
         await self._stack.aclose()
 
@@ -128,7 +128,7 @@ class Resources:
         provider = self._providers[kind]
         if provider.scope == "process":
             if kind not in self._kept:
-                async with self._making:  # two messages that come together must not make it twice
+                async with self._making:  # concurrent messages must not make it twice
                     await self._keep(provider)
             made[kind] = self._kept[kind]
         else:
@@ -136,7 +136,7 @@ class Resources:
         return made[kind]
 
     async def _keep(self, provider: Provider) -> None:
-        """Make what lives as long as the process, and first what it needs. The lock is held."""
+        """Make a resource of the process, and first its own needs. The caller holds the lock."""
         if provider.kind in self._kept:
             return
         for kind in provider.needs.values():

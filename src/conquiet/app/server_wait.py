@@ -1,13 +1,13 @@
 """Wait for servers that start later than the application, for a bounded time.
 
-With docker compose, or after a power cut, everything starts at once and the worker is often first. Each server that
-``app.run()`` needs is asked before the first message is read:
+With docker compose, or after a power cut, everything starts concurrently, and often the worker first. ``app.run()``
+checks each server that it needs before it reads the first message:
 
-    answers                              go on
-    cannot be reached, or still loading  one warning that names it, and another try until ``wait_s`` has passed
-    answers and refuses                  not waited for: a wrong password does not get right by waiting
+    replies                              go on
+    cannot be reached, or still loading  log one warning that names it, and retry until ``wait_s`` has passed
+    replies with a refusal               do not wait: a wrong password stays wrong
 
-After the start a lost server is the engines' business, with settings of their own.
+After the start the engines reconnect to a lost server, by their own settings.
 
 See docs/decisions/0041.
 """
@@ -21,7 +21,7 @@ from typing import Any, Final
 from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
-from conquiet.errors import ServerUnreachableError
+from conquiet.errors import QueueError, ServerUnreachableError
 
 logger = FactLogger(__name__)
 
@@ -41,27 +41,27 @@ _STARTING_UP: Final = (
     "server closed the connection",
     "timeout expired",
 )
-"""What PostgreSQL, or libpq, says while it starts; the driver gives no code for an error of the handshake."""
+"""Texts of PostgreSQL and libpq while the server starts; the driver has no code for errors of the handshake."""
 
 
 @dataclass(frozen=True, slots=True)
-class ServerProbe:
-    """Asks one server whether it is there.
+class ServerCheck:
+    """Check that one server can be reached.
 
     Attributes:
-        server: Which one, without credentials: "Redis at 10.0.0.5:6379".
-        ask: Returns None if it answers, and the driver's error if it cannot be reached.
+        server: Its address without credentials: "Redis at 10.0.0.5:6379".
+        run: Returns None if it replies, and the driver's error if it cannot be reached.
     """
 
     server: str
-    ask: Callable[[], Awaitable[Exception | None]]
+    run: Callable[[], Awaitable[Exception | None]]
 
 
 class ServerWait:
-    """Waits for servers, one after the other, with one deadline for all.
+    """Wait for servers, one after the other, with one deadline for all.
 
     Args:
-        wait_s: Longest wait; 0 asks each server once.
+        wait_s: Longest wait; 0 checks each server once.
         is_stopping: Ends the wait.
         clock: Measures the wait.
     """
@@ -72,85 +72,89 @@ class ServerWait:
         self._clock = clock
         self._started = clock.monotonic()
 
-    async def until_up(self, probes: Sequence[ServerProbe]) -> None:
-        """Return once all servers answer, or when the app is asked to stop.
+    async def until_up(self, checks: Sequence[ServerCheck]) -> None:
+        """Return once all servers reply, or when the app stops.
 
         Raises:
-            ServerUnreachableError: One could not be reached in time.
+            ServerUnreachableError: A server could not be reached in time.
         """
-        for probe in probes:
-            await self._until_one_is_up(probe)
+        for check in checks:
+            await self._until_one_is_up(check)
 
-    async def _until_one_is_up(self, probe: ServerProbe) -> None:
+    async def _until_one_is_up(self, check: ServerCheck) -> None:
         pause_s, is_reported = _FIRST_PAUSE_S, False
         while not self._is_stopping():
-            error = await probe.ask()
+            error = await check.run()
             waited_s = self._clock.monotonic() - self._started
             if error is None:
                 if is_reported:
-                    facts: dict[str, Any] = {"server": probe.server, "waited_s": round(waited_s, 1)}
+                    facts: dict[str, Any] = {"server": check.server, "waited_s": round(waited_s, 1)}
                     logger.info("%(server)s answers after %(waited_s)s s", **facts)
                 return
             kind = type(error).__name__
             if waited_s >= self._wait_s:
                 raise ServerUnreachableError(
-                    f"{probe.server} could not be reached within {self._wait_s:g} s ({kind}): check that it runs and "
+                    f"{check.server} could not be reached within {self._wait_s:g} s ({kind}): check that it runs and "
                     "that the address is right. AppSettings(wait_s=…) waits longer",
-                    server=probe.server,
+                    server=check.server,
                 ) from error
             if not is_reported:
                 is_reported = True
-                facts = {"server": probe.server, "error": kind, "wait_s": self._wait_s}
+                facts = {"server": check.server, "error": kind, "wait_s": self._wait_s}
                 logger.warning("%(server)s cannot be reached (%(error)s); waiting up to %(wait_s)g s for it", **facts)
             await asyncio.sleep(min(pause_s, self._wait_s - waited_s))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
 
 # ------------------------------------------------------------ the three kinds of server
-def probe_redis(client: Any) -> ServerProbe:
-    """Return a probe that pings Redis over a connection of its own."""
+def check_redis(client: Any) -> ServerCheck:
+    """Return a check that pings Redis over a new connection."""
 
-    async def ask() -> Exception | None:
+    async def run() -> Exception | None:
         from conquiet.redis_transport.client import clone_async
+        from conquiet.redis_transport.client_commands import command
 
         own = clone_async(client, socket_timeout_s=_CONNECT_S)
         try:
-            await own.ping()
-        except Exception as error:  # noqa: BLE001 - one that answers and refuses is reported by the engine, with facts
-            return error if isinstance(error, OSError) or type(error).__name__ in _REDIS_TRANSIENT else None
+            await command(own, "PING")
+        except QueueError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) or type(cause).__name__ in _REDIS_TRANSIENT:
+                return cause  # type: ignore[return-value]  # an Exception of redis-py
+            return None  # a server that refuses is reported by the engine, with facts
         finally:
             await own.aclose()
         return None
 
-    return ServerProbe(f"Redis{_redis_address(client)}", ask)
+    return ServerCheck(f"Redis{_redis_address(client)}", run)
 
 
-def probe_database(engine: Any, check: Callable[[Any], None] | None = None) -> ServerProbe:
-    """Return a probe that connects to the database; SQLite is always there.
+def check_database(engine: Any, check: Callable[[Any], None] | None = None) -> ServerCheck:
+    """Return a check that connects to the database; SQLite is always reachable.
 
     Args:
         engine: The database.
-        check: Called with a connection once the database answers. A database that goes away during the check is waited
-            for as well; one that answers and refuses is then an error of the probe.
+        check: Called with a connection once the database replies. If the database becomes unavailable meanwhile, it is
+            retried; if it refuses, the error is raised.
     """
 
-    async def ask() -> Exception | None:
+    async def run() -> Exception | None:
         return await asyncio.to_thread(_connect, engine, check)
 
     url = engine.url
     name = url.get_backend_name()
     place = f" at {url.host}:{url.port}" if url.host and url.port else f" at {url.host}" if url.host else ""
-    return ServerProbe(printable(f"the database ({name}){place}"), ask)
+    return ServerCheck(printable(f"the database ({name}){place}"), run)
 
 
-def probe_rabbit(url: str) -> ServerProbe:
-    """Return a probe that connects to the port of RabbitMQ, which it opens when it has started."""
+def check_rabbit(url: str) -> ServerCheck:
+    """Return a check that connects to the port of RabbitMQ, which the broker opens when it has started."""
     from conquiet.rabbit.address import Address, as_urls
 
     address = Address(as_urls(url))
     nodes = [address.parameters(number) for number in range(len(address.urls))]
 
-    async def ask() -> Exception | None:
+    async def run() -> Exception | None:
         failure: OSError | None = None
         for node in nodes:
             try:
@@ -161,7 +165,7 @@ def probe_rabbit(url: str) -> ServerProbe:
                 return None
         return failure
 
-    return ServerProbe("RabbitMQ at " + ", ".join(f"{node.host}:{node.port}" for node in nodes), ask)
+    return ServerCheck("RabbitMQ at " + ", ".join(f"{node.host}:{node.port}" for node in nodes), run)
 
 
 def _connect(engine: Any, check: Callable[[Any], None] | None) -> Exception | None:
@@ -179,19 +183,19 @@ def _connect(engine: Any, check: Callable[[Any], None] | None) -> Exception | No
         if _is_not_there(error, engine):
             return error
         if check is None:
-            return None  # the first handler reports what it refuses
+            return None  # the first handler reports the refusal
         info, server = OperationInfo("looking for the app's tables"), database_address(engine)
         raise as_write_error(error, info, connecting=True, server=server) from error
 
 
 def _is_not_there(error: Exception, engine: Any) -> bool:
-    """Return whether a failure may end by itself. One that answers and refuses a login does not."""
+    """Return whether a failure may be temporary. A refused login is not."""
     from conquiet.db.errors import DbErrorKind, fault_of, is_refused_login
 
     if is_refused_login(error):
         return False
-    # A port that accepts and hangs up does not answer: that is a proxy (of docker, of a load balancer) whose server is
-    # not there yet.
+    # A port that accepts and then closes counts as unreachable: it is a proxy (of docker, of a load balancer) without
+    # its server.
     is_starting = any(phrase in str(error) for phrase in _STARTING_UP)
     return is_starting or fault_of(error) in {DbErrorKind.GONE, DbErrorKind.UNREACHABLE} or not _answers(engine.url)
 

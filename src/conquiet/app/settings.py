@@ -1,4 +1,4 @@
-"""Settings of an application beyond its servers, and how the arguments for servers are read."""
+"""Settings of an application, and the defaults of its server arguments."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from conquiet.transactional.purging import DatabaseRetention
 
 Keep = Literal["default"]
-"""Stands for the default settings of a package that is not imported before it is needed."""
+"""Means the default settings of a package that is imported only if it is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSettings:
-    """Everything about ``App`` that has a sensible default.
+    """Settings of ``App`` that have a default.
 
     Attributes:
         processor: Retries, dead letters, unknown events; None takes the defaults of ``ProcessorSettings``.
         runtime: The engine's settings; None takes the defaults of ``RuntimeSettings``.
         inbox: Name of the inbox table.
         outbox: Name of the outbox table.
-        relay_poll_s: Pause of the relay when the outbox is empty: how late a message may be.
-        retention: How long rows stay in the inbox (30 days) and, parked, in the outbox (for good, unless ``parked_s``
-            is set); None deletes none. Workers delete old rows while they are idle, one host at a time.
-        wait_s: How long ``run()`` waits for a server that cannot be reached at the start; 0 does not wait.
+        relay_poll_s: Pause of the relay when the outbox is empty: the longest delay that it adds to a message.
+        retention: Age at which rows are deleted: 30 days in the inbox; parked rows of the outbox are kept unless
+            ``parked_s`` is set. None deletes no rows. Workers delete old rows while they are idle, one host at a time.
+        wait_s: Longest wait of ``run()`` for a server that cannot be reached at the start; 0 does not wait.
         partitions: Partitions of the app's stream at least, so that a Redis Cluster serves it by several masters. A
             stream that has fewer grows when workers start; the number does not shrink. Above 1, ``debounce`` is not
             offered, and rate limits hold for each partition.
@@ -83,7 +83,7 @@ def redis_client(given: "str | AnyRedis") -> "AnyRedis":
 
 
 def require_one_decode(decode: "Decode | None", settings: AppSettings) -> "Decode | None":
-    """Return the function that reads entries of other programs: the app's argument, or that of its settings."""
+    """Return the function that reads entries of other programs: from the app's argument, or from its settings."""
     require_decode(decode)
     given = None if settings.runtime is None else settings.runtime.decode
     if decode is not None and given is not None:

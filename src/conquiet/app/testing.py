@@ -1,15 +1,15 @@
-"""``TestApp``: an application in memory, with a clock of its own. No Redis is needed.
+"""``TestApp``: an application in memory, with a test clock. No Redis is needed.
 
     async with TestApp(app) as t:
         await t.emit("order.paid", OrderPaid("1", 500))
-        await t.drain()                       # runs what is due, and what that emits
+        await t.drain()                       # runs due messages, and the messages that they emit
         t.clock.advance(3600)                 # an hour passes with the next drain
         await t.drain()
         assert t.dead_letters == []
 
-The rules are those of the real engines, by the same functions: handlers are called by ``HandlerRunner``, ``decide``
-settles failures, ``plan_fires`` decides about schedules, and inbox and outbox are tables of the app's own database.
-Handlers run one after the other, in the order in which messages are due. Queues of RabbitMQ are in memory, too:
+The rules are the functions of the real engines: ``HandlerRunner`` calls handlers with a real ``JobContext``, ``decide``
+settles failures, ``plan_fires`` decides about schedules, and inbox and outbox are tables of the app's database.
+Handlers run one after the other, in the order in which messages are due. Queues of RabbitMQ are in memory as well:
 ``await t.publish("crm-sync", {…})``.
 """
 
@@ -22,30 +22,25 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from conquiet.app.application import App
-from conquiet.app.memory_broker import (
-    ClockedOutbox,
-    EmittedMessage,
-    MemoryBroker,
-    MemoryDelivery,
-    MemoryTarget,
-    TestClock,
-    read_fields,
-)
+from conquiet.app.memory_broker import EmittedMessage, MemoryBroker, TestClock, read_fields
+from conquiet.app.memory_leases import MemoryLeases, ending
+from conquiet.app.memory_outbox import ClockedOutbox, MemoryTarget
 from conquiet.app.memory_queues import MemoryQueues
 from conquiet.app.waiting_rows import make_due_now
 from conquiet.core.batch_run import BatchRun
 from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
-from conquiet.errors import InfrastructureError, MessageInProgressError
+from conquiet.errors import InfrastructureError, JobCancelledError, MessageInProgressError
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
 from conquiet.processor.dead_letter_record import DeadRecord, describe
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.policy import decide
-from conquiet.processor.results import DEAD, SUCCEEDED, ResultQuestions, encode_value
+from conquiet.processor.results import CANCELLED, DEAD, SUCCEEDED, Progress, ResultQuestions, encode_value
 from conquiet.processor.settings import HandlerSettings
 
 if TYPE_CHECKING:
     from conquiet.processor.handler_runner import HandlerRunner
+    from conquiet.runtime.context import MessageContext
     from conquiet.transactional.relay import OutboxRelay
 
 _MS = 1_000
@@ -53,18 +48,18 @@ _THREADS = 8
 
 
 class TestApp:
-    """Runs an application in memory, as long as the ``async with`` block runs.
+    """Run an application in memory while the ``async with`` block runs.
 
-    Tables of inbox and outbox are created in the app's database. Give the app a database of its own for tests, such as
-    a SQLite file. Messages that wait in its outbox at the start are taken over; delayed ones wait for the test's clock.
+    Tables of inbox and outbox are created in the app's database. Give the app a separate database for tests, such as a
+    SQLite file. Messages that wait in its outbox at the start are run as well; their delays are by the test's clock.
 
     Args:
         app: The application. It must not be running.
-        now: The time at the start; the real one if left out.
+        now: The time at the start; the system time if left out.
 
     Attributes:
-        clock: Its time.
-        dead_letters: Messages that were dead-lettered, oldest first; of a queue, its name is the event.
+        clock: The test clock.
+        dead_letters: Dead-lettered messages, oldest first; for a queue the event is the name of the queue.
     """
 
     __test__ = False
@@ -74,8 +69,8 @@ class TestApp:
         self.clock = TestClock(datetime.now(UTC) if now is None else now)
         self._queues = MemoryQueues(lambda: self.clock.now_ms, self._executor)
         self.dead_letters: list[DeadRecord] = self._queues.dead_letters
-        self._broker = MemoryBroker(self.clock)
-        self._broker.stream = app.assembly.stream
+        self._broker = MemoryBroker(self.clock, app.assembly.stream, app.assembly.processor_settings)
+        self._leases = MemoryLeases(app.assembly.group)
         self._runners: dict[str, HandlerRunner] = {}
         self._ticks: dict[str, int] = {}
         self._relay: OutboxRelay | None = None
@@ -83,8 +78,12 @@ class TestApp:
 
     @property
     def emitted(self) -> list[EmittedMessage]:
-        """Messages that were sent so far, those of schedules included; of transactions, those that ``drain()`` saw."""
+        """Messages sent so far, including messages of schedules, and of transactions that ``drain()`` has relayed."""
         return self._broker.emitted
+
+    def progress(self, job_id: str) -> Progress | None:
+        """Return what the handler of a job has reported last; None if it has reported nothing."""
+        return self._broker.progress.get((self._app.assembly.stream, job_id))
 
     async def emit(
         self,
@@ -110,15 +109,15 @@ class TestApp:
         id: str | None = None,  # noqa: A002 - the word for it
         key: str | None = None,
     ) -> Any:
-        """Emit as ``App.emit_and_wait`` does. What is due is run until the job has ended, and the clock moves on.
+        """Emit as ``App.emit_and_wait`` does. Run due messages and advance the clock until the job has ended.
 
         Retries and other messages that become due meanwhile run at their time. If the job has not ended
-        within ``timeout_s`` of the test's clock, ``JobTimeoutError`` is raised at once.
+        within ``timeout_s`` of the test's clock, ``JobTimeoutError`` is raised without a real wait.
         """
         return await self._app.emit_and_wait(event, payload, returns=returns, timeout_s=timeout_s, id=id, key=key)
 
     async def deliver(self, event: str, data: Mapping[str, Any], *, message_id: str) -> None:
-        """Deliver a message as it is, unchecked: foreign, wrong or a second time."""
+        """Deliver a message without checks: of another program, invalid, or a second time."""
         envelope = Envelope(event=event, id=message_id, data=dict(data))
         self._broker.put(self.clock.now_ms, self._app.assembly.stream, envelope)
 
@@ -138,7 +137,7 @@ class TestApp:
     async def deliver_fields(self, fields: Mapping[str, str | bytes]) -> None:
         """Deliver an entry as another program writes it, with plain fields: the app's ``decode`` reads it.
 
-        What it cannot read is dead-lettered.
+        An entry that it cannot read is dead-lettered.
 
         Raises:
             ConfigurationError: The app has no ``decode``.
@@ -151,10 +150,10 @@ class TestApp:
             self._broker.put(self.clock.now_ms, assembly.stream, found)
 
     async def drain(self) -> int:
-        """Run everything that is due until the clock's time, in order, and return how many handlers ran.
+        """Run all messages and schedules that are due by the clock, in order, and return the number of handler runs.
 
         Raises:
-            InfrastructureError: A server that a handler needs is unavailable. Its message is due again.
+            InfrastructureError: A server that a handler needs is unavailable. The message stays due.
             FatalSyncerError: The handler of a queue broke its contract.
         """
         ran = 0
@@ -169,19 +168,19 @@ class TestApp:
         self._app.registry.events.require_complete()
         settings = assembly.processor_settings
         environment = assembly.environment(self._app.emission, asyncio.get_running_loop())
-        # One at a time; more than one thread only if a plain function waits for the result of another one.
+        # Handlers run one at a time; a second thread is needed if a plain function waits for the result of another.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-test-handler")
         self._broker.wait, self._broker.loop = self._wait, asyncio.get_running_loop()
         for event, function in assembly.functions(environment).items():
-            options = self._app.registry.handlers[event].options
+            declared = self._app.registry.handlers[event].settings
             handler = HandlerSettings(
                 event=event,
                 function=function,
-                retry=settings.retry if options.retry is None else options.retry,
-                timeout_s=options.timeout_s,
-                concurrency=options.concurrency,
-                rate=options.rate,
-                batch=options.batch,
+                retry=settings.retry if declared.retry is None else declared.retry,
+                timeout_s=declared.timeout_s,
+                concurrency=declared.concurrency,
+                rate=declared.rate,
+                batch=declared.batch,
             )
             self._runners[event] = runner_of(handler, (), self._executor, lambda: False, settings.max_attempts_limit)
         for name, syncer in assembly.syncers(environment).items():
@@ -216,7 +215,7 @@ class TestApp:
 
     # ------------------------------------------------------------ inside
     async def _step(self, until_ms: int) -> int | None:
-        """Run what is due next, until a time, and return how many handlers ran; None if nothing is due by then."""
+        """Run the next due message and return the number of handler runs; None if nothing is due by ``until_ms``."""
         if self._broker.outbox_used:
             await self._relay_outbox()
         if self._queues.has_messages:
@@ -232,7 +231,7 @@ class TestApp:
         return 0
 
     async def _wait(self, stream: str, job_id: str, timeout_s: float) -> Any:
-        """Run what is due until a job has ended, and return its result."""
+        """Run due messages until a job has ended, and return its result."""
         asked = ResultQuestions(stream, job_id)
         ends_ms = self.clock.now_ms + round(timeout_s * _MS)
         try:
@@ -276,12 +275,13 @@ class TestApp:
                 self._broker.publish_at(self.clock.now_ms, entry.stream, envelope)
 
     async def _run_next(self) -> int:
-        """Run the message that is due first, unless another one of its key has its turn."""
+        """Run the message that is due first, unless another message of its key is in progress."""
         stream, envelope = self._broker.pop()
         if not self._broker.take_turn(stream, envelope):
             return 0
         try:
-            return await self._run(stream, envelope)
+            # Each handler runs with its own copy of the context variables, as in an engine.
+            return await asyncio.create_task(self._run(stream, envelope))
         finally:
             self._broker.end_turn(stream, envelope)
 
@@ -291,22 +291,22 @@ class TestApp:
             return 0
         if isinstance(runner, BatchHandlerRunner):
             return await self._run_batch(stream, envelope, runner)
-        delivery = MemoryDelivery(stream, self._app.assembly.group, f"{self.clock.now_ms}-0")
+        delivery = self._leases.deliver(stream, f"{self.clock.now_ms}-0", envelope)
         try:
-            answer = await runner.invoke(envelope, delivery, self._broker, stream)  # type: ignore[arg-type]
+            with ending(delivery):
+                value = await runner.invoke(envelope, delivery, self._broker, stream)
         except (InfrastructureError, MessageInProgressError):
             self._broker.keep_turn(stream, envelope)
-            self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: nothing is charged
+            self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: no attempt is counted
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            if not delivery.acknowledged:
-                self._settle(stream, envelope, runner, error)
+            await self._settle(stream, envelope, runner, error, delivery)
         else:
-            self._end(stream, envelope, SUCCEEDED, answer)
+            self._end(stream, envelope, SUCCEEDED, value)
         return 1
 
     def _end(self, stream: str, envelope: Envelope, state: str, value: object) -> None:
-        """Keep how a job ended, if something waits for it."""
+        """Keep the result of a job, if it was emitted with ``keep_result_s``."""
         if envelope.keep_result_ms is None:
             return
         try:
@@ -316,31 +316,38 @@ class TestApp:
         self._broker.results[stream, envelope.id] = state, encoded
 
     async def _run_batch(self, stream: str, first: Envelope, runner: BatchHandlerRunner) -> int:
-        """Run a message with others of its event that are due, as a processor would."""
+        """Run a message in a batch with other due messages of its event."""
         envelopes = [first, *self._broker.pop_due(stream, first.event, self.clock.now_ms, runner.batch.size - 1)]
-        members = [
-            runner.context(
-                envelope,
-                MemoryDelivery(stream, self._app.assembly.group, f"{self.clock.now_ms}-{number}"),  # type: ignore[arg-type]
-                self._broker,  # type: ignore[arg-type]
-            )
+        deliveries = [
+            self._leases.deliver(stream, f"{self.clock.now_ms}-{number}", envelope)
             for number, envelope in enumerate(envelopes)
         ]
-        outcomes = await BatchRun(members, partial(runner.invoke_batch, stream=stream)).run()
+        members = runner.contexts(zip(envelopes, deliveries, strict=True), self._broker)
+        with ending(*deliveries):
+            outcomes = await BatchRun(members, partial(runner.invoke_batch, stream=stream)).run()
         shared: Exception | None = None
-        for envelope, outcome in zip(envelopes, outcomes, strict=True):
+        for envelope, delivery, outcome in zip(envelopes, deliveries, outcomes, strict=True):
             if isinstance(outcome, InfrastructureError | MessageInProgressError):
-                self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: nothing is charged
+                self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: no attempt is counted
                 shared = outcome
             elif outcome is not None:
-                self._settle(stream, envelope, runner, outcome)
+                await self._settle(stream, envelope, runner, outcome, delivery)
             else:
                 self._end(stream, envelope, SUCCEEDED, None)
         if shared is not None:
             raise shared
         return len(members)
 
-    def _settle(self, stream: str, envelope: Envelope, runner: "HandlerRunner", error: Exception) -> None:
+    async def _settle(
+        self, stream: str, envelope: Envelope, runner: "HandlerRunner", error: Exception, delivery: "MessageContext"
+    ) -> None:
+        """Retry, cancel or dead-letter a message after a failure, unless its handler acknowledged it."""
+        if delivery.acknowledged:
+            return
+        if isinstance(error, JobCancelledError):
+            if await runner.mark_cancelled(envelope, delivery, self._broker):
+                self._end(stream, envelope, CANCELLED, "")
+            return
         decided = decide(
             error, attempt=envelope.attempt, policy=runner.retry, max_attempts=runner.attempts_of(envelope)
         )

@@ -1,7 +1,7 @@
-"""Rows that wait in the outbox when a ``TestApp`` begins: their delays become those of its clock.
+"""Convert the delays of rows that wait in the outbox when a ``TestApp`` starts to delays of its clock.
 
-A test may emit before it starts the ``TestApp``, as a test client of a web framework does. Such a row has a due time of
-the database's clock, which no test moves.
+A test may emit before it starts the ``TestApp``, as a test client of a web framework does. Such a row has a due time by
+the database's clock, which no test can advance.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ _US_PER_S: Final = 1_000_000
 
 
 def make_due_now(engine: "Engine", table: str, streams: Collection[str]) -> dict[str, float]:
-    """Make delayed rows of these streams due now; return the seconds that each had left, by the id of its message."""
+    """Make delayed rows of these streams due now; return the remaining seconds by message id."""
     from sqlalchemy import bindparam, text
 
     from conquiet.transactional.sql_dialect import dialect_named

@@ -1,7 +1,4 @@
-"""The command line. ``main`` is the console script ``conquiet``; one module per command.
-
-See docs/decisions/0027.
-"""
+"""The command line. ``main`` is the console script ``conquiet``; one module per command."""
 
 import signal
 import sys
@@ -15,7 +12,7 @@ _TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def main() -> None:
-    """Run the command line; a missing extra ends it with one sentence."""
+    """Run the command line. A missing extra is reported in one sentence."""
     try:
         require_extra("cli", "typer", "rich")
     except ImportError as error:
@@ -35,8 +32,8 @@ def main() -> None:
         sys.argv.remove("--debug")
         set_debugging()
     take_log_format(sys.argv)
-    # Commands that run for long have handlers of their own. The others end as after Ctrl-C: connections are closed and
-    # the terminal is restored.
+    # Long-running commands install their handlers. The other commands end as after Ctrl-C: they close connections and
+    # restore the terminal.
     before = signal.signal(signal.SIGTERM, _end)
     try:
         app()

@@ -1,4 +1,4 @@
-"""The commands of ``conquiet``; each parses its options in a module of its own."""
+"""The commands of ``conquiet``. Each is defined in a separate module."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ from conquiet.cli.worker.command import worker
 app = typer.Typer(
     name="conquiet",
     help="Process it, commit it, then acknowledge it.",
-    epilog="Exit codes: 0 good, 1 a bad answer or failed work, 2 usage error or server unreachable, 130 Ctrl-C.",
+    epilog="Exit codes: 0 good, 1 a bad result or failed work, 2 usage error or server unreachable, 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,7 +47,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def conquiet(
-    version: Annotated[  # noqa: ARG001 - its callback does everything
+    version: Annotated[  # noqa: ARG001 - handled by its callback
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,

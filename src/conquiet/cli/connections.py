@@ -1,4 +1,4 @@
-"""Open the servers that a command works on, with one sentence when a server cannot be used."""
+"""Connect to the servers of a command. A server that cannot be used is reported in one sentence."""
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -33,7 +33,7 @@ class UrlError(CommandError):
 
 @contextmanager
 def open_redis(flag: str) -> "Iterator[RedisAdmin]":
-    """Open the configured Redis and check that it answers."""
+    """Connect to the configured Redis and check that it replies."""
     require_extra("redis", "redis", "hiredis")
     from conquiet.errors import QueueError
     from conquiet.management.redis_admin import RedisAdmin
@@ -52,7 +52,7 @@ def open_redis(flag: str) -> "Iterator[RedisAdmin]":
 
 @contextmanager
 def open_database(flag: str) -> "Iterator[Engine]":
-    """Open the configured database and check that it answers. A URL with an asynchronous driver works too."""
+    """Connect to the configured database and check that it replies. A URL with an asynchronous driver works too."""
     require_extra("mysql", "sqlalchemy")
     from sqlalchemy import create_engine, make_url
 
@@ -67,7 +67,7 @@ def open_database(flag: str) -> "Iterator[Engine]":
 
 @contextmanager
 def checked_engine(url: str, make: "Callable[[str], Engine]") -> "Iterator[Engine]":
-    """Create an engine, check that its database answers, and dispose of it at the end."""
+    """Create an engine, check that its database replies, and dispose of it at the end."""
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -90,7 +90,7 @@ def checked_engine(url: str, make: "Callable[[str], Engine]") -> "Iterator[Engin
 
 
 def check_broker(flag: str) -> None:
-    """Check that the configured RabbitMQ answers and accepts the login."""
+    """Check that the configured RabbitMQ replies and accepts the login."""
     import asyncio
 
     from conquiet.errors import ConfigurationError, RabbitConnectionError

@@ -1,4 +1,4 @@
-"""The two places that hold dead letters, a stream of Redis and a queue of RabbitMQ, with one interface for commands."""
+"""Access dead letters of a Redis stream and of a RabbitMQ queue through one interface."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _LIFT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The filters given on the command line; an empty one does not matter."""
+    """The filters of the command line; an empty filter matches everything."""
 
     only: str = ""
     event: str = ""
@@ -40,7 +40,7 @@ class Selection:
         return any((self.only, self.event, self.error, self.source, self.group))
 
     def require_choice(self, *, everything: bool) -> None:
-        """Reject a command that names neither a filter nor all, or both."""
+        """Reject a command with neither a filter nor --all, or with both."""
         if everything == self.filters:
             raise CommandError(
                 "say which dead letters are meant",
@@ -52,9 +52,9 @@ class StreamSource:
     """The dead letters of a stream of the processor.
 
     Attributes:
-        columns: What a list shows.
+        columns: Columns of a list.
         group_columns: What ``groups`` shows.
-        unreplayable: Why a replay leaves some, and what to do.
+        unreplayable: Why a replay skips some, and how to proceed.
     """
 
     columns = ("id", "event", "group", "reason", "error", "attempts", "died")
@@ -134,7 +134,7 @@ class StreamSource:
         ]
 
     def no_match(self) -> CommandError:
-        """Return the error for a filter that matched nothing: a mistyped one must not look like finished work."""
+        """Return the error for a filter without matches: a mistyped filter must not look like success."""
         groups = self.groups()
         if not groups:
             return CommandError(f"stream {self._stream} has no dead letters", fix="check the name of the stream")
@@ -160,7 +160,7 @@ class QueueSource:
         self._count_a_delivery = count_a_delivery
 
     def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Run ``await work(dead_letters)``; a queue that must not be peeked into is reported with what to do."""
+        """Run ``await work(dead_letters)``; a queue that cannot be peeked safely is reported with a fix."""
         import asyncio
 
         check_broker(self._flag)
@@ -221,7 +221,7 @@ class QueueSource:
         return list(self.run(lambda dead_letters: dead_letters.groups()))
 
     def no_match(self) -> CommandError:
-        """Return an error that does not peek: that may not be free."""
+        """Return an error without peeking, which may count as a delivery."""
         return CommandError(
             f"no dead letter of queue {self._queue} matches",
             fix=f"see them with: conquiet dead-letters groups {self._queue} --rabbit",

@@ -1,4 +1,4 @@
-"""Turn exceptions into one sentence, what to do, and an exit code.
+"""Turn exceptions into one sentence, a fix, and an exit code.
 
 0    done, and the result is good
 1    done, and the result is bad: an error was found, something is lost, or work failed
@@ -41,7 +41,7 @@ _DEBUG_VARIABLE = "CONQUIET_DEBUG"
 
 
 class CommandError(Exception):
-    """A command cannot continue. ``str()`` is the sentence; ``fix`` says what to do."""
+    """A command cannot continue. ``str()`` is the reason; ``fix`` explains how to proceed."""
 
     def __init__(self, message: str, *, fix: str = "", exit_code: int = NOT_DONE) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class CommandError(Exception):
 
 
 class CannotConnectError(CommandError):
-    """No server answers at a URL, or it refuses the login. The URL is shown without its secrets."""
+    """No server replies at a URL, or it refuses the login. The URL is shown without its secrets."""
 
     def __init__(self, what: str, url: str, error: BaseException) -> None:
         reason, fix = _explain(error)
@@ -84,7 +84,7 @@ _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 def _explain(error: BaseException) -> tuple[str, str]:
-    """Return what happened and what to do. The text of the driver's error is searched and never shown."""
+    """Return reason and fix. The text of the driver's error is searched and never shown."""
     text = f"{type(error).__name__} {error} {error.__cause__ or ''}".lower()
     for signs, reason, fix in _REASONS:
         if any(sign in text for sign in signs):
@@ -130,7 +130,7 @@ def exit_on_error() -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except BrokenPipeError:
-        # The reader of our output left (``| head``): nothing more can be written, at exit neither.
+        # The reader of the output has closed the pipe (``| head``): nothing can be written any more, not even at exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from None
@@ -151,7 +151,7 @@ def exit_on_error() -> Iterator[None]:
 
 
 def report_error(sentence: str, fix: str = "") -> None:
-    """Print what went wrong, and what to do, on stderr."""
+    """Print reason and fix on stderr."""
     if is_debugging():
         traceback.print_exc()
     report(sentence, level="error", fix=fix)

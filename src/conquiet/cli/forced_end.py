@@ -1,8 +1,8 @@
-"""End an interrupted command even if closing its connections waits without end.
+"""End an interrupted command even if closing its connections blocks.
 
-Ctrl-C and SIGTERM raise an exception between two bytecodes of the main thread: also just after a library has taken a
-lock and before it has noted that it must release it. Closing the client then waits for that lock. This was seen in
-redis-py's connection pool. The server closes what the process does not.
+Ctrl-C and SIGTERM raise an exception between two bytecodes of the main thread, possibly just after a library has
+acquired a lock and before it has recorded that it must release it. Closing the client then waits for that lock, as
+observed in redis-py's connection pool. The server closes the connections of an ended process.
 """
 
 import _thread
@@ -17,14 +17,14 @@ _armed = False
 
 
 def arm() -> None:
-    """Allow the end of this process: it has no other job than the command."""
+    """Allow this module to end the process. Call it only if the process runs nothing but the command."""
     global _armed  # noqa: PLW0603 - one process, one command
     _armed = True
 
 
 @contextlib.contextmanager
 def force_end_after_interrupt() -> Iterator[None]:
-    """End the process ten seconds after an interruption of the block, with the exit code it would have had."""
+    """End the process ten seconds after an interruption of the block, with the exit code of the interruption."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:

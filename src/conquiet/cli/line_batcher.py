@@ -1,6 +1,6 @@
 """Read payloads from a slow or endless source in batches that wait only briefly to be full.
 
-The source is read in a thread of its own, so that neither a heartbeat nor a signal waits for its next line. Payloads
+The source is read in a separate thread, so that neither a heartbeat nor a signal waits for its next line. Payloads
 before an error of the source are yielded first, then the error is raised.
 """
 
@@ -26,8 +26,8 @@ class LineBatcher:
     """One source, read once.
 
     Args:
-        source: What to read. The caller must not read it too.
-        size: Most payloads in a batch. A smaller one is yielded 0.2 s after its first payload.
+        source: The payloads. The caller must not iterate over it.
+        size: Most payloads in a batch. A smaller batch is yielded 0.2 s after its first payload.
     """
 
     def __init__(self, source: Iterator[dict[str, Any]], *, size: int) -> None:
@@ -36,7 +36,7 @@ class LineBatcher:
         self._ready: Queue[dict[str, Any] | _End] = Queue(_CAPACITY)
         self._end: _End | None = None
         self._due = 0.0
-        # A read cannot be interrupted: the thread stays in it if the command ends before its source.
+        # A read cannot be interrupted: the thread blocks in it if the command ends before its source.
         Thread(target=self._read, name="conquiet-line-reader", daemon=True).start()
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:

@@ -1,6 +1,6 @@
-"""Log lines of the commands: console or JSON, to stderr.
+"""Write log lines of the commands to stderr, as console lines or JSON.
 
-``--log-format`` is kept in the environment, as ``--debug`` is, so that the processes of a worker have it too.
+``--log-format`` is stored in the environment, like ``--debug``, so that child processes of a worker inherit it.
 """
 
 import json
@@ -40,7 +40,7 @@ def set_log_format(value: str) -> str:
 
 
 def take_log_format(arguments: list[str]) -> None:
-    """Remove ``--log-format console|json`` from a command line: it is accepted anywhere, as ``--debug`` is."""
+    """Remove ``--log-format console|json`` from a command line. Like ``--debug`` it is accepted anywhere."""
     for at, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
         if name != "--log-format":
@@ -61,7 +61,7 @@ def set_up_logging(level: str) -> None:
 
 
 def report(sentence: str, *, level: str = "info", fix: str = "") -> None:
-    """Print a sentence of a command itself on stderr, in the format in use."""
+    """Print a message of a command on stderr, in the format in use."""
     if is_json():
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = {"time": now, "level": level, "logger": "conquiet", "process": os.getpid(), "message": sentence}

@@ -1,4 +1,4 @@
-"""Types of options. ``inf``, ``nan`` and ``1e309`` are floats to the parser and make no sense as numbers of seconds.
+"""Types of options. The parser accepts ``inf``, ``nan`` and ``1e309`` as floats; as seconds they are rejected.
 
 See docs/decisions/0028.
 """
@@ -13,7 +13,7 @@ from conquiet.cli.logs import set_log_format
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_SECONDS: Final = 100 * 365 * 86_400.0
-"""A hundred years: longer times mean the same, and clocks and servers cannot represent all of them."""
+"""A hundred years. Longer times have the same effect, and clocks and servers cannot represent all of them."""
 
 
 class AppPart(StrEnum):
@@ -37,7 +37,7 @@ class JobPhaseName(StrEnum):
 
 
 class BulkActionName(StrEnum):
-    """What ``conquiet jobs bulk`` does; the same words as ``management.BulkAction``."""
+    """Actions of ``conquiet jobs bulk``; the same words as ``management.BulkAction``."""
 
     CANCEL = "cancel"
     RUN_NOW = "run-now"
@@ -46,7 +46,7 @@ class BulkActionName(StrEnum):
 
 
 def finite(value: float) -> float:
-    """Reject what is not finite, and clamp to ``MAX_SECONDS``. The callback of every option that takes a float."""
+    """Reject values that are not finite, and clamp to ``MAX_SECONDS``. The callback of every float option."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"a finite number is needed, got {value}")
     return min(value, MAX_SECONDS)

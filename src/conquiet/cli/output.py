@@ -1,4 +1,4 @@
-"""Print results: tables for people, tab-separated text in a pipe, JSON for machines."""
+"""Print results: tables on a terminal, tab-separated text in a pipe, or JSON."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def make_console(*, quiet: bool = False) -> "Console":
     """Return a console for stdout. Without a terminal: no colour, and a fixed width."""
     from rich.console import Console
 
-    # rich reads NO_COLOR, TERM=dumb and the terminal's width by itself.
+    # rich reads NO_COLOR, TERM=dumb and the terminal's width.
     if sys.stdout.isatty():
         return Console(quiet=quiet)
     width = int(os.environ.get("COLUMNS") or _PIPE_WIDTH) if os.environ.get("COLUMNS", "").isdigit() else _PIPE_WIDTH
@@ -26,7 +26,7 @@ def make_console(*, quiet: bool = False) -> "Console":
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document. Control characters and what stdout cannot encode are escaped."""
+    """Print one JSON document. Control characters and characters that stdout cannot encode are escaped."""
     text = json.dumps(value, indent=2, default=str, ensure_ascii=not _is_utf8())
     typer.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))
 
@@ -44,11 +44,11 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, A
     from rich.table import Table
     from rich.text import Text
 
-    # Text: a name with brackets in it is no markup.
+    # Text, because a name may contain brackets, which are markup.
     table = Table(title=Text(_cell(title), "table.title"), title_justify="left", header_style="bold")
     for column in columns:
         numeric = any(isinstance(row.get(column), int | float) for row in rows)
-        # A name is folded and never cut: the next command needs it whole.
+        # A name is folded and never truncated: the next command needs the whole name.
         table.add_column(
             column.replace("_", " "), justify="right" if numeric else "left", overflow="ellipsis" if numeric else "fold"
         )

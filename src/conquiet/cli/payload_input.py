@@ -24,19 +24,19 @@ def _opened(source: str) -> Iterator[IO[bytes]]:
 
 
 def _stdin() -> IO[bytes]:
-    """Return stdin as a file of its own: with ``sys.stdin`` the interpreter aborts if a thread still reads it."""
+    """Return stdin as a separate file: the interpreter aborts at exit if a thread still reads ``sys.stdin``."""
     if sys.stdin is None:
         raise CommandError("stdin is closed", fix="pipe something into it, or give @FILE")
     try:
         return open(sys.stdin.fileno(), "rb", closefd=False)
-    except OSError:  # it is no real file
+    except OSError:  # not a real file
         return sys.stdin.buffer
 
 
 def read_payloads(source: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of ``source``. Empty lines are left out; a bad line is named by its number.
+    """Yield the JSON objects of ``source``. Empty lines are skipped; an invalid line is reported by its number.
 
-    The line itself is not shown: it may hold personal data.
+    The content of the line is not shown, because it may be personal data.
     """
     if source != "-" and not source.startswith("@"):
         yield _parsed(source.encode(), "the JSON given", exit_code=NOT_DONE)

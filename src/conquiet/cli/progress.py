@@ -1,4 +1,4 @@
-"""Show a progress bar on a terminal, nothing in a pipe. It goes to stderr: stdout is for the result."""
+"""Show a progress bar on a terminal, nothing in a pipe. It uses stderr, because stdout is for the result."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the number of newly done items."""
+    """Yield a function that the caller calls with the number of newly completed items."""
     if not sys.stderr.isatty():
         yield lambda _more: None
         return

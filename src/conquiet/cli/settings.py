@@ -1,7 +1,6 @@
 """Find URLs: a flag, else the environment, else ``conquiet.toml`` (see ``core.server_urls``).
 
-A password belongs into the environment rather than into a flag, which every user of the machine can read in the list
-of processes.
+Pass a password in the environment, not in a flag: every user of the host can read flags in the list of processes.
 """
 
 import os
@@ -19,7 +18,7 @@ __all__ = ["CONFIG", "DB", "RABBIT", "REDIS"]
 
 RABBIT_API = "CONQUIET_RABBIT_API_URL"
 
-# The variable is named in the help, and not given to typer as envvar: it would show the value there.
+# Named in the help only. As envvar of typer the help would show its value.
 RedisUrl = Annotated[
     str, typer.Option("--redis-url", metavar="URL", help=f"Redis or Valkey. Else ${REDIS}, else {_FILE}.")
 ]
@@ -31,11 +30,11 @@ RabbitApiUrl = Annotated[
         "--rabbit-api", metavar="URL", help=f"RabbitMQ's management API. Else ${RABBIT_API}, else port 15672."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON. Durations are seconds.")]
 
 
 def find_url(flag: str, variable: str) -> str:
-    """Return the URL, or an empty string if none was given anywhere."""
+    """Return the URL; an empty string if none is configured."""
     if flag:
         return flag
     try:
@@ -45,14 +44,14 @@ def find_url(flag: str, variable: str) -> str:
 
 
 def find_api_url(flag: str, rabbit_url: str) -> str:
-    """Return the URL of RabbitMQ's management API; by default it is on the host of the broker."""
+    """Return the URL of RabbitMQ's management API; by default on the host of the broker."""
     from conquiet.rabbitmq_api import default_api_url
 
     return flag or os.environ.get(RABBIT_API, "") or default_api_url(rabbit_url)
 
 
 def require_url(flag: str, variable: str) -> str:
-    """Return the URL, or raise an error that explains how to give one."""
+    """Return the URL, or raise an error that explains how to configure one."""
     url = find_url(flag, variable)
     if not url:
         option = "--" + _KEYS[variable].replace("_", "-")

@@ -10,14 +10,14 @@ def repair_stdio() -> None:
     """Ensure that the standard streams are open and replace characters they cannot encode.
 
     A closed descriptor would be reused by the next file or socket, and the output of a child would go to a server.
-    ``sys.stdin`` stays None then, so that a command can report that it is closed.
+    ``sys.stdin`` remains None, so that a command can report that it is closed.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
-    # They stay open for as long as the process lives.
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
+    # They remain open until the process ends.
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:

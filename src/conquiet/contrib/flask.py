@@ -1,18 +1,18 @@
 """Flask: emit messages in the transaction of the request.
 
     app = App("shop", …)
-    door = FlaskDoor(app, flask_app)
+    extension = FlaskExtension(app, flask_app)
 
     @flask_app.post("/orders")
     def create():
-        door.session.add(Order(…))
-        door.emit("order.paid", OrderPaid(…))      # published if this request commits
+        extension.session.add(Order(…))
+        extension.emit("order.paid", OrderPaid(…))      # published if this request commits
         return "", 201
 
-``door.session`` is opened when it is first used. After the view it is committed if the response is a success (below
-400), before a byte is sent; otherwise, and after an exception, it is rolled back. A commit that fails makes the
-response a 500. With a session of your own (Flask-SQLAlchemy: ``FlaskDoor(app, session=lambda: db.session)``) you commit
-yourself.
+``extension.session`` is opened at its first use. After the view, and before the response is sent, it is committed if
+the status is below 400; otherwise, and after an exception, it is rolled back. A commit that fails makes the response a
+500. An application that has a session passes it and commits it: Flask-SQLAlchemy with
+``FlaskExtension(app, session=lambda: db.session)``.
 
 See docs/decisions/0042.
 """
@@ -41,13 +41,13 @@ _KEY: Final = "_conquiet_session"
 _FIRST_ERROR: Final = 400
 
 
-class FlaskDoor:
-    """Emits in the transaction of the current request.
+class FlaskExtension:
+    """Emit in the transaction of the current request.
 
     Args:
-        app: The application whose events are emitted.
+        app: The application that declares the events.
         flask_app: The Flask application; ``init_app`` adds it later.
-        session: Returns the session of the current request, for applications that have one. They commit it themselves.
+        session: Returns the session of the current request, for applications that have one. They commit it.
 
     Raises:
         ConfigurationError: An argument is of another type.
@@ -56,7 +56,7 @@ class FlaskDoor:
     def __init__(self, app: App, flask_app: Flask | None = None, *, session: "Callable[[], Any] | None" = None) -> None:
         if not isinstance(app, App):
             raise ConfigurationError(
-                f"app must be a conquiet App, got a {type(app).__name__}: FlaskDoor(app, flask_app)"
+                f"app must be a conquiet App, got a {type(app).__name__}: FlaskExtension(app, flask_app)"
             )
         self._app = app
         self._session = session
@@ -64,7 +64,7 @@ class FlaskDoor:
             self.init_app(flask_app)
 
     def init_app(self, flask_app: Flask) -> None:
-        """Serve a Flask application, as Flask's extensions do."""
+        """Register with a Flask application, as Flask extensions do."""
         if not isinstance(flask_app, Flask):
             raise ConfigurationError(f"flask_app must be a Flask application, got a {type(flask_app).__name__}")
         self._app.registry.events.require_complete()
@@ -81,8 +81,8 @@ class FlaskDoor:
         """
         if not has_request_context():
             raise LifecycleError(
-                "door.session is the session of a request, and no request is being handled here: outside of one call "
-                "app.emit_sync(event, payload, session=…) with a session of your own"
+                "FlaskExtension.session is the session of a request, and no request is being handled here: outside of "
+                "one call app.emit_sync(event, payload, session=…) with a session of your own"
             )
         if self._session is not None:
             given: Session = self._session()
@@ -120,7 +120,7 @@ class FlaskDoor:
         return response
 
     def _teardown(self, _error: BaseException | None) -> None:
-        session = g.pop(_KEY, None)  # there after an exception that Flask lets through, as in its test mode
+        session = g.pop(_KEY, None)  # left after an exception that Flask re-raises, as in its test mode
         if session is not None:
             session.close()
 

@@ -5,10 +5,10 @@ from typing import Any
 
 
 async def wait_ready(running: asyncio.Task[Any], ready: asyncio.Event) -> None:
-    """Wait until a background task is ready or has ended; raise its error.
+    """Wait until a background task is ready or has ended. Raise its error.
 
-    If the caller is cancelled meanwhile, ``__aexit__`` will never be called: the task is cancelled and awaited, so that
-    it does not start work that no caller can stop.
+    If the caller is cancelled during the wait, ``__aexit__`` is never called. The task is then cancelled and awaited,
+    because no caller could stop it.
     """
     waiting = asyncio.create_task(ready.wait())
     try:

@@ -15,9 +15,9 @@ class Backoff:
     Attributes:
         base_s: Delay after the first failure.
         factor: 1 keeps the delay fixed, 2 doubles it each time.
-        cap_s: No delay is ever longer than this, jitter included.
-        jitter: Share of the delay that is random: 0 is none, 1 is "full jitter" (anything between
-            zero and the delay). Without it, processes that failed together retry together.
+        cap_s: Maximum delay, including jitter.
+        jitter: Random share of the delay: 0 is none, 1 is "full jitter" (uniform between zero and the delay).
+            Without jitter, processes that failed together retry together.
     """
 
     base_s: float = 0.1
@@ -28,16 +28,16 @@ class Backoff:
     def __post_init__(self) -> None:
         require_seconds("base_s", self.base_s, zero_allowed=True)
         require_seconds("cap_s", self.cap_s, zero_allowed=True)
-        if not 1.0 <= self.factor <= 100.0:  # noqa: PLR2004 - beyond that it is a typing error
+        if not 1.0 <= self.factor <= 100.0:  # noqa: PLR2004 - a larger factor is probably a typo
             raise ConfigurationError(f"factor must be between 1 and 100, got {self.factor}")
         if not 0.0 <= self.jitter <= 1.0:
             raise ConfigurationError(f"jitter must be between 0 and 1, got {self.jitter}")
 
     def delay_s(self, failures: int, *, rand: Callable[[], float] = random.random) -> float:
-        """Return the seconds to wait after this number of failures in a row (1 or more).
+        """Return the delay after this number of consecutive failures (1 or more).
 
         Args:
-            failures: Failures so far.
+            failures: Consecutive failures so far.
             rand: Source of numbers in [0, 1), for the jitter.
         """
         if failures < 1:

@@ -1,22 +1,22 @@
-"""Run a batch so that a member that fails is found, and the others have their effect.
+"""Run a batch, find a failing member by bisection, and commit the others.
 
-A call with several members happens as a whole or not at all (one transaction). If it fails, the batch is halved:
+A call with several members takes effect entirely or not at all (one transaction). If it fails, the batch is halved:
 
-    200 fail ─▶ 100 of them ─┬─ succeed: the one that fails is among the other 100, which are not run as a whole
-                             └─ fail: it is among these; the other 100 wait
-    ... until one is left. It is run alone: what that raises is its own failure. Then what waits is run, in one call.
+    200 fail ─▶ 100 of them ─┬─ succeed: the failing member is in the other 100, which are halved next
+                             └─ fail: it is in these 100; the other 100 wait
+    ... until one is left. It runs alone, and its error is its outcome. Then all waiting members run in one call.
 
-So one member that fails costs a batch of 200 ten calls more at most. Several are found one after the other. The caller
-decides what a call is: ``transactional`` makes all calls of a search in savepoints of one transaction.
+One failing member costs a batch of 200 at most ten extra calls. Several failing members are found one after the other.
+The caller defines a call: ``transactional`` makes all calls of a search in savepoints of one transaction.
 
-    error of a call                     what happens
-    InfrastructureError                 no member's fault: it is the outcome of all that have none yet
+    error of a call                     effect
+    InfrastructureError                 not caused by a member: it is the outcome of all undecided members
     MessageInProgressError              another run holds a member's inbox row: one call for each member
-    ConflictError, the first one        the same members again: two batches met, and neither is wrong
-    a member has lost its lease         it is taken out, and the same call is made without it
-    any other                           halved
+    ConflictError, the first one        the same call is repeated: two batches conflicted
+    a member has lost its lease         it is removed, and the call is repeated without it
+    any other                           the batch is halved
 
-Knows no broker and no database.
+This module imports no broker and no database.
 
 See docs/decisions/0044.
 """
@@ -30,7 +30,7 @@ M = TypeVar("M")
 T = TypeVar("T")
 
 Outcome = Exception | None
-"""None: the member's effect has happened, now or before."""
+"""None: the member has taken effect, in this run or an earlier one."""
 
 Outcomes = Sequence[Outcome]
 
@@ -43,15 +43,15 @@ _UNDECIDED: Final = _Undecided()
 
 
 class BatchRun(Generic[M]):
-    """Runs the members of one batch to an outcome for each.
+    """Runs the members of one batch and returns an outcome for each.
 
     Args:
         members: The members.
-        call: Runs some of them. Returns None if all succeeded, or an outcome for each; raises if nothing happened.
-        lost: Returns an error for a member that must not be run any more (its lease was lost), else None.
+        call: Runs some of them. Returns None if all succeeded, or an outcome for each. Raises if nothing took effect.
+        lost: Returns an error for a member that must not run any more (its lease was lost), else None.
 
     Attributes:
-        calls: How often ``call`` was called.
+        calls: Number of calls so far.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class BatchRun(Generic[M]):
         self.calls = 0
 
     async def run(self) -> list[Outcome]:
-        """Return the outcome of each member. Raises nothing but a cancellation or an end of the process."""
+        """Return the outcome of each member. Raises only a cancellation or an error that ends the process."""
         await self._settle(list(range(len(self._members))))
         return self._outcomes
 
     async def search(self) -> list[Outcome]:
-        """Do what ``run`` does, after a call with all members that has failed: the first call is made with a half."""
+        """Return the outcome of each member after a failed call with all of them. The first call takes one half."""
         await self._search(list(range(len(self._members))))
         return self._outcomes
 
@@ -88,7 +88,7 @@ class BatchRun(Generic[M]):
             await self._search(self._open(positions))
 
     async def _search(self, suspects: list[int]) -> None:
-        """Find the member that fails among some that have failed together; then run the others."""
+        """Find the failing member of a group that failed as a whole, then run the others."""
         waiting: list[list[int]] = []
         while len(suspects) > 1:
             half, rest = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
@@ -96,7 +96,7 @@ class BatchRun(Generic[M]):
                 waiting.append(rest)
                 suspects = self._open(half)
             elif any(self._outcomes[position] is not None for position in half):
-                waiting.append(rest)  # found: it was alone, or the call has named it
+                waiting.append(rest)  # found: it was alone, or the call returned its error
                 suspects = []
             else:
                 suspects = rest
@@ -107,11 +107,11 @@ class BatchRun(Generic[M]):
         if len(waiting) == 1:
             await self._search(self._open(others))
         else:
-            for group in waiting:  # several members fail: by the groups that are known, not all over again
+            for group in waiting:  # several members fail: continue with the known groups
                 await self._settle(self._open(group))
 
     async def _try(self, positions: list[int]) -> Exception | None:
-        """Run these in one call. Returns its error if nothing happened and it is not clear whose fault that is."""
+        """Run these in one call. Return its error if nothing took effect and the failing member is unknown."""
         while positions := self._held(positions):
             if self._shared is not None:
                 self._record(positions, [self._shared] * len(positions))
@@ -140,7 +140,7 @@ class BatchRun(Generic[M]):
         return True
 
     def _held(self, positions: list[int]) -> list[int]:
-        """Return those that may be run; the others get their outcome."""
+        """Return the positions that may run. Record the outcome of the others."""
         held = []
         for position in positions:
             lost = self._lost(self._members[position])
@@ -169,7 +169,7 @@ def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _checked(result: object, number: int) -> Outcomes:
-    """Return the outcomes that a call has returned. A list without exceptions is some other value, and ignored."""
+    """Return the outcomes from the result of a call. A list without exceptions is ignored: it has another meaning."""
     if not isinstance(result, list) or not any(isinstance(one, Exception) for one in result):
         return [None] * number
     if len(result) != number or not all(one is None or isinstance(one, Exception) for one in result):

@@ -1,13 +1,13 @@
-"""Gather items into batches: by size, and by the time that the first one waits.
+"""Gather items into batches by size and by the waiting time of the first item.
 
     add ──▶ gathering, by key ──┬─ full ──────────────────────────────────────────▶ deliver
-                                └─ the first one has waited long enough ───▶ due ──▶ deliver, once ``may_deliver``
+                                └─ the first item has waited long enough ──▶ due ──▶ deliver, once ``may_deliver``
 
-A batch whose time is over is delivered when a worker is free, and goes on gathering until then: while all workers are
-busy, delivering it earlier would only make it smaller.
+A due batch is delivered when a worker is free and gathers more items until then. Delivering it while all workers are
+busy would only make it smaller.
 
-``within_s`` is the time from the arrival of the first one to the end of its batch, its COMMIT. So a batch gathers for a
-shorter time: less by as long as the last batches took (``BatchTimes``).
+``within_s`` is the deadline from the arrival of the first item to the end of its batch, usually the COMMIT. The
+gathering time is therefore ``within_s`` minus the recent batch duration (``BatchTimes``).
 """
 
 import asyncio
@@ -22,21 +22,22 @@ from conquiet.errors import ConfigurationError
 T = TypeVar("T")
 
 LARGEST = 10_000
-"""Most members of a batch."""
+"""Largest allowed batch size."""
 WITHIN_S = 0.02
-"""Within which time the first member of a batch has its effect, unless another time is given."""
+"""Default deadline for the effect of the first member of a batch."""
 KEPT = 20
-"""Batches whose duration is remembered."""
+"""Number of recent batch durations that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How batches of a handler are gathered.
+    """Batch size and deadline of a handler.
 
     Attributes:
-        size: Most members.
-        within_s: Within which time the first member has its effect, in seconds: it waits for others, but less by as
-            long as the longest of the last 20 batches took, and at least half of this. 0 takes what was read together.
+        size: Maximum number of members.
+        within_s: Deadline, in seconds, from the arrival of the first member to the end of its batch. The gathering time
+            is this minus the longest duration of the last 20 batches, but at least half of this. 0 takes only members
+            that were read together.
     """
 
     size: int
@@ -48,18 +49,18 @@ class BatchSettings:
         require_seconds("within_s", self.within_s, zero_allowed=True)
 
     def size_at(self, delivery_count: int) -> int:
-        """Return the largest batch for a message that was delivered so often: half of the one before, at least 1.
+        """Return the batch size for a delivery count: halved for each earlier delivery, at least 1.
 
-        A message that kills its process is in a batch of half the size each time, and soon alone.
+        A message that kills its process is in a smaller batch each time, and finally alone.
         """
         return max(1, self.size >> (delivery_count - 1))
 
 
 def batch_settings(batch: int | None, within_s: float | None) -> BatchSettings | None:
-    """Return the settings for the arguments ``batch`` and ``within_s`` of a handler; None for no batches.
+    """Return the settings for the arguments ``batch`` and ``within_s`` of a handler. None if it takes no batches.
 
     Raises:
-        ConfigurationError: One is wrong, or ``within_s`` came without ``batch``.
+        ConfigurationError: An argument is invalid, or ``within_s`` was passed without ``batch``.
     """
     if batch is None:
         if within_s is not None:
@@ -69,7 +70,7 @@ def batch_settings(batch: int | None, within_s: float | None) -> BatchSettings |
 
 
 class BatchTimes:
-    """How long the last batches took, from the end of their gathering to their own end. Pure."""
+    """Durations of recent batches, from the end of gathering to the end of the batch. Pure."""
 
     __slots__ = ("_last",)
 
@@ -77,20 +78,20 @@ class BatchTimes:
         self._last: deque[float] = deque(maxlen=KEPT)
 
     def record(self, took_s: float) -> None:
-        """Note how long a batch took."""
+        """Record the duration of a batch."""
         self._last.append(took_s)
 
     def gathering_s(self, within_s: float) -> float:
-        """Return how long a batch gathers that is to end within this time.
+        """Return the gathering time of a batch with this deadline.
 
-        At least half of it: where handlers take longer than that, gathering nothing would make the batches small, and
-        still be too late.
+        At least half of ``within_s``: if handlers take longer than that, a shorter gathering time would make batches
+        small and still miss the deadline.
         """
         return max(within_s - max(self._last), within_s / 2) if self._last else within_s
 
 
 class _Gathering(Generic[T]):
-    """The items of one key that wait for their batch."""
+    """The gathered items of one key."""
 
     __slots__ = ("items", "timer")
 
@@ -103,9 +104,9 @@ class BatchAssembler(Generic[T]):
     """Gathers items by key. Belongs to one event loop.
 
     Args:
-        deliver: Called with the key and the items of a batch, and when it was due, on the loop's clock; None if it
-            was full before that.
-        may_deliver: Whether a batch that is not full may be delivered now: a worker is free.
+        deliver: Called with the key, the items of a batch, and when it was due on the loop's clock (None if it was
+            full before).
+        may_deliver: Returns True if a partial batch may be delivered now, because a worker is free.
     """
 
     def __init__(
@@ -115,18 +116,18 @@ class BatchAssembler(Generic[T]):
         self._may_deliver = may_deliver
         self._times: defaultdict[Hashable, BatchTimes] = defaultdict(BatchTimes)
         self._gathering: dict[Hashable, _Gathering[T]] = {}
-        self._due: dict[Hashable, None] = {}  # in the order in which their time was over
+        self._due: dict[Hashable, None] = {}  # in the order in which they became due
 
     def __len__(self) -> int:
-        """Items that wait for their batch."""
+        """Number of gathered items."""
         return sum(len(one.items) for one in self._gathering.values())
 
     def add(self, key: Hashable, item: T, *, size: int, within_s: float) -> None:
-        """Add an item to the batch of a key. ``size`` is the same for all items of it."""
+        """Add an item to the batch of a key. ``size`` must be the same for all items of a key."""
         self.add_many(key, [item], size=size, within_s=within_s)
 
     def add_many(self, key: Hashable, items: list[T], *, size: int, within_s: float) -> None:
-        """Add items to the batch of a key, and to those after it once it is full."""
+        """Add items to the batch of a key, and to further batches once it is full."""
         added = 0
         while added < len(items):
             gathering = self._gathering.get(key)
@@ -141,14 +142,14 @@ class BatchAssembler(Generic[T]):
                 self._send(key, None)
 
     def deliver_due(self) -> None:
-        """Deliver batches whose time is over, as long as they may be."""
-        # Since now: that no worker was free before is no reason to gather for a shorter time.
+        """Deliver due batches while ``may_deliver`` returns True."""
+        # Durations count from now: the wait for a free worker is no reason to shorten the gathering time.
         while self._due and self._may_deliver():
             self._send(next(iter(self._due)), asyncio.get_running_loop().time())
 
     def ended(self, key: Hashable, due_at: float | None) -> None:
-        """Note that a batch has ended just now: what ``deliver`` was called with, without the items."""
-        if due_at is not None:  # how long a full one took says nothing about those that wait
+        """Record the end of a batch. Takes the arguments of ``deliver`` without the items."""
+        if due_at is not None:  # the duration of a full batch does not apply to partial batches
             self._times[key].record(asyncio.get_running_loop().time() - due_at)
 
     def take(self) -> list[T]:
@@ -165,7 +166,9 @@ class BatchAssembler(Generic[T]):
             self._due[key] = None
             self.deliver_due()
         else:
-            self._send(key, self._gathering[key].timer.when())  # a loop that is late here is late the next time, too
+            self._send(
+                key, self._gathering[key].timer.when()
+            )  # includes the delay of a slow loop, which will be slow again
 
     def _send(self, key: Hashable, due_at: float | None) -> None:
         gathering = self._gathering.pop(key)

@@ -1,11 +1,11 @@
-"""Which message is handled here: what its handler emits names it as its cause.
+"""Track the message that is being handled, so that messages emitted by its handler carry it as their cause.
 
-An engine begins with ``enter``; emitters and the outbox use ``carried``. A package whose engine notes its
-message elsewhere registers where (``add_source``). The cause travels as a header of the message,
-``conquiet-caused-by``, in the envelope, the outbox row and AMQP headers: the stream and the id, as a JSON list, and
-nothing of the payload. What was emitted is noted beside it, so that the engine can record it with the job.
+An engine calls ``enter`` before the handler; emitters and the outbox call ``carried``. An engine that keeps its
+current message elsewhere registers a function that returns it (``add_source``). The cause is a message header,
+``conquiet-caused-by``, in the envelope, the outbox row and AMQP headers: stream and id as a JSON list, without the
+payload. Emitted messages are also recorded on the ``Handling``, so that the engine can store them with the job.
 
-See docs/decisions/0071.
+See docs/decisions/0018.
 """
 
 import json
@@ -18,32 +18,32 @@ CAUSED_BY: Final = "conquiet-caused-by"
 """Name of the header."""
 
 MOST_NOTED: Final = 20
-"""Messages that are noted of one handler. A handler that emits more has the first ones noted."""
+"""Maximum number of emitted messages recorded per handler: the first ones."""
 
 _LONGEST: Final = 900
 
 
 class MessageRef(NamedTuple):
-    """A message: where it is, and its id. For one of an outbox, ``place`` is its target."""
+    """Stream and id of a message. For an outbox message, ``place`` is its target."""
 
     place: str
     id: str
 
 
 Caused = list[MessageRef] | None
-"""What a handler has emitted; None if nothing."""
+"""The messages that a handler has emitted. None if there are none."""
 
 
 class Handling:
-    """A message whose handler runs. The context of a handler is one.
+    """A message that is being handled. Base class of the context of a handler.
 
     Args:
         stream: Its stream.
         message_id: Its id.
 
     Attributes:
-        caused: What the handler has emitted, the first few; None before the first.
-        span_context: For the tracing; see ``otel.dropped``.
+        caused: The first messages that the handler has emitted. None before the first.
+        span_context: For tracing; see ``otel.dropped``.
     """
 
     __slots__ = ("caused", "id", "span_context", "stream")
@@ -56,7 +56,7 @@ class Handling:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What travelled with the message."""
+        """The headers of the message."""
         return {}
 
 
@@ -64,26 +64,26 @@ _current: ContextVar[Handling | tuple[str, str] | None] = ContextVar("conquiet_h
 _sources: list[Callable[[], tuple[str, str] | None]] = []
 
 enter = _current.set
-"""Note which message is handled in this context from now on; None if there are several.
+"""Set the message that is handled in the current context; None if there are several.
 
-Engines run each handler in a context of its own. One that records nothing gives the place and the id alone: no object
-is made before the handler emits something."""
+Engines run each handler in a separate context. An engine without job records passes only (place, id), so that no object
+is created unless the handler emits something."""
 
 
 def add_source(find: Callable[[], tuple[str, str] | None]) -> None:
-    """Register a function that returns place and id of the message that its engine handles in this context, or None."""
+    """Register a function that returns place and id of the message handled in the current context, or None."""
     _sources.append(find)
 
 
 def current() -> Handling | None:
-    """Return the message that is handled in this context, of an engine that records it; else None."""
+    """Return the ``Handling`` of the current context. None if the engine passed only (place, id) or nothing."""
     found = _current.get()
     return found if isinstance(found, Handling) else None
 
 
 @contextmanager
 def attributed_to(handling: Handling) -> Iterator[None]:
-    """Name this message as the cause of what is emitted here: it may be one of several that are handled together."""
+    """Make this message the cause of messages emitted in the block. It may be a member of a batch."""
     known = current()
     if known is not None and known.id == handling.id and known.stream == handling.stream:
         yield
@@ -103,10 +103,10 @@ def _cause() -> Handling | None:
 
 
 def carried(headers: Mapping[str, str] | None, place: str, *message_ids: str) -> Mapping[str, str] | None:
-    """Return the headers of messages that are emitted now, and note them if a handler emits them.
+    """Return the headers for messages that are emitted now. Record the messages if a handler emits them.
 
     Args:
-        headers: The caller's; a cause among them is kept.
+        headers: The caller's headers. A cause among them is kept.
         place: The stream of the messages, or their target in an outbox.
         message_ids: Their ids.
     """
@@ -116,13 +116,13 @@ def carried(headers: Mapping[str, str] | None, place: str, *message_ids: str) ->
     noted = handling.caused = handling.caused or []
     noted += [MessageRef(place, message_id) for message_id in message_ids[: MOST_NOTED - len(noted)]]
     cause = json.dumps([handling.stream, handling.id], separators=(",", ":"))
-    if len(cause) > _LONGEST:  # a header has a limit, and a stream's name none
+    if len(cause) > _LONGEST:  # headers are limited, stream names are not
         return dict(headers or {})
     return {CAUSED_BY: cause, **(headers or {})}
 
 
 def read_cause(headers: Mapping[str, Any] | None) -> MessageRef | None:
-    """Return the cause that the headers of a message name; None if there is none that can be read."""
+    """Return the cause in the headers of a message. None if it is missing or invalid."""
     raw = None if headers is None else headers.get(CAUSED_BY)
     if not isinstance(raw, str) or len(raw) > _LONGEST:
         return None

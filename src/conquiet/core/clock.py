@@ -1,4 +1,4 @@
-"""The source of time; tests pass their own."""
+"""The clock interface and the system clock. Tests pass another clock."""
 
 import time
 from typing import Protocol
@@ -8,11 +8,11 @@ class Clock(Protocol):
     """Two clocks: one for durations, one for dates."""
 
     def monotonic(self) -> float:
-        """Return seconds that never decrease; only differences have a meaning."""
+        """Return seconds that never decrease. Only differences are meaningful."""
         ...
 
     def time(self) -> float:
-        """Return seconds since the epoch; may jump when the system clock is set."""
+        """Return seconds since the epoch. The value jumps when the system clock is set."""
         ...
 
 

@@ -1,6 +1,7 @@
-"""Let ``help(Class.__init__)`` show what ``help(Class)`` shows, for public classes.
+"""Copy the docstring of public classes to their constructors, for ``help(Class.__init__)``.
 
-The docstring of a class describes its constructor. Without this, ``help()`` of the constructor shows Python's own text.
+The docstring of a class describes its constructor. Without this, ``help()`` of the constructor shows Python's default
+text.
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from types import FunctionType
 
 
 def describe_constructor(value: object) -> None:
-    """Give the constructor of a class of conquiet the docstring of the class, unless it has one."""
+    """Copy the docstring of a conquiet class to its constructor, unless the constructor has one."""
     if isinstance(value, type) and value.__module__.partition(".")[0] == "conquiet":
         constructor = vars(value).get("__init__")
         if isinstance(constructor, FunctionType) and constructor.__doc__ is None:
@@ -16,6 +17,6 @@ def describe_constructor(value: object) -> None:
 
 
 def describe_constructors(names: Mapping[str, object]) -> None:
-    """Do so for every class of a package: ``describe_constructors(globals())`` at its end."""
+    """Call ``describe_constructor`` for every class of a package: ``describe_constructors(globals())`` at its end."""
     for value in tuple(names.values()):
         describe_constructor(value)

@@ -1,6 +1,6 @@
-"""The function that reads entries of other programs, as a setting. Without msgspec: settings load without it.
+"""The setting ``decode``: a function that reads entries written by other programs.
 
-What is made of its result is in ``entry_format``.
+It does not import msgspec, so that settings load without it. ``entry_format`` calls the function.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,11 +10,11 @@ from conquiet.core.functions import require_arguments, require_plain_function
 from conquiet.errors import ConfigurationError
 
 Decode: TypeAlias = Callable[[dict[str, bytes]], Mapping[str, Any]]
-"""Turns the fields of an entry into a payload. Called on the event loop or on the reading thread: it must not wait."""
+"""Returns the payload for the fields of an entry. Called on the event loop or the reading thread: it must not block."""
 
 
 def require_decode(decode: object) -> None:
-    """Raise ``ConfigurationError`` for a ``decode`` that is no plain function of one argument, or None."""
+    """Raise ``ConfigurationError`` unless ``decode`` is None or a plain function of one argument."""
     if decode is None:
         return
     if not callable(decode):

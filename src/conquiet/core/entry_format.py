@@ -1,4 +1,4 @@
-"""Entries that other programs write, with several plain fields: how a function of the user's reads them. Pure.
+"""Read entries that other programs write with several plain fields, using the user's ``decode`` function. Pure.
 
     XADD payments * order 17 amount 12.50 ──▶ {"order": b"17", "amount": b"12.50"} ──decode──▶ {"order": 17, …}
 
@@ -21,7 +21,7 @@ NOT_A_MAPPING: Final = "decode() did not return a mapping"
 
 
 class EntryFormat:
-    """Reads entries with a function of the user's.
+    """Reads entries with the user's function.
 
     Args:
         decode: The function.
@@ -35,11 +35,11 @@ class EntryFormat:
         return self._decode(fields)
 
     def read(self, entry_id: str, fields: Sequence[bytes], *, max_bytes: int) -> tuple[dict[str, Any], bytes]:
-        """Return the payload, and bytes that are the same at each delivery whatever the function returns.
+        """Return the payload, and raw bytes that are equal for every delivery even if the function's result varies.
 
         Args:
             entry_id: Id of the entry.
-            fields: Names and values as the server sends them: flat.
+            fields: Names and values, as the flat list that the server sends.
             max_bytes: A larger entry is malformed.
 
         Raises:
@@ -49,7 +49,7 @@ class EntryFormat:
         return self.payload_of(fields, max_bytes=max_bytes), joined(fields)
 
     def payload_of(self, fields: Sequence[bytes], *, max_bytes: int) -> dict[str, Any]:
-        """Return what the function makes of an entry.
+        """Return the result of the function for an entry.
 
         Raises:
             CodecError: The entry is malformed.
@@ -59,31 +59,31 @@ class EntryFormat:
         named = {name.decode(errors="backslashreplace"): value for name, value in pairs(fields)}
         try:
             payload = self._decode(named)
-        except Exception as error:  # noqa: BLE001 - a function of the user's
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             reason = f"{DECODE_FAILED} {type(error).__name__}"
         else:
             return _checked(payload)
-        # Outside of the except block, so that the error, which may quote the entry, is not its context.
+        # Outside the except block, so that the error, which may quote the entry, is not its context.
         raise CodecError(reason)
 
 
 def pairs(fields: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return names with values of the flat list that a server sends."""
+    """Return pairs of name and value from the flat list that a server sends."""
     return list(zip(fields[::2], fields[1::2], strict=False))
 
 
 def joined(fields: Sequence[bytes]) -> bytes:
-    """Return all names and values as one, each with its length: two entries that differ never look the same."""
+    """Return all names and values as one byte string with length prefixes, so that different entries differ."""
     return b"".join(b"%d:%b" % (len(part), part) for part in fields)
 
 
 def identity_of(entry_id: str, fields: Sequence[bytes]) -> str:
-    """Return an id for an entry whose writer gave it none: the server's, which may come twice, and a digest."""
+    """Return an id for an entry without one: the entry id, which may be reused, and a digest of the fields."""
     return f"{entry_id}.{hashlib.sha256(joined(fields)).hexdigest()[:16]}"
 
 
 def format_of(decode: Decode | None) -> EntryFormat | None:
-    """Return how entries are read; None is the strict format."""
+    """Return the format for ``decode``. None selects the strict format."""
     return decode if decode is None or isinstance(decode, EntryFormat) else EntryFormat(decode)
 
 

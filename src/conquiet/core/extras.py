@@ -1,4 +1,4 @@
-"""Optional dependencies: a missing one is an error only when used, and the error names the extra."""
+"""Check optional dependencies when they are used. The error names the extra."""
 
 from importlib.util import find_spec
 from typing import Final
@@ -20,7 +20,7 @@ _EXTRAS: Final = {
 def require_extra(extra: str, *modules: str) -> None:
     """Raise ``MissingExtraError`` unless every module of the extra can be imported.
 
-    A package calls it at the top of its ``__init__``, so that only an import that needs the extra fails.
+    A package calls it at the top of its ``__init__``, so that only imports that need the extra fail.
     """
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
@@ -28,7 +28,7 @@ def require_extra(extra: str, *modules: str) -> None:
 
 
 def extra_for(error: ModuleNotFoundError) -> MissingExtraError | None:
-    """Return the error that names the extra of a missing module; None if no extra has it."""
+    """Return the error that names the extra of a missing module. None if it belongs to no extra."""
     module = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(module)
     return _missing(extra, [module]) if extra else None

@@ -1,4 +1,4 @@
-"""Check handlers: what they must not be, and what they must not return."""
+"""Check handlers and their results: kind of function, parameters, forgotten ``await``."""
 
 import functools
 import inspect
@@ -16,9 +16,10 @@ _CANCELLATION: Final = "__conquiet_cancellation__"
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Return True if a call returns a coroutine: ``async def``, or an object whose ``__call__`` is one.
+    """Return True if a call returns a coroutine: an ``async def``, or an object with an async ``__call__``.
 
-    A plain wrapper (``functools.wraps``) counts as what it wraps, an ``async def`` wrapper as a coroutine function.
+    A plain wrapper (``functools.wraps``) counts as the function it wraps, an ``async def`` wrapper as a coroutine
+    function.
     """
     return any(inspect.iscoroutinefunction(layer) for layer in _layers(function))
 
@@ -34,9 +35,9 @@ def require_plain_function(name: str, function: Callable[..., Any]) -> None:
 def require_arguments(name: str, function: Callable[..., Any], *arguments: str) -> None:
     """Raise ``ConfigurationError`` if it cannot be called with these arguments: every message would fail.
 
-    Of a wrapper the wrapper's own signature counts, because it may add or remove arguments. A function without a
-    signature of its own passes. A class whose instances are callable is refused: a call would only create an instance,
-    and the message would be acknowledged without its work.
+    For a wrapper, the signature of the wrapper is checked, because it may add or remove arguments. A function without
+    an inspectable signature passes. A class with callable instances is refused: a call would only create an instance,
+    and the message would be acknowledged without being handled.
     """
     if isinstance(function, type) and any("__call__" in vars(kind) for kind in function.__mro__):
         raise ConfigurationError(f"{name} must be an object of the class {function.__name__}, not the class itself")
@@ -51,7 +52,7 @@ def require_arguments(name: str, function: Callable[..., Any], *arguments: str) 
 
 
 def _own_signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of exactly this object; None if it is unknown."""
+    """Return the signature of this object, not of one it wraps. None if it is unknown."""
     core = function
     while isinstance(core, functools.partial):
         core = core.func
@@ -59,7 +60,7 @@ def _own_signature(function: Callable[..., Any]) -> inspect.Signature | None:
         if _shows_other_signature(core) or _shows_other_signature(type(core).__call__):
             return None
         return inspect.signature(function, follow_wrapped=False)
-    except Exception:  # noqa: BLE001 - an annotation is code too, and since Python 3.14 it may be run only now
+    except Exception:  # noqa: BLE001 - since Python 3.14 annotations may be evaluated here
         return None
 
 
@@ -69,17 +70,17 @@ def _shows_other_signature(function: object) -> bool:
 
 
 def mark_made_for(function: Callable[..., Any], place: str) -> None:
-    """Record on a function the group or queue that it was made for; ``functools.wraps`` copies the record."""
+    """Record on a function the group or queue it was made for. ``functools.wraps`` copies the record."""
     setattr(function, _MADE_FOR, place)
 
 
 def require_made_for(function: Callable[..., Any], kind: str, place: str) -> None:
-    """Raise ``ConfigurationError`` if the function was made for another group or queue than the engine's.
+    """Raise ``ConfigurationError`` if the function was made for a different group or queue than the engine's.
 
     Args:
-        function: A handler. One without a record passes.
+        function: A handler. A handler without a record passes.
         kind: ``group`` or ``queue``.
-        place: The group or queue of the engine that is to run it.
+        place: The group or queue of the engine that runs it.
     """
     made_for = getattr(function, _MADE_FOR, place)
     if made_for != place:
@@ -87,31 +88,31 @@ def require_made_for(function: Callable[..., Any], kind: str, place: str) -> Non
 
 
 def mark_pool_capacity(function: Callable[..., Any], capacity: int | None) -> None:
-    """Record on a function how many calls can hold a database connection at once; None for no limit."""
+    """Record on a function how many calls can hold a database connection concurrently. None means no limit."""
     setattr(function, _POOL_CAPACITY, capacity)
 
 
 def mark_cancellation(function: Callable[..., Any], mark: Callable[[Any], Any]) -> None:
-    """Record on a handler what is to be called in its place when its job is cancelled; see ``cancellation_of``."""
+    """Record on a handler the function to call instead when its job is cancelled; see ``cancellation_of``."""
     setattr(function, _CANCELLATION, mark)
 
 
 def cancellation_of(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
-    """Return what writes "cancelled" where the handler writes its effect, or None for a handler without a database.
+    """Return the function that writes "cancelled" to the handler's database. None for a handler without a database.
 
-    It is called with the handler's context and returns False if the effect is there already. It is ``async def`` if the
-    handler is.
+    It is called with the handler's context and returns False if the effect is already committed. It is ``async def`` if
+    the handler is.
     """
     return getattr(function, _CANCELLATION, None)
 
 
 def warn_if_pool_is_smaller(function: Callable[..., Any], concurrency: int) -> None:
-    """Log a warning if the handler's connection pool is smaller than the concurrency that is to use it."""
+    """Log a warning if the handler's connection pool is smaller than the concurrency."""
     capacity = getattr(function, _POOL_CAPACITY, None)
     if capacity is not None and capacity < concurrency:
         logger.warning(
-            "the concurrency is %(concurrency)s, but the handler's database pool lends at most %(pool_capacity)s "
-            "connections at once: handlers will wait for a connection. Call create_engine with "
+            "the concurrency is %(concurrency)s, but the handler's database pool has at most %(pool_capacity)s "
+            "connections: handlers will wait for a connection. Call create_engine with "
             "pool_size=%(concurrency)s, or lower the concurrency",
             concurrency=concurrency,
             pool_capacity=capacity,
@@ -119,7 +120,7 @@ def warn_if_pool_is_smaller(function: Callable[..., Any], concurrency: int) -> N
 
 
 def wrong_place(kind: str, made_for: str, place: str) -> ConfigurationError:
-    """Return the error for a handler that was made for another group or queue than the engine's."""
+    """Return the error for a handler that was made for a different group or queue than the engine's."""
     return ConfigurationError(
         f"the handler was made for {kind} {made_for!r} and is run by an engine of {kind} {place!r}: its inbox rows "
         f"would mix with those of another service; leave the argument {kind} out, it comes from the engine"
@@ -130,7 +131,7 @@ def reject_awaitable(name: str, result: object) -> None:
     """Raise ``ConfigurationError`` if a plain function returned a coroutine: its work was not done."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
-            result.close()  # it is never awaited, and Python would warn about that
+            result.close()  # prevents Python's warning about a coroutine that was never awaited
         raise ConfigurationError(f"{name} returned a coroutine, so its work was not done; make it a plain function")
 
 
@@ -151,7 +152,7 @@ def reject_generator_function(name: str, function: Callable[..., Any]) -> None:
 
 
 class _TracedTimeoutError(TimeoutError):
-    """A ``TimeoutError`` that keeps its traceback on the way from a thread to the event loop."""
+    """A ``TimeoutError`` that keeps its traceback when it is passed from a thread to the event loop."""
 
 
 _TracedTimeoutError.__name__ = _TracedTimeoutError.__qualname__ = TimeoutError.__name__
@@ -159,19 +160,19 @@ _TracedTimeoutError.__module__ = TimeoutError.__module__
 
 
 def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> None:
-    """Do what ``call_in_thread_for_result`` does, and drop the result."""
+    """Call ``call_in_thread_for_result`` and drop the result."""
     call_in_thread_for_result(name, function, *arguments)
 
 
 def call_in_thread_for_result(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a plain function in a thread so that every failure reaches the event loop; return its result.
+    """Call a plain function in a thread so that every failure reaches the event loop. Return its result.
 
     Raises:
-        ConfigurationError: It returned a coroutine or a generator: its work was not done.
+        ConfigurationError: It returned a coroutine or a generator, so its work was not done.
         RuntimeError: It raised ``StopIteration``, which a future cannot hold (its waiter would never return), or
             an error that would end the event loop or the waiting coroutine instead of the handler.
-        TimeoutError: It raised one. asyncio replaces one of exactly this class by another without a traceback, so
-            that nothing would say where it came from: raised is one of a class with the same name.
+        TimeoutError: It raised ``TimeoutError``. asyncio replaces an error of exactly this class by a new one without
+            a traceback, so a subclass with the same name is raised.
     """
     try:
         result = function(*arguments)
@@ -189,7 +190,7 @@ def call_in_thread_for_result(name: str, function: Callable[..., Any], *argument
 
 
 def _layers(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """Return the objects that show its kind: the function, what it wraps, and the ``__call__`` of an object."""
+    """Return the objects to inspect: the function, the function it wraps, and the ``__call__`` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
     return function, inspect.unwrap(function), getattr(function, "__call__", None)  # noqa: B004 - the method itself

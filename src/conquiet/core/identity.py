@@ -1,7 +1,8 @@
-"""Names of consumers: one per worker, the same from its start to its end.
+"""Consumer names: one per worker, constant from its start to its end.
 
-A name that changes with every read leaves pending entries under names that are never used again. Host and process id
-are unique among live processes and let an operator find the process; a second worker in one process gets a suffix.
+A name that changes with every read would leave pending entries under names that are never used again. Host and process
+id are unique among live processes and identify the process for an operator. A second worker in one process gets a
+suffix.
 """
 
 import itertools
@@ -11,7 +12,7 @@ import socket
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
-# Shared by the whole process. next() on it is atomic under the interpreter lock, and the pid
+# Shared by the whole process. next() is atomic under the interpreter lock, and the pid
 # in the key makes a forked process start at 1.
 _counters: dict[int, "itertools.count[int]"] = {}
 

@@ -1,13 +1,13 @@
-"""The one strict JSON codec: payloads to UTF-8 bytes and back. Pure.
+"""The strict JSON codec of all packages: payloads to UTF-8 bytes and back. Pure.
 
-Refused, and never silently repaired: bytes that are not UTF-8, NaN and the infinities, numbers that no float can hold,
+It rejects, and never repairs: bytes that are not UTF-8, NaN and the infinities, numbers outside the range of floats,
 lone surrogates, keys that are not strings, types that JSON does not have, more bytes than allowed. Tuples are written
-as lists. A reason is one of the constants below, so that no value of a payload can get into an error; the error's path
-holds the keys that lead to the value.
+as lists. A reason is one of the constants below, so that an error never contains a value of the payload; the path of
+the error holds the keys that lead to the value.
 
-msgspec reads and writes: it refuses what the standard library accepts (NaN, 1e999, lone surrogates, UTF-16), and is
-several times as fast. What it would accept when writing (NaN as null, integer keys as strings, bytes as base64) is
-checked before it is called. It is a base dependency: one codec for every broker and for the outbox was preferred to a
+msgspec reads and writes: it rejects inputs that the standard library accepts (NaN, 1e999, lone surrogates, UTF-16), and
+is several times as fast. Values that it would write (NaN as null, integer keys as strings, bytes as base64) are
+checked before. It is a base dependency: one codec for every broker and for the outbox was preferred to a
 smaller install. Three codecs had three rules: tuples in the queue, none in the outbox, integer keys in the publisher.
 
 See docs/decisions/0009.
@@ -24,7 +24,7 @@ import msgspec
 from conquiet.core import payload_path
 
 MAX_DEPTH = 100
-"""Deepest nesting that is written. Readers accept more, up to their stack limit."""
+"""Maximum nesting depth when writing. Readers accept more, up to their stack limit."""
 
 TOO_LARGE = "it is larger than max_payload_bytes"
 NOT_UTF8 = "it is not UTF-8"
@@ -45,12 +45,12 @@ _CONTAINERS = frozenset({dict, list, tuple})
 
 
 class CodecError(ValueError):
-    """A payload was refused.
+    """A payload was rejected.
 
     Attributes:
         reason: One of this module's constants, never content.
-        path: Keys and indexes that lead to the refused value, such as ``order.items[3]``; empty if there are none.
-            It never holds the value.
+        path: Keys and indexes that lead to the rejected value, such as ``order.items[3]``; may be empty. It never
+            holds the value.
     """
 
     def __init__(self, reason: str, path: str = "") -> None:
@@ -76,7 +76,7 @@ def decode_payload(data: bytes, *, max_bytes: int) -> dict[str, Any]:
         payload = _decode(data)
     except UnicodeDecodeError:
         reason = NOT_UTF8
-    except msgspec.ValidationError:  # the only thing an untyped decoder validates is the range of numbers
+    except msgspec.ValidationError:  # an untyped decoder validates only the range of numbers
         reason = OUT_OF_RANGE
     except msgspec.DecodeError:
         reason = NOT_JSON
@@ -86,16 +86,16 @@ def decode_payload(data: bytes, *, max_bytes: int) -> dict[str, Any]:
         if type(payload) is dict:
             return payload
         reason = NOT_AN_OBJECT
-    # Raised outside of the except block, so that the parser's error is not its context: UnicodeDecodeError holds the
+    # Raised outside the except block, so that the parser's error is not its context: UnicodeDecodeError holds the
     # whole payload.
     raise CodecError(reason)
 
 
 def encode_payload(payload: Mapping[str, Any], *, max_bytes: int) -> bytes:
-    """Return a JSON object as UTF-8; ``decode_payload`` returns an equal object (with lists for tuples).
+    """Return a JSON object as UTF-8. ``decode_payload`` returns an equal object, with lists for tuples.
 
     Raises:
-        CodecError: It is not an object, holds what JSON does not have, or is too large.
+        CodecError: It is not an object, holds a value that JSON does not have, or is too large.
     """
     if not isinstance(payload, dict):
         raise CodecError(NOT_AN_OBJECT)
@@ -110,7 +110,7 @@ def encode_json(value: Any, *, max_bytes: int = sys.maxsize) -> bytes:
     """Return any JSON value as UTF-8.
 
     Raises:
-        CodecError: It holds what JSON does not have, or is too large.
+        CodecError: It holds a value that JSON does not have, or is too large.
     """
     containers: list[Any] = []
     try:
@@ -127,10 +127,10 @@ def _encode_checked(value: Any, plain: bool, max_bytes: int) -> bytes:  # noqa: 
         data = _encode(value) if plain else _encode_subclasses(value)
     except UnicodeEncodeError:
         reason = LONE_SURROGATE
-    except ValueError:  # an int of more digits than Python converts (sys.get_int_max_str_digits)
+    except ValueError:  # an int with more digits than Python converts (sys.get_int_max_str_digits)
         reason = OUT_OF_RANGE
     if reason is not None:
-        raise CodecError(reason)  # outside of the except block, as above
+        raise CodecError(reason)  # outside the except block, as above
     if len(data) > max_bytes:
         raise CodecError(TOO_LARGE)
     return data
@@ -153,20 +153,21 @@ def _path(payload: Any, reason: str) -> str:
     return payload_path.find_path(payload, bad_value=bad_value, bad_key=bad_key, max_depth=MAX_DEPTH)
 
 
-def canonical(payload: Mapping[str, Any]) -> bytes:
-    """Return the same bytes for equal payloads, whatever the order of their keys."""
-    return json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
+def canonical(value: Any) -> bytes:
+    """Return the same bytes for equal JSON values, independent of key order."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _encode_subclasses(value: Any) -> bytes:
-    # Enums, defaultdicts, numpy floats: the standard library writes them as their base types.
+    # Enums, defaultdicts and numpy floats: the standard library writes them as their base types.
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _check(level: list[Any]) -> bool:
-    """Refuse what JSON does not have in these containers. Return True if every value is of a plain built-in type.
+    """Reject values that JSON does not have. Return True if every value is of a plain built-in type.
 
-    Level by level and not by recursion: a payload must not exhaust the stack, and one that contains itself is too deep.
+    It works level by level, without recursion, so that a payload cannot exhaust the stack. A payload that contains
+    itself is too deep.
     """
     plain = True
     for _ in range(MAX_DEPTH):
@@ -194,7 +195,7 @@ def _check_keys(keys: Iterable[Any]) -> bool:
 
 
 def _check_values(values: Iterable[Any], below: list[Any]) -> bool:
-    """Check the values of one container; collect the containers among them in ``below``."""
+    """Check the values of one container. Collect nested containers in ``below``."""
     plain = True
     for value in values:
         kind = type(value)

@@ -1,4 +1,4 @@
-"""Import the public names of a package when they are first used, so that an extra is needed only by its users."""
+"""Import the public names of a package on first use, so that an extra is needed only where it is used."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -14,8 +14,8 @@ def lazy_exports(
 
     Args:
         package: Dotted name of the package.
-        homes: Names to export, by the module that defines them; a leading dot is relative to the package.
-        require: Called before the first import; raises if an extra is missing.
+        homes: Exported names by defining module. A leading dot is relative to the package.
+        require: Called before the first import. Raises if an extra is missing.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
 
@@ -27,7 +27,7 @@ def lazy_exports(
             require()
         value = getattr(import_module(module, package), name)
         describe_constructor(value)
-        setattr(import_module(package), name, value)  # the next access does not come here
+        setattr(import_module(package), name, value)  # later accesses bypass this function
         return value
 
     def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""The lifecycle that every worker has: start, stop, end; each happens once.
+"""The lifecycle of every worker: start, stop and finish, each once.
 
 NEW ──start──▶ RUNNING ──stop──▶ STOPPING ──finish──▶ STOPPED
 │                │                                      ▲
@@ -21,10 +21,10 @@ class Status(Enum):
 
 
 class Lifecycle:
-    """Keeps the status and refuses calls in the wrong order.
+    """Keeps the status and rejects calls in the wrong order.
 
-    ``stop()`` only assigns: it may be called from a signal handler, another thread, twice, or
-    before the start. There is no lock to deadlock on; each step is one assignment.
+    ``stop()`` only assigns: it may be called from a signal handler, from another thread, twice, or before the start.
+    No lock is used, so it cannot deadlock; each step is one assignment.
     """
 
     __slots__ = ("_name", "_status")
@@ -35,27 +35,27 @@ class Lifecycle:
 
     @property
     def status(self) -> Status:
-        """The status now."""
+        """The current status."""
         return self._status
 
     @property
     def is_stopping(self) -> bool:
-        """True from the first ``stop()`` on, also after the end."""
+        """True after the first ``stop()``, also once STOPPED."""
         return self._status in {Status.STOPPING, Status.STOPPED}
 
     def start(self) -> None:
-        """Change NEW to RUNNING; raise ``LifecycleError`` in any other status."""
+        """Change NEW to RUNNING. Raise ``LifecycleError`` in any other status."""
         if self._status is not Status.NEW:
             raise LifecycleError(f"{self._name} cannot start: it is {self._status.value}. Create a new one.")
         self._status = Status.RUNNING
 
     def require_new(self, what: str) -> None:
-        """Raise ``LifecycleError`` after the start: ``what`` can only be set before."""
+        """Raise ``LifecycleError`` after the start: ``what`` can only be set before it."""
         if self._status is not Status.NEW:
             raise LifecycleError(f"{self._name} is {self._status.value}: its {what} can only be set before the start")
 
     def stop(self) -> None:
-        """Ask for the end. A worker that never ran is STOPPED at once; a second request changes nothing."""
+        """Request the stop. A worker that never ran is STOPPED immediately. A second call changes nothing."""
         if self._status is Status.NEW:
             self._status = Status.STOPPED
         elif self._status is Status.RUNNING:
@@ -67,7 +67,7 @@ class Lifecycle:
 
 
 class Readiness(Protocol):
-    """What a worker reports about itself, without asking a server."""
+    """The health of a worker, determined without a server call."""
 
     @property
     def ready(self) -> bool:
@@ -76,17 +76,18 @@ class Readiness(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it is not ready, in a few words; empty while it is."""
+        """Why the worker is not ready, in a few words. Empty while it is ready."""
         ...
 
 
 @runtime_checkable
 class Worker(Protocol):
-    """The interface of everything that runs until it is stopped; ``conquiet worker`` and applications use it.
+    """The interface of everything that runs until it is stopped, for ``conquiet worker`` and applications.
 
-    ``stop()`` only assigns and may be called from a signal handler; a second call forces the end where handlers can be
+    ``stop()`` only assigns and may be called from a signal handler. A second call forces the stop if handlers can be
     interrupted. ``health()`` may be called at any time and never raises. ``close()`` releases connections after the
-    end; it may be called twice. Asyncio workers are also ``async with`` contexts, synchronous ones ``with`` contexts.
+    end and may be called twice. Asyncio workers are also ``async with`` contexts, synchronous workers ``with``
+    contexts.
     """
 
     @property
@@ -95,19 +96,19 @@ class Worker(Protocol):
         ...
 
     def run(self) -> Any:
-        """Work until stopped; a coroutine, or a blocking call of a synchronous worker."""
+        """Work until stopped. A coroutine, or a blocking call for a synchronous worker."""
         ...
 
     def stop(self) -> None:
-        """Ask for the end."""
+        """Request the stop."""
         ...
 
     def health(self) -> Readiness:
-        """Report whether the worker does its work now."""
+        """Report whether the worker is ready."""
         ...
 
     def close(self) -> Any:
-        """Release what the worker has opened."""
+        """Release the connections of the worker."""
         ...
 
     @property
@@ -117,7 +118,7 @@ class Worker(Protocol):
 
 
 def handled_by(worker: Worker) -> int | None:
-    """Return how many messages a worker has handled since its start; None if it does not count them."""
+    """Return how many messages a worker has handled since its start. None if it does not count them."""
     health = worker.health()
     handled = getattr(health, "handled", None)
     if handled is not None:

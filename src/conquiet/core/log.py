@@ -1,4 +1,4 @@
-"""Log lines that carry their facts twice: in the text, for people, and in ``extra``, for machines. One call gives both.
+"""Log lines that carry their facts in the text, for people, and in ``extra``, for machines, with one call.
 
     logger = FactLogger(__name__)
     logger.warning("stream is kept long by group %(group)s", group=group, stream=stream)
@@ -7,12 +7,11 @@
     extra    group="billing", stream="orders"
 
 The template is a constant, so that a log store can group by it. A fact that the template does not name is appended. A
-fact that is None or empty is left out. Text that came from elsewhere (ids, names) is escaped and truncated.
+fact that is None or empty is left out. Foreign text (ids, names) is escaped and truncated.
 
 ``failure`` logs an exception: its class, the line that raised it and the frames, without any value. The text of an
-exception often quotes the message, so it is shown only for conquiet's own errors, which quote nothing. A whole
-traceback, which ends in that text, is logged only where ``show_tracebacks`` or ``log_tracebacks`` of a worker ask for
-it.
+exception often quotes the message, so it is shown only for conquiet's errors, which quote nothing. A whole traceback,
+which ends in that text, is logged only if ``show_tracebacks`` or ``log_tracebacks`` of a worker enables it.
 
 See docs/decisions/0058.
 """
@@ -38,7 +37,7 @@ _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")  # noqa: PTH120
 _NAMED: Final = re.compile(r"%\((\w+)\)")
 _DESCRIPTION: Final = {"error": ": %(error)s", "place": " at %(place)s", "reason": ": %(reason)s"}
-"""How a line goes on after its text, by the facts that describe an exception."""
+"""Suffixes of a line for the facts that describe an exception."""
 _NUMBERS: Final = {int, float}
 _AS_THEY_ARE: Final = (int, float, dict, list, tuple)
 
@@ -51,19 +50,19 @@ _tracebacks = bool(os.environ.get("CONQUIET_DEBUG"))  # set by --debug, for chil
 
 
 def show_tracebacks(*, shown: bool = True) -> None:
-    """Log whole tracebacks from now on, in this process. They hold exception texts, which may quote messages."""
-    global _tracebacks  # noqa: PLW0603 - one switch for the process, as logging itself is
+    """Enable whole tracebacks in this process. They contain exception texts, which may quote messages."""
+    global _tracebacks  # noqa: PLW0603 - one switch for the process, like logging itself
     _tracebacks = shown
 
 
 def add_describer(describe: Callable[[BaseException], str | None]) -> None:
-    """Use a function that describes errors of a library, such as a driver, without any value; None for others."""
+    """Register a function that describes errors of a library without any value. It returns None for other errors."""
     if describe not in _describers:
         _describers.append(describe)
 
 
 class FactLogger:
-    """A logger whose calls take facts as keywords.
+    """A logger that takes facts as keywords.
 
     Args:
         name: The module's name.
@@ -75,7 +74,7 @@ class FactLogger:
         self._logger = logging.getLogger(name)
 
     def is_enabled(self, level: int) -> bool:
-        """Return whether a line of this level is logged. For callers that would gather facts for nothing."""
+        """Return whether a line of this level is logged. Saves callers from collecting unused facts."""
         return self._logger.isEnabledFor(level)
 
     def debug(self, text: str, /, **facts: object) -> None:
@@ -106,14 +105,14 @@ class FactLogger:
     def failure(
         self, level: int, text: str, error: BaseException | None, /, *, tracebacks: object = False, **facts: object
     ) -> None:
-        """Log an exception: class, line and frames, the text only of an error of conquiet's own.
+        """Log an exception: class, line and frames. The error text is logged for conquiet's errors only.
 
         Args:
             level: Level of the line.
-            text: What failed.
-            error: The exception; None logs the text and the facts alone.
+            text: Template of the line.
+            error: The exception. None logs only the text and the facts.
             tracebacks: Add the whole traceback.
-            **facts: What is known besides.
+            **facts: Further facts.
         """
         if self._logger.isEnabledFor(level):
             described = describe_error(error)
@@ -128,16 +127,16 @@ class FactLogger:
         described: tuple[str, ...] = (),
         error: BaseException | None = None,
     ) -> None:
-        """Log a line that is enabled. ``described``: the facts among them that describe an exception."""
+        """Log an enabled line. ``described`` names the facts that describe an exception."""
         shown = {
             name: value if type(value) in _NUMBERS else _safe(value)
             for name, value in facts.items()
             if value is not None and value != ""
         }
         exc_info = None if error is None else (type(error), error, error.__traceback__)
-        # What Logger.log does, with the caller of warning() and its like known: to search for it costs as much as all
-        # of the formatting here.
-        caller = sys._getframe(2)  # noqa: SLF001 - logging itself does so
+        # Like Logger.log, but the caller of warning() is at a known depth: searching for it costs as much as all of the
+        # formatting here.
+        caller = sys._getframe(2)  # noqa: SLF001 - as in logging
         code = caller.f_code
         record = self._logger.makeRecord(
             self._logger.name,
@@ -150,12 +149,12 @@ class FactLogger:
             code.co_name,
             shown,
         )
-        record.args = shown  # given above, logging would ask whether it is a mapping, for a tenth of the line's cost
+        record.args = shown  # passed above, logging would check its type, at a tenth of the line's cost
         self._logger.handle(record)
 
 
 def describe_error(error: BaseException | None) -> dict[str, str]:
-    """Return what a log may show of an exception: ``error``, ``place``, ``frames``, ``reason`` of our own errors."""
+    """Return the facts of an exception that may be logged: ``error``, ``place``, ``frames``, ``reason``."""
     if error is None:
         return {}
     described = {"error": type(error).__name__}
@@ -170,13 +169,13 @@ def describe_error(error: BaseException | None) -> dict[str, str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of an error of conquiet's own, or of one that caused it, or what a describer says; else empty."""
+    """Return the text of a conquiet error or of a conquiet error among its causes, else a describer's text or ""."""
     current: BaseException | None = error
     for _ in range(_CAUSES):
         if isinstance(current, ConquietError):
             try:
                 return printable(scrub_credentials(str(current)), limit=_SHOWN)
-            except Exception:  # noqa: BLE001 - a subclass of the user's with a __str__ that fails
+            except Exception:  # noqa: BLE001 - the __str__ of a user's subclass may fail
                 return ""
         if current is None:
             break
@@ -188,7 +187,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _frames_of(trace: TracebackType | None) -> tuple[_Frame, ...]:
-    # traceback.extract_tb reads the source files, which costs more than all the rest of a log line.
+    # traceback.extract_tb reads the source files, which costs more than the rest of a log line.
     frames = []
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -201,9 +200,9 @@ def _frames_of(trace: TracebackType | None) -> tuple[_Frame, ...]:
 def _shown_frames(frames: tuple[_Frame, ...]) -> tuple[str, str]:
     """Return the last frame of the application, and its frames with the first few of the library that it called.
 
-    What is before its first frame (a thread of the pool, our own adapters) is the same for every message; without any
-    frame of the application all are shown. A handler fails at the same place again and again: the texts are kept,
-    with paths below the folder that was the current one at the first failure.
+    Frames before the application's first frame (pool thread, conquiet's adapters) are the same for every message and
+    are omitted. If there is no frame of the application, all are shown. Results are cached, because a handler usually
+    fails at the same place; paths are relative to the current folder at the first failure.
     """
     folder = _current_folder()
     own = [at for at, (filename, _, _) in enumerate(frames) if _is_of_application(filename)]
@@ -222,13 +221,13 @@ def _is_of_application(filename: str) -> bool:
 
 def _current_folder() -> str:
     try:
-        return os.getcwd()  # noqa: PTH109 - a text is enough
+        return os.getcwd()  # noqa: PTH109 - a string is enough
     except OSError:  # it was removed
         return ""
 
 
 def _shown_path(filename: str, folder: str) -> str:
-    """Return a path below ``folder`` as relative to it, one of a library from its package on."""
+    """Return a path relative to ``folder``, or a library path relative to ``site-packages``."""
     for packages in ("site-packages/", "dist-packages/"):
         if packages in filename:
             return filename.rpartition(packages)[2]
@@ -237,7 +236,7 @@ def _shown_path(filename: str, folder: str) -> str:
 
 @functools.lru_cache(maxsize=1_024)
 def _template(text: str, names: tuple[str, ...], described: tuple[str, ...]) -> str:
-    """Return the template with the description of an exception and the facts that it does not name appended."""
+    """Return the template, followed by the description of an exception and by facts that it does not name."""
     text += "".join(words for name, words in _DESCRIPTION.items() if name in described)
     named = set(_NAMED.findall(text))
     rest = " ".join(f"{name}=%({name})s" for name in names if name not in named)
@@ -248,8 +247,8 @@ def _template(text: str, names: tuple[str, ...], described: tuple[str, ...]) -> 
 
 
 def _safe(value: object) -> object:
-    """Return a fact that cannot forge a line. Numbers stay numbers, and containers show their strings quoted."""
-    if type(value) is str and len(value) <= _SHOWN and value.isprintable():  # nearly always
+    """Return a fact that cannot forge a line. Numbers stay numbers, and containers quote their strings."""
+    if type(value) is str and len(value) <= _SHOWN and value.isprintable():  # fast path
         return value
     if isinstance(value, _AS_THEY_ARE):
         return value

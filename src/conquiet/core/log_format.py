@@ -1,7 +1,7 @@
-"""Formats of log lines: one for people, with colours on a terminal, and JSON, one object per line.
+"""Log formatters: a console format with colours on a terminal, and JSON, one object per line.
 
-Both show the fields that were passed as ``extra``; the standard format leaves them out. conquiet's own lines carry
-their facts in the text already, so that the console format does not repeat them.
+Both show the fields passed as ``extra``, which the standard format omits. The console format does not repeat facts that
+conquiet's log lines already contain in the text.
 """
 
 import json
@@ -68,7 +68,7 @@ def extra_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def wants_colours(stream: TextIO) -> bool:
-    """Return whether colours may be written: a terminal that has not asked for none."""
+    """Return True for a terminal, unless ``NO_COLOR`` is set or ``TERM`` is ``dumb``."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,10 +1,10 @@
-"""Gather items while the last batch is being sent: one round trip for everything that came up meanwhile.
+"""Gather items while the previous batch is being sent: one round trip for all items that arrived in the meantime.
 
-    add ──▶ due ──▶ next iteration of the loop: a batch of all that is due ──▶ flush(batch)
-             ▲                                                                     │
-             └──────────── requeue, if the sender wants it sent again ─────────────┘
+    add ──▶ due ──▶ next iteration of the loop: a batch of all due items ──▶ flush(batch)
+             ▲                                                                  │
+             └──────────── requeue, if the sender wants to resend it ───────────┘
 
-One flush runs at a time. While ``held`` is True nothing is flushed here: another sender is about to take what is due.
+One flush runs at a time. While ``held`` is True nothing is flushed here: another sender takes the due items.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ class MicroBatcher(Generic[T]):
     """Passes items to ``flush`` in batches. Belongs to one event loop.
 
     Args:
-        flush: Sends one batch. An error that it raises ends this round; ``failure`` has it, and the next item starts
+        flush: Sends one batch. An error that it raises ends this round, and ``drain`` raises it. The next item starts
             another round.
-        limit: Most items of a batch; None is no limit.
+        limit: Maximum number of items of a batch. None means no limit.
         name: Name of the task, for a debugger.
 
     Attributes:
-        held: Set it while another sender takes what is due.
+        held: Set it while another sender takes the due items.
     """
 
     def __init__(self, flush: Callable[[list[T]], Awaitable[None]], *, limit: int | None = None, name: str) -> None:
@@ -36,7 +36,7 @@ class MicroBatcher(Generic[T]):
         self.held = False
 
     def __len__(self) -> int:
-        """Items that are due and in no batch."""
+        """Number of due items that are not in a batch."""
         return len(self._due)
 
     @property
@@ -45,34 +45,34 @@ class MicroBatcher(Generic[T]):
         return self._task is not None and not self._task.done()
 
     def add(self, item: T) -> None:
-        """Send this item soon: with all others of this iteration of the event loop."""
+        """Send this item in one batch with all others of this event loop iteration."""
         self._due.append(item)
         if not self.held and (self._task is None or self._task.done()):
             self.flush_soon()
 
     def requeue(self, items: list[T]) -> None:
-        """Make items due again, before all others."""
+        """Make items due again, ahead of all others."""
         self._due[:0] = items
 
     def take(self) -> list[T]:
-        """Remove and return everything that is due, for another sender."""
+        """Remove and return the due items, for another sender."""
         items, self._due = self._due, []
         return items
 
     def flush_soon(self) -> "asyncio.Task[None]":
-        """Start a round unless one is under way; return its task."""
+        """Start a round unless one is under way. Return its task."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=self._name)
         return self._task
 
     async def drain(self) -> None:
-        """Return when nothing is due and no round is under way. An error of ``flush`` is raised."""
+        """Return when nothing is due and no round is under way. Raise an error of ``flush``."""
         while self._due or self.is_flushing:
-            # Shielded: others' items are in the same round, and a cancelled caller must not take them along.
+            # Shielded: a cancelled caller must not cancel the round, which also holds items of others.
             await asyncio.shield(self.flush_soon())
 
     async def close(self) -> list[T]:
-        """Cancel the round under way. Return what is due."""
+        """Cancel the round under way. Return the due items."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -80,7 +80,7 @@ class MicroBatcher(Generic[T]):
 
     async def _run(self) -> None:
         while self._due:
-            await asyncio.sleep(0)  # everything else that ends in this iteration of the loop joins the batch
+            await asyncio.sleep(0)  # items added in this iteration of the loop join the batch
             if self.held:
                 return
             batch, self._due = self._due[: self._limit], [] if self._limit is None else self._due[self._limit :]

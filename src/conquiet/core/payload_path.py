@@ -1,6 +1,6 @@
-"""Find the path of a refused value in a payload: ``order.items[3].price``. Pure, and only for errors.
+"""Find the path of a rejected value in a payload: ``order.items[3].price``. Pure, and used for errors only.
 
-A path shows keys and no values. It takes a second pass over a refused payload: the first pass, which every payload
+A path shows keys and no values. It takes a second pass over a rejected payload: the first pass, which every payload
 takes, keeps no paths because that costs as much as the check itself.
 """
 
@@ -14,10 +14,10 @@ Test = Callable[[Any], bool]
 
 
 def find_path(payload: Any, *, bad_value: Test, bad_key: Test, max_depth: int) -> str:
-    """Return the path of the first bad value, or of the object with the first bad key; empty if there is none.
+    """Return the path of the first bad value, or of the object with the first bad key. Empty if there is none.
 
-    Level by level, not deeper than ``max_depth``: a payload may contain itself. Beyond that depth the path of the first
-    container is returned: it is nested too deeply.
+    It works level by level down to ``max_depth``, because a payload may contain itself. Beyond that depth it returns
+    the path of the first container, which is nested too deeply.
     """
     level: list[tuple[str, Any]] = [("", payload)]
     for _ in range(max_depth):

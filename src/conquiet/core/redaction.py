@@ -5,10 +5,10 @@ from urllib.parse import urlsplit
 
 _SHOWN = 120
 
-# Up to the last @ before a space or a quote: a password may hold an @ or a slash that should have been escaped.
+# Up to the last @ before a space or a quote: a password may contain an unescaped @ or slash.
 _USER_INFO = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s'\"<>]*@")
 _SECRET = r"(?:password|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key)"  # noqa: S105 - names of secrets
-_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)  # most texts have none, and finding that out is ten times as fast
+_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)  # most texts have none, and this check is ten times as fast
 _NAMED_SECRET = re.compile(
     rf"(?P<name>[\w-]*{_SECRET}['\"]?\s*[=:]\s*)"
     r"(?!(?-i:YES|NO)\b)(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\")}\]]+)",
@@ -20,8 +20,8 @@ _AUTHORIZATION = re.compile(r"(?P<kind>\b(?:bearer|basic)\s+)[A-Za-z0-9+/_.=~-]{
 def redact_url(url: str) -> str:
     """Return ``url`` without user name, password and query, for logs and screens.
 
-    The query may hold a secret too: clients accept ``?password=…``. With an ``@`` after the host only the scheme is
-    left: the "host" is then most likely the beginning of a password with a slash in it.
+    The query may hold a secret too: clients accept ``?password=…``. If an ``@`` follows the host, only the scheme is
+    returned: the "host" is then most likely the beginning of a password that contains a slash.
     """
     try:
         parts = urlsplit(url)
@@ -55,7 +55,7 @@ def scrub_credentials(text: str) -> str:
 def printable(text: object, *, limit: int = _SHOWN) -> str:
     r"""Return foreign text escaped and truncated, so that it cannot forge a log line.
 
-    A message id with a newline in it would otherwise write a second line.
+    Without this, a message id that contains a newline would write a second line.
     """
     shown = str(text)
     cut = shown if len(shown) <= limit else shown[:limit] + "…"

@@ -1,22 +1,22 @@
-"""How a replay of dead letters ended, on either broker."""
+"""The result of a replay of dead letters, for both brokers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay did, or in a dry run would do.
+    """Counts of a replay, or of a dry run.
 
     Attributes:
-        matched: Dead letters that were selected.
-        replayed: Those that were brought back.
-        gone: Those that another process replayed or discarded meanwhile.
-        unreplayable: Those that stay. In Redis they were no message in the first place, are nested deeper than can be
-            read, or are for a group that does not exist. In RabbitMQ they do not say in which queue they died.
-        dry_run: True if nothing was done.
-        rekeyed: How many of those replayed to RabbitMQ have their queue's name as routing key and not the one they were
-            published with, because the user may not make an exchange. If their queue dead-letters by the original key,
-            they are discarded when they fail again.
+        matched: Selected dead letters.
+        replayed: Dead letters that were replayed.
+        gone: Dead letters that another process replayed or discarded first.
+        unreplayable: Dead letters that stay. In Redis: not a message in the first place, nested too deeply to be read,
+            or for a group that does not exist. In RabbitMQ: without a header that names their queue.
+        dry_run: True if nothing was changed.
+        rekeyed: Messages replayed to RabbitMQ with the name of their queue as routing key instead of the original one,
+            because the user may not declare an exchange. If their queue dead-letters by the original key, they are
+            discarded when they fail again.
     """
 
     matched: int = 0

@@ -1,19 +1,19 @@
-"""Remember entries that were reported: an entry that is never settled returns with every claim. Pure."""
+"""Remember reported entries: every claim returns an unsettled entry again. Pure."""
 
 _REMEMBERED = 10_000
 
 
 class SeenIds:
-    """Remembers the last ten thousand entries that were reported, and at most as many again."""
+    """Remembers the last 10,000 reported entries, and at most 20,000."""
 
     def __init__(self) -> None:
-        # Two sets in turn: to forget the oldest of one collection with every new entry costs as much as the rest.
-        # A text as the key, not a tuple: ten thousand tuples are work for every run of the garbage collector.
+        # Two rotating sets: removing the oldest entry of one collection for every new entry would double the cost.
+        # The key is a string, not a tuple: the garbage collector would scan 10,000 tuples in every run.
         self._recent: set[str] = set()
         self._older: set[str] = set()
 
     def add(self, stream: str, message_id: str) -> bool:
-        """Remember the entry; return True if it was not known."""
+        """Remember the entry. Return True if it was new."""
         key = f"{message_id} {stream}"
         if key in self._recent or key in self._older:
             return False
@@ -23,6 +23,6 @@ class SeenIds:
         return True
 
     def is_known(self, stream: str, message_id: str) -> bool:
-        """True if this entry is remembered."""
+        """Return True if the entry is remembered."""
         key = f"{message_id} {stream}"
         return key in self._recent or key in self._older

@@ -25,10 +25,10 @@ FILE: Final = "conquiet.toml"
 
 
 def configured_url(variable: str) -> str:
-    """Return the URL that the environment or the file gives; an empty string if neither does.
+    """Return the URL from the environment or the file, an empty string if neither has it.
 
     Raises:
-        ConfigurationError: The file cannot be read or is wrong; ``fix`` says what to do.
+        ConfigurationError: The file cannot be read or is invalid; ``fix`` holds the remedy.
     """
     return os.environ.get(variable, "") or _from_file(variable)
 
@@ -43,7 +43,7 @@ def _from_file(variable: str) -> str:
             raise ConfigurationError(f"the file {path} does not exist", fix=f"correct or unset {CONFIG}") from None
         return ""
     except tomllib.TOMLDecodeError as error:
-        # Its text may quote the file, passwords included, so only the position is shown.
+        # The error text may quote the file, including passwords, so only the position is shown.
         place = re.search(r"at line \d+, column \d+|at end of document", str(error))
         raise ConfigurationError(
             f"{path} is not TOML{f' ({place[0]})' if place else ''}", fix="correct the file"

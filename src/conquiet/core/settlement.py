@@ -1,17 +1,17 @@
-"""What becomes of a message. An executor returns one of these; one place per broker carries it out.
+"""The settlement of a message. An executor returns one of these types; one place carries it out.
 
-    Acknowledge    the work is done (or refused on purpose): remove the message from the pending list
+    Acknowledge    the work is done (or rejected on purpose): remove the message from the pending list
     KeepPending    the handler failed and no policy applies: pending until the entry is stale and claimed
     RetryLater     a new attempt later; the attempt is charged
     Defer          the same attempt later; nothing is charged
     DeadLetter     moved to the dead letters, with the reason
-    Release        returned to the group at once, uncharged: the worker stops, or a server it needs is unavailable
-    Moved          the server has moved the message already, in the atomic step that decided so
+    Release        returned to the group, uncharged: the worker stops, or a server it needs is unavailable
+    Moved          a script has already moved the message, in the same atomic step as its decision
     Stop           as Release, and the worker ends with the error
 
-``failure`` is what the handler raised, for events and logs. It is not raised again.
+``failure`` is the handler's error, for events and logs. It is not raised again.
 
-msgspec structs, because one is built for every failure: at a third of the cost of a frozen dataclass.
+The types are msgspec structs, because one is built for every failure, at a third of the cost of a frozen dataclass.
 
 See docs/decisions/0031.
 """
@@ -35,9 +35,9 @@ class RetryLater(msgspec.Struct, frozen=True):
     """Deliver the message again after a delay, as its next attempt.
 
     Attributes:
-        delay_ms: From now, on the server's clock.
-        failure: Why the attempt failed.
-        steps_aside: Let the next message of its key go first. False keeps the key until its last attempt has ended.
+        delay_ms: Delay from now, on the server's clock.
+        failure: Error of the failed attempt.
+        steps_aside: Release the key for its next message. False holds the key until the last attempt has ended.
     """
 
     delay_ms: int
@@ -50,9 +50,9 @@ class Defer(msgspec.Struct, frozen=True):
     """Deliver the message again later, as the same attempt.
 
     Attributes:
-        delay_ms: From now, on the server's clock.
+        delay_ms: Delay from now, on the server's clock.
         until_ms: Unix time in milliseconds, instead of a delay.
-        unknown_since_ms: Since when the message has had no handler; the message keeps it.
+        unknown_since_ms: When the message was first found without a handler. It is stored with the message.
     """
 
     delay_ms: int = 0
@@ -77,7 +77,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Do nothing: a script has taken the message off the pending list and stored it elsewhere."""
+    """Do nothing: a script has removed the message from the pending list and stored it elsewhere."""
 
     failure: BaseException | None = None
 
@@ -108,6 +108,6 @@ def settlement_name(settlement: object) -> str:
 Settlement = Acknowledge | KeepPending | RetryLater | Defer | DeadLetter | Release | Moved | Stop
 
 ACKNOWLEDGE = Acknowledge()
-"""The settlement of every success: one object, because a no-op handler must not pay for a new one."""
+"""The settlement of every success. One shared object, so that a success allocates nothing."""
 KEEP_PENDING = KeepPending()
 MOVED = Moved()

@@ -1,7 +1,7 @@
-"""Show real parameters where a function takes them as ``**options``.
+"""Show the real parameters of a function that takes ``**options``.
 
-``help()``, editors that ask ``inspect`` and docs/api.md then list every parameter with its default. Calls are not
-changed: what receives the options still checks them.
+``help()``, editors that use ``inspect``, and docs/api.md then list every parameter with its default. Calls are not
+changed: the receiver of the options still checks them.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes_fields_of(settings: type, **defaults: object) -> Callable[[F], F]:
-    """Decorate a function whose ``**options`` are the fields of a dataclass.
+    """Decorate a function that takes the fields of a dataclass as ``**options``.
 
     Args:
-        settings: The dataclass. Fields that are parameters of the function already are left out.
-        defaults: Defaults of this function that differ from those of the dataclass.
+        settings: The dataclass. Fields that are already parameters of the function are left out.
+        defaults: Defaults of this function that differ from the dataclass.
     """
     fields = [
         inspect.Parameter(

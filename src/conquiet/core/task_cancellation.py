@@ -1,8 +1,8 @@
-"""Cancellations that a library swallows, and those that arrive too late.
+"""Handle cancellations that a library swallows, and cancellations that arrive too late.
 
 Up to Python 3.11 ``asyncio.wait_for`` returns its result instead of raising when it is cancelled in the iteration of
-the loop in which the awaited call completes, and redis-py sends every command through it. The task then goes on without
-any limit. But ``Task.cancelling()`` still counts the request, and that is checked here.
+the loop in which the awaited call completes, and redis-py sends every command through it. The task then continues as if
+it had not been cancelled. ``Task.cancelling()`` still counts the request, and this module checks it.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Any
 
 @contextmanager
 def reraise_swallowed_cancellation() -> Iterator[None]:
-    """Raise at the end a cancellation that the body swallowed.
+    """Re-raise a cancellation that the body swallowed, at its end.
 
-    Only requests during the body count: a task that cleans up after a cancellation may still make calls.
+    Earlier cancellation requests are ignored: a task that cleans up after a cancellation may still make calls.
 
     Raises:
         asyncio.CancelledError: The current task was cancelled during the body, and the body did not raise it.
@@ -34,11 +34,11 @@ def _times_cancelled() -> int:
 
 
 def forget_cancellations(task: "asyncio.Task[Any]") -> None:
-    """Clear a task's cancellation requests that were meant for work it has finished."""
+    """Clear cancellation requests that were meant for finished work of the task."""
     while task.uncancel():
         pass
 
 
 def is_ending(owner: "asyncio.Task[Any] | None") -> bool:
-    """Return True if a task has ended or is being cancelled: a cancellation of its children is then meant for them."""
+    """Return True if a task has ended or is being cancelled. A cancellation of its children then ends them."""
     return owner is not None and (owner.done() or owner.cancelling() > 0)

@@ -1,4 +1,4 @@
-"""Call a coroutine from a thread."""
+"""Run a coroutine on the event loop from another thread."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,9 +12,9 @@ _POLL_S = 1.0
 def wait_on_loop(
     loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T], *, too_late: Callable[[], Exception]
 ) -> T:
-    """Run a coroutine on the loop and wait for it, in a thread; raise ``too_late()`` if the loop is or gets closed.
+    """Run a coroutine on the loop and wait for it in this thread. Raise ``too_late()`` if the loop is or gets closed.
 
-    A closed loop notifies no waiter: the thread would never return, and the process would wait for the thread.
+    A closed loop notifies no waiter: the thread would never return, and the process would wait for it.
     """
     try:
         answer = asyncio.run_coroutine_threadsafe(call, loop)
@@ -25,7 +25,7 @@ def wait_on_loop(
         try:
             return answer.result(_POLL_S)
         except TimeoutError:
-            if answer.done():  # the coroutine's own
+            if answer.done():  # raised by the coroutine
                 raise
             if loop.is_closed():
                 raise too_late() from None

@@ -1,8 +1,8 @@
-"""The place where tracing is installed. Without it nothing is imported, and a message costs one check of ``active``.
+"""The tracing interface. Without an implementation nothing is imported, and a message costs one check of ``active``.
 
-``conquiet.otel.instrument()`` puts an implementation here. Engines, emitters and relays call it; they know no
-OpenTelemetry. What travels with a message are ``headers``: names and texts, in the envelope, in AMQP headers or in the
-row of the outbox.
+``conquiet.otel.instrument()`` installs an implementation. Engines, emitters and relays call it and do not import
+OpenTelemetry. The trace context is in the ``headers`` of a message: names and strings, stored in the envelope, in AMQP
+headers or in the outbox row.
 
 See docs/decisions/0059.
 """
@@ -20,12 +20,12 @@ _LONGEST = 1_024
 
 
 class BatchMember(NamedTuple):
-    """One message of a batch, as its span links to it.
+    """One message of a batch, for a link of the batch span.
 
     Attributes:
         message_id: Its id.
-        headers: What travelled with it, if anything.
-        first_attempt: Context of its first attempt, if this is a later one.
+        headers: Its headers, if any.
+        first_attempt: Trace context of the first attempt, if this is a later attempt.
     """
 
     message_id: str | None
@@ -34,16 +34,16 @@ class BatchMember(NamedTuple):
 
 
 class Span(Protocol):
-    """One operation. As a context manager it is current inside the block, and ends with it."""
+    """One operation. As a context manager, it is the current span inside the block and ends with it."""
 
     @property
     def is_dropped(self) -> bool:
-        """True if the trace is sampled out: attributes go nowhere."""
+        """True if the trace is sampled out: attributes are not recorded."""
         ...
 
     @property
     def headers(self) -> dict[str, str]:
-        """What is to travel with the message: the caller's headers, and the context of this span."""
+        """The headers for the message: the caller's headers and the context of this span."""
         ...
 
     def set(self, name: str, value: object) -> None:
@@ -55,33 +55,33 @@ class Span(Protocol):
         ...
 
     def __enter__(self) -> Self:
-        """Make it current."""
+        """Make this the current span."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """End the span."""
         ...
 
 
 class Tracing(Protocol):
-    """Makes spans. No method raises."""
+    """Creates spans. No method raises."""
 
     @property
     def traces_roots(self) -> bool:
-        """False if a span without a sender is certainly dropped, and counted by no metric."""
+        """False if a span without a parent is certainly dropped and counted by no metric."""
         ...
 
     def dropped(self, headers: Headers | None) -> Callable[[], None] | None:
-        """Return what makes the span of a handler current, if it is certainly not recorded and no metric counts it.
+        """Return a function that makes a handler's span current, if the span is not recorded and no metric counts it.
 
-        Nothing makes it current no longer: for a caller whose context variables end with the message.
+        The function is never undone: it is for callers that discard their context variables after the message.
         """
         ...
 
     def enter_worker(self) -> None:
-        """Make dropped spans current once for all messages of the worker whose context this is."""
+        """Make dropped spans current in the context of a worker, once for all of its messages."""
         ...
 
     def send(
@@ -95,7 +95,7 @@ class Tracing(Protocol):
         parent: Headers | None = None,
         count: int | None = None,
     ) -> Span:
-        """Begin to publish: a producer's span. ``parent`` are headers whose context is the parent."""
+        """Start a producer span. The context in the headers ``parent`` is its parent."""
         ...
 
     def process(  # noqa: PLR0913 - facts of a message
@@ -111,15 +111,15 @@ class Tracing(Protocol):
         first_attempt: str | None = None,
         batch: Sequence[BatchMember] | None = None,
     ) -> Span:
-        """Begin to run a handler: a consumer's span. A ``batch`` is linked, message by message."""
+        """Start a consumer span for a handler. Each message of a ``batch`` is linked."""
         ...
 
     def settle(self, system: str, destination: str, *, operation: str, message_id: str | None = None) -> Span:
-        """Begin to settle a message at its broker: a client's span."""
+        """Start a client span for settling a message at its broker."""
         ...
 
     def inject(self, headers: Headers | None) -> dict[str, str] | None:
-        """Return the headers with the current context; None if there is neither."""
+        """Return the headers with the current context. None if both are missing."""
         ...
 
     def note(self, name: str, value: object) -> None:
@@ -128,7 +128,7 @@ class Tracing(Protocol):
 
 
 active: Tracing | None = None
-"""The installed tracing; None, the default, traces nothing."""
+"""The installed tracing. None, the default, traces nothing."""
 
 
 class NoSpan:
@@ -157,13 +157,13 @@ NO_SPAN: Final = NoSpan()
 
 
 class BatchSpan:
-    """The span of one batch: one operation that is linked to each of its messages. Does nothing without tracing.
+    """The span of one batch, linked to each of its messages. Does nothing without tracing.
 
     Args:
-        system: The broker's kind.
+        system: The kind of broker.
         destination: Stream or queue.
-        members: Returns the messages; called only if tracing is installed.
-        event: Their event, if they have one in common.
+        members: Returns the messages. Called only if tracing is installed.
+        event: Their common event, if there is one.
         group: The consumer group.
     """
 
@@ -186,11 +186,11 @@ class BatchSpan:
 
     @property
     def context(self) -> str | None:
-        """The context of the span, as a later attempt links to it."""
+        """The context of the span, for the link of a later attempt."""
         return self._span.headers.get("traceparent")
 
     def record(self, outcomes: Sequence[BaseException | None]) -> None:
-        """Note how many messages have failed; the first failure is the error of the span."""
+        """Record the number of failed messages. The first failure is the error of the span."""
         failed = [outcome for outcome in outcomes if outcome is not None]
         self._span.set("conquiet.batch.failed", len(failed))
         if failed:
@@ -207,8 +207,8 @@ class BatchSpan:
 
 
 def install(tracing: Tracing | None) -> None:
-    """Use this tracing from now on, in the whole process; None removes it."""
-    global active  # noqa: PLW0603 - one place for the process
+    """Install the tracing of the whole process. None removes it."""
+    global active  # noqa: PLW0603 - one setting for the process
     active = tracing
 
 
@@ -219,17 +219,17 @@ def note(name: str, value: Any) -> None:
 
 
 def inject(headers: Headers | None) -> dict[str, str] | None:
-    """Return the headers that a message gets that is written now: the caller's, and the current context."""
+    """Return the headers for a message that is written now: the caller's headers and the current context."""
     if active is not None:
         return active.inject(headers)
     return None if headers is None else dict(headers)
 
 
 def require_headers(headers: object) -> dict[str, str] | None:
-    """Return headers if they are a mapping of short names to short texts.
+    """Return headers if they are a mapping of short names to short strings.
 
     Raises:
-        ConfigurationError: They are something else. No value is quoted.
+        ConfigurationError: The headers are invalid. No value is quoted.
     """
     if headers is None:
         return None
@@ -244,7 +244,7 @@ def require_headers(headers: object) -> dict[str, str] | None:
 
 
 def read_headers(found: object) -> dict[str, str] | None:
-    """Return the headers of a message that any producer may have written; what is no text is left out."""
+    """Return the headers of a message from any producer. Values that are not strings are left out."""
     if not isinstance(found, Mapping):
         return None
     read = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, str)}

@@ -1,6 +1,6 @@
-"""Check settings. A value that passes is not checked again.
+"""Validate settings. A value that passes is not checked again.
 
-Each check names the setting and the required value. It shows a value only if that is a number: a string setting may
+Each error names the setting and the required value. It shows the value only if it is a number: a string setting may
 hold a credential.
 
 See docs/decisions/0028.
@@ -12,16 +12,16 @@ import re
 from conquiet.errors import ConfigurationError
 
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
-# Lone surrogates cannot be sent. They come from JSON, and from a shell with another encoding.
+# Lone surrogates cannot be encoded as UTF-8. They come from JSON, or from a shell with another encoding.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-# MySQL allows more in a quoted identifier. Spaces, backticks, dots and unicode look-alikes are not worth the risk of
-# an injection.
+# MySQL allows more in a quoted identifier. Spaces, backticks, dots and unicode look-alikes are rejected because of the
+# risk of an injection.
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
 
 
 def require_positive(name: str, value: object) -> int:
-    """Return ``value`` if it is an int greater than zero. ``True`` is not a number here."""
+    """Return ``value`` if it is an int greater than zero. ``True`` is rejected."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{name} must be a positive integer, got {_kind(value)}")
     if value <= 0:

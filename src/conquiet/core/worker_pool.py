@@ -1,7 +1,7 @@
-"""A bounded worker pool: a fixed set of coroutines that take items from one queue.
+"""A bounded worker pool: a fixed number of coroutines that take items from one queue.
 
-There is no task per message. A worker runs a handler that never suspends to its end, and then the next one; other
-workers are woken only once a handler has suspended. So a no-op handler costs no task switch, and slow handlers overlap.
+There is no task per message. A worker runs one handler after the other; other workers are woken only once a handler
+has suspended. So a no-op handler costs no task switch, and slow handlers overlap.
 
 See docs/decisions/0013.
 """
@@ -28,19 +28,19 @@ T = TypeVar("T")
 _worker: contextvars.ContextVar["asyncio.Task[Any] | None"] = contextvars.ContextVar("conquiet_worker", default=None)
 
 current_worker = _worker.get
-"""Return the worker's task that runs this item; None outside of a pool. A tenth of what asking asyncio costs."""
+"""Return the worker task that runs the current item, None outside a pool. Costs a tenth of asyncio.current_task()."""
 
 _SLICE_S = 0.005
-"""How long one worker may run without yielding to the event loop."""
+"""Longest time that one worker runs without yielding to the event loop."""
 _DRAIN_S = 30.0
-"""How long an item that runs alone waits for running handlers to end. Then it runs beside the rest of them."""
+"""Longest wait of an item that runs alone for running handlers. Afterwards it starts while they run."""
 
 
 class WorkerPool(Generic[T]):
-    """Runs ``work(item)`` for each item, at most ``limit`` at once.
+    """Runs ``work(item)`` for each item, at most ``limit`` concurrently.
 
-    ``work`` returns what to await, or None if it has ended. It is expected to handle its own errors; one that escapes
-    is logged, and the worker goes on.
+    ``work`` returns an awaitable, or None if it has ended. It should handle its errors; an error that escapes is
+    logged, and the worker continues.
     """
 
     def __init__(self, limit: int, work: Callable[[T], Awaitable[None] | None], *, on_free: Callable[[], None]) -> None:
@@ -66,38 +66,38 @@ class WorkerPool(Generic[T]):
 
     @property
     def active(self) -> int:
-        """Handlers running now."""
+        """Number of running handlers."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Items that no handler has started."""
+        """Number of unstarted items."""
         return len(self._waiting) + len(self._alone)
 
     @property
     def queued(self) -> list[T]:
-        """The items that no handler has started."""
+        """The unstarted items."""
         return [*self._alone, *self._waiting]
 
     @property
     def in_flight(self) -> int:
-        """Items running or waiting."""
+        """Number of running and waiting items."""
         return len(self._running) + len(self._waiting) + len(self._alone)
 
     @property
     def running(self) -> list[T]:
-        """Items being handled now."""
+        """The items that are being handled."""
         return list(self._running.values())
 
     def start(self) -> None:
-        """Create the workers. They end at the latest with the task that calls this."""
+        """Create the workers. They end no later than the task that calls this."""
         self._owner = asyncio.current_task()
         self._workers = [
             asyncio.create_task(self._serve(), name=f"conquiet-slot-{number}") for number in range(self._limit)
         ]
 
     def put(self, items: list[T]) -> None:
-        """Add items; the first free worker starts at the next iteration of the loop."""
+        """Add items. The first free worker starts in the next iteration of the loop."""
         if items:
             self._idle.clear()
             self._waiting.extend(items)
@@ -105,7 +105,7 @@ class WorkerPool(Generic[T]):
             self._wake(1)
 
     def put_alone(self, items: list[T]) -> None:
-        """Add items that run one at a time, with nothing beside them."""
+        """Add items that run one at a time, with no other handler running."""
         if not items:
             return
         self._idle.clear()
@@ -116,17 +116,17 @@ class WorkerPool(Generic[T]):
     def notify_below(self, waiting: int) -> None:
         """Call ``on_free`` and yield to the event loop once when the queue shrinks to this length.
 
-        Handlers that never suspend would otherwise empty the queue before the next items are fetched.
+        Without this, handlers that never suspend would empty the queue before the next items are fetched.
         """
         self._notify_at = waiting
 
     def pause(self) -> None:
-        """Start no further item. Running handlers go on."""
+        """Stop starting items. Running handlers continue."""
         self._paused = self._is_shut = True
         self._check_idle()
 
     def drain_queue(self) -> list[T]:
-        """Remove and return the items that no handler has started."""
+        """Remove and return the unstarted items."""
         items = [*self._alone, *self._waiting]
         self._waiting.clear()
         self._alone.clear()
@@ -134,7 +134,7 @@ class WorkerPool(Generic[T]):
         return items
 
     async def wait_idle(self) -> None:
-        """Return when no handler runs and none will start."""
+        """Return when no handler is running and none will start."""
         await self._idle.wait()
 
     def cancel_running(self) -> list[T]:
@@ -144,7 +144,7 @@ class WorkerPool(Generic[T]):
         return list(self._running.values())
 
     def owns_current_task(self) -> bool:
-        """Return whether the caller runs inside a handler of this pool, and so cannot wait for its end."""
+        """Return whether the caller runs inside a handler of this pool and so cannot wait for the pool to end."""
         return asyncio.current_task() in self._all_workers()
 
     def abort(self) -> int:
@@ -172,8 +172,9 @@ class WorkerPool(Generic[T]):
             try:
                 await self._run_items(task)
             except asyncio.CancelledError:
-                # Unless the pool or its owner ends, the cancellation was meant for a handler, and may arrive after it
-                # (from a watchdog that was not cancelled in time). An event loop that ends waits for all tasks.
+                # Unless the pool or its owner is ending, the cancellation was meant for a handler and may arrive after
+                # it ended (from a watchdog that was not cancelled in time). If the owner is ending, the worker must
+                # end as well: asyncio.run() waits for all tasks.
                 if is_ending(self._owner) or self._closing:
                     self._check_idle()
                     raise
@@ -198,12 +199,12 @@ class WorkerPool(Generic[T]):
                 rest = work(item)
                 if rest is not None:
                     await rest
-            except Exception as error:  # noqa: BLE001 - a bug in `work`: the worker goes on, the message stays pending
+            except Exception as error:  # noqa: BLE001 - a bug in `work`: the worker continues, the message stays pending
                 logger.failure(logging.ERROR, "slot failed; this is a bug of conquiet, please report it", error)
             finally:
                 del running[task]
             if task.cancelling():
-                # Meant for the handler, which handled it or never suspended: the next handler must not get it.
+                # Meant for the handler, which caught it or never suspended: the next handler must not receive it.
                 await asyncio.sleep(0)  # a pending cancellation is raised here
                 forget_cancellations(task)
             if waiting and (len(waiting) == self._notify_at or monotonic() - slice_began > _SLICE_S):
@@ -226,14 +227,14 @@ class WorkerPool(Generic[T]):
                 if is_ending(self._owner) or self._closing:
                     raise
                 forget_cancellations(task)
-            except Exception as error:  # noqa: BLE001 - a mistake of ours in `work`: the message stays pending
+            except Exception as error:  # noqa: BLE001 - a bug in `work`: the message stays pending
                 logger.failure(logging.ERROR, "slot failed; this is a bug of conquiet, please report it", error)
             finally:
                 self._running.pop(task, None)
                 self._reopen()
                 self._check_idle()
             self._on_free()
-            await asyncio.sleep(0)  # what waits gets a turn between two of them
+            await asyncio.sleep(0)  # waiting items start between two lone items
 
     def _reopen(self) -> None:
         self._is_shut = self._paused
@@ -241,15 +242,15 @@ class WorkerPool(Generic[T]):
             self._wake(min(len(self._waiting), self._limit))
 
     async def _drain(self) -> None:
-        """Wait until nothing runs. Not without end: one handler that hangs must not stop all the others."""
+        """Wait until nothing runs, at most ``_DRAIN_S``: a hanging handler must not block the pool."""
         self._drained.clear()
         if self._running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), _DRAIN_S)
 
     def _plan_wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Runs at the next iteration of the loop, when the handler has suspended or ended. If items are still waiting
-        # then, other workers take them; if none is, the fetcher may have been waiting for this last one.
+        # Runs in the next iteration of the loop, when the handler has suspended or ended. If items are still waiting,
+        # other workers take them. If none is, the fetcher may have been waiting for the last item to start.
         if self._sleepers or not self._waiting:
             self._wake_planned = True
             loop.call_soon(self._wake_rest)
@@ -258,8 +259,8 @@ class WorkerPool(Generic[T]):
         self._wake_planned = False
         self._on_free()
         if self._waiting:
-            # Twice as many each time: a handler that suspended only briefly needs no help, and a thousand waiting
-            # workers are awake after ten iterations.
+            # Twice as many each time: a handler that suspended only briefly needs few other workers, and a thousand
+            # sleeping workers are awake after ten iterations.
             self._wake(min(self._step, len(self._waiting)))
             self._step *= 2
 
@@ -280,9 +281,9 @@ class WorkerPool(Generic[T]):
 
 
 def _enter_worker() -> "asyncio.Task[None]":
-    """Prepare the context of a worker, which every item gets a copy of; return the worker's task."""
+    """Prepare the context of a worker, which is copied for every item. Return the worker's task."""
     task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - we are in one
+    assert task is not None  # noqa: S101 - called inside a task
     _worker.set(task)
     if tracing.active is not None:
         tracing.active.enter_worker()
@@ -292,15 +293,15 @@ def _enter_worker() -> "asyncio.Task[None]":
 def start_in_context(
     coroutine: Coroutine[Any, Any, T], finish: Callable[[Any, BaseException | None], T] | None = None
 ) -> "T | Continuation[T]":
-    """Run a coroutine in a copy of the current context, up to its first suspension; return its result if it has ended.
+    """Run a coroutine in a copy of the current context up to its first suspension. Return its result if it has ended.
 
-    A task per message would give each handler its own context variables. A worker handles many messages, and must not
-    leak one message's variables (a request id, a bound logger) into the next.
+    A task per message would isolate the context variables of each handler. A worker handles many messages and must not
+    leak the variables of one message (a request id, a bound logger) into the next.
 
     Args:
-        coroutine: A handler's.
-        finish: Called with the result or the error of a coroutine that has suspended; its result is what the
-            continuation returns. A coroutine around the continuation would cost every resumption a step more.
+        coroutine: The coroutine of a handler.
+        finish: Called with the result or the error of a coroutine that has suspended. The continuation returns its
+            result. Wrapping the continuation in a coroutine would cost an extra step at every resumption.
     """
     run = contextvars.copy_context().run
     try:
@@ -325,7 +326,7 @@ class Continuation(msgspec.Struct, Generic[T]):
             while True:
                 try:
                     answer = yield waited_for
-                except BaseException as error:  # noqa: BLE001 - mostly a cancellation; it belongs to the handler
+                except BaseException as error:  # noqa: BLE001 - usually a cancellation; it is passed to the handler
                     waited_for = run(throw, error)
                 else:
                     waited_for = run(send, answer)

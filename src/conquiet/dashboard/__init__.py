@@ -1,15 +1,15 @@
-"""The dashboard: see what runs, one message's life, and repair it. Server-rendered, live, read-only by default.
+"""The dashboard: inspect streams, jobs and messages, and repair them. Server-rendered, live, read-only by default.
 
     app             dashboard(...): an ASGI application, alone or mounted in another
-    security        what every request passes: host, access, read-only, origin
+    security        checks of every request: host, access, read-only, origin
     access          Action and Access: who may do what, on which streams
-    servers         asks Redis, the database and RabbitMQ through ``management``, with time limits
+    servers         queries Redis, the database and RabbitMQ through ``management``, with time limits
     fleet           one reading of all streams for all viewers
-    pages/          one module per page: what it shows, and its actions
+    pages/          one module per page, with its values and actions
     live            server-sent events: the changing part of a page, rendered again
-    runs            carries bulk runs out, also those of a dashboard that died
+    runs            executes bulk runs, including abandoned ones of other dashboards
 
-Only ``management`` is used: whatever the dashboard can do, a program and the command line can do as well.
+The dashboard uses only ``management``, so programs and the command line can do the same.
 
 See docs/decisions/0053.
 """

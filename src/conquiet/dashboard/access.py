@@ -1,7 +1,7 @@
-"""Who may do what: decided once per request, checked before anything is changed.
+"""Rights of users: determined once per request, checked before each change.
 
-A rule is an action, or an action and a pattern of streams: ``"replay"``, ``"replay:orders*"``. Without a rule for an
-action nothing is allowed. A right that names a stream does not cover what belongs to no stream.
+A rule is an action, or an action and a pattern of streams: ``"replay"``, ``"replay:orders*"``. An action without a
+rule is not allowed. A rule with a pattern does not cover objects that belong to no stream.
 """
 
 from collections.abc import Awaitable, Callable, Collection
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Action(StrEnum):
-    """What a user of the dashboard can be allowed to do. All but VIEW and REVEAL change something."""
+    """Actions that rules can allow. All except VIEW and REVEAL change something."""
 
     VIEW = "view"
     REVEAL = "reveal"
@@ -34,7 +34,7 @@ class Action(StrEnum):
 
 READING: Final = frozenset({Action.VIEW, Action.REVEAL})
 READ_ONLY: Final = frozenset({"view"})
-"""Rights of a visitor who may look and change nothing."""
+"""Rights of a visitor who may view and change nothing."""
 EVERYTHING: Final = frozenset(action.value for action in Action)
 """All rights on all streams."""
 
@@ -83,4 +83,4 @@ class Access:
 
 
 Authorize = Callable[["Request"], Awaitable[Access | None] | Access | None]
-"""Return the rights of a request's user; None if the user may not even look."""
+"""Return the rights of a request's user; None if the user may not view anything."""

@@ -1,7 +1,7 @@
-"""What changes something: one function per action, behind one check of form, right and stream.
+"""Execute posted actions, after one check of form token, right and stream.
 
-The order is fixed here and not in the actions: the form's token, the right, the record in the audit stream, the action,
-the record of its result. An action that cannot be recorded is not carried out.
+The order is fixed here for all actions: check the form's token, check the right, record the action in the audit stream,
+execute it, record its result. An action that cannot be recorded is not executed.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ logger = FactLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an action did, in one sentence, and the page to go to."""
+    """Result of an action in one sentence, and the page to redirect to."""
 
     text: str
     path: str
@@ -39,10 +39,10 @@ class ActionRoute:
     """An action that can be posted.
 
     Attributes:
-        path: Where.
-        needs: The rights that allow it: one of the form's, or a fixed one.
-        target: Returns the stream (or other thing) that the right must cover and the audit names.
-        run: Carries it out.
+        path: Path of the POST request.
+        needs: Returns the right that the form requires.
+        target: Returns the stream or other object that the right must cover and the audit names.
+        run: Executes the action.
     """
 
     path: str
@@ -51,8 +51,8 @@ class ActionRoute:
     run: Callable[[View, Form], Awaitable[Result]]
 
 
-async def carry_out(route: ActionRoute, request: Request, parts: "Parts") -> Response:
-    """Check a posted form, carry its action out, and go to the page that shows the result."""
+async def execute(route: ActionRoute, request: Request, parts: "Parts") -> Response:
+    """Check a posted form, execute its action, and redirect to the page that shows the result."""
     view = View(request, request.scope["conquiet.access"], parts)
     form = await read_form(request)
     if not parts.forms.is_valid(request, view.access.user, form.text("csrf")):
@@ -72,18 +72,18 @@ async def carry_out(route: ActionRoute, request: Request, parts: "Parts") -> Res
         )
     client = request.client.host if request.client else ""
     try:
-        said = {"user": view.access.user, "action": action.value, "target": target, "client": client}
-        # What is posted as data is payload: it is not recorded.
+        facts = {"user": view.access.user, "action": action.value, "target": target, "client": client}
+        # The field ``data`` holds a payload, which is never recorded.
         detail = " ".join(f"{name}={value}" for name, value in form.pairs if name not in {"csrf", "data"})[:300]
-        audit_id = await parts.servers.redis(lambda admin: record_action(admin, detail=detail, **said))
+        audit_id = await parts.servers.redis(lambda admin: record_action(admin, detail=detail, **facts))
         request.state.audit_id = audit_id
         try:
             result = await route.run(view, form)
         except (ConquietError, NotShownError) as error:
             failure = f"failed: {type(error).__name__}"
-            await parts.servers.redis(lambda admin: record_action(admin, detail=failure, of=audit_id, **said))
+            await parts.servers.redis(lambda admin: record_action(admin, detail=failure, of=audit_id, **facts))
             return parts.renderer.message(view, "This was not done", str(error), status=409)
-        await parts.servers.redis(lambda admin: record_action(admin, detail=result.text, of=audit_id, **said))
+        await parts.servers.redis(lambda admin: record_action(admin, detail=result.text, of=audit_id, **facts))
     except ServerAwayError as error:
         return parts.renderer.message(view, f"{error.server} is away", str(error), status=503)
     logger.info(

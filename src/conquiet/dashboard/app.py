@@ -13,14 +13,14 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from conquiet.dashboard.access import Authorize
-from conquiet.dashboard.actions import ActionRoute, carry_out
+from conquiet.dashboard.actions import ActionRoute, execute
 from conquiet.dashboard.doctor import Doctor
 from conquiet.dashboard.fleet import Fleet
 from conquiet.dashboard.forms import read_form
-from conquiet.dashboard.kept import Growth, Kept
 from conquiet.dashboard.live import Viewers, live
+from conquiet.dashboard.page_cache import GrowthRate, PageCache
 from conquiet.dashboard.pages import ACTIONS, PAGES
-from conquiet.dashboard.runs import RunCarrier
+from conquiet.dashboard.runs import RunExecutor
 from conquiet.dashboard.security import Gate, root_of
 from conquiet.dashboard.servers import Servers
 from conquiet.dashboard.settings import LOOPBACK, DashboardSettings
@@ -39,17 +39,17 @@ _STATIC: Final = {
 
 @dataclass
 class Parts:
-    """What pages and actions of one dashboard share."""
+    """Objects that the pages and actions of one dashboard share."""
 
     settings: DashboardSettings
     servers: Servers
     fleet: Fleet
-    runs: RunCarrier
+    runs: RunExecutor
     forms: FormTokens
     login: TokenLogin | None
-    flashes: Kept[str] = field(default_factory=Kept)
-    looks: Kept[dict[str, Any]] = field(default_factory=Kept)
-    inbox_growth: Growth = field(default_factory=Growth)
+    flashes: PageCache[str] = field(default_factory=PageCache)
+    peeks: PageCache[dict[str, Any]] = field(default_factory=PageCache)
+    inbox_growth: GrowthRate = field(default_factory=GrowthRate)
     doctor: Doctor = field(default_factory=Doctor)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     viewers: Viewers = field(init=False)
@@ -61,11 +61,11 @@ class Parts:
 
 
 class Dashboard:
-    """An ASGI application. Its routes are in ``routes``; every one that changes something is a POST.
+    """An ASGI application. ``routes`` holds its routes; all routes that change something are POST.
 
     Args:
-        settings: What is shown.
-        authorize: Rights of a request. None: every visitor may look and change nothing.
+        settings: The settings.
+        authorize: Returns the rights of a request. None: every visitor may view and change nothing.
         login: Log-in by token, for ``conquiet dashboard``.
     """
 
@@ -73,7 +73,7 @@ class Dashboard:
         self, settings: DashboardSettings, *, authorize: Authorize | None = None, login: TokenLogin | None = None
     ) -> None:
         servers = Servers(settings)
-        self._parts = Parts(settings, servers, Fleet(servers), RunCarrier(servers), FormTokens(settings.secret), login)
+        self._parts = Parts(settings, servers, Fleet(servers), RunExecutor(servers), FormTokens(settings.secret), login)
         visitors = login or TokenLogin("", secret=settings.secret, open_reading=True)
         hosts = settings.allowed_hosts
         if hosts is None and authorize is None:
@@ -91,11 +91,11 @@ class Dashboard:
         await self._app(scope, receive, send)
 
     def end_live_pages(self) -> None:
-        """End the streams of live pages; their browsers connect again, to this or another process."""
+        """Close the event streams of live pages. Browsers reconnect, to this or another process."""
         self._parts.closing.set()
 
     async def close(self) -> None:
-        """Close every connection. Call it where the application is mounted in one that runs no lifespan of ours."""
+        """Close all connections. Call it if the outer application does not run the lifespan of this one."""
         self._parts.closing.set()
         await self._parts.runs.close()
         await self._parts.servers.close()
@@ -136,7 +136,7 @@ class Dashboard:
 
     def _act(self, action: ActionRoute) -> Any:
         async def act(request: Request) -> Response:
-            return await carry_out(action, request, self._parts)
+            return await execute(action, request, self._parts)
 
         return act
 
@@ -145,7 +145,7 @@ class Dashboard:
 
     async def _login(self, request: Request) -> Response:
         login = self._parts.login
-        assert login is not None  # noqa: S101 - the route exists with it only
+        assert login is not None  # noqa: S101 - the route exists only with a login
         problem, status = "", 200
         if request.method == "POST":
             response = RedirectResponse(f"{root_of(request)}/", 303)
@@ -181,12 +181,12 @@ def dashboard(settings: DashboardSettings | str, *, authorize: Authorize | None 
     >>> app.mount("/conquiet", dashboard("redis://localhost", authorize=rights_of))  # doctest: +SKIP
 
     Args:
-        settings: What is shown; a text is the URL of the Redis.
-        authorize: ``authorize(request)``, plain or async, returns ``Access(user, may={...})``, or None for a user who
-            may not look. Left out, visitors of loopback addresses may look and change nothing.
+        settings: The settings, or the URL of the Redis.
+        authorize: ``authorize(request)``, plain or async, returns ``Access(user, may={...})``, or None for a user
+            without access. By default visitors on loopback addresses may view and change nothing.
 
     Raises:
-        ConfigurationError: A setting is wrong. Nothing was connected yet.
+        ConfigurationError: A setting is invalid. No connection was opened.
     """
     given = DashboardSettings(redis_url=settings) if isinstance(settings, str) else settings
     return Dashboard(given, authorize=authorize)

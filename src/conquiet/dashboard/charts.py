@@ -1,4 +1,4 @@
-"""Drawings as SVG: no script, no style attribute. Pure; every text is escaped by Markup's formatting."""
+"""Draw charts as SVG without scripts and style attributes. Pure; Markup escapes every text."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -46,10 +46,10 @@ def throughput(history: History) -> Markup:
             continue
         x = _LEFT + i * width
         good, bad = _scaled(ok[i], top), _scaled(failed[i], top)
-        said = f"{clock(point.at_s * 1000)}: {number(point.ok)} ok, {number(point.failed)} failed"
+        title = f"{clock(point.at_s * 1000)}: {number(point.ok)} ok, {number(point.failed)} failed"
         bars += Markup(
-            '<g><title>{said}</title><rect class="ok" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
-        ).format(said=said, x=x, y=_base() - good, w=max(0.6, width - 0.8), h=good)
+            '<g><title>{title}</title><rect class="ok" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
+        ).format(title=title, x=x, y=_base() - good, w=max(0.6, width - 0.8), h=good)
         if bad:
             bars += Markup('<rect class="bad" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>').format(
                 x=x, y=_base() - good - bad, w=max(0.6, width - 0.8), h=bad
@@ -101,9 +101,9 @@ def _frame(title: str, top: str, history: History, content: Markup) -> Markup:
 
 def _mark(deploy: Deploy, x: float) -> Markup:
     return Markup(
-        '<g class="deploy"><title>{said}</title><path d="M{x:.1f} {t}V{b}"/>'
+        '<g class="deploy"><title>{title}</title><path d="M{x:.1f} {t}V{b}"/>'
         '<path class="flag" d="M{x:.1f} {t}l7 4l-7 4z"/></g>'
-    ).format(said=f"{deploy.version} started at {clock(deploy.at_s * 1000)}", x=x, t=_TOP, b=_base())
+    ).format(title=f"{deploy.version} started at {clock(deploy.at_s * 1000)}", x=x, t=_TOP, b=_base())
 
 
 def _base() -> int:

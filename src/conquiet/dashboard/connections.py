@@ -1,6 +1,6 @@
-"""Which workers have lost their connections to Redis: asked once a second while a page shows workers.
+"""Detect workers that have lost their connections to Redis, once per second while a page shows workers.
 
-See docs/decisions/0081.
+See docs/decisions/0052.
 """
 
 import asyncio
@@ -13,18 +13,18 @@ from conquiet.management.worker_connections import WorkerConnections, connection
 from conquiet.management.workers import StreamWorker, read_workers
 
 _AGAIN_S: Final = 0.4
-"""A worker that has lost its connection has this long to connect again; the first attempt follows within 50 ms."""
+"""Time for a worker to reconnect after the loss of a connection. Its first attempt follows within 50 ms."""
 
 _REFUSED_S: Final = 60.0
 _MOST_KNOWN: Final = 10_000
 
 
 class ConnectionWatch:
-    """Judges workers by their connections.
+    """Determines from their connections which workers are dead.
 
     Args:
-        servers: Asks.
-        pause: Waits before the connections are asked for again.
+        servers: Queries Redis.
+        pause: Waits before the second query.
     """
 
     def __init__(self, servers: Servers, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -34,9 +34,9 @@ class ConnectionWatch:
         self._refused_at = float("-inf")
 
     async def judge(self, workers: Iterable[StreamWorker]) -> tuple[StreamWorker, ...]:
-        """Return the workers, those as dead whose connections were missing twice.
+        """Return the workers, marked as dead if their connections were missing twice.
 
-        In between their reports are read again: one that has connected again has other connections then.
+        Their reports are read again in between: a worker that has reconnected reports other connections.
         """
         found = tuple(workers)
         closed = await self._find_closed(found)
@@ -65,6 +65,6 @@ class ConnectionWatch:
 
 
 def _updated(workers: tuple[StreamWorker, ...], newer: list[StreamWorker]) -> tuple[StreamWorker, ...]:
-    """Return the workers, with what was read again in the place of what was read before."""
+    """Return the workers, replaced by their newer readings where they exist."""
     known = {(one.stream, one.group, one.name): one for one in newer}
     return tuple(known.get((one.stream, one.group, one.name), one) for one in workers)

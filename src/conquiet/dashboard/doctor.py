@@ -1,7 +1,7 @@
-"""What the doctor says: examined in the background, at most every five minutes, while a page is open.
+"""Run the doctor in the background, at most every five minutes, while a page is open.
 
-The examination asks each stream several questions. They are spread: at most 20 commands a second, so that it takes
-minutes with thousands of streams and is never felt by the server.
+The examination sends several commands for each stream, at most 20 commands per second. With thousands of streams it
+takes minutes and adds no noticeable load to the server.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ _COMMANDS_PER_S: Final = 20.0
 
 
 class Doctor:
-    """What the doctor said last, examined again in the background every five minutes while a page is open."""
+    """The last findings of the doctor, renewed in the background every five minutes while a page is open."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] | None = None
         self.at_ms = 0.0
-        self._asked_at = float("-inf")
+        self._started_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
     def ask(self, servers: "Servers") -> "Doctor":
         """Start an examination if the last one is old."""
-        if time.monotonic() - self._asked_at > _DOCTOR_S:
-            self._asked_at = time.monotonic()
+        if time.monotonic() - self._started_at > _DOCTOR_S:
+            self._started_at = time.monotonic()
             self._task = asyncio.create_task(self._examine(servers))
         return self
 

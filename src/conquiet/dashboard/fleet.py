@@ -1,7 +1,7 @@
-"""One reading of all streams, shared by all viewers, at most as often as it is cheap.
+"""Read all streams once for all viewers, at intervals that bound the cost.
 
-Without viewers nothing is read. A reading that took long is repeated less often: streams, workers and the rendering of
-a page (``live``) use at most 0.6 percent of a core each, however many streams there are.
+Without viewers nothing is read. An expensive reading is repeated less often: streams, workers and the rendering of a
+page (``live``) use at most 0.6 percent of a core each, independent of the number of streams.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from conquiet.management.fleet import (
     DelayedCounts,
     Flow,
     StreamDirectory,
-    StreamGlance,
+    StreamSnapshot,
     count_retrying,
     flow,
     read_fleet,
@@ -39,7 +39,7 @@ _FEW_STEPS: Final = 2
 _SPARK_S: Final = 20.0
 _RETRYING_S: Final = 5.0
 _MOST_PER_S: Final = 12.0
-"""Commands per second of each reading in a Redis Cluster, where each stream is asked alone."""
+"""Most commands per second of each reading in a Redis Cluster, where each stream is queried separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,16 @@ class FleetView:
     """All streams at one moment.
 
     Attributes:
-        streams: By name.
-        flows: Rates by key of a stream; without an entry there is no second reading yet.
-        complete: All streams of the server are known.
+        streams: Snapshots in order of their names.
+        flows: Rates by key of a stream; missing before its second reading.
+        complete: True if all streams of the server are known.
     """
 
-    streams: tuple[StreamGlance, ...] = ()
+    streams: tuple[StreamSnapshot, ...] = ()
     flows: dict[bytes, Flow] = field(default_factory=dict)
     complete: bool = True
 
-    def get(self, key: bytes) -> StreamGlance | None:
+    def get(self, key: bytes) -> StreamSnapshot | None:
         """Return one stream."""
         return next((one for one in self.streams if one.raw_key == key), None)
 
@@ -88,7 +88,7 @@ class Fleet:
     """The streams and workers of one Redis.
 
     Args:
-        servers: Asks.
+        servers: Queries Redis.
     """
 
     def __init__(self, servers: Servers) -> None:
@@ -96,7 +96,7 @@ class Fleet:
         self._directory = StreamDirectory()
         self._streams = _Reading(FleetView())
         self._workers: _Reading[tuple[StreamWorker, ...]] = _Reading(())
-        self._looked_at = float("-inf")
+        self._judged_at = float("-inf")
         self.connections = ConnectionWatch(servers)
         self._scanned_at = float("-inf")
         self._sparks: dict[bytes, tuple[float, list[int]]] = {}
@@ -121,30 +121,30 @@ class Fleet:
                 groups = [(stream.raw_key, group.raw_name) for stream in fleet.streams for group in stream.groups]
                 found, cpu_s = await self._servers.redis(lambda admin: _timed(lambda: read_workers(admin, groups)))
                 self._workers.finished(tuple(found), cpu_s, commands=len(groups) if self._servers.is_cluster else 0)
-                self._looked_at = float("-inf")
-            # Cheaper than a reading, so asked for more often: a killed worker is to be seen within two seconds.
-            if time.monotonic() - self._looked_at > _SHORTEST_S:
+                self._judged_at = float("-inf")
+            # Cheaper than a reading, so it runs more often: a killed worker must be shown within two seconds.
+            if time.monotonic() - self._judged_at > _SHORTEST_S:
                 self._workers.value = await self.connections.judge(self._workers.value)
-                self._looked_at = time.monotonic()
+                self._judged_at = time.monotonic()
             return self._workers.value
 
     async def disconnected(self) -> frozenset[tuple[str, str]]:
         """Return group and name of the workers that have lost their connections."""
         return frozenset((one.group, one.name) for one in await self.workers() if one.disconnected)
 
-    async def sparklines(self, streams: list[StreamGlance]) -> dict[bytes, list[int]]:
+    async def sparklines(self, streams: list[StreamSnapshot]) -> dict[bytes, list[int]]:
         """Return attempts per minute of the last hour; read again every 20 seconds."""
         now = time.monotonic()
         due = [one for one in streams if now - self._sparks.get(one.raw_key, (float("-inf"),))[0] > _SPARK_S]
         if due:
-            asked = [(one.raw_key, [group.raw_name for group in one.groups]) for one in due]
-            found = await self._servers.redis(lambda admin: read_sparklines(admin, asked))
+            groups = [(one.raw_key, [group.raw_name for group in one.groups]) for one in due]
+            found = await self._servers.redis(lambda admin: read_sparklines(admin, groups))
             if len(self._sparks) > 10 * len(streams) + 1_000:
                 self._sparks.clear()
             self._sparks |= {key: (now, points) for key, points in found.items()}
         return {one.raw_key: self._sparks[one.raw_key][1] for one in streams if one.raw_key in self._sparks}
 
-    async def retrying(self, streams: list[StreamGlance]) -> dict[bytes, DelayedCounts]:
+    async def retrying(self, streams: list[StreamSnapshot]) -> dict[bytes, DelayedCounts]:
         """Return how many of the delayed messages are retries; read again every five seconds."""
         now = time.monotonic()
         waiting = [one for one in streams if one.delayed]
@@ -160,8 +160,8 @@ class Fleet:
     def _retrying_s(self) -> float:
         return _SPARK_S if self._servers.is_cluster else _RETRYING_S
 
-    def _read(self, admin: "RedisAdmin") -> tuple[list[StreamGlance], bool]:
-        # A small keyspace is scanned with each reading, so that a new stream is shown at once.
+    def _read(self, admin: "RedisAdmin") -> tuple[list[StreamSnapshot], bool]:
+        # A small keyspace is scanned with each reading, so that a new stream is shown immediately.
         every_s = 0.0 if self._directory.last_steps <= _FEW_STEPS else _SCAN_EVERY_S
         if time.monotonic() - self._scanned_at > every_s or not self._directory.complete:
             self._directory.advance(admin)
@@ -174,7 +174,7 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     return work(), time.thread_time() - began
 
 
-def _flows(before: FleetView, found: list[StreamGlance]) -> dict[bytes, Flow]:
+def _flows(before: FleetView, found: list[StreamSnapshot]) -> dict[bytes, Flow]:
     earlier = {one.raw_key: one for one in before.streams}
     flows: dict[bytes, Flow] = {}
     for one in found:
@@ -191,4 +191,4 @@ def _smooth(before: float | None, now: float | None) -> float | None:
     if before is None or now is None:
         return now
     mixed = before * (1 - _SMOOTH) + now * _SMOOTH
-    return 0.0 if mixed < 0.05 else mixed  # noqa: PLR2004 - less than one in twenty seconds is shown as none
+    return 0.0 if mixed < 0.05 else mixed  # noqa: PLR2004 - less than one in twenty seconds is shown as 0

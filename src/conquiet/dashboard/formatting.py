@@ -1,4 +1,4 @@
-"""How values are written: thousands separated, times with their age, sizes with a unit. Pure."""
+"""Format numbers, rates, durations, times and sizes. Pure."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -10,7 +10,6 @@ NONE: Final = "\u2013"
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86_400
-_THOUSAND: Final = 1_000
 _KILO: Final = 1024
 
 
@@ -22,7 +21,7 @@ def number(value: float | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """Return a rate per second with as many digits as matter."""
+    """Return a rate per second, with one decimal below 10."""
     if per_s is None:
         return NONE
     if per_s == 0:
@@ -58,7 +57,7 @@ def clock(ms: float | None) -> str:
 
 
 def ago(ms: float | None, now_ms: float) -> str:
-    """Return how long ago a moment was, or in how long it will be."""
+    """Return the time since a moment, or until it."""
     if not ms:
         return NONE
     seconds = (now_ms - ms) / 1000
@@ -80,12 +79,12 @@ def size(count: float | None) -> str:
 
 
 def retries(counts: "DelayedCounts | None", delayed: int) -> str:
-    """Return how many delayed messages wait for a further attempt; a dash while it is not known."""
+    """Return how many delayed messages wait for a further attempt; a dash while it is unknown."""
     if counts is None:
         return number(None if delayed else 0)
     return number(counts.retrying) if counts.is_exact else f"{number(counts.retrying)} of {number(counts.looked_at)}"
 
 
 def first_waits(counts: "DelayedCounts | None", delayed: int) -> str:
-    """Return how many delayed messages wait for their first attempt; all of them while that is not known."""
+    """Return how many delayed messages wait for their first attempt; all of them while that is unknown."""
     return number(delayed if counts is None or not counts.is_exact else max(0, counts.total - counts.retrying))

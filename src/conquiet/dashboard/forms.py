@@ -1,4 +1,4 @@
-"""Posted forms, as browsers encode them by default. Parsed here: a library for uploads would be one more dependency."""
+"""Parse URL-encoded forms. The parser of starlette would need one more dependency."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,11 +21,11 @@ class Form:
     pairs: tuple[tuple[str, str], ...]
 
     def text(self, name: str, default: str = "") -> str:
-        """Return the first value of a name, cut to a sane length."""
+        """Return the first value of a name, truncated to 1,000 characters."""
         return next((value[:_MOST_TEXT] for known, value in self.pairs if known == name), default)
 
     def whole(self, name: str) -> str:
-        """Return the first value of a name, as long as the body may be: for a field of many lines."""
+        """Return the first value of a name without truncation, for a field of many lines."""
         return next((value for known, value in self.pairs if known == name), "")
 
     def texts(self, name: str) -> list[str]:
@@ -34,13 +34,13 @@ class Form:
 
 
 async def read_form(request: "Request") -> Form:
-    """Return the form of a request; an empty one if it has none that can be read."""
+    """Return the form of a request; an empty form if the body is not a readable form."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _KIND:
         return Form(())
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BODY:  # more than its length said
+        if len(body) > MOST_BODY:  # more than Content-Length
             return Form(())
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)

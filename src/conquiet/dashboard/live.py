@@ -1,7 +1,7 @@
-"""Server-sent events: the changing block of a page, rendered again and sent when it differs.
+"""Send the changing block of a page as server-sent events, when a new rendering differs from the last one.
 
-The pace follows the cost: rendering uses at most 0.6 percent of a core for each viewer. The number of viewers is
-limited; a further one keeps the page as it was loaded.
+The interval depends on the cost: rendering uses at most 0.6 percent of a core for each viewer. The number of viewers is
+limited; further pages are not updated.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _SHARE: Final = 0.006
 _LONGEST_S: Final = 10.0
 _PING_S: Final = 15.0
 _LIFE_S: Final = 60.0
-"""A server that ends waits for its connections. A browser connects again by itself."""
+"""Longest life of an event stream, because a stopping server waits for its connections. Browsers reconnect."""
 
 
 class Viewers:
-    """Counts the pages that are kept up to date."""
+    """Counts the pages with an event stream."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -34,7 +34,7 @@ class Viewers:
 
     @property
     def is_full(self) -> bool:
-        """True if no further page can be served."""
+        """True if no further page gets an event stream."""
         return self.count >= self._most
 
 
@@ -53,7 +53,7 @@ async def _events(page: Page, view: View, parts: "Parts") -> AsyncIterator[str]:
         yield "retry: 2000\n\n"
         sent, sent_at, began = "", time.monotonic(), time.monotonic()
         while not parts.closing.is_set() and time.monotonic() - began < _LIFE_S:
-            before = await _urgent(page, view)  # before the rendering: what changes during it is in the next one
+            before = await _urgent(page, view)  # before the rendering, so that a change during it leads to another one
             cpu = time.thread_time()
             block = await parts.renderer.live_block(page, view)
             cost_s = time.thread_time() - cpu
@@ -76,7 +76,7 @@ async def _events(page: Page, view: View, parts: "Parts") -> AsyncIterator[str]:
 
 
 async def _urgent(page: Page, view: View) -> object:
-    """Return what the page is rendered at once for, if it changes; None for most pages."""
+    """Return the value that causes an immediate rendering when it changes; None for most pages."""
     try:
         return None if page.urgent is None else await page.urgent(view)
     except ServerAwayError as away:

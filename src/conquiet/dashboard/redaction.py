@@ -1,4 +1,4 @@
-"""What may be shown of a payload. Pure."""
+"""Redact payloads, and apply edits of redacted payloads. Pure."""
 
 import re
 from typing import Any, Final
@@ -16,24 +16,24 @@ _MOST_TEXT: Final = 2_000
 
 
 def redact_secrets(_stream: str, _event: str, payload: Any) -> Any:
-    """Return the payload with the values of fields masked that are named like secrets or personal data."""
+    """Return the payload, with masked values of fields that are named like secrets or personal data."""
     return _redact(payload, 0)
 
 
 class HiddenValueError(ValueError):
-    """An edit cannot be applied: a list that has values of which some are masked has changed its length."""
+    """An edit cannot be applied, because it changes the length of a list with masked values."""
 
 
 def restore(original: Any, shown: Any, edited: Any) -> Any:
-    """Return what an edit of ``shown`` makes of the original: what was not shown stays as it is. Pure.
+    """Apply an edit of ``shown`` to the original. Values that were not shown are kept. Pure.
 
     >>> restore({"card": "4111", "n": 1}, {"card": "•••", "n": 1}, {"card": "•••", "n": 2})
     {'card': '4111', 'n': 2}
 
-    A field that was left as it was shown keeps its own value, masked or not. A field that the redaction removes stays.
+    A field that is not edited keeps its original value, masked or not. A field that the redaction removes is kept.
 
     Raises:
-        HiddenValueError: A list with hidden values was made longer or shorter: it is not known which is which.
+        HiddenValueError: The edit changes the length of a list with hidden values, so they cannot be matched.
     """
     if edited == shown:
         return original

@@ -1,4 +1,4 @@
-"""Carries bulk runs out in this process, and takes over those of a dashboard that died."""
+"""Execute bulk runs in this process, and take over abandoned runs of other dashboards."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ from conquiet.management.bulk_runs import BulkRun, BulkRuns
 _ADOPT_S: Final = 3.0
 
 
-class RunCarrier:
-    """Works on runs in tasks of the dashboard's event loop.
+class RunExecutor:
+    """Executes runs in tasks of the dashboard's event loop.
 
     Args:
-        servers: Asks Redis.
+        servers: Connects to Redis.
     """
 
     def __init__(self, servers: Servers) -> None:
@@ -34,20 +34,20 @@ class RunCarrier:
         return BulkRuns(client, self._owner)  # type: ignore[arg-type]  # given by Servers.redis_async
 
     def start(self, run_id: str) -> None:
-        """Work on a run. If this process does already, look at it once more after that.
+        """Execute a run. If this process is executing it already, execute it again afterwards.
 
-        A page shows a run as counted a moment before the task that counted it has ended. A run confirmed in that
-        moment would otherwise wait for the next search for abandoned runs, and without a visitor there is none.
+        A page shows a run as counted a moment before the counting task has ended. A run that is confirmed in that
+        moment would otherwise wait for the next search for abandoned runs, which only runs while pages are requested.
         """
         if run_id in self._tasks:
             self._again.add(run_id)
             return
-        task = asyncio.create_task(self._carry_out(run_id), name=f"conquiet-run-{run_id}")
+        task = asyncio.create_task(self._execute(run_id), name=f"conquiet-run-{run_id}")
         self._tasks[run_id] = task
         task.add_done_callback(lambda ended: self._ended(run_id, ended))
 
     async def adopt(self) -> None:
-        """Take over runs that no process works on. Looks at most every three seconds; never raises."""
+        """Take over runs that no process executes. Searches at most every three seconds; never raises."""
         if time.monotonic() - self._adopted_at < _ADOPT_S:
             return
         self._adopted_at = time.monotonic()
@@ -57,7 +57,7 @@ class RunCarrier:
                 self.start(run.id)
 
     async def close(self) -> None:
-        """Stop after the current steps; another dashboard goes on."""
+        """Cancel the tasks. Another dashboard continues the runs."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -69,16 +69,16 @@ class RunCarrier:
             self._again.discard(run_id)
             self.start(run_id)
 
-    async def _carry_out(self, run_id: str) -> None:
+    async def _execute(self, run_id: str) -> None:
         ended: list[BulkRun] = []
         with contextlib.suppress(ConquietError, OSError):
             admin = self._servers.async_admin()
-            await admin.run(lambda client: self.runs(client).carry_out(run_id, on_end=ended.append))
+            await admin.run(lambda client: self.runs(client).execute(run_id, on_end=ended.append))
         for run in ended:
-            said = f"run {run.id} {run.state.value}: matched {run.matched}, done {run.done}, skipped {run.skipped}"
-            with contextlib.suppress(Exception):  # the run itself says how it ended
+            detail = f"run {run.id} {run.state.value}: matched {run.matched}, done {run.done}, skipped {run.skipped}"
+            with contextlib.suppress(Exception):  # the run stores its result
                 await self._servers.redis(
-                    lambda admin, run=run, said=said: record_action(  # type: ignore[misc]
-                        admin, user=run.user, action=run.action.value, target=run.stream, detail=said, of=run.audit_id
+                    lambda admin, run=run, detail=detail: record_action(  # type: ignore[misc]
+                        admin, user=run.user, action=run.action.value, target=run.stream, detail=detail, of=run.audit_id
                     )
                 )

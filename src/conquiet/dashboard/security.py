@@ -1,12 +1,12 @@
-"""What every request passes before a page sees it, and what every response carries.
+"""Check every request before it reaches a page, and set the security headers of every response.
 
-    1  Host        a name that was not expected is refused: a foreign page could point its own name at this server
-    2  access      authorize(request); no access is 401 or the log-in page
-    3  read-only   any method that may change something needs a right to change something
+    1  Host        an unexpected name is refused, because a foreign page could resolve its name to this server
+    2  access      authorize(request); without access the response is 401 or the log-in page
+    3  read-only   a method that may change something needs a right to change something
     4  origin      such a request must come from a page of this dashboard
-    5  the route   checks the form's token and the right for the very action and stream (``actions``)
+    5  the route   checks the form's token and the right for the action and stream (``actions``)
 
-Steps 1 to 4 do not know the routes: a new one cannot be forgotten. See docs/decisions/0053.
+Steps 1 to 4 apply to all routes, so a new route cannot bypass them. See docs/decisions/0053.
 """
 
 import inspect
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 MOST_BODY: Final = 262_144
 OPEN_PATHS: Final = ("/login", "/static/")
-"""Readable without access: the log-in page and what it needs."""
+"""Paths that need no access: the log-in page and its static files."""
 
 _HEADERS: Final = {
     "Content-Security-Policy": (
@@ -43,13 +43,13 @@ _HEADERS: Final = {
 
 
 class Gate:
-    """The outermost part of a dashboard.
+    """The outermost ASGI application of a dashboard.
 
     Args:
-        app: What is behind it.
+        app: The inner application.
         authorize: Returns the rights of a request.
-        allowed_hosts: Names that may stand in the Host header, without a port; None allows every name.
-        has_login: There is a log-in page to send users to.
+        allowed_hosts: Accepted names of the Host header, without a port; None accepts every name.
+        has_login: True if there is a log-in page to redirect users to.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Gate:
 
 
 def root_of(request: Request) -> str:
-    """Return the path that the dashboard is mounted at, without a slash at its end."""
+    """Return the mount path of the dashboard, without a trailing slash."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
@@ -138,7 +138,7 @@ def _host_name(request: Request) -> str:
 
 
 def _is_same_origin(request: Request) -> bool:
-    """Return whether a browser says that our own page sent this. One that says nothing needs the form's token too."""
+    """Return whether the headers name a page of this dashboard. Without such headers the form's token decides."""
     site = request.headers.get("sec-fetch-site")
     if site is not None and site != "same-origin":
         return False

@@ -1,4 +1,4 @@
-"""Serve a dashboard alone: ``conquiet dashboard``. Needs uvicorn."""
+"""Serve a standalone dashboard, for ``conquiet dashboard``. Needs uvicorn."""
 
 import hashlib
 import ipaddress
@@ -16,13 +16,13 @@ _GRACE_S: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Where a dashboard listens, and who may change something.
+    """Address and token of a standalone dashboard.
 
     Attributes:
-        host: Address to listen on. Other than a loopback address it needs a token, for reading too.
-        port: Port; 0 takes a free one.
+        host: Address to listen on. An address that is not loopback needs a token, for reading too.
+        port: Port; 0 selects a free port.
         token: Token for actions; empty: nothing can be changed.
-        allowed_hosts: Further names that requests may be addressed to.
+        allowed_hosts: Further accepted host names.
     """
 
     host: str = "127.0.0.1"
@@ -41,7 +41,7 @@ class Listener:
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can connect."""
+        """True if only this host can connect."""
         if self.host == "localhost":
             return True
         try:
@@ -53,7 +53,7 @@ class Listener:
 def standalone(listener: Listener, **settings: Any) -> Dashboard:
     """Return the dashboard that ``conquiet dashboard`` serves."""
     if listener.token:
-        # The same for every process with this token, so a restart does not end sessions.
+        # Derived from the token, so that sessions survive a restart and are valid in every process.
         settings["secret"] = hashlib.sha256(f"conquiet dashboard\0{listener.token}".encode()).hexdigest()
     hosts = (*LOOPBACK, listener.host, *listener.allowed_hosts)
     made = DashboardSettings(allowed_hosts=hosts, **settings)
@@ -67,7 +67,7 @@ def make_server(app: Dashboard, listener: Listener) -> Any:
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Ends live pages before it waits for connections: they would keep it from ending."""
+        """Closes live pages before it waits for connections, because they would delay the shutdown."""
 
         async def shutdown(self, sockets: Any = None) -> None:
             app.end_live_pages()

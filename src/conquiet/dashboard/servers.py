@@ -1,7 +1,7 @@
-"""Asks the servers on behalf of pages: in threads of its own, each question with a time limit.
+"""Query the servers for pages, in separate threads and with a time limit for each query.
 
-A server that does not answer raises ``ServerAwayError``; the page shows it as away and stays up. For a second after
-that the server is not asked again, so that a page with ten questions does not wait ten times.
+A server that does not reply raises ``ServerAwayError``, and the page shows it as away. For a second after that every
+query fails immediately, so that a page with ten queries does not wait ten times.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _SLOW_S: Final = 3_600.0
 
 
 class ServerAwayError(Exception):
-    """A server did not answer, or refused.
+    """A server did not reply, or refused the connection.
 
     Attributes:
-        server: What it is, such as ``Redis``.
-        address: Where it is, without a password.
-        reason: Why, in a few words, without values of the message.
+        server: Kind of server, such as ``Redis``.
+        address: Its address without a password.
+        reason: The reason in a few words, without values of the driver's message.
     """
 
     def __init__(self, server: str, address: str, reason: str) -> None:
@@ -67,10 +67,10 @@ class Servers:
 
     async def redis(self, work: Callable[[RedisAdmin], T]) -> T:
         """Return ``work(admin)``, run in a thread."""
-        return await self._ask("Redis", self._settings.redis_name, lambda: self._in_thread(work, self._admin))
+        return await self._query("Redis", self._settings.redis_name, lambda: self._in_thread(work, self._admin))
 
     async def redis_slowly(self, work: Callable[[RedisAdmin], T], *, per_s: float) -> T:
-        """Return ``work(admin)``, run in a thread of its own with at most ``per_s`` commands a second and no limit."""
+        """Return ``work(admin)``, run in a separate thread at ``per_s`` commands per second, for at most an hour."""
         paced = PacedRedisAdmin.from_url(self._settings.redis_url, timeout_s=self._settings.timeout_s)
         paced.limit(per_s, self._closing)
 
@@ -78,11 +78,11 @@ class Servers:
             with paced:
                 return work(paced)
 
-        return await self._ask("Redis", self._settings.redis_name, lambda: asyncio.to_thread(run), limit_s=_SLOW_S)
+        return await self._query("Redis", self._settings.redis_name, lambda: asyncio.to_thread(run), limit_s=_SLOW_S)
 
     async def redis_async(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Return ``await work(client)`` with an asyncio client."""
-        return await self._ask("Redis", self._settings.redis_name, lambda: self.async_admin().run(work))
+        return await self._query("Redis", self._settings.redis_name, lambda: self.async_admin().run(work))
 
     async def database(self, work: Callable[[DatabaseView], T]) -> T:
         """Return ``work(view)``, run in a thread."""
@@ -94,7 +94,7 @@ class Servers:
             )
             return self._in_thread(work, self._database)
 
-        return await self._ask("the database", redact_url(settings.db_url), run)
+        return await self._query("the database", redact_url(settings.db_url), run)
 
     async def rabbit(self, work: Callable[[RabbitView], T]) -> T:
         """Return ``work(view)``, run in a thread."""
@@ -104,22 +104,22 @@ class Servers:
             self._rabbit = self._rabbit or RabbitView(settings.rabbit_url, settings.rabbit_api_url)
             return self._in_thread(work, self._rabbit)
 
-        return await self._ask("RabbitMQ", redact_url(settings.rabbit_url), run)
+        return await self._query("RabbitMQ", redact_url(settings.rabbit_url), run)
 
     async def rabbit_async(self, work: Callable[[RabbitView], Awaitable[T]], *, limit_s: float) -> T:
-        """Return ``await work(view)``: work that takes longer than a page may, such as a replay."""
+        """Return ``await work(view)`` with a longer time limit than a page, for work such as a replay."""
         view = self._rabbit = self._rabbit or RabbitView(self._settings.rabbit_url, self._settings.rabbit_api_url)
-        return await self._ask("RabbitMQ", redact_url(self._settings.rabbit_url), lambda: work(view), limit_s=limit_s)
+        return await self._query("RabbitMQ", redact_url(self._settings.rabbit_url), lambda: work(view), limit_s=limit_s)
 
     def async_admin(self) -> AsyncRedisAdmin:
-        """Return the asyncio side of Redis for the running event loop."""
+        """Return the asyncio client of Redis for the running event loop."""
         loop = asyncio.get_running_loop()
         if self._async is None or self._async[0] is not loop:
             self._async = loop, AsyncRedisAdmin(self._settings.redis_url, timeout_s=self._settings.timeout_s)
         return self._async[1]
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         self._closing.set()
         if self._async is not None and self._async[0] is asyncio.get_running_loop():
             await self._async[1].close()
@@ -131,29 +131,29 @@ class Servers:
     async def _in_thread(self, work: Callable[[Any], T], view: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, view)
 
-    async def _ask(
+    async def _query(
         self, server: str, address: str, work: Callable[[], Awaitable[T]], *, limit_s: float | None = None
     ) -> T:
-        resting = self._away.get(server)
-        if resting is not None and time.monotonic() - resting[0] < _REST_S:
-            raise resting[1]
+        away = self._away.get(server)
+        if away is not None and time.monotonic() - away[0] < _REST_S:
+            raise away[1]
         try:
             async with asyncio.timeout(limit_s or 2 * self._settings.timeout_s):
-                answer = await work()
+                result = await work()
         except (ConfigurationError, ServerAwayError):
             raise
         except Exception as error:
-            away = _as_away(error, server, address)
-            if away is None:
+            translated = _as_away(error, server, address)
+            if translated is None:
                 raise
-            self._away[server] = time.monotonic(), away
-            raise away from error
+            self._away[server] = time.monotonic(), translated
+            raise translated from error
         self._away.pop(server, None)
-        return answer
+        return result
 
 
 def _as_away(error: Exception, server: str, address: str) -> ServerAwayError | None:
-    """Return the error for a server that cannot be used; None if the error is another one."""
+    """Return a ``ServerAwayError`` if the server cannot be used; None for another error."""
     cause = error.__cause__ or error
     if isinstance(error, TimeoutError):
         return ServerAwayError(server, address, "no answer in time")
@@ -168,7 +168,7 @@ def _as_away(error: Exception, server: str, address: str) -> ServerAwayError | N
 
 
 def _reason(error: BaseException) -> str:
-    # The text of a driver's error may quote a statement with its values. Its class does not.
+    # A driver's error message may quote a statement with its values, so only its class is shown.
     return {"ConnectionError": "it refused the connection", "TimeoutError": "no answer in time"}.get(
         type(error).__name__, type(error).__name__
     )

@@ -1,4 +1,4 @@
-"""How a dashboard is set up, checked when it is built."""
+"""Settings of a dashboard, validated when they are created."""
 
 import secrets
 from collections.abc import Callable
@@ -14,29 +14,29 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _SHORTEST_TOKEN: Final = 16
 
 Redact = Callable[[str, str, Any], Any]
-"""``redact(stream, event, payload)`` returns what may be shown of a payload."""
+"""``redact(stream, event, payload)`` returns the payload as it may be shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardSettings:
-    """What a dashboard shows, and to whom.
+    """Settings of a dashboard.
 
     Attributes:
-        redis_url: The Redis whose streams are shown.
-        db_url: The database of inbox and outbox; empty leaves the page out.
-        rabbit_url: The RabbitMQ; empty leaves the page out.
+        redis_url: The Redis with the streams.
+        db_url: The database of inbox and outbox; empty hides the page.
+        rabbit_url: The RabbitMQ; empty hides the page.
         rabbit_api_url: Its management API; by default on the same host.
-        schedule_groups: Groups whose schedules are shown.
+        schedule_groups: Groups of schedules to show.
         inbox: Name of the inbox table.
         outbox: Name of the outbox table.
-        reveal: Payloads may be shown to users with the right ``reveal``, through ``redact``. Off by default.
-        redact: Returns what may be shown of a payload. By default the values of fields that are named like secrets and
-            personal data are masked.
-        allowed_hosts: Host names that a request may be addressed to. None: loopback names without ``authorize``, and
-            any name with it.
-        secret: Signs forms and log-ins. Give the same to several processes; by default each has one of its own.
-        timeout_s: How long a server may take to answer one question of a page.
-        most_viewers: Most pages that are kept up to date at once. A further one is shown as it was loaded.
+        reveal: Show payloads to users with the right ``reveal``, through ``redact``. Off by default.
+        redact: Returns a payload as it may be shown. By default it masks the values of fields that are named like
+            secrets and personal data.
+        allowed_hosts: Accepted host names of requests. None: loopback names without ``authorize``, any name with
+            ``authorize``.
+        secret: Signs forms and log-ins. Use the same value in several processes; by default each process creates one.
+        timeout_s: Longest wait for a reply to one query of a page.
+        most_viewers: Most pages with live updates. Further pages are not updated.
     """
 
     redis_url: str = field(repr=False)
@@ -69,12 +69,12 @@ class DashboardSettings:
 
     @property
     def redis_name(self) -> str:
-        """The Redis as it is shown: without a password."""
+        """URL of the Redis without a password."""
         return redact_url(self.redis_url)
 
 
 def require_token(name: str, value: str) -> str:
-    """Return a secret that is long enough not to be guessed."""
+    """Return the secret if it is long enough; raise otherwise."""
     if len(value) < _SHORTEST_TOKEN:
         raise ConfigurationError(
             f"{name} must have at least {_SHORTEST_TOKEN} characters; make one with: "

@@ -1,4 +1,4 @@
-"""Signed cookies and form tokens: log-ins that end, forms of our own pages only, few guesses at the token."""
+"""Sign cookies and form tokens: log-ins expire, forms must come from this dashboard, log-in attempts are limited."""
 
 import hashlib
 import hmac
@@ -29,37 +29,37 @@ def sign(secret: str, purpose: str, text: str) -> str:
 
 
 class FormTokens:
-    """Tokens that a form must carry. They belong to a browser (a cookie) and a user, and are worthless to others."""
+    """Tokens that every form must contain. A token is valid for one browser (by a cookie) and one user."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
 
     def token(self, request: "Request", user: str) -> str:
-        """Return the token for the forms of this page; ``remember`` sets the cookie it belongs to."""
+        """Return the token for the forms of this page; ``remember`` sets its cookie."""
         nonce = request.cookies.get(CSRF_COOKIE) or getattr(request.state, "csrf_nonce", "")
         if not nonce:
             nonce = request.state.csrf_nonce = secrets.token_urlsafe(24)
         return sign(self._secret, "form", f"{nonce}\0{user}")
 
     def remember(self, request: "Request", response: "Response") -> None:
-        """Set the cookie if ``token`` has made a new one."""
+        """Set the cookie if ``token`` has created a new one."""
         nonce = getattr(request.state, "csrf_nonce", "")
         if nonce:
             set_cookie(request, response, CSRF_COOKIE, nonce, None)
 
     def is_valid(self, request: "Request", user: str, given: str) -> bool:
-        """Return whether the form came from a page that this browser got from us."""
+        """Return whether the form comes from a page that this dashboard sent to this browser."""
         nonce = request.cookies.get(CSRF_COOKIE, "")
         return bool(nonce) and hmac.compare_digest(sign(self._secret, "form", f"{nonce}\0{user}"), given)
 
 
 class TokenLogin:
-    """Log-in by one shared token, as ``conquiet dashboard`` has it.
+    """Log-in by one shared token, for ``conquiet dashboard``.
 
     Args:
-        token: The token; empty: there is none, and every visitor may only look.
+        token: The token; empty: there is no log-in, and every visitor may only view.
         secret: Signs the session.
-        open_reading: Visitors without a session may look.
+        open_reading: Visitors without a session may view.
         clock: Seconds since the epoch.
     """
 
@@ -71,7 +71,7 @@ class TokenLogin:
         self._failures: deque[float] = deque(maxlen=_FAILURES)
 
     def authorize(self, request: "Request") -> Access | None:
-        """Return all rights for a session, else those of a visitor."""
+        """Return all rights for a session, else the rights of a visitor."""
         if self._token and self._has_session(request):
             return Access("token", EVERYTHING)
         return Access("visitor", READ_ONLY) if self._open_reading else None
@@ -83,12 +83,12 @@ class TokenLogin:
 
     @property
     def is_blocked(self) -> bool:
-        """True if there were ten wrong guesses within a minute, by all clients together."""
+        """True after ten wrong tokens within a minute, from all clients together."""
         full = len(self._failures) == _FAILURES
         return full and self._clock() - self._failures[0] < _WINDOW_S
 
     def log_in(self, request: "Request", response: "Response", given: str) -> bool:
-        """Start a session if the token is right."""
+        """Start a session if the token is correct."""
         if self.is_blocked:
             return False
         if not self._token or not hmac.compare_digest(self._token.encode(), given.encode()):
@@ -108,7 +108,7 @@ class TokenLogin:
 
 
 def set_cookie(request: "Request", response: "Response", name: str, value: str, max_age: int | None) -> None:
-    """Set a cookie for the dashboard alone. On loopback it is not Secure: Safari keeps no such cookie of plain HTTP."""
+    """Set a cookie for the path of the dashboard. On loopback it is not Secure: Safari drops Secure cookies of HTTP."""
     loopback = request.url.scheme == "http" and f"{request.url.hostname}" in {*LOOPBACK, "::1"}
     response.set_cookie(
         name,

@@ -1,7 +1,7 @@
-"""The frame of all pages: templates, links, and what each page and action needs.
+"""Render pages: templates, links, and the request data of pages and actions.
 
 A page is a function that returns the values of its template. Its block ``live`` is rendered again for server-sent
-events; everything else is sent once.
+events; the rest is sent once.
 """
 
 import time
@@ -31,7 +31,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One request for a page: what it may use.
+    """One request for a page, and its helpers.
 
     Attributes:
         request: The request.
@@ -44,7 +44,7 @@ class View:
     parts: "Parts"
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a value of the query, cut to a sane length."""
+        """Return a value of the query, truncated to 1,000 characters."""
         return self.request.query_params.get(name, default)[:1_000]
 
     def number(self, name: str, default: int, *, most: int = 1_000_000) -> int:
@@ -56,7 +56,7 @@ class View:
         """Return the stream of the query that the user may see.
 
         Raises:
-            NotShownError: None is named, or the user may not see it.
+            NotShownError: The query names no stream, or one that the user may not see.
         """
         token = self.text("stream")
         if not token or not self.access.allows(Action.VIEW, token):
@@ -65,7 +65,7 @@ class View:
 
 
 class NotShownError(Exception):
-    """What was asked for is not there, or not for this user."""
+    """The requested object does not exist, or this user may not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ class Page:
     """A page.
 
     Attributes:
-        path: Where.
-        name: Its entry in the navigation; pages below another have that one's.
+        path: Path of the page.
+        name: Its entry in the navigation, or the entry of its parent page.
         template: Its template.
-        values: Returns what the template shows.
-        live: Whether its block ``live`` is kept up to date.
+        values: Returns the values of the template.
+        live: True if its block ``live`` is updated.
         interval_s: Shortest time between two updates.
-        urgent: Asked at that pace too, where rendering is slower: if its answer changes, the page is rendered at once.
+        urgent: Called every ``interval_s``, also while updates are slower. A changed result causes an immediate update.
     """
 
     path: str
@@ -124,7 +124,7 @@ class Renderer:
         self._parts = parts
         self.environment = Environment(
             loader=PackageLoader("conquiet.dashboard"),
-            autoescape=True,  # every template, whatever its name
+            autoescape=True,  # every template, independent of its name
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -141,12 +141,12 @@ class Renderer:
             "token": stream_token,
         }
         self.environment.globals |= {"explain": explain, "charts": charts, "version": __version__}
-        # As globals and not imported by each template: a block that is rendered alone sees no imports.
+        # Globals, not imports of each template: a block that is rendered alone sees no imports.
         macros = self.environment.get_template("macros.html").module
         self.environment.globals |= {name: getattr(macros, name) for name in _MACROS}
 
     def compile_templates(self) -> None:
-        """Compile all templates, so that the first page does not wait for it."""
+        """Compile all templates, so that the first page does not wait for the compilation."""
         for name in self.environment.list_templates(extensions=["html"]):
             self.environment.get_template(name)
 
@@ -169,7 +169,7 @@ class Renderer:
         return "".join(template.blocks["content"](template.new_context(values)))
 
     def message(self, view: View, title: str, text: str, *, status: int) -> Response:
-        """Return a page that says one thing."""
+        """Return a page with one message."""
         values = self._shared(view, "") | {"title": title, "text": text, "away": None, "problem": ""}
         return HTMLResponse(self.environment.get_template("message_only.html").render(values), status)
 

@@ -1,11 +1,11 @@
-"""Concurrent writes to MySQL that lose no update. This package imports no broker.
+"""Concurrent writes that lose no update. This package imports no broker.
 
     DbWriter      one operation at a time, under the lock strategy its user chose
     DbSession     exactly one transaction, for work of more than one statement
     locking/      the strategies; see docs/locking.md for which one when
 
-MySQL and MariaDB are supported. SQLite works for everything but the MySQL locks, so that a
-demo or a unit test needs no server.
+``DbWriter`` and the locks support MySQL and MariaDB; ``DbSession`` also PostgreSQL. SQLite works for everything except
+the locks, so that a demo or a unit test needs no server.
 """
 
 from conquiet.core.constructor_help import describe_constructors

@@ -1,18 +1,18 @@
-"""What became of a COMMIT whose reply was lost. PostgreSQL can answer that; MySQL and SQLite cannot.
+"""Resolve a COMMIT after its reply was lost. PostgreSQL keeps the result; MySQL and SQLite do not.
 
-    before COMMIT:   current_transaction()   its id, and the timeline of the server; a statement, unless it was noted
-    reply lost:      resolve_commit()        a new connection asks pg_xact_status(id), until the answer is final
+    before COMMIT:   current_transaction()   its id, and the timeline of the server; a statement, unless it was recorded
+    reply lost:      resolve_commit()        a new connection queries pg_xact_status(id) until the status is final
 
-    committed        the effect is there: as if the reply had come
-    aborted          nothing of it is there
-    in progress      the server has not noticed the lost connection yet: ask again, end that backend if it lasts
-    no answer        the server is away for too long, another server answers (a standby was promoted), or it has
-                     forgotten the id: unknown
+    committed        the effect is there, as if the reply had arrived
+    aborted          nothing was written
+    in progress      the server has not noticed the lost connection yet: query again, later terminate the backend
+    no status        the server is unavailable for too long, another server replies (a standby was promoted), or it
+                     does not know the id any more: unknown
 
-Another timeline is never trusted. After a fail-over to a standby that lags, the id can be one that the new server gives
-to another transaction, and its "committed" would be about that one.
+Another timeline is never trusted. After a fail-over to a standby that lags, the new server may assign the id to another
+transaction, and "committed" would refer to that transaction.
 
-See docs/decisions/0032.
+See docs/decisions/0005.
 """
 
 import time
@@ -38,9 +38,9 @@ _TIMELINE: Final = (
 )
 _CURRENT: Final = text(f"SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS xid, {_TIMELINE}")
 RETURNING: Final = f"CAST(pg_current_xact_id() AS text) AS xid, {_TIMELINE}"
-"""What an INSERT returns for ``note_transaction``, so that no other statement has to ask for it."""
+"""Columns that an INSERT returns for ``record_transaction``, so that no other statement is needed."""
 _STATUS: Final = text(f"SELECT pg_xact_status(CAST(CAST(:xid AS text) AS xid8)) AS status, {_TIMELINE}")
-# Only the backend that still runs this transaction, and with synchronous standbys only one that waits for its client:
+# Only the backend that still runs this transaction, and with synchronous standbys only if it waits for its client:
 # COMMIT may be about to wait for a standby, and interrupting that wait commits on this server alone. pg_stat_activity
 # has the lower 32 bits of the id.
 _END: Final = text(
@@ -58,7 +58,7 @@ _IDLE: Final = 0
 
 
 class CommitStatus(Enum):
-    """What the server knows about a transaction."""
+    """The status of a transaction on the server."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -83,18 +83,18 @@ class NoTransactionId(Enum):
 
     NOTHING_WRITTEN = "nothing written"
     FAILED = "failed"
-    """A statement failed, so PostgreSQL would answer COMMIT with ROLLBACK, and without an error."""
+    """A statement failed, so PostgreSQL would roll back at COMMIT, without an error."""
 
 
-_noted: "WeakKeyDictionary[object, TransactionId]" = WeakKeyDictionary()
+_recorded: "WeakKeyDictionary[object, TransactionId]" = WeakKeyDictionary()
 """Ids that a statement of the transaction has returned."""
 
 
-def note_transaction(connection: Connection, row: Mapping[str, Any]) -> None:
-    """Note the id of the connection's transaction, from a row with ``RETURNING``."""
+def record_transaction(connection: Connection, row: Mapping[str, Any]) -> None:
+    """Record the id of the connection's transaction, from a row with ``RETURNING``."""
     transaction = connection.get_transaction()
     if transaction is not None and row["timeline"] is not None:
-        _noted[transaction] = TransactionId(row["xid"], row["timeline"])
+        _recorded[transaction] = TransactionId(row["xid"], row["timeline"])
 
 
 def current_transaction(connection: Connection) -> TransactionId | NoTransactionId:
@@ -104,9 +104,9 @@ def current_transaction(connection: Connection) -> TransactionId | NoTransaction
         return NoTransactionId.FAILED
     if state == _IDLE:
         return NoTransactionId.NOTHING_WRITTEN  # no statement was sent
-    # A driver that does not know its state has to ask: the transaction may have failed since.
-    if state is not None and (noted := _noted.get(connection.get_transaction())) is not None:
-        return noted
+    # A driver that does not know the state needs a query: the transaction may have failed since.
+    if state is not None and (recorded := _recorded.get(connection.get_transaction())) is not None:
+        return recorded
     try:
         row = connection.execute(_CURRENT).one()
     except DBAPIError as error:
@@ -119,12 +119,12 @@ def current_transaction(connection: Connection) -> TransactionId | NoTransaction
 
 
 def status_of(connection: Connection, transaction: TransactionId, *, end_backend: bool = False) -> CommitStatus | None:
-    """Ask the server about a transaction, on another connection; None while it is in progress.
+    """Query the status of a transaction, on another connection; None while it is in progress.
 
     Args:
         connection: A connection to the same server.
         transaction: Which transaction.
-        end_backend: End the backend that still runs it. Its client has lost the connection.
+        end_backend: Terminate the backend that still runs it. Its client has lost the connection.
     """
     try:
         row = connection.execute(_STATUS, {"xid": transaction.xid}).one()
@@ -150,42 +150,42 @@ def resolve_commit(
     timeout_s: float = TIMEOUT_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CommitStatus:
-    """Ask until the answer is final or the time is up. Never raises an error of the database.
+    """Query the server until the status is final or the timeout expires. Never raises an error of the database.
 
-    Uses connections beside the engine's pool: those of the pool may be dead too, or all in use.
+    Uses connections outside the engine's pool, because pooled ones may be dead too, or all in use.
 
     Args:
         engine: The engine of the lost connection.
         transaction: Which transaction.
-        timeout_s: How long to wait for the server. Connecting has the engine's own limit.
+        timeout_s: Longest wait for the server. Connecting has the engine's own limit.
         sleep: Waits the given number of seconds.
     """
     began = time.monotonic()
-    probe = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+    separate = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
     try:
         while True:
             waited_s = time.monotonic() - began
             try:
-                with probe.connect() as connection:
+                with separate.connect() as connection:
                     found = status_of(connection, transaction, end_backend=waited_s > END_AFTER_S)
                     connection.rollback()
             except SQLAlchemyError:
-                found = None  # the server is away, or it does not accept connections yet
+                found = None  # the server is unavailable
             if found is not None:
                 return found
             if waited_s > timeout_s:
                 return CommitStatus.UNKNOWN
             sleep(PAUSE_S)
     finally:
-        probe.dispose()
+        separate.dispose()
 
 
 def after_lost_reply(status: CommitStatus, unknown: CommitUnknownError) -> DbWriteError | None:
-    """Return the error to raise for a COMMIT whose reply was lost; None if it is committed.
+    """Return the error to raise for a COMMIT without a reply; None if it is committed.
 
     Args:
-        status: What the server answered.
-        unknown: The error of a COMMIT that nothing is known of.
+        status: The status on the server.
+        unknown: The error to raise if the status is unknown.
     """
     logger.warning("reply to COMMIT lost, asked the server", status=status.value)
     match status:

@@ -20,7 +20,7 @@ class ConnectionCleanup(Exception):  # noqa: N818 - not an error: it replaces on
 
 
 def clean_up(work: Callable[[], T]) -> T:
-    """Call ``work()``; no exception raised in it has the one that is being handled now in its chain.
+    """Call ``work()`` so that the exception being handled now is in no chain of an exception raised in it.
 
     What ``work`` raises is raised here, with the context that Python gives it here.
     """
@@ -41,5 +41,5 @@ def clean_up(work: Callable[[], T]) -> T:
 
 
 def invalidate(conn: Connection) -> None:
-    """Close the connection for good; the server rolls back what was open on it and frees its locks."""
+    """Close the connection; the server rolls back its transaction and frees its locks."""
     clean_up(conn.invalidate)

@@ -8,7 +8,7 @@ from conquiet.core.redaction import printable
 
 
 def pool_capacity(engine: Engine) -> int | None:
-    """Return how many connections the engine's pool lends at once; None if there is no limit.
+    """Return how many connections the engine's pool lends concurrently; None if there is no limit.
 
     That is ``pool_size`` plus ``max_overflow`` (15 by default). With a higher concurrency some tasks wait for a
     connection, and fail with ``DatabaseUnavailableError`` after ``pool_timeout`` seconds (30 by default).

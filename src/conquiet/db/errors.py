@@ -33,7 +33,7 @@ DUPLICATE_KEY: Final = 1062
 # 1022 and 1586 are older and partition-wise spellings of 1062. They are left out on purpose: only
 # 1062 has been seen to mean "this key exists", and an unknown number is an error, never suppressed.
 _DUPLICATE: Final = frozenset({DUPLICATE_KEY})
-# 1205 lock wait timeout, 3572 NOWAIT on MySQL (MariaDB says 1205 there too).
+# 1205 lock wait timeout, 3572 NOWAIT on MySQL (MariaDB returns 1205 there too).
 _LOCK_TIMEOUT: Final = frozenset({1205, 3572})
 # 1213 deadlock, 1020 record changed since last read (MariaDB 11.6 and newer), 3058 deadlock of MySQL's advisory locks,
 # 3101 rolled back by group replication at commit, 1206 the lock table is full: InnoDB rolls back the transaction.
@@ -44,7 +44,7 @@ _INTERRUPTED: Final = frozenset({1317, 1969, 3024})
 # CONNECTION, 1158 to 1161 broken packets, 2006 … 2055 a dead socket, 3169 and 4031 the session was killed or idle for
 # too long (MySQL).
 _GONE: Final = frozenset({0, 1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2027, 2055, 3169, 4031})
-# No connection could be made: no answer, or too many connections. 1047 is a Galera node that is not ready, 1226 a
+# No connection could be opened: no reply, or too many connections. 1047 is a Galera node that is not ready, 1226 a
 # limit of the user's account, 3032 a server in offline mode, 1135 no thread for a connection. 2026 is also the
 # number of a TLS connection that broke during a statement, so during a commit it does not prove that nothing was sent.
 _UNREACHABLE: Final = frozenset(
@@ -53,7 +53,7 @@ _UNREACHABLE: Final = frozenset(
 # The server is up and accepts no writes: 1290 read_only or super_read_only, 1792 read-only transaction
 # (transaction_read_only), 1836 read-only mode, 1874 InnoDB read-only, 1021 disk full.
 _READ_ONLY: Final = frozenset({1021, 1290, 1792, 1836, 1874})
-# Numbers of the client libraries; all others above 1000 are the server's.
+# Numbers of the client libraries; all others above 1000 come from the server.
 _CLIENT: Final = range(2000, 3000)
 _FIRST: Final = 1000
 _NOT_SENT: Final = "conquiet_not_sent"
@@ -145,7 +145,7 @@ _KINDS: Final[dict[DbErrorKind, type[DbWriteError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class OperationInfo:
-    """What an error message may contain: names out of the code, never a value."""
+    """The operation, for error messages: names from the code, never a value."""
 
     operation: str
     table: str | None = None
@@ -249,13 +249,13 @@ def as_write_error(
     hint: str | None = None,
     server: str = "",
 ) -> DbWriteError:
-    """Build our error for a driver's; the caller raises it ``from`` that one.
+    """Build conquiet's error for a driver error; the caller raises it ``from`` the driver error.
 
     Args:
-        error: What the driver or SQLAlchemy raised.
-        info: What was being done.
-        committing: The server may have committed before the error: COMMIT was in flight, or a statement that is a
-            transaction by itself.
+        error: The exception of the driver or of SQLAlchemy.
+        info: The operation.
+        committing: The server may have committed before the error: COMMIT was in flight, or a statement that is its
+            own transaction.
         connecting: No connection was made yet. Then every driver error means that the database is unavailable, also
             an unknown schema or a wrong password: no other work would get further.
         hint: Replaces the description of the fault.
@@ -289,18 +289,18 @@ def as_write_error(
 
 
 def is_refused_login(error: BaseException) -> bool:
-    """Return whether the server answered and refused the user name or the password."""
+    """Return whether the server refused the user name or the password."""
     return _is_refused_login(error, number_of(error), sqlstate_of(error))
 
 
 def describe_error(error: BaseException) -> str | None:
-    """Return what a log may show of an error of SQLAlchemy: number and kind, the name of a missing table, no value."""
+    """Describe an error of SQLAlchemy for a log: number and kind, the name of a missing table, no value."""
     if not isinstance(error, DBAPIError | PoolTimeoutError):
         return None
     number, state = number_of(error), sqlstate_of(error)
-    said = describe_missing_object(error, number, state, own_statement=False) or _SHORTLY.get(fault_of(error))
+    described = describe_missing_object(error, number, state, own_statement=False) or _SHORTLY.get(fault_of(error))
     code = f"error {state or number}" if state or number else ""
-    return ": ".join(filter(None, (code, said))) or None
+    return ": ".join(filter(None, (code, described))) or None
 
 
 add_describer(describe_error)
@@ -318,7 +318,7 @@ def _failed_before(state: str | None) -> str | None:
 
 
 def other_key_error(error: DbWriteError, info: OperationInfo) -> DbWriteError:
-    """Return the error of a duplicate if no row has the id asked for: another unique key is the duplicate."""
+    """Return the error of a duplicate if no row has the requested id: another unique key is the duplicate."""
     code = error.errno if error.sqlstate is None else error.sqlstate
     return DbWriteError(
         f"{info} failed (error {code}): a unique key exists already, and not that of the row asked for: "

@@ -1,6 +1,6 @@
-"""After a fail-over of the database: connections of the pool that lead to a demoted server are given up.
+"""After a fail-over of the database, close pooled connections to the demoted server.
 
-A primary that becomes read-only keeps its connections open. A pool goes on lending them, and every write fails,
+A primary that becomes read-only keeps its connections open. A pool continues to lend them, and every write fails,
 although new connections (through a proxy, a virtual address or DNS) would reach the new primary. So the first write
 that such a server refuses renews the pool: idle connections are closed, and the next session opens a new one.
 
@@ -21,12 +21,12 @@ from conquiet.db.sqlstate import sqlstate_of
 # 1290 read_only or super_read_only, 1792 a read-only transaction by the session's default, 1836 read-only mode.
 _NUMBERS: Final = frozenset({1290, 1792, 1836})
 _SQLSTATE: Final = "25006"
-# Threads may be refused at once: one that recreated the old pool after it was renewed would copy its listener.
+# Several threads may be refused concurrently. Recreating the pool that was already replaced would copy its listener.
 _renewing: Final = threading.Lock()
 
 
 def is_demotion(error: BaseException | None) -> bool:
-    """Return whether a server refused a write because it accepts none. Follows the causes of our own errors."""
+    """Return whether a server refused a write because it accepts none. Follows the causes of conquiet's errors."""
     while error is not None and not isinstance(error, DBAPIError):
         error = error.__cause__
     if error is None:
@@ -35,11 +35,12 @@ def is_demotion(error: BaseException | None) -> bool:
 
 
 def renew_pool(engine: Engine) -> None:
-    """Close the idle connections of an engine. Those in use are closed when they are returned."""
+    """Close the idle connections of an engine. Connections in use are closed when they are returned."""
     with _renewing:
         old = engine.pool
         engine.pool = old.recreate()
-        # After it was recreated, which copies listeners. No engine has it any more: it would keep them open.
+        # After it was recreated, which copies listeners. No engine uses the old pool any more, so nothing else would
+        # close connections that are returned to it.
         event.listen(old, "checkin", _close)
     old.dispose()
 

@@ -62,9 +62,9 @@ def insert_idempotent(
 ) -> bool:
     """Insert a row unless one with this id exists; True if it was inserted.
 
-    The id column is written too. A duplicate of *another* unique key is a ``DbWriteError``: the row asked
-    for does not exist (on PostgreSQL it ends the transaction). The second of two concurrent calls waits for the first
-    one's transaction to end.
+    The id column is written too. A duplicate of *another* unique key is a ``DbWriteError``: the requested
+    row does not exist (on PostgreSQL it ends the transaction). The second of two concurrent calls waits for the end of
+    the first one's transaction.
     """
     require_table("table", table)
     require_identifier("id_column", id_column)
@@ -113,10 +113,10 @@ def retry_on_conflict(
     backoff: Backoff = _BACKOFF,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Run ``work(session)`` in a session of its own, and again in a new one if it met a conflict.
+    """Run ``work(session)`` in a new session, and again in another one after a conflict.
 
     Conflicts are a stale version (``occ_update``), a deadlock, a lock wait that timed out, and MariaDB's
-    "record has changed". Every other error is raised at once. ``CommitUnknownError`` is one of those: running the
+    "record has changed". Every other error is raised immediately, also ``CommitUnknownError``: running the
     work again could do it twice. The conflict of the last attempt is raised too.
 
     Args:

@@ -23,7 +23,7 @@ _DUPLICATE = WriteOutcome(rows=0, duplicate=True)
 
 
 class Inserts:
-    """Insert rows; one that exists already is logged and counted, not raised."""
+    """Insert rows. A row that exists already is logged and counted, not raised."""
 
     def __init__(self, id_column: str) -> None:
         self._id_column = id_column
@@ -39,9 +39,9 @@ class Inserts:
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abort(error)
-                # Only the duplicate of this very id is suppressed. The same number for another unique
-                # key means that the row asked for does not exist. If the id was not written, it cannot be the
-                # duplicate: a row that has it by chance is not the one asked for.
+                # Only a duplicate of the same id is suppressed. The same number for another unique
+                # key means that the requested row does not exist. If the id was not written, it cannot be the
+                # duplicate: a row that has it by chance is another row.
                 if not (_is_duplicate(error) and self._writes_id(columns)):
                     raise
                 if not self._exists(checkout, op, info):

@@ -1,7 +1,7 @@
 """Find the connection that holds a lock. Best effort: bounded in time, and never the reason for a failure.
 
-What a server shows depends on its release, so each question has several queries and the first
-answer counts. No query text is shown: it contains values.
+The tables of a server depend on its version, so each lookup has several queries and the first result
+counts. No query text is shown: it contains values.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _ROW_MYSQL: Final = text(
 )
 
 # MariaDB shows no granted lock once no connection waits for it. The oldest other transaction that has
-# locked rows is the likeliest holder; the answer says "perhaps".
+# locked rows is the likeliest holder; the text adds "perhaps".
 _ROW_MARIADB: Final = text(
     f"SET STATEMENT max_statement_time = 1 FOR SELECT {_HOLDER}, 1 AS guess "  # noqa: S608 - constants only
     "FROM information_schema.innodb_trx x "

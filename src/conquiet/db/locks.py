@@ -25,12 +25,12 @@ _PREFIX = "conquiet_key"
 class AdvisoryLock:
     """A lock by name, server-wide, for the rest of the session.
 
-    Take it before the first read: what was read before may be stale. Leaving a ``with`` block of its
-    own does not release it. The end of the session does, after COMMIT or ROLLBACK.
+    Take it before the first read: an earlier read may be stale. Leaving its ``with`` block does not release it. The end
+    of the session does, after COMMIT or ROLLBACK.
 
     Args:
         session: An open session.
-        key: What is locked, any text. Only sessions that use the same key are excluded.
+        key: Any text. Only sessions that use the same key are excluded.
         timeout_s: Longest wait; 0 does not wait. MySQL has whole seconds only, so a fraction is rounded up there.
     """
 
@@ -75,7 +75,7 @@ class RowLock:
         session: An open session.
         table: ``table`` or ``schema.table``.
         where: Column to value; all must be equal, and None means NULL. Columns without an index lock far more rows.
-        nowait: Do not wait for a locked row: ``LockTimeoutError`` at once.
+        nowait: Raise ``LockTimeoutError`` for a locked row instead of waiting.
         skip_locked: Leave locked rows out.
     """
 
@@ -105,7 +105,7 @@ class RowLock:
         self._skip_locked = skip_locked
 
     def acquire(self) -> list[dict[str, Any]]:
-        """Lock the rows and return their newest state, not that of the session's snapshot.
+        """Lock the rows and return their newest state, also if the session's snapshot is older.
 
         Raises:
             NoSuchRowError: There is none. Nothing is locked then, not even against an INSERT. With

@@ -26,7 +26,7 @@ def observe_db_write(table: str, op_type: str, status: str, latency_s: float) ->
 
 @never_raises
 def observe_db_batch(table: str, op_type: str, *, succeeded: int, failed: int, latency_s: float) -> None:
-    """Count the rows of one batch by outcome; record its time once, as that of one write."""
+    """Count the rows of one batch by outcome; record its time once, as for one write."""
     if succeeded:
         _written(table, op_type, "success").inc(succeeded)
     if failed:
@@ -36,13 +36,13 @@ def observe_db_batch(table: str, op_type: str, *, succeeded: int, failed: int, l
 
 @never_raises
 def count_db_writes(table: str, op_type: str, status: str, rows: int) -> None:
-    """Count writes whose time was recorded before."""
+    """Count writes; their time was recorded before."""
     _written(table, op_type, status).inc(rows)
 
 
 @never_raises
 def observe_db_latency(table: str, op_type: str, latency_s: float) -> None:
-    """Record how long a write took whose outcome is not known yet."""
+    """Record how long a write took, before its outcome is known."""
     _took(table, op_type).observe(latency_s)
 
 

@@ -19,7 +19,7 @@ __all__ = ["DbOperation", "DbOperationType", "WriteOutcome"]
 class DbOperation:
     """One mutation of one row. SPEC(003 §5.1).
 
-    Names are checked here, before any I/O: what passes can stand in a statement between backticks.
+    Names are checked here, before any I/O: a valid name can be used in a statement between backticks.
     Values and the id are left out of ``repr()``; they may be personal data.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Name the table or column that a statement asked for and the database does not have.
+"""Name the table or column that a statement needs and the database does not have.
 
 Names come from the code of the application and are no secret, but the server's text is not repeated: only an
 identifier is taken out of it. The name of a column is taken only where conquiet built the statement. In a statement of
@@ -17,7 +17,7 @@ NO_SUCH_TABLE: Final = 1146
 NO_SUCH_COLUMN: Final = 1054
 
 _NAME: Final = r"[A-Za-z0-9_$]+(?:[.-][A-Za-z0-9_$]+)*"
-# The name is the first quoted text of the server's message, whatever its lc_messages.
+# The name is the first quoted text of the server's message, in every language (lc_messages).
 _QUOTED: Final = re.compile(rf"^[^']*'({_NAME})'")
 # PostgreSQL quotes by its language: "orders", „orders", « orders ».
 _POSTGRES_QUOTED: Final = re.compile(rf"^[^\"«„»]*[\"«„»] ?({_NAME}) ?[\"»“«]")

@@ -1,4 +1,4 @@
-"""Context managers that every write is made of."""
+"""The context managers of a write: check out a connection, translate errors."""
 
 from conquiet.db.engine_pool import pool_timeout_hint
 from conquiet.db.errors import OperationInfo, as_write_error
@@ -10,7 +10,7 @@ class translate_errors:  # noqa: N801 - reads as a verb: with translate_errors(i
     """Raise a ``DbWriteError`` about this operation for any error of the driver.
 
     Args:
-        info: What is being done.
+        info: The operation.
         committing: An error in here may come after the server has committed.
     """
 
@@ -35,9 +35,9 @@ class checked_out:  # noqa: N801 - reads as a verb: with checked_out(pool, info)
 
     Args:
         pool: Where the connection comes from.
-        info: What is being done.
-        autocommit: Each statement is a transaction by itself; else COMMIT ends the only one. None takes the
-            connection in its current mode, which saves the trip of switching it.
+        info: The operation.
+        autocommit: True makes each statement its own transaction; with False COMMIT ends it. None takes the
+            connection in its current mode, which saves the round trip of switching it.
     """
 
     __slots__ = ("_autocommit", "_checkout", "_info", "_pool")

@@ -13,11 +13,9 @@ The transaction begins on entering, so an ORM session on ``session.connection`` 
 (``join_transaction_mode="conditional_savepoint"``) then leaves COMMIT to the ``DbSession``. If other code ends the
 transaction, the session refuses to continue and to commit.
 
-On PostgreSQL a lost reply to COMMIT is resolved: the session asks the server what became of the transaction, and ends
-as if the reply had come (``commit_status``). Its price is one statement before each COMMIT,
-unless an inbox row has returned the id already.
-
-See docs/decisions/0032.
+On PostgreSQL a lost reply to COMMIT is resolved: the session queries the status of the transaction, and ends as if the
+reply had arrived (``commit_status``). That costs one statement before each COMMIT, unless an inbox row has returned the
+id already.
 """
 
 import re
@@ -88,7 +86,7 @@ class DbSession:
         self._before_commit: list[Callable[[DbSession], None]] = []
         self._on_close: list[Callable[[Connection], None]] = []
         self._failure: DbWriteError | None = None
-        self._connection_suspect = False
+        self._connection_unusable = False
         self._transaction: RootTransaction | None = None
         self._used = False
         self._statement_failure: DbWriteError | None = None
@@ -150,13 +148,13 @@ class DbSession:
                 raise failure from error
             clean_up(conn.invalidate)
             if transaction is None:
-                return  # without an id it has written nothing: committed or not is the same
+                return  # without an id it has written nothing, so it does not matter whether it committed
             resolved = after_lost_reply(resolve_commit(self._engine, transaction), failure)
             if resolved is not None:
                 raise resolved from error
 
     def _identify(self, conn: Connection) -> TransactionId | None:
-        """Return the id of PostgreSQL's transaction, to ask for it if the reply to COMMIT is lost."""
+        """Return the id of PostgreSQL's transaction, to resolve it if the reply to COMMIT is lost."""
         try:
             found = current_transaction(conn)
         except SQLAlchemyError as error:
@@ -205,7 +203,7 @@ class DbSession:
             clean_up(conn.close)
 
     def _replacement(self, error: BaseException) -> DbWriteError | None:
-        """Return the error to raise in place of one that leaves the block; None to leave it as it is."""
+        """Return the error to raise in place of an error of the block; None to raise it unchanged."""
         if isinstance(error, LifecycleError) and error.__cause__ is not None and error.__cause__ is self._failure:
             return self._failure  # raised by a call after the failure: the caller needs the failure itself
         if isinstance(error, DBAPIError) and fault_of(error) in _TRANSLATED:
@@ -315,7 +313,7 @@ class DbSession:
         return len(self._before_commit)
 
     def drop_checks(self, kept: int) -> None:
-        """Drop all but the first checks: what registered the others was rolled back to a savepoint."""
+        """Drop all but the first checks, after a rollback to a savepoint."""
         del self._before_commit[kept:]
 
     def on_close(self, release: Callable[[Connection], None]) -> None:
@@ -341,9 +339,9 @@ class DbSession:
         return failure
 
     def on_lost_reply(self, error: Exception) -> None:
-        """Mark the session failed and its connection suspect if this error came in place of a reply."""
+        """Mark the session failed and its connection unusable if this error came in place of a reply."""
         if (is_mysql(self._engine) or is_postgres(self._engine)) and outcome_unknown(error):
-            self._connection_suspect = True
+            self._connection_unusable = True
             self.mark_failed(as_write_error(error, _STATEMENT))
 
     def _connection(self) -> Connection:
@@ -364,7 +362,7 @@ class DbSession:
             invalidate(conn)
             return
         # After an interrupt a reply may still be on its way; the next user of the connection would read it.
-        if self._connection_suspect or not isinstance(error, Exception):
+        if self._connection_unusable or not isinstance(error, Exception):
             invalidate(conn)
             return
         try:

@@ -2,7 +2,7 @@
 
     statement ran ──▶ waits for the end of the session ──COMMIT──▶ success
                                                        └─anything else──▶ error
-    statement failed ──▶ error, at once
+    statement failed ──▶ error, immediately
 
 The time of a statement is recorded when it ends.
 """

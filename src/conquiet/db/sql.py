@@ -1,7 +1,7 @@
 """Statements, built once per shape. Pure: no I/O, and no value becomes part of a text here.
 
 Bind names are generated (``p0`` for a value to write, ``w0`` for a condition). With names taken
-from the payload, a column called like one of our own binds would replace it: in the seed's sample
+from the payload, a column with the name of another bind would replace it: in the seed's sample
 a column ``id_value`` moved the UPDATE to another row.
 
 Identifiers were validated where they came in (``DbOperation``, ``DbConfig``, the helpers), so
@@ -88,7 +88,7 @@ def select_where(
 ) -> TextClause:
     """SELECT the rows in which each of ``columns`` equals its bind ``w0``, ``w1`` and so on.
 
-    Those of ``nulls`` are bound to NULL, which equals nothing; MySQL's ``<=>`` compares it as a value. The other
+    The columns in ``nulls`` are bound to NULL, which equals nothing; MySQL's ``<=>`` compares it as a value. The other
     columns keep ``=``: it decides which index is used, and so what is locked.
     """
     where = " AND ".join(
@@ -104,7 +104,7 @@ def lock_table(table: str) -> TextClause:
 
 
 def select_ids(table: str, id_column: str, count: int, mark: str) -> str:
-    """SELECT those of ``count`` ids that exist, for the driver: ``mark`` is its placeholder.
+    """SELECT the existing ones of ``count`` ids, for the driver: ``mark`` is its placeholder.
 
     Not a clause to be compiled: the count varies freely, and SQLAlchemy and ``statement_execution`` cache what they
     compile.

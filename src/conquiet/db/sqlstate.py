@@ -16,7 +16,7 @@ _SQLSTATE: Final = re.compile(r"[0-9A-Z]{5}")
 def sqlstate_of(error: BaseException) -> str | None:
     """Return the SQLSTATE of an error of psycopg, psycopg2 or asyncpg; None for errors of other drivers.
 
-    None also for an error that the client library raised by itself, such as a lost connection.
+    None also for an error that the client library raised, such as a lost connection.
     """
     original = error.orig if isinstance(error, DBAPIError) else error
     if original is None or (original.args and isinstance(original.args[0], int)):

@@ -66,15 +66,15 @@ def execute(conn: Connection, statement: TextClause, params: Mapping[str, Any] =
 
 
 def insert_rows(conn: Connection, rows: Rows) -> None:
-    """INSERT many rows; on MySQL in one statement, which is there as a whole or not at all."""
+    """INSERT many rows; on MySQL in one statement, which inserts all or none."""
     columns = rows.columns
     statement = sql.insert(rows.table, columns)
     string, _ = _for_driver(statement, conn.dialect)
     if conn.dialect.paramstyle not in _POSITIONAL_BY_PERCENT:
         conn.execute(statement, [sql.values(op.payload, columns) for op in rows.ops])
         return
-    # The compiled statement with its one row of binds repeated. As a text of its own each number of rows would
-    # have to be parsed and kept, with thousands of binds; the drivers' executemany costs twice the time for each row.
+    # The compiled statement with its one row of binds repeated. Compiled for each number of rows, it would have to be
+    # parsed and cached with thousands of binds; the drivers' executemany costs twice the time for each row.
     head = string[: string.index(" VALUES ")] + " VALUES "
     raw = conn.raw if isinstance(conn, WriterConnection) else None
     if raw is None:  # listeners see the statement: no value in it, not even a number
@@ -85,7 +85,7 @@ def insert_rows(conn: Connection, rows: Rows) -> None:
 
 
 def select_ids(conn: Connection, table: str, id_column: str, ids: Sequence[Any]) -> StatementResult:
-    """Return those of the ids that exist."""
+    """Return the existing ids."""
     mark = "%s" if conn.dialect.paramstyle in _POSITIONAL_BY_PERCENT else "?"
     string = sql.select_ids(table, id_column, len(ids), mark)
     raw = conn.raw if isinstance(conn, WriterConnection) else None

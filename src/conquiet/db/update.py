@@ -1,6 +1,6 @@
 """UPDATE: lock, read, write, COMMIT, release the lock, all on one connection. SPEC(003 §5.2, §5.10).
 
-See docs/decisions/0001 and 0002.
+See docs/decisions/0001.
 """
 
 import time
@@ -55,7 +55,7 @@ class Updates:
         if self._backend is None:
             return self._alone(pool, op)
         info = OperationInfo("update", op.table)
-        # One statement is a transaction by itself. Where the lock needs no transaction around it, COMMIT is saved.
+        # One statement is its own transaction. If the lock needs no surrounding transaction, COMMIT is saved.
         with (
             checked_out(pool, info, autocommit=None if self._backend.outlives_commit else False) as checkout,
             self._holding(checkout, op, info, reading=False) as row,
@@ -66,7 +66,7 @@ class Updates:
         return outcome
 
     def modify(self, pool: WriterPool, op: DbOperation, change: Change) -> WriteOutcome:
-        """Read the row under the lock, ask ``change`` what to set, set it."""
+        """Read the row under the lock and write the values that ``change(row)`` returns."""
         info = OperationInfo("update", op.table)
         with (
             checked_out(pool, info, autocommit=False) as checkout,

@@ -6,9 +6,9 @@
                           └── failed anywhere: ROLLBACK ─▶ release the lock
 
 The seed releases the lock before the commit. The next owner then reads the old value: 25 of 240
-updates were lost on MariaDB that way and 115 on MySQL. See docs/decisions/0001.
+updates were lost on MariaDB that way and 115 on MySQL.
 
-See docs/decisions/0002 and 0004 and 0005.
+See docs/decisions/0001 and 0004 and 0005.
 """
 
 import time
@@ -41,7 +41,7 @@ class DbWriter:
     retried.
 
     Args:
-        engine: For MySQL, MariaDB or SQLite. The writer opens connections of its own next to the engine's
+        engine: For MySQL, MariaDB or SQLite. The writer opens its own connections, separate from the engine's
             pool, with the same settings (docs/decisions/0007); the engine itself is not changed.
         db_config: ``id_column`` identifies rows; ``table_name`` is the table of ``modify``.
         lock_strategy: For UPDATE. Under NONE concurrent read-modify-write loses updates.
@@ -114,7 +114,7 @@ class DbWriter:
         Neighbouring INSERTs of the same columns into the same table are sent together, many rows in a
         statement; each such group is committed as a whole. UPDATEs are sent one by one, as by ``execute``.
 
-        If an operation fails, those before it stay committed and ``error.completed`` is their number:
+        If an operation fails, the earlier ones stay committed and ``error.completed`` is their number:
         continue from there.
         """
         outcomes: list[WriteOutcome] = []
@@ -134,7 +134,7 @@ class DbWriter:
 
         Use this for read-modify-write: a value computed before the lock was taken may be
         stale by the time it is written. ``change`` returns the columns to set, or None to leave the row
-        unchanged; it runs while the lock is held, so it should be quick. What it raises is
+        unchanged; it runs while the lock is held, so it should be quick. Its exceptions are
         raised here, after the rollback. A missing row is not an error: ``change`` is not called and the outcome
         has 0 rows.
         """

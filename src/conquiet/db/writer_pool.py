@@ -2,8 +2,8 @@
 
 A round trip is most of what a write costs, and SQLAlchemy's defaults spend three on an INSERT: the statement, COMMIT,
 and the pool's ROLLBACK on return. The last two can only be saved by changing how connections behave (autocommit on, no
-reset). Doing that to the caller's pool would change the caller's other transactions. So the writer opens connections of
-its own: same address, credentials, connect arguments, pool settings and event listeners, but
+reset). Doing that to the caller's pool would change the caller's other transactions. So the writer opens its own
+connections: same address, credentials, connect arguments, pool settings and event listeners, but
 
 - a connection stays in the mode it was last used in. Autocommit: one statement, which is its own
   transaction. Manual: the statements of a locked UPDATE, then COMMIT. Changing the mode costs one trip.
@@ -15,9 +15,9 @@ all writers of an engine. They are closed with the last writer (also if it is dr
 engine's ``dispose()``.
 
 SQLite has no trips to save (and ``:memory:`` lives in one connection), so there the caller's
-engine itself is used. A write while a transaction is open on that one connection is refused.
+engine itself is used. A write while a transaction is open on its only connection is refused.
 
-Five accesses to private names of SQLAlchemy remain, each with its reason beside it. ``tests/integration/db/
+Five accesses to private names of SQLAlchemy remain, each with a comment that gives the reason. ``tests/integration/db/
 test_round_trips.py`` counts the statements that reach the server, so it fails if one of them stops working.
 """
 
@@ -48,7 +48,7 @@ class Checkout:
 
     Attributes:
         conn: The connection that statements are executed on.
-        autocommit: Each statement is a transaction by itself.
+        autocommit: Each statement is its own transaction.
     """
 
     __slots__ = ("_info", "_raw", "autocommit", "conn")
@@ -58,7 +58,7 @@ class Checkout:
     def __init__(self, conn: Connection, *, autocommit: bool | None) -> None:
         self.conn = conn
         self.autocommit = False
-        # Both kept, because asking an invalidated connection for them would reconnect.
+        # Both kept, because reading them from an invalidated connection would reconnect.
         self._info = conn.info
         self._raw = conn.connection.dbapi_connection
         if isinstance(conn, WriterConnection):
@@ -67,7 +67,7 @@ class Checkout:
             self.autocommit = autocommit
             self._raw.autocommit(autocommit)  # sends nothing if it is in that mode already
             self._info[_OPEN] = not autocommit
-            # SQLAlchemy has no public way to ask whether an engine has listeners. Without any, statements go to the
+            # SQLAlchemy has no public attribute for whether an engine has listeners. Without any, statements go to the
             # driver directly, which takes a third to a half of the time of Connection.execute.
             if not conn.engine._has_events:  # noqa: SLF001
                 conn.raw = self._raw
@@ -98,7 +98,7 @@ class Checkout:
             and isinstance(conn, WriterConnection)
             and (fault_of(cause) is DbErrorKind.GONE or is_demotion(cause))
         ):
-            # The idle connections too: most likely they died with this one, and each would fail a write.
+            # The idle connections too: most likely they were lost with this one, and each would fail a write.
             renew_pool(conn.engine)
         if conn.invalidated or conn.closed:
             return
@@ -114,7 +114,7 @@ class Checkout:
             self._roll_back()
 
     def release(self) -> None:
-        """Return the connection to its pool. One that was invalidated is not returned."""
+        """Return the connection to its pool, unless it was invalidated."""
         clean_up(self.conn.close)
 
     def _roll_back(self) -> None:
@@ -172,7 +172,7 @@ class WriterPool:
             self.close()
 
     def close(self) -> None:
-        """Close idle connections now, and those in use when they are returned. A later use opens new ones."""
+        """Close idle connections now, and the others when they are returned. A later use opens new ones."""
         own, self._own = self._own, None
         if own is not None and own is not self._engine():
             own.dispose()
@@ -191,13 +191,13 @@ class WriterPool:
         with self._opening:
             if self._own is None:
                 engine = self._engine()
-                assert engine is not None  # noqa: S101 - the writer that asks holds it
+                assert engine is not None  # noqa: S101 - the calling writer holds a reference
                 self._own = _own_engine(engine) if is_mysql(engine) else engine
             return self._own
 
 
 class _WriterEngine(OptionEngine):
-    """An engine with a pool of its own that shares the listeners of the caller's engine, so that tracing works.
+    """An engine with a separate pool that shares the listeners of the caller's engine, so that tracing works.
 
     Sharing listeners, those registered later too, is what SQLAlchemy's ``OptionEngine`` is for.
     """
@@ -225,7 +225,7 @@ class _EndOnlyOpenTransactions:
 
 def _own_engine(engine: Engine) -> Engine:
     pool = engine.pool.recreate()
-    # recreate() takes no arguments, so there is no public way to ask for it. It saves the ROLLBACK on return.
+    # recreate() takes no arguments, so there is no public way to set it. It saves the ROLLBACK on return.
     pool._reset_on_return = ResetStyle.reset_none  # noqa: SLF001
     # The first connection initializes the dialect (server version and so on); copy it after that.
     pool.connect().close()
@@ -251,8 +251,8 @@ def _with_own_ends(dialect: Dialect) -> Dialect:
 _ATTRIBUTE: Final = "_conquiet_writer_connections"
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 _registering = threading.Lock()
-# What a forked child inherited: sockets that belong to the parent. Closing them in the child would end the parent's
-# sessions on the server, so they are kept and never used.
+# Sockets that a forked child inherited from its parent. Closing them in the child would end the parent's sessions on
+# the server, so they are kept and never used.
 _inherited: list[object] = []
 
 

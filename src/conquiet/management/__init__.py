@@ -1,4 +1,4 @@
-"""What an operator asks or does, as plain functions: the command line only parses options and prints.
+"""Inspect and change streams, jobs and servers with plain functions. The command line only parses options and prints.
 
     redis_admin      RedisAdmin: one Redis; every function takes it first
     overview         list_streams, describe_stream
@@ -10,8 +10,8 @@
 
 Synchronous (but for ``jobs``), bounded (SCAN and XINFO with limits, never KEYS), each command sent once.
 
-The names below are imported when they are first used, and need the extra ``redis``. The doctors of a database and of
-RabbitMQ do without it.
+The names below are imported on first use and need the extra ``redis``. The doctors of a database and of RabbitMQ do
+not need it.
 """
 
 from typing import TYPE_CHECKING
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from conquiet.management.jobs.models import (
         Cancellation,
         JobFilter,
+        JobHistory,
         JobList,
         JobPhase,
         JobProgress,
         JobReport,
-        JobStory,
     )
     from conquiet.management.jobs.partitioned import PartitionedJobs
     from conquiet.management.jobs.reset import ResetReport
@@ -60,11 +60,11 @@ __all__ = [
     "JobAdmin",
     "JobChange",
     "JobFilter",
+    "JobHistory",
     "JobList",
     "JobPhase",
     "JobProgress",
     "JobReport",
-    "JobStory",
     "PartitionedJobs",
     "PendingFilter",
     "PendingReport",
@@ -91,7 +91,7 @@ _HOMES = {
     ".jobs.control": ("ChangeReport", "JobChange"),
     ".jobs.partitioned": ("PartitionedJobs",),
     ".jobs.reset": ("ResetReport",),
-    ".jobs.models": ("Cancellation", "JobFilter", "JobList", "JobPhase", "JobProgress", "JobReport", "JobStory"),
+    ".jobs.models": ("Cancellation", "JobFilter", "JobList", "JobPhase", "JobProgress", "JobReport", "JobHistory"),
     ".maintenance": ("remove_consumer", "trim"),
     ".models": (
         "ConsumerReport",

@@ -1,21 +1,20 @@
-"""One asyncio client for a process that asks often, such as the dashboard; each command is sent once, and timed."""
+"""Keep one asyncio client for a process that sends many commands, such as the dashboard. No command is retried."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from conquiet.redis_transport.client import AsyncClient, clone_async
-from conquiet.redis_transport.errors import translate_errors
 from conquiet.redis_transport.redis_url import client_from_url
 
 T = TypeVar("T")
 
 
 class AsyncRedisAdmin:
-    """Runs work on one Redis, in the event loop that made it.
+    """Runs functions on one Redis, in the event loop that created it.
 
     Args:
-        url: The server. Nothing is sent before the first work.
-        timeout_s: How long a reply may take.
+        url: The server. Nothing is sent before the first call of ``run``.
+        timeout_s: Longest wait for a reply.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 10.0) -> None:
@@ -26,10 +25,9 @@ class AsyncRedisAdmin:
         """Return ``await work(client)``.
 
         Raises:
-            QueueError: Redis refused, or did not answer.
+            QueueError: Redis returned an error, or did not reply in time.
         """
-        with translate_errors("a command"):
-            return await work(self._client)
+        return await work(self._client)
 
     async def close(self) -> None:
         """Close the connections."""

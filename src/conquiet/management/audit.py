@@ -1,7 +1,7 @@
-"""The audit stream: who did what through the dashboard, and how it ended. Entries are added and never changed.
+"""Record each action of the dashboard in the audit stream: user, action, target and result. Entries never change.
 
-An action is recorded before it is carried out, and is refused if that fails: nothing is done without a record. A second
-entry says how it ended, and refers to the first.
+An action is recorded before it is executed, and refused if recording fails: no action is without a record. A second
+entry holds the result and refers to the first.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class AuditEntry:
 
     Attributes:
         id: Its id in the audit stream.
-        of: Id of the entry whose end this is; empty for a beginning.
-        user: Who.
-        action: What, such as ``replay``.
-        target: To what: a stream, a schedule entry, a queue, a run.
-        detail: Filter or ids for a beginning, the result for an end.
+        of: Id of the entry of the action, for the entry of its result; else empty.
+        user: Name of the user.
+        action: Name of the action, such as ``replay``.
+        target: A stream, a schedule entry, a queue or a run.
+        detail: Filter or ids of the action, or its result.
         client: Network address of the browser.
     """
 
@@ -41,7 +41,7 @@ class AuditEntry:
 
     @property
     def at_ms(self) -> int:
-        """When, by the server's clock."""
+        """Time of the entry, by the server's clock."""
         return milliseconds_of(self.id)
 
 
@@ -55,7 +55,7 @@ def record_action(
 
 
 def list_actions(server: RedisAdmin, *, limit: int = 100, before: str | None = None) -> list[AuditEntry]:
-    """Return the newest entries, from before the id ``before`` on."""
+    """Return the newest entries; with ``before``, the newest ones older than that id."""
     start = "+" if before is None else f"({before}"
     found = []
     for raw_id, fields in server.call("XREVRANGE", AUDIT_STREAM, start, "-", "COUNT", limit, stream=AUDIT_STREAM):

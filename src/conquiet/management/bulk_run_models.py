@@ -1,4 +1,4 @@
-"""A bulk run: what it is to do, where it stands, and its numbers. Pure."""
+"""A bulk run: its action, filter, state and counters. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ from conquiet.processor.dead_letters import DeadFilter
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """State of a run."""
 
     COUNTING = "counting"
     COUNTED = "counted"
@@ -20,11 +20,11 @@ class RunState(StrEnum):
 
 
 ACTIVE: Final = frozenset({RunState.COUNTING, RunState.RUNNING})
-"""States in which a process has to work on the run."""
+"""States in which a process must execute the run."""
 
 
 class RunAction(StrEnum):
-    """What a run does: replay and discard with dead letters, cancel and run-now with jobs."""
+    """Action of a run: replay and discard apply to dead letters, cancel and run-now to jobs."""
 
     REPLAY = "replay"
     DISCARD = "discard"
@@ -37,14 +37,14 @@ class BulkRun:
     """One run.
 
     Attributes:
-        where: Which dead letters; ``before_ms`` is set when the run is made.
-        rate_per_s: Most messages per second; 0 is as fast as it goes.
-        total: Dead letters of the stream when it was made, whatever the filter.
-        scanned: Looked at while counting.
-        matched: Found by counting.
-        done: Replayed or discarded so far.
-        skipped: Gone meanwhile, or unreplayable.
-        jobs: For a run on jobs: which ones; ``phase`` and ``group`` say where they are.
+        where: Filter of dead letters; ``before_ms`` is set when the run is created.
+        rate_per_s: Most messages per second; 0 for no limit.
+        total: Dead letters of the stream when the run was created, without the filter.
+        scanned: Messages read by the count.
+        matched: Messages that match the filter, found by the count.
+        done: Messages replayed or discarded so far.
+        skipped: Messages that have disappeared since the count, or cannot be replayed.
+        jobs: Filter of a run on jobs; ``phase`` and ``group`` select the place of the jobs.
     """
 
     id: str
@@ -68,17 +68,17 @@ class BulkRun:
 
     @property
     def subject(self) -> str:
-        """What it changes, in words."""
+        """Name of the messages that it changes."""
         return "dead letters" if self.jobs is None else f"{self.phase} jobs"
 
     @property
     def is_active(self) -> bool:
-        """True while a process works on it."""
+        """True while a process must execute it."""
         return self.state in ACTIVE
 
     @property
     def fraction(self) -> float:
-        """How much of the current step is done, from 0 to 1."""
+        """Completed share of the current step, from 0 to 1."""
         done, of = (self.scanned, self.total) if self.state is RunState.COUNTING else (self._passed, self.matched)
         return 1.0 if self.state is RunState.DONE else min(1.0, done / of) if of else 0.0
 

@@ -1,14 +1,14 @@
-"""Bulk actions on dead letters and jobs that outlive the page they were started from.
+"""Bulk actions on dead letters and jobs that continue after their page is closed.
 
     counting ──▶ counted ──confirm──▶ running ──▶ done
         └────────────┴── cancel ──────────┴──▶ cancelled         (failed: a server refused)
 
-A run is a hash in Redis. The process that carries it out keeps a lease beside it; when that process ends, another one
-takes the run over and goes on. Each step is one script that takes a dead letter and returns its message to the stream:
-a killed process leaves nothing half done, and what was replayed is not found a second time. A run is bounded by the
-time it was started at, so it does not replay what dies because of it.
+A run is a key in Redis. The process that executes it holds a lease; when that process ends, another one takes the run
+over and continues. Each step is one script that removes a dead letter and returns its message to the stream: a killed
+process leaves no step half done, and a replayed message is not found a second time. A run covers dead letters up to its
+start, so it does not replay messages that are dead-lettered because of it.
 
-See docs/decisions/0054.
+See docs/decisions/0047.
 """
 
 import asyncio
@@ -30,8 +30,11 @@ from conquiet.management.jobs.models import JobFilter, JobPhase
 from conquiet.management.jobs.partitioned import PartitionedJobs
 from conquiet.processor.dead_letters import DeadFilter
 from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
-from conquiet.redis_transport.client import AsyncClient, is_cluster
+from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client_commands import command, commands
+from conquiet.redis_transport.commands import Word
 from conquiet.redis_transport.liveness import RELEASE_NAME, RESERVE_NAME
+from conquiet.redis_transport.replies import server_ms
 
 __all__ = ["BulkRun", "BulkRuns", "RunAction", "RunState"]
 
@@ -41,6 +44,7 @@ _KEPT_S: Final = 14 * 86_400
 _LEASE_MS: Final = 10_000
 _SAVE_S: Final = 0.5
 _PAGE: Final = 500
+_ACTION: Final = "a bulk run"
 
 
 class _StoppedError(Exception):
@@ -51,12 +55,15 @@ class BulkRuns:
     """The runs of one Redis.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         owner: Name of this process in leases.
+
+    Attributes:
+        client: The client.
     """
 
     def __init__(self, client: AsyncClient, owner: str) -> None:
-        self._client: Any = client
+        self.client = client
         self._owner = owner
 
     async def create(
@@ -69,25 +76,18 @@ class BulkRuns:
         rate_per_s: float = 0.0,
         audit_id: str = "",
     ) -> BulkRun:
-        """Make a run that counts what it would do. It changes nothing before it is confirmed."""
-        require_seconds("rate_per_s", rate_per_s, zero_allowed=True)
-        seconds, micros = await self._client.time()
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        bounded = replace(where, before_ms=min(now_ms, where.before_ms or now_ms))
-        run = BulkRun(
-            id=f"{now_ms:x}-{secrets.token_hex(4)}",
+        """Create a run that counts the matching dead letters. It changes nothing before it is confirmed."""
+        now_ms = await self._now_ms()
+        return await self._add(
+            now_ms,
+            rate_per_s=rate_per_s,
             action=action,
             stream=stream,
-            where=bounded,
+            where=replace(where, before_ms=min(now_ms, where.before_ms or now_ms)),
             user=user,
-            state=RunState.COUNTING,
-            created_ms=now_ms,
-            rate_per_s=float(rate_per_s),
-            total=await PartitionedDeadLetters(self._client, stream).count(),
+            total=await PartitionedDeadLetters(self.client, stream).count(),
             audit_id=audit_id,
         )
-        await self._add(run)
-        return run
 
     async def create_for_jobs(
         self,
@@ -101,59 +101,58 @@ class BulkRuns:
         rate_per_s: float = 0.0,
         audit_id: str = "",
     ) -> BulkRun:
-        """Make a run on jobs that counts what it would do. It changes nothing before it is confirmed."""
-        require_seconds("rate_per_s", rate_per_s, zero_allowed=True)
-        seconds, micros = await self._client.time()
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        run = BulkRun(
-            id=f"{now_ms:x}-{secrets.token_hex(4)}",
+        """Create a run that counts the matching jobs. It changes nothing before it is confirmed."""
+        return await self._add(
+            await self._now_ms(),
+            rate_per_s=rate_per_s,
             action=action,
             stream=stream,
             where=DeadFilter(),
             user=user,
-            state=RunState.COUNTING,
-            created_ms=now_ms,
-            rate_per_s=float(rate_per_s),
             audit_id=audit_id,
             group=group,
             phase=phase.value,
             jobs=where,
         )
-        await self._add(run)
-        return run
 
-    async def _add(self, run: BulkRun) -> None:
-        await self._save(run)
-        await self._client.zadd(INDEX, {run.id: run.created_ms})
-        await self._client.zremrangebyrank(INDEX, 0, -KEPT - 1)
+    async def _add(self, now_ms: int, *, rate_per_s: float, **facts: Any) -> BulkRun:
+        run = BulkRun(
+            id=f"{now_ms:x}-{secrets.token_hex(4)}",
+            state=RunState.COUNTING,
+            created_ms=now_ms,
+            rate_per_s=float(require_seconds("rate_per_s", rate_per_s, zero_allowed=True)),
+            **facts,
+        )
+        await self._send("SET", _key(run.id), msgspec.json.encode(run), "EX", _KEPT_S)
+        await self._send("ZADD", INDEX, run.created_ms, run.id)
+        await self._send("ZREMRANGEBYRANK", INDEX, 0, -KEPT - 1)
+        return run
 
     async def get(self, run_id: str) -> BulkRun | None:
         """Return one run; None if it is not known (any more)."""
-        raw = await self._client.get(_key(run_id))
+        raw = await self._send("GET", _key(run_id))
         return None if raw is None else _decode(raw)
 
     async def newest(self, *, limit: int = 50) -> list[BulkRun]:
         """Return the newest runs."""
-        ids = [one.decode() for one in await self._client.zrevrange(INDEX, 0, limit - 1)]
+        ids = await self._send("ZREVRANGE", INDEX, 0, limit - 1)
         if not ids:
             return []
-        if is_cluster(self._client):  # each run has a slot of its own
-            found = [await self._client.get(_key(one)) for one in ids]
-        else:
-            found = await self._client.mget([_key(one) for one in ids])
+        # No MGET: in a cluster the runs are in different slots.
+        found = await commands(self.client, [("GET", _key(one.decode())) for one in ids], action=_ACTION)
         return [_decode(raw) for raw in found if raw is not None]
 
     async def confirm(self, run_id: str) -> BulkRun:
-        """Start what was counted."""
+        """Start a counted run."""
         return await self._change(run_id, {RunState.COUNTED}, RunState.RUNNING)
 
     async def cancel(self, run_id: str) -> BulkRun:
-        """Stop a run after its current step. What it has done stays done."""
+        """Stop a run after its current step. Its finished steps are not undone."""
         return await self._change(run_id, {*ACTIVE, RunState.COUNTED}, RunState.CANCELLED)
 
     async def act_on(self, action: RunAction, stream: str, ids: Sequence[str]) -> int:
-        """Replay or discard these dead letters at once; return how many were still there."""
-        dead_letters = PartitionedDeadLetters(self._client, stream)
+        """Replay or discard these dead letters now; return how many existed."""
+        dead_letters = PartitionedDeadLetters(self.client, stream)
         if action is RunAction.DISCARD:
             return await dead_letters.discard_ids(ids)
         return sum([(await dead_letters.replay(DeadFilter(id=one))).replayed for one in ids])
@@ -161,38 +160,33 @@ class BulkRuns:
     async def find_abandoned(self) -> list[BulkRun]:
         """Return active runs that no process works on."""
         active = [run for run in await self.newest(limit=KEPT) if run.is_active]
-        return [run for run in active if not await self._client.exists(_lease(run.id))]
+        return [run for run in active if not await self._send("EXISTS", _lease(run.id))]
 
-    async def carry_out(self, run_id: str, *, on_end: Callable[[BulkRun], Any] | None = None) -> None:
+    async def execute(self, run_id: str, *, on_end: Callable[[BulkRun], Any] | None = None) -> None:
         """Work on a run until it is counted, done or cancelled, if no other process does."""
-        if not await self._client.eval(RESERVE_NAME, 1, _lease(run_id), self._owner, _LEASE_MS):
+        if not await self._renew_lease(run_id):
             return
         run = await self.get(run_id)
         try:
             if run is not None and run.is_active:
-                ended = await _Carrier(self, run).carry_out()
+                ended = await _RunExecutor(self, run).execute()
                 if on_end is not None and ended is not None:
                     on_end(ended)
         finally:
-            with contextlib.suppress(Exception):  # it expires by itself
-                await self._client.eval(RELEASE_NAME, 1, _lease(run_id), self._owner)
+            with contextlib.suppress(Exception):  # the lease expires
+                await self._send("EVAL", RELEASE_NAME, 1, _lease(run_id), self._owner)
 
     async def progress(self, run: BulkRun) -> None:
-        """Write the progress of a run and keep its lease; raise if it is ours no longer."""
-        if not await self._client.eval(RESERVE_NAME, 1, _lease(run.id), self._owner, _LEASE_MS):
+        """Write the progress of a run and renew its lease; raise if this process has lost it."""
+        if not await self._renew_lease(run.id):
             raise _StoppedError
         await self._save_if_unchanged(run, run.state)
 
     async def finish(self, run: BulkRun, state: RunState, error: str = "") -> BulkRun:
-        """Write how a run ended; raise if its state was changed meanwhile: a cancellation is not overwritten."""
+        """Write the final state of a run; raise if its state has changed: a cancellation is not overwritten."""
         ended = replace(run, state=state, error=error)
         await self._save_if_unchanged(ended, run.state)
         return ended
-
-    @property
-    def client(self) -> AsyncClient:
-        """The client."""
-        return self._client  # type: ignore[no-any-return]
 
     async def _change(self, run_id: str, before: set[RunState], after: RunState) -> BulkRun:
         while True:
@@ -202,18 +196,25 @@ class BulkRuns:
             if run.state not in before:
                 raise ConfigurationError(f"the run is {run.state.value}; it cannot become {after.value}")
             changed = replace(run, state=after)
-            # A cancel and a confirm may meet, and a step of the process that carries the run out.
+            # A cancel, a confirm and a step of the executing process may overlap.
             with contextlib.suppress(_StoppedError):
                 await self._save_if_unchanged(changed, run.state)
                 return changed
 
     async def _save_if_unchanged(self, run: BulkRun, state: RunState) -> None:
         words = msgspec.json.encode(run), _KEPT_S, f'"state":"{state.value}"'
-        if not await self._client.eval(_SAVE_IF_UNCHANGED, 1, _key(run.id), *words):
+        if not await self._send("EVAL", _SAVE_IF_UNCHANGED, 1, _key(run.id), *words):
             raise _StoppedError
 
-    async def _save(self, run: BulkRun) -> None:
-        await self._client.set(_key(run.id), msgspec.json.encode(run), ex=_KEPT_S)
+    async def _renew_lease(self, run_id: str) -> bool:
+        """Take or renew the lease of a run. False if another process holds it."""
+        return bool(await self._send("EVAL", RESERVE_NAME, 1, _lease(run_id), self._owner, _LEASE_MS))
+
+    async def _now_ms(self) -> int:
+        return server_ms(await self._send("TIME"))
+
+    async def _send(self, *words: Word) -> Any:
+        return await command(self.client, *words, action=_ACTION)
 
 
 _SAVE_IF_UNCHANGED: Final = """
@@ -225,8 +226,8 @@ return 1
 """Write a run unless its state was changed. KEYS: run; ARGV: run as JSON, seconds, the state it was in."""
 
 
-class _Carrier:
-    """Carries out one run: the numbers, and the task that saves them twice a second."""
+class _RunExecutor:
+    """Execute one run and save its numbers twice a second, in a task."""
 
     def __init__(self, runs: BulkRuns, run: BulkRun) -> None:
         self._runs = runs
@@ -235,8 +236,8 @@ class _Carrier:
         self._stopped = False
         self._saved_at = time.monotonic()
 
-    async def carry_out(self) -> BulkRun | None:
-        """Return the run as it ended; None if it was cancelled or taken over."""
+    async def execute(self) -> BulkRun | None:
+        """Execute the run and return its final state; None if it was cancelled or taken over."""
         try:
             if self._run.state is RunState.COUNTING:
                 await (self._count() if self._run.jobs is None else self._with_jobs(dry_run=True))
@@ -252,7 +253,7 @@ class _Carrier:
         except _StoppedError:
             return None
         except ConquietError as error:
-            # Without a text: it may quote an address. The class says what to look for.
+            # The class without the text, which may quote an address.
             with contextlib.suppress(ConquietError, _StoppedError):
                 return await self._runs.finish(self._run, RunState.FAILED, type(error).__name__)
             return None
@@ -281,7 +282,7 @@ class _Carrier:
             await self._discard()
 
     async def _with_jobs(self, *, dry_run: bool) -> None:
-        """Count or change jobs. The run's id names the bulk change: one that is taken over goes on where it was."""
+        """Count or change jobs. The run's id names the bulk change, so that another process can continue it."""
         run = self._run
 
         def note(report: BulkReport) -> None:
@@ -349,8 +350,8 @@ class _Carrier:
             await asyncio.sleep(_SAVE_S)
             try:
                 await self._runs.progress(self._run)
-            except (ConquietError, _StoppedError, OSError):
-                # Cancelled, taken over, or the server is away: stop at the next step; another process goes on.
+            except (ConquietError, _StoppedError):
+                # Cancelled, taken over, or the server is away: stop at the next step; another process continues.
                 self._stopped = True
                 return
 

@@ -1,4 +1,4 @@
-"""Inbox, outbox and lock waits of one database, for a page: bounded statements with a time limit of their own."""
+"""Read inbox, outbox and lock waits of one database, by bounded statements with a time limit."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -22,7 +22,7 @@ _LOCK_WAITS_POSTGRES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LockWait:
-    """A connection that waits for a lock, the one that holds it, and for how long."""
+    """A connection that waits for a lock, the connection that holds the lock, and the time waited."""
 
     waiter: int
     holder: int
@@ -30,7 +30,7 @@ class LockWait:
 
 
 class _Message(NamedTuple):
-    """What identifies a message to the inbox."""
+    """Identifies a message to the inbox."""
 
     stream: str
     group: str
@@ -38,13 +38,13 @@ class _Message(NamedTuple):
 
 
 class DatabaseView:
-    """What operators see of one database. Every call blocks.
+    """Reads one database for operators. Every call blocks.
 
     Args:
         url: The database.
         inbox: Name of the inbox table.
         outbox: Name of the outbox table.
-        timeout_s: How long a statement may take.
+        timeout_s: Time limit of a statement.
     """
 
     def __init__(self, url: str, *, inbox: str, outbox: str, timeout_s: float = 3.0) -> None:
@@ -80,7 +80,7 @@ class DatabaseView:
             return Inbox(self._inbox).contains(session, _Message(stream, group, message_id))
 
     def lock_waits(self) -> list[LockWait]:
-        """Return who waits for whom, as far as this user may see it."""
+        """Return the lock waits that this user may see."""
         from sqlalchemy import text
 
         from conquiet.management.doctor.mysql import find_lock_waits
@@ -96,11 +96,11 @@ class DatabaseView:
             return [LockWait(int(waiter), int(holder or 0), int(age or 0)) for waiter, holder, age in rows]
 
     def unpark(self, seqs: "Iterable[int]") -> int:
-        """Let the relay try these parked messages again; return how many were parked."""
+        """Unpark these messages, so that the relay retries them; return how many were parked."""
         return unpark(self._connect(), self._outbox(), seqs)
 
     def unpark_target(self, target: str) -> int:
-        """Let the relay try all parked messages of a target again; return how many there were."""
+        """Unpark all messages of a target, so that the relay retries them; return how many there were."""
         return unpark_all(self._connect(), self._outbox(), target=target)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Dead letters for a page: the newest first, a few at a time, and what most of them died of.
+"""Read dead letters for a page: newest first, a page at a time, and their most frequent causes.
 
-The size of what is read does not depend on how many there are. Counting all of a million takes a walk over all of them:
-that is a bulk run (``bulk_runs``), not a page.
+The amount read does not depend on the number of dead letters. An exact count has to read all of them, which a bulk run
+does (``bulk_runs``).
 """
 
 import base64
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conquiet.management.overview import companion
-from conquiet.management.partitions import partition_keys
+from conquiet.management.partitions import companion, partition_keys
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadMessage, read_dead_message
 from conquiet.redis_transport.ids import parse_id
@@ -33,15 +32,15 @@ __all__ = [
 ]
 
 SAMPLE: Final = 500
-"""Dead letters that ``sample_groups`` reads at once unless more are asked for."""
+"""Default number of dead letters that ``sample_groups`` reads."""
 
 MOST_SAMPLED: Final = 5_000
-"""Most dead letters that ``sample_groups`` reads at once. Older ones are read by the next call."""
+"""Most dead letters that one call of ``sample_groups`` reads. The next call reads older ones."""
 
 _STEP: Final = 100
 _MOST_BYTES: Final = 4_000_000
 _MOST_READ: Final = 2_000
-"""A filter that matches little stops after so many: the page says where it stopped, and goes on from there."""
+"""Most dead letters read for one page. If few of them match the filter, ``older`` continues from here."""
 
 _PAGE: Final = """
 local found = {}
@@ -53,7 +52,7 @@ for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', A
 end
 return found
 """
-"""Read the newest entries up to an id, and no more than so many bytes. KEYS: dead letters; ARGV: from, count, bytes."""
+"""Read the newest entries up to an id, within a limit of bytes. KEYS: dead letters; ARGV: from, count, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,10 @@ class DeadLetterPage:
     """Some dead letters, newest first.
 
     Attributes:
-        items: Those that the filter accepts.
-        total: How many the stream has, whatever the filter.
-        looked_at: How many were read to find them.
-        older: Id to go on from; None if all were seen.
+        items: Dead letters that match the filter.
+        total: Dead letters of the stream, without the filter.
+        looked_at: Dead letters read.
+        older: Id to continue from; None if all were read.
     """
 
     items: tuple[DeadMessage, ...]
@@ -75,11 +74,11 @@ class DeadLetterPage:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterGroup:
-    """Dead letters of one event that died of one error, among the newest.
+    """Dead letters of one event with one error, among the newest.
 
     Attributes:
-        count: How many of those that were looked at.
-        times_ms: When each of them died.
+        count: How many of the dead letters read.
+        times_ms: Time of each dead letter.
     """
 
     event: str
@@ -94,7 +93,7 @@ class DeadLetterGroup:
 def list_newest(
     server: RedisAdmin, stream: bytes, *, where: DeadFilter = EVERYTHING, limit: int = 50, before: str | None = None
 ) -> DeadLetterPage:
-    """Return up to ``limit`` dead letters that match, newest first, from before the id ``before`` on."""
+    """Return up to ``limit`` matching dead letters, newest first; with ``before``, only older ones than that id."""
     keys = partition_keys(server, stream)
     total = sum(int(server.call("XLEN", companion(key, b"dead"), stream=display_name(key))) for key in keys)
     items: list[DeadMessage] = []
@@ -110,12 +109,12 @@ def list_newest(
 
 @dataclass(frozen=True, slots=True)
 class CauseSample:
-    """What some dead letters died of.
+    """Causes of some dead letters.
 
     Attributes:
         groups: By event and error, most frequent first.
-        looked_at: Dead letters that were read.
-        older: Id to go on from; None if there are no older ones.
+        looked_at: Dead letters read.
+        older: Id to continue from; None if there are no older ones.
     """
 
     groups: tuple[DeadLetterGroup, ...]
@@ -124,7 +123,7 @@ class CauseSample:
 
 
 def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, before: str | None = None) -> CauseSample:
-    """Return what the newest dead letters died of, or the newest before an id. At most 5,000 are read."""
+    """Return the causes of the newest dead letters, or of the newest before an id. Reads at most 5,000."""
     members: dict[tuple[str, str], list[DeadMessage]] = {}
     looked_at, last, most = 0, None, min(sample, MOST_SAMPLED)
     for one in _newest(server, stream, before, most):
@@ -147,7 +146,7 @@ def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, be
 
 
 def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:
-    """Return one dead letter; None if it is gone."""
+    """Return one dead letter; None if it does not exist."""
     for key in partition_keys(server, stream):
         reply = server.call("XRANGE", companion(key, b"dead"), dead_id, dead_id, "COUNT", 1, stream=display_name(key))
         if reply:
@@ -156,7 +155,7 @@ def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMes
 
 
 def _newest(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
-    """Read the newest of all partitions, newest first."""
+    """Yield the dead letters of all partitions, newest first."""
     each = [_newest_of(server, key, before, most) for key in partition_keys(server, stream)]
     merged = heapq.merge(*each, key=lambda one: parse_id(one.id), reverse=True)
     return itertools.islice(merged, most)
@@ -183,7 +182,7 @@ def _message(entry: Any) -> DeadMessage:
 
 
 def stream_token(key: bytes | str) -> str:
-    """Return a stream's key as text that survives a URL and a form: as it is if it is UTF-8, else encoded."""
+    """Return a stream's key as text for URLs and forms: unchanged if it is UTF-8, else encoded in base64."""
     raw = as_bytes(key)
     try:
         found = raw.decode()
@@ -193,7 +192,7 @@ def stream_token(key: bytes | str) -> str:
 
 
 def stream_of_token(token: str) -> bytes:
-    """Return the key of a token of :func:`stream_token`. A name that is UTF-8 has one token only: itself."""
+    """Return the key of a token of :func:`stream_token`. The only token of a UTF-8 name is the name."""
     if token.startswith("b64:"):
         with contextlib.suppress(ValueError):
             raw = base64.urlsafe_b64decode(token[4:].encode())

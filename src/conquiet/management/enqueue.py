@@ -1,4 +1,4 @@
-"""Add payloads to a stream in batches, each batch all or none, without touching any group."""
+"""Add payloads to a stream in atomic batches. Consumer groups are not created or changed."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -17,9 +17,9 @@ BATCH = 500
 def enqueue_all(
     server: RedisAdmin, stream: str, payloads: Iterable[Any], *, max_payload_bytes: int = 1_048_576
 ) -> Iterator[list[str]]:
-    """Add payloads in their order and yield the ids, batch by batch. Each batch is added whole or not at all.
+    """Add payloads in order and yield the ids, batch by batch. Each batch is atomic.
 
-    A payload that is refused ends the call; everything before it has been added.
+    An invalid payload ends the call; all payloads before it have been added.
     """
     return enqueue_batches(server, stream, _batches(payloads), max_payload_bytes=max_payload_bytes)
 
@@ -27,7 +27,7 @@ def enqueue_all(
 def enqueue_batches(
     server: RedisAdmin, stream: str, batches: Iterable[Sequence[Any]], *, max_payload_bytes: int = 1_048_576
 ) -> Iterator[list[str]]:
-    """Add batches that the caller made; see :func:`enqueue_all`."""
+    """Add batches that the caller has formed; see :func:`enqueue_all`."""
     require_text("stream", stream)
     server.is_stream(stream)
     for batch in batches:
@@ -50,7 +50,7 @@ def _batches(payloads: Iterable[Any]) -> Iterator[list[Any]]:
         batch: list[Any] = []
         try:
             batch.extend(islice(source, BATCH))
-        except Exception as error:  # noqa: BLE001 - the source may raise anything; what came before it is sent first
+        except Exception as error:  # noqa: BLE001 - the source may raise anything; earlier payloads are sent first
             problem = error
         if batch:
             yield batch

@@ -1,30 +1,29 @@
-"""All streams at a glance, cheaply enough for a page that is refreshed every second.
+"""Read all streams at a cost that allows a page to refresh every second.
 
     StreamDirectory    finds the streams: a few SCAN steps at a time, never KEYS
     read_fleet         one script call for a hundred streams (on a cluster: for each slot)
-    count_retrying     how many of the delayed messages wait for a further attempt
-    flow               what came in and went out per second between two readings
+    count_retrying     how many of the delayed messages are retries
+    flow               entries added and acknowledged per second between two readings
 
-``overview.describe_stream`` reports more about one stream, and sends several commands for each.
+``overview.describe_stream`` reports more about one stream and sends several commands for it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from conquiet.management.overview import companion
-from conquiet.management.partitions import PartitionedStreams, layout_key, names_of, sum_known
+from conquiet.management.partitions import PartitionedStreams, companion, is_companion, names_of, sum_known
 from conquiet.management.redis_admin import RedisAdmin, display_name
 from conquiet.processor.partitions import read_layout
 from conquiet.redis_transport.ids import milliseconds_of, parse_id
-from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.replies import server_ms, text
 from conquiet.redis_transport.routing import slot_of
 
 if TYPE_CHECKING:
     from conquiet.redis_transport.commands import Word
 
 PER_CALL: Final = 100
-"""Streams read by one script call: about a millisecond and a half, during which the server does nothing else."""
+"""Streams read by one script call. It blocks the server for about 1.5 ms."""
 
 MOST_STREAMS: Final = 5_000
 _SCAN_COUNT: Final = 1_000
@@ -68,11 +67,11 @@ end
 return {redis.call('TIME'), found}
 """
 """Describe streams. KEYS: for each its key, delayed set, dead letters, pauses and number of partitions; ARGV: most
-groups of each. Payloads stay on the server: XINFO STREAM and XRANGE read entries, and only their ids are returned."""
+groups of each. No payload leaves the server: XINFO STREAM and XRANGE read entries, and only their ids are returned."""
 
 
 MOST_DELAYED: Final = 1_000
-"""Delayed messages of one stream that ``count_retrying`` looks at."""
+"""Delayed messages of one stream that ``count_retrying`` reads."""
 
 _RETRYING_PER_CALL: Final = 10
 _MOST_BYTES: Final = 1_000_000
@@ -96,20 +95,20 @@ for at, key in ipairs(KEYS) do
 end
 return found
 """
-"""Count retries. KEYS: delayed sets; ARGV: most messages, most bytes of each. The attempt stands before the data in a
-message of ours, so the first one is the envelope's."""
+"""Count retries. KEYS: delayed sets; ARGV: most messages, most bytes of each. In an envelope the field ``attempt``
+precedes the data, so the first match is the field of the envelope."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupGlance:
+class GroupSnapshot:
     """One group of a stream.
 
     Attributes:
-        consumers: Names the group has, dead ones included.
-        pending: Delivered and not acknowledged.
-        lag: Not delivered yet; None if the server does not know.
-        entries_read: Delivered so far; None if the server does not know.
-        oldest_age_s: Age of the oldest entry that is not done; None if all are.
+        consumers: Consumers of the group, dead ones included.
+        pending: Entries delivered and not acknowledged.
+        lag: Entries not delivered yet; None if the server does not know.
+        entries_read: Entries delivered so far; None if the server does not know.
+        oldest_age_s: Age of the oldest entry that is not acknowledged; None if there is none.
     """
 
     name: str
@@ -122,14 +121,14 @@ class GroupGlance:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamGlance:
+class StreamSnapshot:
     """One stream at one moment.
 
     Attributes:
         added: Entries ever added; None before Redis 7.
         paused: ``*`` if the whole stream is paused, else events.
-        group_count: Groups there are; at most 20 of them are in ``groups``.
-        partitions: Streams that these figures are of, together.
+        group_count: Number of groups; ``groups`` holds at most 20 of them.
+        partitions: Number of partitions, summed in these figures.
     """
 
     key: str
@@ -140,14 +139,14 @@ class StreamGlance:
     dead: int
     paused: tuple[str, ...]
     group_count: int
-    groups: tuple[GroupGlance, ...]
+    groups: tuple[GroupSnapshot, ...]
     raw_key: bytes
     at_ms: int
     partitions: int = 1
 
     @property
     def lag(self) -> int | None:
-        """Entries not delivered, of the group that has most; None if no group knows."""
+        """Largest lag of a group; None if it is known for no group."""
         return max((one.lag for one in self.groups if one.lag is not None), default=None)
 
     @property
@@ -157,7 +156,7 @@ class StreamGlance:
 
     @property
     def oldest_age_s(self) -> float | None:
-        """Age of the oldest entry that is not done in some group."""
+        """Age of the oldest entry that some group has not acknowledged."""
         return max((one.oldest_age_s for one in self.groups if one.oldest_age_s is not None), default=None)
 
     @property
@@ -176,7 +175,7 @@ class Flow:
     per_s_out: float | None
 
 
-def flow(before: StreamGlance, after: StreamGlance) -> Flow:
+def flow(before: StreamSnapshot, after: StreamSnapshot) -> Flow:
     """Return the rates between two readings of one stream. Pure."""
     seconds = (after.at_ms - before.at_ms) / 1000
     if seconds <= 0:
@@ -185,41 +184,40 @@ def flow(before: StreamGlance, after: StreamGlance) -> Flow:
 
 
 def _rate(before: int | None, after: int | None, seconds: float) -> float | None:
-    # A stream or a group that was created again counts from 0.
+    # The counters of a stream or group that was deleted and created again restart at 0.
     return None if before is None or after is None else max(0.0, (after - before) / seconds)
 
 
-def read_fleet(server: RedisAdmin, keys: Sequence[bytes]) -> list[StreamGlance]:
-    """Return the streams of these keys, each with all its partitions. Those that are gone are left out."""
+def read_fleet(server: RedisAdmin, keys: Sequence[bytes]) -> list[StreamSnapshot]:
+    """Return the streams of these keys, each with all its partitions. Deleted streams are left out."""
     found = _read(server, keys)
     parts = {key: names_of(key, one.partitions)[1:] for key, one in found.items() if one.partitions > 1}
     others = _read(server, [name for names in parts.values() for name in names])
     return [
-        join_glances([one, *(others[name] for name in parts.get(key, ()) if name in others)])
+        join_snapshots([one, *(others[name] for name in parts.get(key, ()) if name in others)])
         for key, one in found.items()
     ]
 
 
-def _read(server: RedisAdmin, keys: Sequence[bytes]) -> dict[bytes, StreamGlance]:
-    found: dict[bytes, StreamGlance] = {}
+def _read(server: RedisAdmin, keys: Sequence[bytes]) -> dict[bytes, StreamSnapshot]:
+    found: dict[bytes, StreamSnapshot] = {}
     for chunk in _chunks(keys, in_cluster=server.is_cluster):
         names: list[Word] = []
         for key in chunk:
-            names += (key, companion(key, b"delayed"), companion(key, b"dead"), companion(key, b"paused"))
-            names.append(layout_key(key))
+            names += (key, *(companion(key, suffix) for suffix in (b"delayed", b"dead", b"paused", b"partitions")))
         time, rows = server.call("EVAL", _FLEET, len(names), *names, _MOST_GROUPS, stream=display_name(chunk[0]))
-        now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
-        found |= {key: _glance(key, row, now_ms) for key, row in zip(chunk, rows, strict=True) if row}
+        now_ms = server_ms(time)
+        found |= {key: _snapshot(key, row, now_ms) for key, row in zip(chunk, rows, strict=True) if row}
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedCounts:
-    """What waits in the delayed set of a stream.
+    """Counts of the delayed set of a stream.
 
     Attributes:
-        retrying: Messages that wait for a further attempt, of those looked at.
-        looked_at: Messages that were looked at, those that are due first.
+        retrying: Retries among the messages read.
+        looked_at: Messages read, in order of due time.
         total: Messages in the set.
     """
 
@@ -229,14 +227,14 @@ class DelayedCounts:
 
     @property
     def is_exact(self) -> bool:
-        """True if all messages were looked at."""
+        """True if all messages were read."""
         return self.looked_at >= self.total
 
 
-def count_retrying(server: RedisAdmin, streams: Sequence[StreamGlance]) -> dict[bytes, DelayedCounts]:
+def count_retrying(server: RedisAdmin, streams: Sequence[StreamSnapshot]) -> dict[bytes, DelayedCounts]:
     """Return how many delayed messages of these streams are retries.
 
-    At most 1,000 messages, or a megabyte, of each stream, or of each partition of one, are looked at.
+    Reads at most 1,000 messages or one megabyte of each stream or partition.
     """
     members = {name: one.raw_key for one in streams for name in names_of(one.raw_key, one.partitions)}
     found: dict[bytes, list[list[int]]] = {one.raw_key: [] for one in streams}
@@ -249,7 +247,7 @@ def count_retrying(server: RedisAdmin, streams: Sequence[StreamGlance]) -> dict[
 
 
 def _chunks(keys: Sequence[bytes], *, in_cluster: bool, size: int = PER_CALL) -> Iterator[Sequence[bytes]]:
-    """Cut keys into those of one script call: on a cluster all of them are in one slot."""
+    """Split keys into chunks for one script call. On a cluster the keys of a chunk share a slot."""
     slots: dict[int, list[bytes]] = {}
     for key in keys:
         slots.setdefault(slot_of(key) if in_cluster else 0, []).append(key)
@@ -258,9 +256,9 @@ def _chunks(keys: Sequence[bytes], *, in_cluster: bool, size: int = PER_CALL) ->
             yield those[start : start + size]
 
 
-def _glance(key: bytes, row: list[Any], now_ms: int) -> StreamGlance:
+def _snapshot(key: bytes, row: list[Any], now_ms: int) -> StreamSnapshot:
     length, added, last_id, delayed, dead, paused, group_count, groups, layout = row
-    return StreamGlance(
+    return StreamSnapshot(
         key=display_name(key),
         length=length,
         added=added,
@@ -276,12 +274,12 @@ def _glance(key: bytes, row: list[Any], now_ms: int) -> StreamGlance:
     )
 
 
-def join_glances(partitions: Sequence[StreamGlance]) -> StreamGlance:
+def join_snapshots(partitions: Sequence[StreamSnapshot]) -> StreamSnapshot:
     """Return the partitions of a stream, partition 0 first, as one stream. Groups are joined by name. Pure."""
     first = partitions[0]
     if len(partitions) == 1:
         return first
-    groups: dict[bytes, list[GroupGlance]] = {}
+    groups: dict[bytes, list[GroupSnapshot]] = {}
     for one in partitions:
         for group in one.groups:
             groups.setdefault(group.raw_name, []).append(group)
@@ -298,7 +296,7 @@ def join_glances(partitions: Sequence[StreamGlance]) -> StreamGlance:
     )
 
 
-def _join_groups(groups: Sequence[GroupGlance]) -> GroupGlance:
+def _join_groups(groups: Sequence[GroupSnapshot]) -> GroupSnapshot:
     ages = [group.oldest_age_s for group in groups if group.oldest_age_s is not None]
     return replace(
         groups[0],
@@ -310,16 +308,16 @@ def _join_groups(groups: Sequence[GroupGlance]) -> GroupGlance:
     )
 
 
-def _group(row: list[Any], now_ms: int) -> GroupGlance:
+def _group(row: list[Any], now_ms: int) -> GroupSnapshot:
     name, consumers, pending, lag, entries_read, oldest_pending, first_waiting, last = row
     ids = [text(one) for one in (oldest_pending, first_waiting) if one]
     oldest_ms = min((milliseconds_of(one) for one in ids), default=None)
-    return GroupGlance(
+    return GroupSnapshot(
         name=display_name(name),
         consumers=consumers,
         pending=pending,
         lag=lag if first_waiting else 0,
-        # The server does not count for a group before its first read; nothing was read by then.
+        # The server counts from the first read of a group on; before that nothing was read.
         entries_read=0 if entries_read is None and last == b"0-0" else entries_read,
         oldest_age_s=None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
         raw_name=name,
@@ -329,7 +327,7 @@ def _group(row: list[Any], now_ms: int) -> GroupGlance:
 class StreamDirectory:
     """The keys of the streams of one server, found a few steps at a time.
 
-    Each ``advance`` scans a part of the keyspace. A stream stays known until a whole pass did not see it.
+    Each ``advance`` scans a part of the keyspace. A stream is forgotten after a complete pass that did not find it.
     """
 
     def __init__(self, *, most: int = MOST_STREAMS) -> None:
@@ -339,12 +337,12 @@ class StreamDirectory:
         self._known: set[bytes] = set()
         self._seen: set[bytes] = set()
         self.complete = False
-        """A whole pass was made, and there are no more streams than the directory holds."""
+        """True after a complete pass that found no more streams than the directory holds."""
         self.last_steps = 0
-        """SCAN commands of the last ``advance``."""
+        """Number of SCAN commands of the last ``advance``."""
 
     def advance(self, server: RedisAdmin, *, steps: int = 20) -> None:
-        """Scan the next part of the keyspace: ``steps`` thousand keys, on a cluster of one node after the other."""
+        """Scan the next part of the keyspace: ``steps`` thousand keys, on a cluster one node after the other."""
         streams = PartitionedStreams(server)
         masters = server.masters()
         for step in range(steps):
@@ -375,6 +373,5 @@ class StreamDirectory:
 
 
 def is_shown(key: bytes) -> bool:
-    """Return whether a stream is a user's: not kept by the processor beside another, nor by the dashboard."""
-    beside = b"}" in key and key.endswith((b":dead", b":wake"))
-    return not beside and not key.startswith(_OWN_PREFIX)
+    """Return whether a stream belongs to the user, and not to the processor or the dashboard."""
+    return not is_companion(key) and not key.startswith(_OWN_PREFIX)

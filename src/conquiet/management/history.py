@@ -1,7 +1,7 @@
-"""What workers did, minute by minute: throughput, failures, latency, and when a new version started.
+"""Read the history of workers: throughput, failures, latency, and the starts of new versions.
 
-Workers write the counters when they renew their liveness key (``redis_transport.worker_reports``): each minute of the
-last 8 hours, each quarter of an hour of the last 14 days.
+Workers write the counters when they renew their liveness key (``redis_transport.worker_reports``): for each minute of
+the last 8 hours, and for each quarter of an hour of the last 14 days.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _MINUTE_S: Final = 60
 _QUARTER_S: Final = 900
 _LONGEST_S: Final = 20.0
-"""Stands for the upper bound of the last bucket, which has none."""
+"""Assumed upper bound of the last bucket, which has none."""
 
 
 class HistorySpan(Enum):
-    """How far back a history goes."""
+    """Time span of a history."""
 
     HOUR = "hour"
     DAY = "day"
@@ -49,8 +49,8 @@ class Point:
 
     Attributes:
         at_s: Its beginning, in seconds since the epoch.
-        ok: Attempts that succeeded; failed: those that did not.
-        handling: How many handlers ended in each bucket of ``BUCKETS_S``; wait: from enqueue to start.
+        ok: Successful attempts; failed: failed attempts.
+        handling: Handlers in each bucket of ``BUCKETS_S`` by run time; wait: by time from enqueue to start.
     """
 
     at_s: int
@@ -62,7 +62,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """A version whose workers first started at a time, in seconds since the epoch."""
+    """The first start of a worker of a version, in seconds since the epoch."""
 
     version: str
     at_s: int
@@ -79,7 +79,7 @@ class History:
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """Return the time below which ``share`` of the values lie, linear within its bucket; None without values. Pure."""
+    """Return the quantile ``share`` of the values, interpolated within its bucket; None without values. Pure."""
     total = sum(counts)
     if not total:
         return None
@@ -94,7 +94,7 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
 
 
 def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], span: HistorySpan) -> History:
-    """Return what the groups of a stream did, summed, up to now. At most 15 hashes for each group are read."""
+    """Return the summed history of a stream's groups up to now. Reads at most 15 hashes for each group."""
     now_s = server.now_ms() // 1000
     step_s, count = _STEP_S[span], _POINTS[span]
     last = now_s // step_s
@@ -126,7 +126,7 @@ def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], spa
 def read_sparklines(
     server: RedisAdmin, streams: Sequence[tuple[bytes, Sequence[bytes]]], *, minutes: int = 60
 ) -> dict[bytes, list[int]]:
-    """Return attempts per minute of each stream with its groups, oldest first. Two small reads for each group."""
+    """Return attempts per minute of each stream, oldest first. Sends two small reads for each group."""
     last = server.now_ms() // 60_000
     numbers = range(last - minutes + 1, last + 1)
     asked: list[tuple[bytes, list[int]]] = []
@@ -150,7 +150,7 @@ def read_sparklines(
 def _send_all(
     server: RedisAdmin, asked: Sequence[tuple[bytes, list[int]]], commands: list[tuple["Word", ...]]
 ) -> list[Any]:
-    """Return the replies: in one round trip, or in a cluster in one for each stream."""
+    """Return the replies, in one round trip; in a cluster in one round trip for each stream."""
     if not server.is_cluster:
         return server.pipeline(commands) if commands else []
     replies: list[Any] = []
@@ -164,7 +164,7 @@ def _send_all(
 
 
 def _add(points: dict[int, Point], first: int, reply: Any) -> None:
-    for raw_field, raw_number in as_mapping(reply).items() if isinstance(reply, list) else reply.items():
+    for raw_field, raw_number in as_mapping(reply).items():
         at, _, counter = text(raw_field).partition(":")
         point = points.get(first + int(at)) if at.isdecimal() else None
         if point is not None:
@@ -198,5 +198,5 @@ def _merge(points: list[Point], size: int) -> tuple[Point, ...]:
 def _text(name: bytes) -> str | None:
     try:
         return name.decode()
-    except UnicodeDecodeError:  # no worker of conquiet's has such a name, so there is no history
+    except UnicodeDecodeError:  # names of conquiet's workers are UTF-8, so there is no history
         return None

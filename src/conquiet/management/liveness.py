@@ -1,9 +1,9 @@
-"""Find out whether a consumer is alive, as far as the server can prove it.
+"""Determine whether a consumer is alive, as far as the server can prove it.
 
 A worker that keeps a liveness key registers its name: it is alive while the key exists, and dead without it. A
-``QueueConsumer`` or a program of another library has neither, and ``idle`` of XINFO CONSUMERS is all that is known of
-it. From Redis 7.2 on (and in Valkey) ``idle`` counts from the last attempted read. Before, it counts from the last read
-that returned entries, so a live consumer of a quiet stream is as idle as a dead one.
+``QueueConsumer`` or a program of another library has neither; only ``idle`` of XINFO CONSUMERS is known of it. From
+Redis 7.2 on (and in Valkey) ``idle`` counts from the last attempted read. Before, it counts from the last read that
+returned entries, so a live consumer of a quiet stream is as idle as a dead one.
 """
 
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.liveness import liveness_key, registry_key
 from conquiet.redis_transport.replies import ConsumerInfo
 
-ALIVE_MS: Final = 60_000
-"""A consumer is live if its idle time is shorter than this. Live ones read every few seconds."""
+ALIVE_S: Final = 60.0
+"""A consumer is live if its idle time is shorter than this. A live consumer reads every few seconds."""
 
 COUNTS_ATTEMPTS_SINCE: Final = (7, 2)
 """From this version on ``idle`` counts from the last attempted read. Valkey reports 7.2 or more."""
 
 
 _MOST_NAMES: Final = 500
-"""Registered names that are looked at."""
+"""Most registered names that are read."""
 
 
 class Liveness(NamedTuple):
-    """What Redis has about one consumer besides XINFO.
+    """Liveness data of one consumer that XINFO does not report.
 
     Attributes:
-        has_key: Its liveness key exists; None if this user may not ask.
-        registered: It keeps a liveness key while it lives.
+        has_key: Its liveness key exists; None if this user may not read it.
+        registered: It keeps a liveness key while it runs.
     """
 
     has_key: bool | None
@@ -42,20 +42,20 @@ _NEITHER: Final = Liveness(has_key=False, registered=False)
 
 
 def consumer_state(
-    idle_ms: int, *, has_key: bool | None, counts_attempts: bool, alive_ms: int = ALIVE_MS, registered: bool = False
+    idle_s: float, *, has_key: bool | None, counts_attempts: bool, alive_s: float = ALIVE_S, registered: bool = False
 ) -> ConsumerState:
-    """Decide what is known about a consumer.
+    """Return the provable state of a consumer.
 
     Args:
-        idle_ms: ``idle`` of XINFO CONSUMERS.
-        has_key: Its liveness key exists; None if this user may not ask.
+        idle_s: ``idle`` of XINFO CONSUMERS, in seconds.
+        has_key: Its liveness key exists; None if this user may not read it.
         counts_attempts: The server counts ``idle`` from the last attempted read.
-        alive_ms: See ``ALIVE_MS``.
-        registered: It keeps a liveness key while it lives.
+        alive_s: See ``ALIVE_S``.
+        registered: It keeps a liveness key while it runs.
     """
     if registered and has_key is False:
         return ConsumerState.DEAD
-    if idle_ms < alive_ms:
+    if idle_s < alive_s:
         return ConsumerState.LIVE
     if has_key:
         return ConsumerState.IDLE
@@ -69,7 +69,7 @@ def counts_attempts(server: RedisAdmin) -> bool:
 
 
 def key_of(stream: bytes, group: bytes, consumer: bytes) -> bytes | None:
-    """Return the liveness key of a consumer; None if a name is not UTF-8, which no worker of conquiet's has."""
+    """Return the liveness key of a consumer; None if a name is not UTF-8: workers of conquiet have UTF-8 names."""
     try:
         return as_bytes(liveness_key(stream.decode(), group.decode(), consumer.decode()))
     except UnicodeDecodeError:
@@ -77,25 +77,25 @@ def key_of(stream: bytes, group: bytes, consumer: bytes) -> bytes | None:
 
 
 def read_liveness(server: RedisAdmin, stream: bytes, group: bytes, consumers: Sequence[ConsumerInfo]) -> list[Liveness]:
-    """Ask for each consumer whether its liveness key exists and whether its name is registered."""
+    """Return for each consumer whether its liveness key exists and whether its name is registered."""
     keys = [key_of(stream, group, one.name) for one in consumers]
-    asked = [
-        question
+    commands = [
+        command
         for one, key in zip(consumers, keys, strict=True)
         if key is not None
-        for question in (pack("EXISTS", key), pack("SISMEMBER", _registry(stream, group), one.name))
+        for command in (pack("EXISTS", key), pack("SISMEMBER", _registry(stream, group), one.name))
     ]
     replies: list[Any] = []
-    if asked:
-        replies = server.send(b"".join(asked), len(asked), command="EXISTS", stream=display_name(stream))
+    if commands:
+        replies = server.send(b"".join(commands), len(commands), command="EXISTS", stream=display_name(stream))
     found = iter(replies)
     return [_NEITHER if key is None else _liveness(next(found), next(found)) for key in keys]
 
 
 def read_unlisted(server: RedisAdmin, stream: bytes, group: bytes, listed: Sequence[ConsumerInfo]) -> list[bytes]:
-    """Return names of live workers that XINFO CONSUMERS does not list.
+    """Return the names of live workers that XINFO CONSUMERS does not list.
 
-    Before Redis 7.2 a worker is no consumer of the group until it is given its first entry.
+    Before Redis 7.2 a worker becomes a consumer of the group with its first entry.
     """
     if key_of(stream, group, b"") is None:
         return []
@@ -105,8 +105,8 @@ def read_unlisted(server: RedisAdmin, stream: bytes, group: bytes, listed: Seque
     missing = [name for name in names if name not in known] if isinstance(names, list) else []
     if not missing:
         return []
-    asked = [ConsumerInfo(name=name, pending=0, idle_ms=0) for name in missing]
-    found = read_liveness(server, stream, group, asked)
+    unlisted = [ConsumerInfo(name=name, pending=0, idle_ms=0) for name in missing]
+    found = read_liveness(server, stream, group, unlisted)
     return [name for name, one in zip(missing, found, strict=True) if one.has_key]
 
 
@@ -115,5 +115,5 @@ def _registry(stream: bytes, group: bytes) -> str:
 
 
 def _liveness(exists: Any, is_member: Any) -> Liveness:
-    """Return what two replies say; a refusal is no answer."""
+    """Combine two replies. ``has_key`` is None if the server refused the first command."""
     return Liveness(exists == 1 if isinstance(exists, int) else None, is_member == 1)

@@ -1,4 +1,4 @@
-"""Remove consumers and trim streams without losing entries. Each step is one script: docs/decisions/0011."""
+"""Remove consumers and trim streams without losing entries. Each step is one script, see docs/decisions/0011."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds, require_text
 from conquiet.errors import NoSuchStreamError, OperatorError
-from conquiet.management.liveness import ALIVE_MS, counts_attempts
+from conquiet.management.liveness import ALIVE_S, counts_attempts
 from conquiet.management.models import RemovalReport, TrimReport
 from conquiet.management.overview import describe_key, describe_stream, require_group
 from conquiet.management.partitions import partition_keys
@@ -30,33 +30,34 @@ def remove_consumer(
     consumer: str,
     *,
     new_owner: str = "",
-    min_idle_ms: int = ALIVE_MS,
+    min_idle_s: float = ALIVE_S,
     force: bool = False,
 ) -> RemovalReport:
     """Delete a consumer that is proved dead, after its pending entries were transferred to ``new_owner``, if given.
 
-    A consumer whose liveness key exists is alive. A registered one without its key is dead. Of the others (a
-    ``QueueConsumer``, a program of another library) an idle time of at least ``min_idle_ms`` and a minute proves the
-    death on Redis 7.2 or newer and on Valkey. Before Redis 7.2 nothing does: the caller has to make sure that it is
-    stopped, and give ``force``. ``force`` overrules neither the key nor ``min_idle_ms``.
+    A consumer with a liveness key is alive. A registered consumer without its key is dead. For other consumers (a
+    ``QueueConsumer``, a program of another library) an idle time of at least ``min_idle_s`` and a minute proves the
+    death on Redis 7.2 or newer and on Valkey. Before Redis 7.2 no proof exists: the caller makes sure that the consumer
+    is stopped, and passes ``force``. ``force`` overrides neither the key nor ``min_idle_s``.
 
-    Entries, their idle times and their delivery counts are kept. Several steps of at most 1,000 entries;
-    if this is interrupted, what was transferred stays with the new owner and the consumer still exists.
+    Entries, their idle times and their delivery counts are kept. Entries are transferred in steps of at most 1,000. If
+    the call is interrupted, transferred entries remain with the new owner and the consumer still exists.
 
     Raises:
         OperatorError: It is alive, is not proved dead, or has pending entries and no new owner was given.
         NoSuchStreamError: There is no such stream, group or consumer.
     """
     require_text("consumer", consumer)
+    require_seconds("min_idle_s", min_idle_s, zero_allowed=True)
     facts = require_group(describe_stream(server, stream), group)
     if new_owner == consumer:
         raise OperatorError("a consumer cannot be its own new owner", stream=stream)
     counts = counts_attempts(server)
-    proof = "1" if force or (counts and min_idle_ms >= ALIVE_MS) else ""
-    words: tuple[Word, ...] = (group, consumer, new_owner, min_idle_ms, _STEP, proof)
+    proof = "1" if force or (counts and min_idle_s >= ALIVE_S) else ""
+    words: tuple[Word, ...] = (group, consumer, new_owner, round(min_idle_s * 1000), _STEP, proof)
     names = [key.decode() for key in partition_keys(server, stream)]
     if len(names) > 1 and any(one.name == consumer for one in facts.consumers):
-        # It need not be a consumer of each partition.
+        # It may be a consumer of some partitions only.
         names = [name for name in names if _has_consumer(server, name, group, consumer)]
     moved = sum(_remove(server, name, words, counts_attempts=counts) for name in names)
     return RemovalReport(consumer, new_owner or None, moved)
@@ -92,7 +93,7 @@ def _remove(server: RedisAdmin, stream: str, words: "tuple[Word, ...]", *, count
 
 
 def _explain_refusal(refused: str, number: int, *, counts_attempts: bool) -> str:
-    """Return why a consumer is not removed, and what to do."""
+    """Return why a consumer is not removed, and how to proceed."""
     if refused == "key":
         return (
             f"is alive: its worker keeps a liveness key, which expires {number / 1000:.0f} s after the worker's death; "
@@ -107,7 +108,7 @@ def _explain_refusal(refused: str, number: int, *, counts_attempts: bool) -> str
         return f"has {number} entries pending, which would be lost with it; give a new owner for them (--new-owner)"
     if counts_attempts:
         return (
-            f"is not proved dead by less than {ALIVE_MS // 1000} s without a read; "
+            f"is not proved dead by less than {ALIVE_S:.0f} s without a read; "
             "wait that long, or make sure that it is stopped and give --force"
         )
     return (
@@ -118,20 +119,20 @@ def _explain_refusal(refused: str, number: int, *, counts_attempts: bool) -> str
 
 
 def trim(server: RedisAdmin, stream: str, *, older_than_s: float | None = None, dry_run: bool = False) -> TrimReport:
-    """Remove entries that no group needs any more; never one that is pending or not yet delivered.
+    """Remove entries that every group has acknowledged. Pending and undelivered entries are never removed.
 
-    One script finds out what is needed and removes, at most 10,000 entries at a time, so that the server is never
-    blocked for long.
+    One script determines which entries are needed and removes at most 10,000 others per call, which bounds the time
+    that the server is blocked.
 
     Args:
         server: The Redis.
         stream: The stream.
-        older_than_s: Keep what is younger than this, needed or not.
-        dry_run: Only report from which id on entries are needed.
+        older_than_s: Keep entries that are younger than this.
+        dry_run: Report the first needed id and remove nothing.
 
     Raises:
-        ConfigurationError: ``older_than_s`` is no number of seconds.
-        OperatorError: The stream has no group, so it is not known what is needed.
+        ConfigurationError: ``older_than_s`` is not a number of seconds.
+        OperatorError: The stream has no group, so it is unknown which entries are needed.
     """
     keep_s = 0.0 if older_than_s is None else require_seconds("older_than_s", older_than_s, zero_allowed=True)
     names = [key.decode() for key in partition_keys(server, stream)]
@@ -151,7 +152,7 @@ def _trim(server: RedisAdmin, stream: str, keep_ms: int, *, dry_run: bool) -> Tr
     below, _, length, _ = _step(server, stream, keep_ms, "report", "")
     removed, gaps_from = 0, "0-0"
     while not dry_run:
-        # Everything below what is needed; then, behind the first entry that is pending, what lies between such.
+        # First all entries before the first needed one, then acknowledged entries between pending ones.
         _, step, length, next_gap = _step(server, stream, keep_ms, "trim", gaps_from)
         removed += step
         if next_gap == "end" or not (step or next_gap):

@@ -1,7 +1,6 @@
 """Reports for operators: frozen, with ``as_dict`` for ``--json``.
 
-Names are text for people. ``raw_…`` fields hold the bytes of Redis where a later command needs them: not every name is
-UTF-8.
+Names are readable text. ``raw_…`` fields hold the bytes of Redis for later commands, because a name need not be UTF-8.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,10 +23,10 @@ def _without_raw(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class ConsumerState(StrEnum):
-    """What is known about a consumer.
+    """Provable state of a consumer.
 
     LIVE has read recently. IDLE renews its liveness key and has not read for a while. DEAD has no key and has not read,
-    and the server counts attempted reads. UNKNOWN is as DEAD, on a server that cannot prove it.
+    and the server counts attempted reads. UNKNOWN is the same on a server that does not count attempted reads.
     """
 
     LIVE = "live"
@@ -41,14 +40,14 @@ class ConsumerReport(Report):
     """One consumer of a group.
 
     Attributes:
-        idle_ms: Since its last read; before Redis 7.2, since its last read that returned entries. -1 for a live worker
-            that has had no entry yet, which the server does not know as a consumer before Redis 7.2.
-        state: Whether it is alive, as far as this is known.
+        idle_s: Seconds since its last read; before Redis 7.2, since its last read that returned entries. None for a
+            live worker without an entry so far, which the server does not list as a consumer before Redis 7.2.
+        state: Its provable state.
     """
 
     name: str
     pending: int
-    idle_ms: int
+    idle_s: float | None
     state: ConsumerState
 
     @property
@@ -64,7 +63,7 @@ class GroupReport(Report):
     Attributes:
         lag: Entries not yet delivered; None if the server does not know.
         pending: Entries delivered and not acknowledged.
-        oldest_age_s: Age of the oldest entry that is not done.
+        oldest_age_s: Age of the oldest entry that is not acknowledged.
     """
 
     name: str
@@ -76,7 +75,7 @@ class GroupReport(Report):
     raw_name: bytes
 
     def with_pending(self, state: ConsumerState) -> tuple[ConsumerReport, ...]:
-        """Return the consumers of that state that have entries pending."""
+        """Return the consumers in this state that have pending entries."""
         return tuple(consumer for consumer in self.consumers if consumer.state is state and consumer.pending)
 
 
@@ -87,10 +86,10 @@ class StreamReport(Report):
     Attributes:
         length: Entries, handled ones included.
         memory_bytes: None if this user may not read it.
-        delayed: Delayed messages of the processor; None if the key beside the stream is not the processor's, or may not
-            be read. The same holds for ``dead_letters`` and ``paused``.
+        delayed: Delayed messages of the processor; None if the key has another type, or this user may not read it. The
+            same holds for ``dead_letters`` and ``paused``.
         dead_letters: Dead letters of the processor.
-        partitions: Streams that these figures are of, together; see ``PartitionedProcessor``.
+        partitions: Number of partitions, summed in these figures; see ``PartitionedProcessor``.
     """
 
     key: str
@@ -108,7 +107,7 @@ class StreamReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class StreamList(Report):
-    """The streams that were found.
+    """Result of a scan for streams.
 
     Attributes:
         complete: False if a limit ended the scan before all keys were seen.
@@ -123,13 +122,14 @@ class PendingReport(Report):
     """One entry that was delivered and is not acknowledged.
 
     Attributes:
-        owner: Whether its owner is alive, as far as this is known; DEAD is proved.
-        trimmed: The entry itself was deleted from the stream: there is nothing left to handle.
+        idle_s: Seconds since it was last delivered, claimed or renewed.
+        owner: Provable state of its owner.
+        trimmed: The entry was deleted from the stream, so it cannot be handled any more.
     """
 
     id: str
     consumer: str
-    idle_ms: int
+    idle_s: float
     deliveries: int
     owner: ConsumerState
     trimmed: bool
@@ -137,7 +137,7 @@ class PendingReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReclaimReport(Report):
-    """What a reclaim claimed, or in a dry run would claim.
+    """Entries that a reclaim claimed, or would claim without ``dry_run``.
 
     Attributes:
         reset: Their delivery counts were set to 0.
@@ -151,10 +151,10 @@ class ReclaimReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class RemovalReport(Report):
-    """A consumer that was removed.
+    """Result of the removal of a consumer.
 
     Attributes:
-        transferred: Entries it had pending, which belong to the new owner now.
+        transferred: Pending entries that were transferred to the new owner.
     """
 
     consumer: str
@@ -164,10 +164,10 @@ class RemovalReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class TrimReport(Report):
-    """What a trim removed.
+    """Result of a trim.
 
     Attributes:
-        below_id: Everything before this id was not needed by any group.
+        below_id: No group needed an entry before this id.
         removed: Entries removed; None on a dry run.
         length: Entries left.
     """

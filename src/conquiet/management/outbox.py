@@ -1,8 +1,10 @@
-"""What operators see of the outbox and the inbox: backlog by target, parked messages, sizes. Bounded queries."""
+"""Read the backlog of the outbox and the size of the inbox, and unpark messages. Queries are bounded."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from conquiet.management.models import Report
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -14,13 +16,13 @@ _PAGE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class TargetBacklog:
+class TargetBacklog(Report):
     """The outbox rows of one target.
 
     Attributes:
-        target: Its name.
+        target: Name of the target.
         waiting: Rows to publish, delayed ones included.
-        parked: Rows that were refused too often.
+        parked: Rows that were parked after too many failures.
         oldest_age_s: Age of the oldest row that is not parked; 0 if there is none.
     """
 
@@ -29,28 +31,20 @@ class TargetBacklog:
     parked: int
     oldest_age_s: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class InboxSize:
-    """How large an inbox is.
+class InboxSize(Report):
+    """Size of an inbox.
 
     Attributes:
-        rows: Counted, up to a million.
-        complete: Whether all rows were counted.
+        rows: Number of rows, counted up to a million.
+        complete: True if all rows were counted.
         oldest_age_s: Age of the oldest row; None if there is none.
     """
 
     rows: int
     complete: bool
     oldest_age_s: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 def outbox_backlog(engine: "Engine", outbox: "Outbox") -> list[TargetBacklog]:
@@ -80,14 +74,14 @@ def inbox_size(engine: "Engine", table: str, *, most_rows: int = _MOST_ROWS) -> 
 
 
 def unpark(engine: "Engine", outbox: "Outbox", seqs: Iterable[int]) -> int:
-    """Let the relay try parked rows again; return how many of them were parked."""
+    """Unpark rows, so that the relay retries them; return how many of them were parked."""
     return sum(outbox.unpark(engine, seq) for seq in seqs)
 
 
 def unpark_all(engine: "Engine", outbox: "Outbox", *, target: str | None = None) -> int:
-    """Let the relay try all parked rows again, or those of one target; return how many there were.
+    """Unpark all rows, or all rows of one target; return how many there were.
 
-    Rows that are parked again meanwhile are not taken twice.
+    A row that is parked again during the call is not unparked twice.
     """
     done, last = 0, 0
     while page := outbox.parked(engine, limit=_PAGE, after=last):

@@ -1,17 +1,16 @@
-"""What is there: streams, their groups and consumers. SCAN and XINFO with limits, never KEYS."""
+"""Describe streams, their groups and consumers. Uses SCAN and XINFO with limits, never KEYS."""
 
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from conquiet.core.redaction import printable
 from conquiet.errors import GroupMissingError, NoSuchStreamError, WrongKeyTypeError
-from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts, read_liveness, read_unlisted
+from conquiet.management.liveness import ALIVE_S, consumer_state, counts_attempts, read_liveness, read_unlisted
 from conquiet.management.models import ConsumerReport, ConsumerState, GroupReport, StreamList, StreamReport
-from conquiet.management.partitions import PartitionedStreams, join_reports, partition_keys
+from conquiet.management.partitions import PartitionedStreams, companion, is_companion, join_reports, partition_keys
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError
-from conquiet.redis_transport.hash_tags import slot_prefix
 from conquiet.redis_transport.ids import milliseconds_of
 from conquiet.redis_transport.replies import ConsumerInfo, as_mapping, consumer_infos, group_lag, text
 
@@ -19,34 +18,34 @@ _SCAN_COUNT = 1_000
 
 
 class _Context(NamedTuple):
-    """What all groups of one report share."""
+    """Values that all groups of one report share."""
 
     now_ms: int
-    alive_ms: int
+    alive_s: float
     counts_attempts: bool
 
 
 def list_streams(
-    server: RedisAdmin, *, pattern: str = "*", limit: int = 100, max_keys: int = 100_000, alive_ms: int = ALIVE_MS
+    server: RedisAdmin, *, pattern: str = "*", limit: int = 100, max_keys: int = 100_000, alive_s: float = ALIVE_S
 ) -> StreamList:
-    """Describe the streams whose key matches ``pattern``, without those that the processor keeps beside a stream.
+    """Describe the streams with a key that matches ``pattern``. Streams that the processor stores are left out.
 
     Args:
         server: The Redis.
-        pattern: As SCAN understands it.
+        pattern: Pattern of SCAN.
         limit: Most streams described.
         max_keys: Most keys scanned. On a server with millions of other keys the list is incomplete, and marked so.
-        alive_ms: See ``ALIVE_MS``.
+        alive_s: See ``ALIVE_S``.
 
     Raises:
-        QueueError: The server refused a command, or did not answer: a stream that could not be read is not left out.
+        QueueError: The server returned an error or did not reply. No stream is left out because of an error.
     """
     keys, complete = _find(server, pattern, limit, max_keys)
     found = []
     for key in keys:
-        # No stream any more: deleted since SCAN saw it, or replaced by something else.
+        # Deleted since SCAN returned it, or replaced by a key of another type.
         with suppress(NoSuchStreamError, WrongKeyTypeError, GroupMissingError):
-            found.append(describe_stream(server, key, alive_ms=alive_ms))
+            found.append(describe_stream(server, key, alive_s=alive_s))
     return StreamList(tuple(found), complete)
 
 
@@ -63,47 +62,42 @@ def _find(server: RedisAdmin, pattern: str, limit: int, max_keys: int) -> tuple[
             reply = server.call_each(master, *words)
             cursor, page = text(reply[0]), reply[1]
             seen += _SCAN_COUNT
-            keys |= {streams.stream_of(key) for key in page if not _is_companion(key)}
+            keys |= {streams.stream_of(key) for key in page if not is_companion(key)}
     return sorted(keys)[:limit], len(keys) <= limit
 
 
-def _is_companion(key: bytes) -> bool:
-    """Return whether the key is the processor's, beside a stream: it is shown with that stream."""
-    return b"}" in key and key.endswith((b":dead", b":wake"))
-
-
-def describe_stream(server: RedisAdmin, key: str | bytes, *, alive_ms: int = ALIVE_MS) -> StreamReport:
-    """Describe one stream in full, with all its partitions. A key may be bytes: not every name in a Redis is UTF-8.
+def describe_stream(server: RedisAdmin, key: str | bytes, *, alive_s: float = ALIVE_S) -> StreamReport:
+    """Describe one stream in full, with all its partitions. A key may be bytes, because a name need not be UTF-8.
 
     Raises:
-        NoSuchStreamError: There is none.
-        WrongKeyTypeError: The key holds something else.
+        NoSuchStreamError: The key does not exist.
+        WrongKeyTypeError: The key holds another type.
     """
     keys = partition_keys(server, key)
     if len(keys) == 1:
-        return describe_key(server, key, alive_ms=alive_ms)
+        return describe_key(server, key, alive_s=alive_s)
     found = []
     for one in keys:
-        with suppress(NoSuchStreamError):  # no message was sent there, and no worker has read it yet
-            found.append(describe_key(server, one, alive_ms=alive_ms))
+        with suppress(NoSuchStreamError):  # without a message and without a worker so far
+            found.append(describe_key(server, one, alive_s=alive_s))
     if not found:
         server.require_stream(key)
     return join_reports(as_bytes(key), found, len(keys))
 
 
-def describe_key(server: RedisAdmin, key: str | bytes, *, alive_ms: int = ALIVE_MS) -> StreamReport:
-    """Describe the stream at one key: one partition, if the stream has several.
+def describe_key(server: RedisAdmin, key: str | bytes, *, alive_s: float = ALIVE_S) -> StreamReport:
+    """Describe the stream at one key, which may be one partition of several.
 
     Raises:
-        NoSuchStreamError: There is none.
-        WrongKeyTypeError: The key holds something else.
+        NoSuchStreamError: The key does not exist.
+        WrongKeyTypeError: The key holds another type.
     """
     server.require_stream(key)
     raw, name = as_bytes(key), display_name(key)
     now_ms = server.now_ms()
     info = server.mapping("XINFO", "STREAM", raw, stream=name)
     rows = [as_mapping(one) for one in server.call("XINFO", "GROUPS", raw, stream=name)]
-    context = _Context(now_ms, alive_ms, counts_attempts(server))
+    context = _Context(now_ms, alive_s, counts_attempts(server))
     memory, delayed, dead, paused = _related_keys(server, raw)
     first = info.get("first-entry")
     return StreamReport(
@@ -121,7 +115,7 @@ def describe_key(server: RedisAdmin, key: str | bytes, *, alive_ms: int = ALIVE_
 
 
 def _related_keys(server: RedisAdmin, key: bytes) -> list[Any]:
-    """Return memory use and the processor's keys; None for what this user may not read or is not the processor's."""
+    """Return memory use and the processor's keys; None for each that this user may not read or has another type."""
     commands = (
         pack("MEMORY", "USAGE", key, "SAMPLES", 5),
         pack("ZCARD", companion(key, b"delayed")),
@@ -132,13 +126,8 @@ def _related_keys(server: RedisAdmin, key: bytes) -> list[Any]:
     return [None if isinstance(reply, ResponseError) else reply for reply in replies]
 
 
-def companion(stream: bytes, what: bytes) -> bytes:
-    """Return the key of what the processor keeps beside a stream, in the stream's own slot."""
-    return b"%b:%b" % (slot_prefix(stream.decode("latin-1")).encode("latin-1"), what)  # a name need not be UTF-8
-
-
 def _group(server: RedisAdmin, key: bytes, row: dict[bytes, Any], context: _Context) -> GroupReport | None:
-    """Describe one group; None if it was destroyed meanwhile."""
+    """Describe one group; None if it was destroyed during the call."""
     name, after = row[b"name"], text(row[b"last-delivered-id"])
     try:
         pending, waiting, known = server.pipeline(
@@ -172,19 +161,19 @@ def _consumers(
     found = []
     for one, (has_key, registered) in zip(known, read_liveness(server, key, group, known), strict=True):
         state = consumer_state(
-            one.idle_ms,
+            one.idle_ms / 1000,
             has_key=has_key,
             counts_attempts=context.counts_attempts,
-            alive_ms=context.alive_ms,
+            alive_s=context.alive_s,
             registered=registered,
         )
-        found.append(ConsumerReport(display_name(one.name), one.pending, one.idle_ms, state))
+        found.append(ConsumerReport(display_name(one.name), one.pending, one.idle_ms / 1000, state))
     unlisted = read_unlisted(server, key, group, known)
-    return (*found, *(ConsumerReport(display_name(name), 0, -1, ConsumerState.IDLE) for name in unlisted))
+    return (*found, *(ConsumerReport(display_name(name), 0, None, ConsumerState.IDLE) for name in unlisted))
 
 
 def require_group(stream: StreamReport, group: str) -> GroupReport:
-    """Return the group of that name, or raise ``NoSuchStreamError`` naming those there are."""
+    """Return the group of that name, or raise ``NoSuchStreamError`` that lists the existing groups."""
     for one in stream.groups:
         if one.raw_name == as_bytes(group):
             return one

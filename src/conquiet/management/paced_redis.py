@@ -1,4 +1,4 @@
-"""A ``RedisAdmin`` that sends its commands evenly: for examinations that are long and not urgent."""
+"""A ``RedisAdmin`` with a rate limit, for long examinations that are not urgent."""
 
 import threading
 import time
@@ -11,14 +11,14 @@ from conquiet.redis_transport.routing import NodeAddress
 
 
 class PacedRedisAdmin(RedisAdmin):
-    """Waits before a command if it would be one too many. For one thread."""
+    """Waits before a command that would exceed the rate. For one thread."""
 
     _interval_s = 0.0
     _next_at_s = 0.0
     _closing: threading.Event | None = None
 
     def limit(self, per_s: float, closing: threading.Event | None = None) -> None:
-        """Send at most so many commands a second from now on; raise ``LifecycleError`` once ``closing`` is set."""
+        """Limit the rate to ``per_s`` commands per second; raise ``LifecycleError`` once ``closing`` is set."""
         self._interval_s = 1.0 / per_s
         self._closing = closing
 

@@ -1,6 +1,6 @@
-"""The partitions of a stream, seen as one stream: their keys, and their reports joined.
+"""Show the partitions of a stream as one stream: find their keys and merge their reports.
 
-Partition 0 is the stream itself; see docs/decisions/0051.
+Partition 0 is the stream, see docs/decisions/0051.
 """
 
 import re
@@ -13,40 +13,45 @@ from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.processor.partitions import partition_name, read_layout
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError
-from conquiet.redis_transport.hash_tags import slot_prefix
+from conquiet.redis_transport.hash_tags import slot_prefix_bytes
 from conquiet.redis_transport.ids import parse_id
 
 _PARTITION: Final = re.compile(rb"\{(?P<stream>[^{}]+):(?P<index>[1-9][0-9]{0,3})\}")
 _FROM_LIVE_TO_DEAD: Final = (ConsumerState.LIVE, ConsumerState.IDLE, ConsumerState.UNKNOWN, ConsumerState.DEAD)
 
 
-def layout_key(stream: bytes) -> bytes:
-    """Return the key of the number of a stream's partitions."""
-    return slot_prefix(stream.decode("latin-1")).encode("latin-1") + b":partitions"  # a name need not be UTF-8
+def companion(stream: bytes, suffix: bytes) -> bytes:
+    """Return a key that the processor stores for a stream, in the slot of the stream."""
+    return b"%b:%b" % (slot_prefix_bytes(stream), suffix)
+
+
+def is_companion(key: bytes) -> bool:
+    """Return whether the processor stores this stream for another one, and it is shown there."""
+    return b"}" in key and key.endswith((b":dead", b":wake"))
 
 
 def count_partitions(server: RedisAdmin, stream: str | bytes) -> int:
-    """Return how many partitions workers read; 1 if there is one, or if this user may not read their number."""
+    """Return the number of partitions that workers read; 1 if this user may not read the number."""
     raw = as_bytes(stream)
     if b"{" in raw or b"}" in raw:
         return 1
-    packed = pack("HMGET", layout_key(raw), "count", "previous", "next")
+    packed = pack("HMGET", companion(raw, b"partitions"), "count", "previous", "next")
     reply = server.send(packed, 1, command="HMGET", stream=display_name(raw))[0]
     return partitions_in(reply)
 
 
 def partitions_in(reply: Any) -> int:
-    """Return the number of partitions from a reply to HMGET; 1 if the server refused it, or holds none."""
+    """Return the number of partitions from a reply to HMGET; 1 if the server refused it, or stores none."""
     return 1 if isinstance(reply, ResponseError) else read_layout(reply).to_read
 
 
 def partition_keys(server: RedisAdmin, stream: str | bytes) -> list[bytes]:
-    """Return the keys of a stream's partitions, which are ordinary streams: itself alone if it has no others."""
+    """Return the keys of a stream's partitions. A stream without partitions is its only partition."""
     return names_of(as_bytes(stream), count_partitions(server, stream))
 
 
 def names_of(stream: bytes, count: int) -> list[bytes]:
-    """Return the keys of so many partitions."""
+    """Return the keys of the first ``count`` partitions."""
     name = stream.decode("latin-1")
     return [stream, *(partition_name(name, index).encode("latin-1") for index in range(1, count))]
 
@@ -59,7 +64,7 @@ class PartitionedStreams:
         self._counts: dict[bytes, int] = {}
 
     def stream_of(self, key: bytes) -> bytes:
-        """Return the stream whose partition this key is, or the key itself."""
+        """Return the stream that the key is a partition of, else the key."""
         match = _PARTITION.fullmatch(key)
         if match is None:
             return key
@@ -69,9 +74,8 @@ class PartitionedStreams:
         return stream if int(match["index"]) < self._counts[stream] else key
 
 
-# ------------------------------------------------------------------ many reports, one stream
 def join_reports(stream: bytes, reports: Sequence[StreamReport], partitions: int) -> StreamReport:
-    """Return one report for the partitions of a stream. Groups and consumers are joined by name."""
+    """Merge the reports of a stream's partitions. Groups and consumers are merged by name."""
     groups: dict[bytes, list[GroupReport]] = {}
     for report in reports:
         for group in report.groups:
@@ -112,11 +116,11 @@ def _join_groups(groups: Sequence[GroupReport]) -> GroupReport:
 
 def _join_consumers(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:
     state = min(one.state, other.state, key=_FROM_LIVE_TO_DEAD.index)
-    idle_ms = min((each.idle_ms for each in (one, other) if each.idle_ms >= 0), default=-1)
-    return ConsumerReport(one.name, one.pending + other.pending, idle_ms, state)
+    idle_s = min((each.idle_s for each in (one, other) if each.idle_s is not None), default=None)
+    return ConsumerReport(one.name, one.pending + other.pending, idle_s, state)
 
 
 def sum_known(values: Sequence[int | None]) -> int | None:
-    """Return the sum of the values; None if one of them is not known."""
+    """Return the sum of the values; None if a value is unknown."""
     known = [value for value in values if value is not None]
     return None if len(known) < len(values) else sum(known)

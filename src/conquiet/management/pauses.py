@@ -1,4 +1,4 @@
-"""Pause and resume streams and events, for a process that has an asyncio client."""
+"""Pause and resume streams and events with an asyncio client."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 async def pause_stream(client: "AsyncClient", stream: str, event: str | None = None) -> bool:
-    """Pause a stream with all its partitions, or one event of it, on all hosts; False if it was paused."""
+    """Pause a stream with all its partitions, or one event of it, on all hosts; False if it was paused already."""
     from conquiet.processor.partition_layout import partition_names
     from conquiet.processor.pauses import Pauses
 
@@ -16,7 +16,7 @@ async def pause_stream(client: "AsyncClient", stream: str, event: str | None = N
 
 
 async def resume_stream(client: "AsyncClient", stream: str, event: str | None = None) -> bool:
-    """End a pause; False if there was none."""
+    """Resume a paused stream or event; False if it was not paused."""
     from conquiet.processor.partition_layout import partition_names
     from conquiet.processor.pauses import Pauses
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from conquiet.core.validation import require_positive, require_text
+from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.management.liveness import ALIVE_MS
+from conquiet.management.liveness import ALIVE_S
 from conquiet.management.models import ConsumerState, PendingReport, ReclaimReport
 from conquiet.management.overview import describe_key, require_group
 from conquiet.management.partitions import partition_keys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conquiet.redis_transport.commands import Word
 
 RECLAIMED = "conquiet-reclaimed"
-"""Owner of entries that were reclaimed without naming one."""
+"""Owner of reclaimed entries if the caller names none."""
 
 _LONG_AGO_MS = 7 * 24 * 60 * 60 * 1000
 _PAGE = 1_000
@@ -30,27 +30,28 @@ class PendingFilter:
     """Selects pending entries. All conditions must hold.
 
     Attributes:
-        consumer: Owned by this one; empty means any.
-        min_idle_ms: Untouched for at least so long.
-        min_deliveries: Delivered at least so often.
-        dead_owners_only: Owned by a consumer that is proved dead. Before Redis 7.2 the server proves none.
-        limit: At most so many.
+        consumer: Name of the owner; empty for any.
+        min_idle_s: Shortest idle time.
+        min_deliveries: Smallest number of deliveries.
+        dead_owners_only: The owner is proved dead. Before Redis 7.2 the server proves no death.
+        limit: Most entries.
     """
 
     consumer: str = ""
-    min_idle_ms: int = 0
+    min_idle_s: float = 0.0
     min_deliveries: int = 0
     dead_owners_only: bool = False
     limit: int = 100
 
     def __post_init__(self) -> None:
         require_positive("limit", self.limit)
-        if self.min_idle_ms < 0 or self.min_deliveries < 0:
-            raise ConfigurationError("min_idle_ms and min_deliveries must not be negative")
+        require_seconds("min_idle_s", self.min_idle_s, zero_allowed=True)
+        if self.min_deliveries < 0:
+            raise ConfigurationError("min_deliveries must not be negative")
 
 
 def list_pending(
-    server: RedisAdmin, stream: str, group: str, where: PendingFilter | None = None, *, alive_ms: int = ALIVE_MS
+    server: RedisAdmin, stream: str, group: str, where: PendingFilter | None = None, *, alive_s: float = ALIVE_S
 ) -> list[PendingReport]:
     """Return pending entries in the order of their ids, of all partitions. Changes nothing.
 
@@ -58,25 +59,25 @@ def list_pending(
         NoSuchStreamError: There is no such stream or group.
     """
     names = _partitions(server, stream)
-    found = [report for name in names for report in _list_key(server, name, group, where or PendingFilter(), alive_ms)]
+    found = [report for name in names for report in _list_key(server, name, group, where or PendingFilter(), alive_s)]
     if len(names) == 1:
         return found
     return sorted(found, key=lambda report: parse_id(report.id))[: (where or PendingFilter()).limit]
 
 
 def _partitions(server: RedisAdmin, stream: str) -> list[str]:
-    """Return the partitions of a stream that there are."""
+    """Return the existing partitions of a stream."""
     names = [key.decode() for key in partition_keys(server, stream)]
     return names if len(names) == 1 else [name for name in names if server.is_stream(name)] or [stream]
 
 
-def _list_key(server: RedisAdmin, stream: str, group: str, where: PendingFilter, alive_ms: int) -> list[PendingReport]:
-    rows, states = _find(server, stream, group, where, alive_ms)
+def _list_key(server: RedisAdmin, stream: str, group: str, where: PendingFilter, alive_s: float) -> list[PendingReport]:
+    rows, states = _find(server, stream, group, where, alive_s)
     return [
         PendingReport(
             id=row.id,
             consumer=display_name(row.consumer),
-            idle_ms=row.idle_ms,
+            idle_s=row.idle_ms / 1000,
             deliveries=row.deliveries,
             owner=states.get(display_name(row.consumer), ConsumerState.UNKNOWN),
             trimmed=trimmed,
@@ -86,10 +87,10 @@ def _list_key(server: RedisAdmin, stream: str, group: str, where: PendingFilter,
 
 
 def _find(
-    server: RedisAdmin, stream: str, group: str, where: PendingFilter, alive_ms: int
+    server: RedisAdmin, stream: str, group: str, where: PendingFilter, alive_s: float
 ) -> tuple[list[tuple[Pending, bool]], dict[str, ConsumerState]]:
-    """Return the rows, each with whether its entry was deleted, and the state of each consumer."""
-    facts = require_group(describe_key(server, stream, alive_ms=alive_ms), group)
+    """Return the rows, each with True if its entry was deleted, and the state of each consumer."""
+    facts = require_group(describe_key(server, stream, alive_s=alive_s), group)
     states = {consumer.name: consumer.state for consumer in facts.consumers}
     dead = {name for name, state in states.items() if state is ConsumerState.DEAD}
     rows: list[Pending] = []
@@ -108,7 +109,7 @@ def _find(
 
 
 def _page(server: RedisAdmin, stream: str, group: str, where: PendingFilter, start: str) -> list[Pending]:
-    idle: tuple[Word, ...] = ("IDLE", where.min_idle_ms) if where.min_idle_ms else ()
+    idle: tuple[Word, ...] = ("IDLE", round(where.min_idle_s * 1000)) if where.min_idle_s else ()
     owner: tuple[Word, ...] = (where.consumer,) if where.consumer else ()
     return pending_rows(
         server.call("XPENDING", stream, group, *idle, start, "+", _PAGE, *owner, stream=stream, group=group)
@@ -129,18 +130,17 @@ def reclaim(
     reset_deliveries: bool = False,
     dry_run: bool = False,
 ) -> ReclaimReport:
-    """Claim entries from their owners. Their delivery counts stay as they are, unless they are reset.
+    """Claim entries from their owners. Delivery counts are kept unless ``reset_deliveries`` is given.
 
-    ``reset_deliveries`` sets the counts to 0: an engine then runs entries that were delivered more often than its
-    ``max_deliveries``.
+    ``reset_deliveries`` sets the counts to 0, so that an engine runs entries that had reached its ``max_deliveries``.
 
-    With ``owner`` they belong to that consumer, which finds them when it starts. Without, their idle time is set to a
-    week, so that the next worker that claims stale entries takes them at once.
+    With ``owner`` the entries belong to that consumer, which reads them when it starts. Without ``owner`` their idle
+    time is set to a week, so that the next worker that claims stale entries claims them immediately.
 
-    The script that claims checks owner, idle time and delivery count once more: an entry that changed meanwhile is left
-    alone.
+    The claiming script checks owner, idle time and delivery count again, and skips an entry that has changed since the
+    listing.
     """
-    if not (where.consumer or where.min_idle_ms or where.min_deliveries or where.dead_owners_only):
+    if not (where.consumer or where.min_idle_s or where.min_deliveries or where.dead_owners_only):
         raise ConfigurationError(
             "a reclaim without any filter would claim from live consumers; give a consumer, an idle time, "
             "a number of deliveries, or dead owners only"
@@ -160,7 +160,7 @@ def _reclaim_key(
     server: RedisAdmin, stream: str, group: str, where: PendingFilter, how: tuple[str, str, str], *, dry_run: bool
 ) -> list[str]:
     """Claim entries of one partition; return their ids. ``how``: new owner, idle time, delivery count."""
-    found, _ = _find(server, stream, group, where, ALIVE_MS)
+    found, _ = _find(server, stream, group, where, ALIVE_S)
     rows = [row for row, trimmed in found if not trimmed]
     if dry_run:
         return [row.id for row in rows]

@@ -1,4 +1,4 @@
-"""Dead-letter queues of RabbitMQ for operators: list, replay, discard. Needs the extra ``rabbit``."""
+"""List, replay and discard the messages of RabbitMQ dead-letter queues. Needs the extra ``rabbit``."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 async def list_dead(url: str, api_url: str, queue: str, *, limit: int) -> "Sequence[DeadDelivery]":
-    """Return the first messages of a dead-letter queue; they stay there, marked as redelivered.
+    """Return the first messages of a dead-letter queue. They remain there and are marked as redelivered.
 
     Raises:
-        PeekUnsafeError: Reading would count toward a delivery limit, or delete messages. Nothing was taken.
+        PeekUnsafeError: Reading would count toward a delivery limit, or delete messages. No message was read.
     """
     found: Sequence[DeadDelivery] = await _queue(url, api_url, queue).list(limit=limit)
     return found
@@ -22,7 +22,7 @@ async def list_dead(url: str, api_url: str, queue: str, *, limit: int) -> "Seque
 async def replay_dead(
     url: str, api_url: str, queue: str, *, message_id: str = "", source: str = "", limit: int, dry_run: bool
 ) -> "ReplayReport":
-    """Publish dead messages to the queues they died in, each acknowledged when its copy is confirmed."""
+    """Publish dead messages to their source queues; each is acknowledged once its copy is confirmed."""
     where = _where(message_id, source)
     report: ReplayReport = await _queue(url, api_url, queue).replay(where, limit=limit, dry_run=dry_run)
     return report
@@ -31,7 +31,7 @@ async def replay_dead(
 async def discard_dead(
     url: str, api_url: str, queue: str, *, message_id: str = "", source: str = "", limit: int, dry_run: bool
 ) -> int:
-    """Delete dead messages for good; return how many."""
+    """Delete dead messages; return how many."""
     where = _where(message_id, source)
     return int(await _queue(url, api_url, queue).discard(where, limit=limit, dry_run=dry_run))
 

@@ -1,4 +1,4 @@
-"""The queues of a RabbitMQ for a page: a few at a time, by the management API. Messages are not read."""
+"""List the queues of a RabbitMQ page by page with the management API. Reads no messages."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,11 +21,11 @@ class RabbitQueue:
     """One queue.
 
     Attributes:
-        ready: Messages that wait.
+        ready: Messages ready for delivery.
         unacknowledged: Messages delivered and not settled.
         per_s_in: Published per second; per_s_out: acknowledged per second; both as the broker averages them.
-        dead_letter_exchange: Where rejected messages go; empty if they are discarded.
-        is_dead_letter_queue: Named as conquiet names such queues, or bound as one.
+        dead_letter_exchange: Exchange of rejected messages; empty if they are discarded.
+        is_dead_letter_queue: Named like a dead-letter queue of conquiet, or bound as one.
     """
 
     name: str
@@ -43,12 +43,12 @@ class RabbitQueue:
 
 @dataclass(frozen=True, slots=True)
 class RabbitQueueHistory:
-    """The last hour of a queue, oldest first. Nothing is stored for it: the broker samples its queues itself.
+    """The last hour of a queue, oldest first, from the samples of the broker. conquiet stores nothing.
 
     Attributes:
         depth: Messages in the queue, ready and unacknowledged.
-        published: Messages that came in, in each step; acknowledged: those that were settled.
-        step_s: Seconds of one step.
+        published: Messages published in each step; acknowledged: messages acknowledged.
+        step_s: Length of a step.
     """
 
     name: str
@@ -60,7 +60,7 @@ class RabbitQueueHistory:
 
 @dataclass(frozen=True, slots=True)
 class RabbitQueuePage:
-    """Some queues by name, and how many there are."""
+    """A page of queues in order of their names, with totals."""
 
     queues: tuple[RabbitQueue, ...]
     page: int
@@ -73,7 +73,7 @@ class RabbitView:
     """One vhost of one broker.
 
     Args:
-        url: AMQP URL; it names the vhost.
+        url: AMQP URL, with the vhost.
         api_url: Management API; by default port 15672 of the same host.
     """
 
@@ -84,10 +84,10 @@ class RabbitView:
         self._vhost = unquote(urlsplit(url).path[1:]) or "/"
 
     def list_queues(self, *, page: int = 1, size: int = 50, name: str = "") -> RabbitQueuePage:
-        """Return one page of queues whose name contains ``name``.
+        """Return one page of the queues with ``name`` in their names.
 
         Raises:
-            RabbitApiError: The broker refused, or is not there.
+            RabbitApiError: The broker refused the request or cannot be reached.
         """
         query = {"page": max(1, page), "page_size": size, "columns": _COLUMNS, "sort": "name"}
         if name:
@@ -104,10 +104,10 @@ class RabbitView:
         )
 
     def history(self, name: str) -> RabbitQueueHistory | None:
-        """Return the last hour of a queue, as the broker has sampled it; None if there is no such queue.
+        """Return the last hour of a queue, as sampled by the broker; None if the queue does not exist.
 
         Raises:
-            RabbitApiError: The broker refused, or is not there.
+            RabbitApiError: The broker refused the request or cannot be reached.
         """
         ages = {"lengths_age": _HOUR_S, "lengths_incr": _STEP_S, "msg_rates_age": _HOUR_S, "msg_rates_incr": _STEP_S}
         columns = "name,messages_details,messages_ready_details,message_stats"
@@ -127,13 +127,13 @@ class RabbitView:
 
 
 def _samples(details: Any) -> tuple[int, ...]:
-    """Return the samples of one number, oldest first; empty if the broker keeps none."""
+    """Return the samples of one value, oldest first; empty if the broker keeps none."""
     found = (details or {}).get("samples") or []
     return tuple(int(one.get("sample") or 0) for one in sorted(found, key=lambda one: one.get("timestamp", 0)))
 
 
 def _increments(totals: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how much a counter grew in each step. A counter of a broker that was restarted begins at 0 again."""
+    """Return the growth of a counter in each step. The counters of a restarted broker begin at 0."""
     return tuple(max(0, after - before) for before, after in pairwise(totals))
 
 

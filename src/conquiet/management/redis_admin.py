@@ -1,4 +1,4 @@
-"""Send plain commands to one Redis, on a connection of its own, each command once."""
+"""Send plain commands to one Redis over a separate connection, without retries."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -10,16 +10,16 @@ from conquiet.redis_transport.cluster_connection import ClusterConnection, open_
 from conquiet.redis_transport.commands import Word, encoded, pack
 from conquiet.redis_transport.errors import ResponseError, translate
 from conquiet.redis_transport.redis_url import client_from_url
-from conquiet.redis_transport.replies import as_mapping, server_ms, text
+from conquiet.redis_transport.replies import as_mapping, info_fields, server_ms, text
 from conquiet.redis_transport.routing import NodeAddress
 
 
 class RedisAdmin:
-    """Sends commands and returns raw replies. Failures raise a ``QueueError`` that names the command.
+    """Sends commands and returns raw replies. Failures raise a ``QueueError`` with the name of the command.
 
     Args:
-        redis: The client to clone the connection from; it stays the caller's.
-        timeout_s: How long a reply may take.
+        redis: The client that the connection is cloned from. The caller closes it.
+        timeout_s: Longest wait for a reply.
     """
 
     def __init__(self, redis: AnyRedis, *, timeout_s: float = 10.0) -> None:
@@ -33,9 +33,9 @@ class RedisAdmin:
             return cls(client, timeout_s=timeout_s)
 
     def connect_to(self, host: str, port: int, *, timeout_s: float = 2.0) -> "RedisAdmin | None":
-        """Return another server that takes the same credentials, such as a replica. Nothing is sent before a command.
+        """Return another server with the same credentials, such as a replica. Nothing is sent before a command.
 
-        None if ours has no TCP address of its own that could be exchanged: a Unix socket, or one found by Sentinel.
+        None if this connection has no TCP address to replace: it uses a Unix socket or Sentinel.
         """
         if "host" not in self._client.connection_pool.connection_kwargs:
             return None
@@ -59,7 +59,7 @@ class RedisAdmin:
         return self._connection.call(str(words[0]), pack(*words), stream=stream, group=group)
 
     def pipeline(self, commands: list[tuple[Word, ...]], *, stream: str = "", group: str = "") -> list[Any]:
-        """Send several commands at once and return their replies; a refusal is raised."""
+        """Send several commands in one write and return their replies; raise the first error reply."""
         if len(commands) < 2:  # noqa: PLR2004 - one reply is not a list of replies
             return [self.call(*words, stream=stream, group=group) for words in commands]
         packed = b"".join(pack(*words) for words in commands)
@@ -70,7 +70,7 @@ class RedisAdmin:
         return replies
 
     def send(self, packed: bytes, replies: int, *, command: str, stream: str) -> list[Any]:
-        """Send commands that are packed already, e.g. one transaction; refusals are among the replies."""
+        """Send packed commands, e.g. one transaction. Error replies are returned, not raised."""
         return self._connection.pipeline(command, packed, replies, stream=stream)
 
     @property
@@ -79,22 +79,21 @@ class RedisAdmin:
         return isinstance(self._connection, ClusterConnection)
 
     def masters(self) -> list[NodeAddress | None]:
-        """Return the masters of a Redis Cluster; for a single server one None. For ``call_each``."""
+        """Return the masters of a Redis Cluster for ``call_each``; one None for a single server."""
         return [*self._connection.masters()] if isinstance(self._connection, ClusterConnection) else [None]
 
     def call_each(self, address: NodeAddress | None, *words: Word) -> Any:
-        """Send one command to this master of a Redis Cluster; None: to the only server."""
+        """Send one command to this master of a Redis Cluster; with None, to the only server."""
         if address is None or not isinstance(self._connection, ClusterConnection):
             return self.call(*words)
         return self._connection.call_node(address, str(words[0]), pack(*words))
 
     def info(self, *sections: str) -> dict[str, str]:
         """Return INFO as a dict of text."""
-        raw = text(self.call("INFO", *sections))
-        return dict(line.split(":", 1) for line in raw.splitlines() if ":" in line and not line.startswith("#"))
+        return info_fields(self.call("INFO", *sections))
 
     def now_ms(self) -> int:
-        """Return the server's clock. Ours may be off, and entry ids are made from the server's."""
+        """Return the server's clock, which also forms the entry ids. The clock of this host may differ."""
         return server_ms(self.call("TIME"))
 
     def mapping(self, *words: Word, stream: str = "", group: str = "") -> dict[str, Any]:
@@ -102,14 +101,14 @@ class RedisAdmin:
         return {text(key): value for key, value in as_mapping(self.call(*words, stream=stream, group=group)).items()}
 
     def require_stream(self, key: str | bytes) -> None:
-        """Raise unless there is a stream at ``key``; the error names what is there instead."""
+        """Raise unless ``key`` holds a stream; the error names the type that it holds."""
         if not self.is_stream(key):
             raise NoSuchStreamError(
                 f"there is no stream at key {printable(display_name(key))!r}", stream=display_name(key)
             )
 
     def is_stream(self, key: str | bytes) -> bool:
-        """Return whether there is a stream at ``key``; raise if there is something else."""
+        """Return whether ``key`` holds a stream; raise if it holds another type."""
         name = display_name(key)
         kind = text(self.call("TYPE", key, stream=name))
         if kind not in {"none", "stream"}:
@@ -118,10 +117,10 @@ class RedisAdmin:
 
 
 def display_name(name: str | bytes) -> str:
-    """Return a name of Redis as text for people. What is not UTF-8 is escaped, so this is no key for a command."""
+    """Return a Redis name as readable text. Bytes that are not UTF-8 are escaped: not for use in a command."""
     return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
 
 
 def as_bytes(name: str | bytes) -> bytes:
-    """Return a name as Redis has it."""
+    """Return the bytes of a Redis name."""
     return name if isinstance(name, bytes) else encoded(name)

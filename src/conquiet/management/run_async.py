@@ -1,34 +1,27 @@
-"""Call the asyncio packages from synchronous code: each call opens an event loop and connections, and closes both."""
+"""Call the asyncio packages from synchronous code. Each call opens and closes an event loop and connections."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from conquiet.redis_transport.client import AsyncClient, clone_async
-from conquiet.redis_transport.errors import translate_errors
-from conquiet.redis_transport.redis_url import client_from_url
+from conquiet.management.async_redis import AsyncRedisAdmin
 
 T = TypeVar("T")
 
-_TIMEOUT_S = 10.0
-
 
 def with_redis(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run ``await work(client)`` with an asyncio client without retries, and return its result.
+    """Return the result of ``await work(client)`` with an asyncio client without retries.
 
     Raises:
         ConfigurationError: The URL cannot be used.
-        QueueError: Redis refused, or did not answer.
+        QueueError: Redis returned an error, or did not reply in time.
     """
 
     async def run() -> T:
-        given = client_from_url(AsyncClient.from_url, url, socket_connect_timeout=_TIMEOUT_S)
-        client = clone_async(given, socket_timeout_s=_TIMEOUT_S)
+        admin = AsyncRedisAdmin(url)
         try:
-            with translate_errors("a command"):
-                return await work(client)
+            return await admin.run(work)
         finally:
-            await client.aclose()
-            await given.aclose()
+            await admin.close()
 
     return asyncio.run(run())

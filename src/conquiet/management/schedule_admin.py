@@ -1,4 +1,4 @@
-"""Schedules for operators: list, pause, resume, and fire once now."""
+"""List, pause and resume schedule entries, and run one immediately."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ async def next_schedule_runs(client: "AsyncClient", group: str, *, count: int = 
 
 
 async def pause_schedule(client: "AsyncClient", group: str, name: str) -> bool:
-    """Pause an entry on all hosts; False if it was paused."""
+    """Pause an entry on all hosts; False if it was paused already."""
     async with _schedules(client, group) as schedules:
         return bool(await schedules.pause(name))
 
@@ -37,10 +37,10 @@ async def resume_schedule(client: "AsyncClient", group: str, name: str) -> bool:
 
 
 async def run_schedule_now(client: "AsyncClient", group: str, name: str) -> str:
-    """Emit an entry's event once, now, and return the message's id. Its own times are not changed by it.
+    """Emit the event of an entry now and return the message's id. The schedule of the entry does not change.
 
     Raises:
-        ConfigurationError: There is no entry of that name.
+        ConfigurationError: The group has no entry of that name.
     """
     from conquiet.processor import Emitter
 

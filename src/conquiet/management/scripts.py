@@ -1,4 +1,4 @@
-"""Lua scripts: operations that have to be atomic on the server, each on keys of one slot."""
+"""Lua scripts for operations that must be atomic, each on keys of one slot."""
 
 RECLAIM = """
 local claimed = {}
@@ -18,6 +18,6 @@ return claimed
 """Claim entries that have not changed since they were listed. KEYS: stream; ARGV: group, new owner, idle ms to set or
 empty, delivery count to set or empty, then for each its id, and the owner, idle ms and deliveries that were listed.
 
-XCLAIM itself only checks an idle time. An entry with another owner, another delivery count or a shorter idle time was
-claimed by another worker meanwhile, and stays with that worker.
+XCLAIM checks only the idle time. An entry with another owner, another delivery count or a shorter idle time has been
+claimed by another worker since, and remains with that worker.
 """

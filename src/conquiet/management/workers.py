@@ -1,7 +1,7 @@
-"""The workers of streams: which process, where, of which version, how it is, and whether it is alive.
+"""Read the workers of streams: host, process, version, health and liveness.
 
-A worker leaves these facts when it renews its liveness key (``redis_transport.worker_reports``). The facts of a killed
-worker stay, so that its host and process id can be shown when its liveness ends.
+A worker stores these facts when it renews its liveness key (``redis_transport.worker_reports``). The facts of a killed
+worker remain, so that its host and process id can be shown after its liveness key has expired.
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from conquiet.management.liveness import ALIVE_MS, consumer_state, counts_attempts
+from conquiet.management.liveness import consumer_state, counts_attempts
 from conquiet.management.models import ConsumerState
 from conquiet.management.redis_admin import RedisAdmin, display_name
 from conquiet.redis_transport.liveness import has_ended, liveness_key, registry_key
@@ -54,17 +54,17 @@ for i = 1, #KEYS, 4 do
 end
 return found
 """
-"""List consumers with liveness and facts. KEYS: for each group its stream, registered names, workers, and what its
-liveness keys begin with; ARGV: most consumers of each, then the groups.
+"""List consumers with liveness and facts. KEYS: for each group its stream, registered names, workers, and the prefix of
+its liveness keys; ARGV: most consumers of each, then the groups.
 
-Before Redis 7.2 a worker that has had no entry yet is no consumer of the group: it is known by its report only, and its
-idle time is returned as -1."""
+Before Redis 7.2 a worker becomes a consumer of the group with its first entry. Until then only its report is known, and
+its idle time is returned as -1."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker said about itself when it renewed its liveness key.
+    """Facts that a worker reported when it renewed its liveness key.
 
-    ``server`` and ``clients`` are its connections: the run id of the server, and CLIENT IDs there.
+    ``server`` and ``clients`` are its connections: the run id of the server and CLIENT IDs.
     """
 
     host: str = ""
@@ -87,12 +87,12 @@ class StreamWorker:
     """One consumer of one group.
 
     Attributes:
-        pending: Entries delivered to it and not acknowledged: what it holds a lease on.
-        idle_ms: Since it last read, as the server counts it; -1 for a worker that has had no entry yet.
-        lease_ms: How long its liveness key still lives; None without one.
-        ended: Its process was one of this machine and has ended, whatever its liveness key says.
-        disconnected: Redis has closed its connections, whatever its liveness key says: its process has been killed.
-        facts: None for a consumer that leaves none: a ``QueueConsumer``, or another library.
+        pending: Entries delivered to it and not acknowledged, on which it holds a lease.
+        idle_s: Seconds since its last read, as counted by the server; None for a worker without an entry so far.
+        lease_s: Seconds until its liveness key expires; None without a key.
+        ended: Its process ran on this machine and has ended. Overrides the liveness key.
+        disconnected: Redis has closed its connections, so its process was killed. Overrides the liveness key.
+        facts: None for a consumer that reports none: a ``QueueConsumer``, or a program of another library.
     """
 
     stream: str
@@ -100,8 +100,8 @@ class StreamWorker:
     name: str
     state: ConsumerState
     pending: int
-    idle_ms: int
-    lease_ms: int | None
+    idle_s: float | None
+    lease_s: float | None
     facts: WorkerFacts | None
     ended: bool = False
     disconnected: bool = False
@@ -131,8 +131,8 @@ def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> l
 
 
 def _is_forgotten(worker: StreamWorker) -> bool:
-    """Return whether a worker that never had an entry died long ago: nothing else would remove it from the list."""
-    if worker.idle_ms >= 0 or worker.state is not ConsumerState.DEAD:
+    """Return whether a worker without any entry died long ago. No other rule removes it from the list."""
+    if worker.idle_s is not None or worker.state is not ConsumerState.DEAD:
         return False
     return worker.facts is None or time.time() * 1000 - worker.facts.at_ms > _FORGOTTEN_MS
 
@@ -148,15 +148,14 @@ def _worker(stream: bytes, group: bytes, row: Sequence[Any], *, counts: bool) ->
         state=ConsumerState.DEAD
         if ended
         else consumer_state(
-            idle_ms,
+            idle_ms / 1000,
             has_key=left_ms > 0 if known else None,
             counts_attempts=counts,
-            alive_ms=ALIVE_MS,
             registered=registered == 1,
         ),
         pending=pending,
-        idle_ms=idle_ms,
-        lease_ms=left_ms if known and left_ms > 0 else None,
+        idle_s=None if idle_ms < 0 else idle_ms / 1000,
+        lease_s=left_ms / 1000 if known and left_ms > 0 else None,
         facts=_facts(facts),
         ended=ended,
     )
@@ -167,12 +166,12 @@ def _facts(raw: Any) -> WorkerFacts | None:
         return None
     try:
         return msgspec.json.decode(raw, type=WorkerFacts)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # of another release, or not ours
+    except (msgspec.DecodeError, UnicodeDecodeError):  # written by another version, or by another program
         return None
 
 
 def _is_text(name: bytes) -> bool:
-    """Return whether a name is UTF-8: no worker of conquiet's has another."""
+    """Return whether a name is UTF-8, as the names of conquiet's workers are."""
     try:
         name.decode()
     except UnicodeDecodeError:

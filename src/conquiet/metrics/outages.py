@@ -1,11 +1,11 @@
 """Report that a server is unavailable: one line when it begins, a counter while it lasts, one line when it ends.
 
 Several parts of a process use one server: the fetcher, the acknowledger, the heartbeat, housekeeping. Each has an
-``OutageWatch`` and reports its own failures and successes to it. Together they are one outage: it begins with the first
-part that fails and ends when every part that failed has succeeded, or has been closed. A part that was dropped without
-``close()`` is forgotten: it must not hide the next outage of its server.
+``OutageWatch`` and reports its failures and successes to it. Together they are one outage: it begins with the first
+part that fails and ends when every failed part has succeeded or has been closed. A part that was garbage-collected
+without ``close()`` is removed: it must not hide the next outage of its server.
 
-    first failure ──▶ one line ──▶ further failures: counted ──▶ last part succeeds ──▶ one line, with the length
+    first failure ──▶ one line ──▶ further failures: counted ──▶ last part succeeds ──▶ one line, with the duration
 
 See docs/decisions/0058.
 """
@@ -26,7 +26,7 @@ _REPORTED = "__conquiet_outage__"
 
 
 def is_reported(error: BaseException) -> bool:
-    """Return whether the error is part of an outage that was logged: it needs no line of its own."""
+    """Return whether the error is part of an outage that was already logged."""
     return hasattr(error, _REPORTED)
 
 
@@ -94,9 +94,9 @@ class _Outages:
                 del self._current[key]
 
     def _find(self, server: str, address: str) -> _Outage | None:
-        """Return the outage of that address; of any address of that server if this part does not know its own.
+        """Return the outage of this address. Without an address, return any outage of this kind of server.
 
-        An outage without an address is no reason to log nothing of a known one: it may be another server.
+        An outage recorded without an address does not match a known address, because it may be another server.
         """
         if address:
             return self._current.get((server, address))
@@ -107,11 +107,11 @@ _OUTAGES = _Outages()
 
 
 class OutageWatch:
-    """What one part of a worker knows about a server.
+    """The availability of a server for one part of a worker.
 
     Args:
-        server: Kind of server, as the log names it: ``Redis``, ``RabbitMQ``, ``the database``.
-        stops: What does not happen while it is unavailable: "nothing is read from orders".
+        server: Kind of server, as shown in the log: ``Redis``, ``RabbitMQ``, ``the database``.
+        stops: Effect of the outage, for the log: "nothing is read from orders".
 
     Attributes:
         is_failing: True from a failure until the next success.
@@ -124,22 +124,22 @@ class OutageWatch:
         self._is_closed = False
 
     def failed(self, error: BaseException | None, *, address: str = "") -> None:
-        """Report a failed attempt. The first one of all parts is logged; none of a part that was closed."""
+        """Report a failed attempt. Only the first failure of all parts is logged. Ignored after ``close()``."""
         if error is not None:
             setattr(error, _REPORTED, True)
-        if self._is_closed:  # a thread that had an answer under way: an outage would have no end
+        if self._is_closed:  # a thread was still waiting for a reply: no success would ever end this outage
             return
         self.is_failing = True
         _OUTAGES.add(self, error, address)
 
     def succeeded(self) -> None:
-        """Report a success. Costs nothing unless an attempt has failed before."""
+        """Report a success. Costs nothing unless an attempt has failed."""
         if self.is_failing:
             self.is_failing = False
             _OUTAGES.remove(self, is_back=True)
 
     def close(self) -> None:
-        """Leave: the part ends."""
+        """Remove this part from its outage, because the part ends."""
         self._is_closed = True
         if self.is_failing:
             self.is_failing = False

@@ -1,7 +1,7 @@
-"""Every Prometheus metric of conquiet, created here only. SPEC(003 §7).
+"""All Prometheus metrics of conquiet. SPEC(003 §7).
 
 Label values come from configuration (a table, a stream, a strategy), never from a message:
-20,000 values of one histogram's label cost about 90 MiB.
+20,000 values of one histogram label cost about 90 MiB.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ __all__ = ["get_or_create", "never_raises"]
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
-# How a gauge combines several processes: prometheus_client's modes. Dead processes do not count.
+# Modes of prometheus_client for a gauge over several processes. Ended processes do not count.
 SUM_OF_PROCESSES = "livesum"
 LATEST_OF_PROCESSES = "livemostrecent"  # each process reads the same value from the same server
 
@@ -31,14 +31,14 @@ def get_or_create(
     buckets: Sequence[float] | None = None,
     multiprocess_mode: str | None = None,
 ) -> M:
-    """Return the process-wide metric of that name, creating it at the first call.
+    """Return the process-wide metric of this name. The first call creates it.
 
-    ``multiprocess_mode`` says how a gauge combines several processes; counters and histograms are summed.
+    ``multiprocess_mode`` determines how a gauge combines several processes. Counters and histograms are summed.
 
-    prometheus_client refuses a second registration, so importing this module twice (a reload, a copy under another
-    path) would fail.
+    prometheus_client rejects a second registration, so importing this module twice (a reload, a copy under another
+    path) would fail without this function.
     """
-    # There is no public look-up by name; this attribute exists since 2015.
+    # prometheus_client has no public lookup by name. This attribute has existed since 2015.
     existing = REGISTRY._names_to_collectors.get(name)  # noqa: SLF001
     if existing is None:
         options: dict[str, Any] = {} if buckets is None else {"buckets": buckets}
@@ -65,14 +65,14 @@ def _gauge(name: str, documentation: str, *labels: str, mode: str = LATEST_OF_PR
 # ---------------------------------------------------------------- database, SPEC(003 §5.9)
 DB_WRITE_TOTAL = _counter("conquiet_db_write_total", "Database writes by outcome", "table", "op_type", "status")
 DB_WRITE_LATENCY_SECONDS = _histogram(
-    "conquiet_db_write_latency_seconds", "Time of one database write, failed ones too", "table", "op_type"
+    "conquiet_db_write_latency_seconds", "Time of one database write, including failed writes", "table", "op_type"
 )
 DB_LOCK_ACQUIRE_LATENCY_SECONDS = _histogram(
     "conquiet_db_lock_acquire_latency_seconds", "Time spent waiting for a lock", "strategy"
 )
 DB_LOCK_FAILURES_TOTAL = _counter("conquiet_db_lock_failures_total", "Locks that could not be acquired", "strategy")
 DB_DUPLICATE_INSERTS_TOTAL = _counter(
-    "conquiet_db_duplicate_inserts_total", "Inserts whose row existed already", "table"
+    "conquiet_db_duplicate_inserts_total", "Inserts of a row that existed already", "table"
 )
 
 # ---------------------------------------------------------------- queue, SPEC(001 §7)
@@ -86,11 +86,9 @@ QUEUE_MESSAGES_ENQUEUED_TOTAL = _counter(
     "conquiet_queue_messages_enqueued_total", "Payloads that a stream accepted from this process", "stream"
 )
 QUEUE_MESSAGES_RECOVERED_TOTAL = _counter(
-    "conquiet_queue_messages_recovered_total", "Own pending messages read again", "stream"
+    "conquiet_queue_messages_recovered_total", "Pending messages of this consumer read again", "stream"
 )
-QUEUE_MESSAGES_MALFORMED_TOTAL = _counter(
-    "conquiet_queue_messages_malformed_total", "Entries refused because they break the format", "stream"
-)
+QUEUE_MESSAGES_MALFORMED_TOTAL = _counter("conquiet_queue_messages_malformed_total", "Malformed entries", "stream")
 QUEUE_MESSAGES_DELETED_TOTAL = _counter(
     "conquiet_queue_messages_deleted_total", "Pending entries found deleted from their stream", "stream"
 )
@@ -99,10 +97,12 @@ QUEUE_ACK_NOOP_TOTAL = _counter(
 )
 
 QUEUE_ENTRIES_TRIMMED_TOTAL = _counter(
-    "conquiet_queue_entries_trimmed_total", "Entries that every group was done with, removed by this process", "stream"
+    "conquiet_queue_entries_trimmed_total",
+    "Entries that every group had acknowledged, removed by this process",
+    "stream",
 )
 QUEUE_CONSUMERS_RETIRED_TOTAL = _counter(
-    "conquiet_queue_consumers_retired_total", "Names of dead consumers removed by this process", "stream"
+    "conquiet_queue_consumers_retired_total", "Consumers of ended processes removed by this process", "stream"
 )
 QUEUE_HOUSEKEEPING_ERRORS_TOTAL = _counter(
     "conquiet_queue_housekeeping_errors_total", "Passes of the housekeeping that failed", "stream"
@@ -118,7 +118,7 @@ STREAM_OLDEST_WAITING_SECONDS = _gauge(
     "stream",
     "group",
 )
-STREAM_DELAYED = _gauge("conquiet_stream_delayed", "Messages that wait for their time", "stream")
+STREAM_DELAYED = _gauge("conquiet_stream_delayed", "Messages that are not due yet", "stream")
 STREAM_DEAD_LETTERS = _gauge("conquiet_stream_dead_letters", "Dead letters of the stream", "stream")
 STREAM_SAMPLES_TOTAL = _counter("conquiet_stream_samples_total", "Samples of the stream taken here", "stream")
 
@@ -157,10 +157,10 @@ PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL = _counter(
 RUNTIME_IN_FLIGHT = _gauge(
     "conquiet_runtime_in_flight", "Messages in flight: delivered and not yet settled", "stream", mode=SUM_OF_PROCESSES
 )
-RUNTIME_HANDLED_TOTAL = _counter("conquiet_runtime_handled_total", "Messages whose handler succeeded", "stream")
-RUNTIME_FAILED_TOTAL = _counter("conquiet_runtime_failed_total", "Messages whose handler failed", "stream")
+RUNTIME_HANDLED_TOTAL = _counter("conquiet_runtime_handled_total", "Messages handled successfully", "stream")
+RUNTIME_FAILED_TOTAL = _counter("conquiet_runtime_failed_total", "Messages with a failed handler", "stream")
 RUNTIME_HANDLING_SECONDS = _histogram(
-    "conquiet_runtime_handling_seconds", "Time a handler took, failed ones too", "stream"
+    "conquiet_runtime_handling_seconds", "Duration of a handler, including failed ones", "stream"
 )
 RUNTIME_WAIT_SECONDS = _histogram(
     "conquiet_runtime_wait_seconds", "From enqueue to the start of the first handling", "stream"
@@ -176,9 +176,7 @@ RUNTIME_RELEASED_TOTAL = _counter(
     "conquiet_runtime_released_total", "Messages released uncharged at a stop or an outage", "stream"
 )
 RUNTIME_RECONNECTS_TOTAL = _counter("conquiet_runtime_reconnects_total", "Attempts to reconnect", "connection")
-RUNTIME_GROUPS_RECREATED_TOTAL = _counter(
-    "conquiet_runtime_groups_recreated_total", "Lost groups created again on request", "stream"
-)
+RUNTIME_GROUPS_RECREATED_TOTAL = _counter("conquiet_runtime_groups_recreated_total", "Lost groups recreated", "stream")
 RUNTIME_OUTAGES_TOTAL = _counter(
     "conquiet_runtime_outages_total", "Pauses because a server that the handler needs is unavailable", "group"
 )
@@ -212,7 +210,9 @@ OUTBOX_LAG_SECONDS = _gauge(
     "conquiet_outbox_lag_seconds", "Age of the oldest due row at the relay's last poll", "target"
 )
 OUTBOX_UNSERVED_SECONDS = _gauge(
-    "conquiet_outbox_unserved_seconds", "Age of the oldest overdue row whose target the relay does not serve", "table"
+    "conquiet_outbox_unserved_seconds",
+    "Age of the oldest overdue row with a target that the relay does not serve",
+    "table",
 )
 OUTBOX_DELIVERY_SECONDS = _histogram(
     "conquiet_outbox_delivery_seconds", "Time from writing a row to its publication", "target"

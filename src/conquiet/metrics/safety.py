@@ -1,6 +1,6 @@
-"""Record metrics without risk: a metric must not fail the work it counts.
+"""Record metrics without raising: a metric must not fail the work that it counts.
 
-Apart from the registry, so that a package can be imported without Prometheus' import time.
+This module is separate from the registry, so that a package can be imported without the import time of Prometheus.
 """
 
 import functools
@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-logger = logging.getLogger("conquiet.metrics.registry")  # where operators know it from
+logger = logging.getLogger("conquiet.metrics.registry")  # the name that operators know
 
 P = ParamSpec("P")
 
@@ -19,7 +19,7 @@ def count(metric: Any, *labels: str, n: float = 1) -> None:
         return
     try:
         (metric.labels(*labels) if labels else metric).inc(n)
-    except Exception as error:  # noqa: BLE001 - any failure: the work goes on
+    except Exception as error:  # noqa: BLE001 - a metric must not fail the work
         _log_failure(metric, error)
 
 
@@ -27,7 +27,7 @@ def observe(metric: Any, *labels: str, value: float) -> None:
     """Record one value of a histogram. Never raises."""
     try:
         (metric.labels(*labels) if labels else metric).observe(value)
-    except Exception as error:  # noqa: BLE001 - any failure: the work goes on
+    except Exception as error:  # noqa: BLE001 - a metric must not fail the work
         _log_failure(metric, error)
 
 
@@ -35,24 +35,24 @@ def set_gauge(metric: Any, *labels: str, value: float) -> None:
     """Set a gauge. Never raises."""
     try:
         (metric.labels(*labels) if labels else metric).set(value)
-    except Exception as error:  # noqa: BLE001 - any failure: the work goes on
+    except Exception as error:  # noqa: BLE001 - a metric must not fail the work
         _log_failure(metric, error)
 
 
 def never_raises(record: Callable[P, None]) -> Callable[P, None]:
-    """Make a function that records several metrics at once safe to call anywhere."""
+    """Wrap a function that records several metrics so that it never raises."""
 
     @functools.wraps(record)
     def safely(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             record(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - any failure: the work goes on
+        except Exception as error:  # noqa: BLE001 - a metric must not fail the work
             _log_failure(record, error)
 
     return safely
 
 
 def _log_failure(metric: Any, error: Exception) -> None:
-    # Labels and numbers stay out of the log: a caller may have passed a message's text by mistake.
+    # Labels and values are not logged: a caller may have passed the text of a message by mistake.
     name = getattr(metric, "_name", None) or getattr(metric, "__name__", type(metric).__name__)
     logger.debug("metric not recorded", extra={"metric": name}, exc_info=error)

@@ -1,10 +1,10 @@
-"""Spans of messages whose trace is sampled out: known without asking the SDK, where its own samplers are used.
+"""Spans of messages that the sampler drops, decided without the SDK where it has a built-in sampler.
 
-The SDK needs several microseconds to find out that a span is not recorded: more than the engine needs for a message.
-The answer of its own samplers is known beforehand in two cases: the sender's trace was dropped and the sampler follows
-the sender, or the sampler drops everything. Any other sampler is asked.
+The SDK needs several microseconds to decide that a span is not recorded: more than the engine needs for a message.
+The decision of a built-in sampler is known beforehand in two cases: the sender's trace was dropped and the sampler
+follows the sender, or the sampler drops everything. Any other sampler is called.
 
-Nothing is recorded, but the decision travels on: a message that the handler emits carries a context that is not
+Nothing is recorded, but the decision is passed on: a message that the handler emits carries a context that is not
 sampled.
 
 See docs/decisions/0059.
@@ -38,19 +38,19 @@ Ended = Callable[[float, dict[str, Any]], None]
 
 
 def counts_nothing(provider: object) -> bool:
-    """Return whether metrics of this provider go nowhere: none was set, or the one that does nothing."""
+    """Return whether this provider discards metrics: none was set, or the no-op provider."""
     return isinstance(provider, NoOpMeterProvider) or type(provider).__name__ == "_ProxyMeterProvider"
 
 
 class DropRules:
-    """What a tracer's sampler certainly drops, read from its description.
+    """The spans that a tracer's sampler certainly drops, read from its description.
 
     Args:
-        tracer: The tracer; any but the SDK's own has no sampler, and is always asked.
+        tracer: The tracer; a tracer that is not the SDK's has no sampler, and decides for each span.
 
     Attributes:
-        roots: Whether a span without a sender is dropped.
-        followed: Whether a span is dropped if its sender's was.
+        roots: True if a span without a sender is dropped.
+        followed: True if a span is dropped when its sender's was dropped.
     """
 
     def __init__(self, tracer: trace.Tracer) -> None:
@@ -62,20 +62,20 @@ class DropRules:
         self.roots = (follows[1] if follows is not None else described) in _DROPS_ALL
 
     def drops(self, headers: tracing.Headers | None) -> bool:
-        """Return whether the span of a message with these headers is certainly dropped; else the sampler is asked."""
+        """Return whether the span of a message with these headers is certainly dropped; else the sampler decides."""
         if headers is None:
             return self.roots
-        # tracestate, baggage, or the header of another propagator: for the SDK.
+        # tracestate, baggage, or the header of another propagator: left to the SDK.
         if not self.followed or len(headers) != 1 or (sender := headers.get(_PARENT)) is None:
             return False
-        # The ids are read when they are needed: what is none becomes a new trace, dropped too.
+        # The ids are read on use: an invalid id becomes a new trace, which is dropped as well.
         return len(sender) == _PARENT_LENGTH and sender[:3] == "00-" and sender[-3:] == "-00"
 
 
 class DroppedSpan(NonRecordingSpan):
-    """Implements ``core.tracing.Span``, and OpenTelemetry's, for a span that is not recorded nor counted.
+    """Implement ``core.tracing.Span``, and OpenTelemetry's, for a span that is neither recorded nor counted.
 
-    One object for both, because one is made for each message. Its ids are made when something asks for them.
+    One object implements both, because one is made per message. Its ids are made on first use.
     """
 
     _own: SpanContext | None = None
@@ -92,7 +92,7 @@ class DroppedSpan(NonRecordingSpan):
         return True
 
     def get_span_context(self) -> SpanContext:
-        """Return the context: of the sender's trace, or of a new one."""
+        """Return the context: in the sender's trace, or in a new trace."""
         if self._own is None:
             found = None if self.sender is None else _DROPPED_PARENT(self.sender)
             trace_id = secrets.randbits(128) or 1 if found is None else int(found[1], 16)
@@ -112,7 +112,7 @@ class DroppedSpan(NonRecordingSpan):
         """Do nothing."""
 
     def make_current(self) -> None:
-        """Make it current as long as the context variables live."""
+        """Make it current for the lifetime of the context variables."""
         otel_context.attach(otel_context.Context({_SPAN_KEY: self}))
 
     def __enter__(self) -> Self:
@@ -126,13 +126,13 @@ class DroppedSpan(NonRecordingSpan):
 
 
 class WorkerSpan(NonRecordingSpan):
-    """Stands for the dropped span of whichever message the worker handles; current in the whole worker.
+    """Represent the dropped span of the message that the worker handles; current in the whole worker.
 
-    Making a span current costs a microsecond, a tenth of what the processor needs for a message. Context variables are
-    copied for each message for nothing. Outside of a handler it is no span.
+    Making a span current costs a microsecond, a tenth of what the processor needs for a message. The copy of the
+    context variables, made for each message anyway, costs nothing more. Outside of a handler its context is invalid.
 
     Args:
-        follows_sender: Whether the span of a message belongs to the trace of its sender.
+        follows_sender: True if the span of a message belongs to the trace of its sender.
     """
 
     def __init__(self, *, follows_sender: bool) -> None:
@@ -142,7 +142,7 @@ class WorkerSpan(NonRecordingSpan):
         return "WorkerSpan()"
 
     def get_span_context(self) -> SpanContext:
-        """Return the context of the message that is handled here; an invalid one if there is none."""
+        """Return the context of the message that is handled here; an invalid context if there is none."""
         handling = causation.current()
         if handling is None or tracing.active is None:
             return trace.INVALID_SPAN_CONTEXT
@@ -153,12 +153,12 @@ class WorkerSpan(NonRecordingSpan):
         return found
 
     def make_current(self) -> None:
-        """Make it current as long as the context variables live."""
+        """Make it current for the lifetime of the context variables."""
         otel_context.attach(otel_context.Context({_SPAN_KEY: self}))
 
 
 class CountedDroppedSpan(DroppedSpan):
-    """The same with metrics: the run is counted, and its duration measured."""
+    """A dropped span with metrics: the run is counted, and its duration measured."""
 
     def __init__(self, sender: str | None, ended: Ended, labels: dict[str, Any]) -> None:
         super().__init__(sender)
@@ -167,7 +167,7 @@ class CountedDroppedSpan(DroppedSpan):
         self._failed: str | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Note the failure for the metrics."""
+        """Record the failure for the metrics."""
         self._failed = type(error).__name__
 
     def __enter__(self) -> Self:

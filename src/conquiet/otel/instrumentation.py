@@ -3,8 +3,8 @@
     request ─▶ outbox row ─▶ relay: send ─▶ stream ─▶ process ─▶ send ─▶ queue ─▶ process      one trace
                 (headers)      producer     (headers)  consumer   producer (headers)  consumer
 
-A single message is a child of the span that sent it; with ``context="link"`` it begins a trace of its own and links to
-that span. A batch links to each of its messages. A retry links to the first attempt.
+The span of a single message is a child of the span that sent it; with ``context="link"`` it begins a new trace and
+links to that span. A batch links to each of its messages. A retry links to the first attempt.
 
 See docs/decisions/0059.
 """
@@ -33,18 +33,18 @@ _MOST_LABELS: Final = 1_000
 
 
 _prepared: ContextVar[object] = ContextVar("conquiet_traced_worker", default=None)
-"""The instrumentation whose ``WorkerSpan`` is current here."""
+"""The instrumentation that made its ``WorkerSpan`` current here."""
 
 
 class ContextMode(Enum):
-    """How the span of a handler relates to the span that sent its message."""
+    """The relation of a handler's span to the span that sent its message."""
 
     CHILD = "child"
     LINK = "link"
 
 
 def _is_current() -> None:
-    """Do nothing: the worker's span is current."""
+    """Do nothing: the worker's span is current already."""
 
 
 def instrument(
@@ -57,11 +57,11 @@ def instrument(
 
     Args:
         tracer_provider: The global one if left out.
-        meter_provider: The global one if left out. It must be set before: without one, dropped spans are not counted.
-        context: ``child``, or ``link``: a trace of its own for each handler, linked to the sender.
+        meter_provider: The global one if left out. Set it before this call: without it, dropped spans are not counted.
+        context: ``child``, or ``link``: a new trace for each handler, linked to the sender.
 
     Raises:
-        ConfigurationError: ``context`` is something else.
+        ConfigurationError: ``context`` has another value.
     """
     try:
         mode = ContextMode(context)
@@ -74,7 +74,7 @@ def instrument(
 
 
 def uninstrument() -> None:
-    """Trace nothing any more."""
+    """End the tracing."""
     tracing.install(None)
 
 
@@ -103,7 +103,7 @@ class _Instrumentation:
         self._counts = counts
         rules = DropRules(tracer)
         self.traces_roots = counts or not rules.roots
-        # With links each message begins a trace of its own, whatever became of the sender's.
+        # With links each message begins a new trace, also if the sender's was dropped.
         is_child = mode is ContextMode.CHILD
         self._drops = rules.drops if is_child else lambda _headers: rules.roots
         self._worker_span = WorkerSpan(follows_sender=is_child)
@@ -177,7 +177,7 @@ class _Instrumentation:
             count=None if batch is None else len(batch),
         )
         links = [] if batch is None else _batch_links(batch)
-        parent: Any = otel_context.Context()  # of no span that may be current in the worker
+        parent: Any = otel_context.Context()  # not the span that may be current in the worker
         if headers is not None:
             if batch is None and self._mode is ContextMode.CHILD:
                 parent = propagate.extract(headers, parent)
@@ -194,7 +194,7 @@ class _Instrumentation:
         return _Span(self._tracer, f"process {destination}", SpanKind.CONSUMER, attributes, ended, parent, links=links)
 
     def _labels(self, system: str, destination: str, group: str | None) -> dict[str, Any]:
-        """Return the labels of a handler's metrics; there are as many as streams and queues."""
+        """Return the labels of a handler's metrics; one set per stream or queue."""
         found = self._kept_labels.get((system, destination, group))
         if found is None:
             found = _metric_labels(_attributes(system, destination, names.PROCESS, group=group))
@@ -278,7 +278,7 @@ class _Span:
         self._ended(time.monotonic() - self._began, labels)
 
 
-def _attributes(  # noqa: PLR0913 - the same
+def _attributes(  # noqa: PLR0913 - facts of a message
     system: str,
     destination: str,
     operation_type: str,
@@ -307,7 +307,7 @@ def _attributes(  # noqa: PLR0913 - the same
 
 
 def _metric_labels(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes that metrics have too: those with few values."""
+    """Return the attributes with few values, which are labels of metrics as well."""
     return {name: value for name, value in attributes.items() if name in _LABELS}
 
 

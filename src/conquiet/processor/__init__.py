@@ -1,18 +1,18 @@
-"""Policy above the engine: retries, delays, dead letters, pauses, job states. An ordinary handler to ``runtime``.
+"""Policy above the engine: retries, delays, dead letters, pauses, job states. An executor of ``runtime``.
 
-    Processor           its life and its face               processor.py
-    Execution           one message's way                   execution.py, routes.py, middleware.py, context.py
-    decide              what becomes of it                  policy.py (pure)
-    Envelope            what is around your data            envelope.py (pure), keys.py (pure)
-    Emitter             putting messages in                 emitter.py, sync_emitter.py, plans.py (rules of both)
-    Settler             retries and dead letters, gathered  settlement.py, records.py (pure)
-    Mover               what is due goes to its stream      delays.py
+    Processor           lifecycle and public interface      processor.py, operator_calls.py
+    Execution           runs one message                    execution.py, handler_runner.py, middleware.py, context.py
+    decide              settlement after a failure          policy.py (pure)
+    Envelope            format of a message                 envelope.py (pure), keys.py (pure)
+    Emitter             emits messages                      emitter.py, sync_emitter.py, emit_requests.py (shared rules)
+    ProcessorSettler    retries and dead letters, batched   settler.py, dead_letter_record.py (pure)
+    DelayedPromoter     moves due messages to their stream  delayed.py
     KeyedAcks           order by key                        ordering.py, lua/ordering.lua
     PartitionedProcessor, PartitionedStream                 one stream over many slots: partition*.py
-    Pauses, DeadLetters, Jobs, KeyOrder                     what operators ask for
-    scripts             the atomic steps                    scripts.py, lua/
+    Pauses, DeadLetters, Jobs, KeyOrder                     operator interface
+    scripts             atomic steps                        scripts.py, lua/
 
-No database is known here.
+This package imports no database.
 """
 
 from conquiet.core.constructor_help import describe_constructors

@@ -1,10 +1,10 @@
-"""The failed attempts of a message, carried by its retries. Pure.
+"""The failed attempts of a message, stored in its retries. Pure.
 
-A retry carries its earlier attempts under the key ``failures`` of the envelope: which attempt, when it ended, how long
-it took, the class of the error and its innermost frames. No text of an error and no value: a text often quotes what was
-being worked on. A message that succeeds at once carries nothing.
+A retry holds its earlier attempts under the key ``failures`` of the envelope: number, end, duration, class of the error
+and its innermost frames. Error texts and values are not stored, because a text often quotes the message. A message
+without a failed attempt stores nothing.
 
-See docs/decisions/0071.
+See docs/decisions/0018.
 """
 
 import functools
@@ -17,7 +17,7 @@ import msgspec
 from conquiet.core.redaction import printable
 
 MOST_BYTES: Final = 2_500
-"""Most bytes of a message's story. The oldest attempts are dropped: a retry may add a bounded number of bytes."""
+"""Maximum size of the attempts of a message. The oldest attempts are dropped, so that a retry adds bounded bytes."""
 
 _FRAMES: Final = 3
 _LONGEST_NAME: Final = 120
@@ -27,12 +27,12 @@ _Frame = tuple[str, int, str]
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt that failed.
+    """One failed attempt.
 
     Attributes:
-        attempt: Its number, from 1; it restarts at 1 after a replay.
+        attempt: Its number, from 1. It restarts at 1 after a replay.
         ended_ms: When it ended, by the server's clock.
-        duration_ms: How long its handler ran.
+        duration_ms: Duration of the handler.
         error_type: Class of the error.
         frames: The innermost frames, the last one first, separated by semicolons.
     """
@@ -48,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def describe_attempt(attempt: int, error: BaseException | None, *, ended_ms: int, duration_s: float) -> FailedAttempt:
-    """Return what is kept of an attempt that has failed."""
+    """Return the stored form of a failed attempt."""
     duration_ms = max(0, round(duration_s * 1000))
     if error is None:
         return FailedAttempt(attempt, ended_ms, duration_ms)
@@ -67,7 +67,7 @@ def innermost_frames(trace: TracebackType | None) -> str:
     return _frames_text(tuple(frames[-_FRAMES:]))
 
 
-# A handler fails at the same place again and again.
+# Cached, because a handler usually fails at the same place.
 @functools.lru_cache(maxsize=1_024)
 def _frames_text(frames: tuple[_Frame, ...]) -> str:
     return "; ".join(
@@ -82,7 +82,7 @@ def _type_text(module: str, name: str) -> str:
 
 
 def add_attempt(story: tuple[FailedAttempt, ...], failed: FailedAttempt) -> tuple[FailedAttempt, ...]:
-    """Return the story with one attempt more, without the oldest ones if it is too long."""
+    """Return the attempts with one more, without the oldest if they exceed ``MOST_BYTES``."""
     longer = (*story, failed)
     while len(longer) > 1 and len(_encode(longer)) > MOST_BYTES:
         longer = longer[1:]
@@ -90,7 +90,7 @@ def add_attempt(story: tuple[FailedAttempt, ...], failed: FailedAttempt) -> tupl
 
 
 def read_attempts(found: Any) -> tuple[FailedAttempt, ...]:
-    """Return the story that an envelope carries; empty if it carries none, or one that another program wrote."""
+    """Return the failed attempts in an envelope. Empty if there are none, or if their format is invalid."""
     if not isinstance(found, list | tuple):
         return ()
     try:

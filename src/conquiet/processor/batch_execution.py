@@ -1,9 +1,9 @@
-"""What becomes of the messages of one batch: decided for each, run together. See ``execution`` for a single message.
+"""Run the messages of one batch together and settle each. ``execution`` runs single messages.
 
     each: read the envelope ─▶ for this group? ─▶ due? ─▶ paused?
-    the others: limiter? ─▶ run together ─▶ decide about each
+    the admitted: limiter? ─▶ run together ─▶ decide for each
 
-Attempts are charged to messages that have failed alone; see ``core.batch_run``.
+An attempt is charged only to a message that failed alone; see ``core.batch_run``.
 
 See docs/decisions/0044.
 """
@@ -35,11 +35,11 @@ class BatchExecution:
     """Executes batches for one host.
 
     Args:
-        execution: Decides about single messages, and about those that have failed.
+        execution: Settles single messages and failed messages.
         runners: Batch handlers by event.
-        cancels: Knows which jobs are to be cancelled.
-        pauses: Knows what is paused.
-        jobs: Records the states of jobs, if they are kept.
+        cancels: Tracks cancellation requests.
+        pauses: Tracks paused streams and events.
+        jobs: Records job states. None if they are not kept.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BatchExecution:
         self.largest = max(runner.batch.size for runner in runners.values())
 
     def find(self, message: RuntimeMessage) -> tuple[str, BatchSettings] | None:
-        """See ``Batching``. The envelope is checked later: what is none has no event with a batch handler."""
+        """See ``Batching``. The envelope is validated later: a malformed entry has no event with a batch handler."""
         event = message.data.get("event")
         return self._found.get(event) if type(event) is str else None
 
@@ -73,21 +73,23 @@ class BatchExecution:
         decode, runs_at_once = self._execution.decode, self._runs_at_once
         for message in messages:
             decision = decode(message)
-            if isinstance(decision, Envelope) and not runs_at_once(message, decision):
-                decision = await self._admit(message, decision, leases)
-            if isinstance(decision, Envelope):
+            if not isinstance(decision, Envelope):
+                settlements[message] = await self._execution.refuse(message, decision)
+                continue
+            settled = None if runs_at_once(message, decision) else await self._settled_early(message, decision, leases)
+            if settled is None:
                 admitted.append((decision, MessageContext(message, leases)))
             else:
-                settlements[message] = decision
+                settlements[message] = settled
         if admitted:
             members = runner.contexts(admitted, self._execution.emitter)
             settlements |= await self._run_limited(runner, members, leases)
         return [settlements[message] for message in messages]
 
     def _runs_at_once(self, message: RuntimeMessage, envelope: Envelope) -> bool:
-        """Return whether a message runs now, with no key, delay, cancellation or pause in its way.
+        """Return True if no key, delay, cancellation or pause needs to be checked.
 
-        Nearly all do. Looking closer costs each of them four coroutines.
+        This is the fast path for nearly all messages. The full check costs four coroutines per message.
         """
         return (
             envelope.key is None
@@ -98,18 +100,18 @@ class BatchExecution:
         )
 
     def _ends_plainly(self, message: RuntimeMessage, envelope: Envelope) -> bool:
-        """Return whether a message that has succeeded needs nothing more: no cancellation, result or state."""
+        """Return True if a successful message needs no cancellation, result or state to be written."""
         return not message.cancel_requested and envelope.keep_result_ms is None and self._jobs is None
 
-    async def _admit(self, message: RuntimeMessage, envelope: Envelope, leases: LeaseManager) -> Envelope | Settlement:
-        """Return the envelope of a message that is to be run, or what becomes of it."""
-        admitted = await self._execution.admit(message, envelope)
-        if not isinstance(admitted, Envelope):
-            return admitted
-        settled = await self._execution.cancelled(message, leases)
-        if settled is None:
-            settled = await self._execution.parked(message, admitted, leases)
-        return admitted if settled is None else settled
+    async def _settled_early(
+        self, message: RuntimeMessage, envelope: Envelope, leases: LeaseManager
+    ) -> Settlement | None:
+        """Return the settlement of a message that does not run now; None if it runs."""
+        return (
+            await self._execution.too_early(message, envelope)
+            or await self._execution.cancelled(message, leases)
+            or await self._execution.parked(message, envelope, leases)
+        )
 
     async def _run_limited(
         self, runner: BatchHandlerRunner, members: list[JobContext], leases: LeaseManager
@@ -117,7 +119,7 @@ class BatchExecution:
         if runner.limiter is None:
             return await self._run(runner, members, leases)
         if not await runner.limiter.acquire():
-            # We stop, and they have not started: to the end of the stream, for any other host.
+            # The worker is stopping and they have not started: move them to the end of the stream, for another host.
             return {member.delivery.message: Defer() for member in members}
         try:
             return await self._run(runner, members, leases)
@@ -169,7 +171,7 @@ class BatchExecution:
         if cancelled is not None:
             return cancelled
         if isinstance(outcome, LeaseLostError):
-            return KeepPending(outcome)  # of its new owner now; not a failed attempt
+            return KeepPending(outcome)  # it has a new owner; this is not a failed attempt
         if outcome is not None:
             return await self._execution.failed(message, member.envelope, runner, outcome)
         await self._execution.keep_result(message, member.envelope)
@@ -180,7 +182,7 @@ class BatchExecution:
 
 def _succeed(runner: BatchHandlerRunner, message: RuntimeMessage) -> None:
     runner.done[message.stream] += 1
-    message.raw = b""  # it may wait for its acknowledgement a while, and is not needed again
+    message.raw = b""  # free memory: the acknowledgement may take a while
 
 
 def _linked(envelope: Envelope) -> tracing.BatchMember:

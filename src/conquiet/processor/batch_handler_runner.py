@@ -1,4 +1,4 @@
-"""How a batch handler is called: with a list of contexts, awaited or in a thread, within its time."""
+"""Call a batch handler with a list of contexts, awaited or in a thread, with a timeout."""
 
 import asyncio
 import contextvars
@@ -11,8 +11,7 @@ from conquiet.core.causation import enter
 from conquiet.core.functions import call_in_thread_for_result, reject_unawaited
 from conquiet.core.worker_pool import Continuation, start_in_context
 from conquiet.errors import ConfigurationError
-from conquiet.processor.context import JobContext, SyncJobContext
-from conquiet.processor.emitter import Emitter
+from conquiet.processor.context import JobContext, JobEmitter, SyncJobContext
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.middleware import Middleware
@@ -21,16 +20,16 @@ from conquiet.runtime.context import MessageContext
 
 
 class BatchHandlerRunner(HandlerRunner):
-    """One event's batch handler, ready to be called. A single message is a batch of one.
+    """Calls the batch handler of one event. A single message is a batch of one.
 
     Args:
-        settings: The handler as it was registered, with ``batch``.
-        executor: Where plain functions run.
-        is_stopping: True once no run is to be begun any more.
-        max_attempts_limit: Most attempts that a message may ask for beyond the policy; None: not one more.
+        settings: The registered handler, with ``batch``.
+        executor: Returns the thread pool for plain functions.
+        is_stopping: Returns True once no handler may start.
+        max_attempts_limit: See ``ProcessorSettings.max_attempts_limit``.
 
     Attributes:
-        batch: How its batches are gathered.
+        batch: Size and waiting time of its batches.
     """
 
     def __init__(
@@ -41,15 +40,15 @@ class BatchHandlerRunner(HandlerRunner):
         max_attempts_limit: int | None = None,
     ) -> None:
         super().__init__(settings, (), executor, is_stopping, max_attempts_limit)
-        assert settings.batch is not None  # noqa: S101 - that is what it is for
+        assert settings.batch is not None  # noqa: S101 - guaranteed by runner_of
         self.batch = settings.batch
 
-    def context(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter) -> JobContext:
-        """Return the context of one message, of the kind that the handler takes."""
+    def context(self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter) -> JobContext:
+        """Return the context of one message, sync or async like the handler."""
         return self.contexts([(envelope, delivery)], emitter)[0]
 
-    def contexts(self, admitted: Iterable[tuple[Envelope, MessageContext]], emitter: Emitter) -> list[JobContext]:
-        """Return the contexts of messages, of the kind that the handler takes."""
+    def contexts(self, admitted: Iterable[tuple[Envelope, MessageContext]], emitter: JobEmitter) -> list[JobContext]:
+        """Return the contexts of messages, sync or async like the handler."""
         most, of = self.retry.max_attempts, self.attempts_of
         if self.is_async:
             return [
@@ -62,14 +61,16 @@ class BatchHandlerRunner(HandlerRunner):
             for envelope, delivery in admitted
         ]
 
-    def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
-        """Return what to await for a message that must not be in a batch with others. Raises what is its outcome."""
+    def invoke(
+        self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter, stream: str
+    ) -> Awaitable[object]:
+        """Return an awaitable that runs a message as a batch of one. It raises the message's error."""
         context = self.context(envelope, delivery, emitter)
         enter(context)
         return self._invoke_one(context, stream)
 
     async def invoke_batch(self, contexts: list[JobContext], *, stream: str) -> Any:
-        """Call the handler within its time; return what it returns, raise what it raises."""
+        """Call the handler with its timeout. Return its result or raise its error."""
         timeout_s = self._timeout_s
         if timeout_s is None:
             return await self._call_with(contexts)
@@ -87,10 +88,10 @@ class BatchHandlerRunner(HandlerRunner):
 
     async def _call_with(self, contexts: list[JobContext]) -> Any:
         function = self._settings.function
-        # Of several it is not known which one causes what the handler emits, unless it asks a context to emit it.
+        # With several messages the cause of an emitted message is unknown, unless a context emits it.
         enter(contexts[0] if len(contexts) == 1 else None)
         if self.is_async:
-            # Each call has context variables of its own, as the call of a handler for a single message has.
+            # Each call has separate context variables, like a handler of single messages.
             result = start_in_context(function(contexts))
             if type(result) is Continuation:
                 result = await result
@@ -104,7 +105,7 @@ class BatchHandlerRunner(HandlerRunner):
 
 
 Runners = dict[str, HandlerRunner]
-"""What calls handlers, by event."""
+"""Handler runners by event."""
 
 
 def runner_of(
@@ -114,10 +115,10 @@ def runner_of(
     is_stopping: Callable[[], bool],
     max_attempts_limit: int | None,
 ) -> HandlerRunner:
-    """Return what calls a handler, for single messages or for batches.
+    """Return the runner of a handler, for single messages or for batches.
 
     Raises:
-        ConfigurationError: There are middlewares, which would not run around a batch handler.
+        ConfigurationError: There are middlewares, which do not run around a batch handler.
     """
     if settings.batch is None:
         return HandlerRunner(settings, middlewares, executor, is_stopping, max_attempts_limit)

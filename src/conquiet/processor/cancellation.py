@@ -1,15 +1,15 @@
-"""Cancels jobs that are running, for the worker that runs them. Only that worker decides.
+"""Cancel running jobs in the worker that runs them. Only that worker decides.
 
-    operator ──▶ request in {stream}:cancel ──wake──▶ the worker that has the entry
+    operator ──▶ request in {stream}:cancel ──wake──▶ the worker that owns the entry
                                                         │ async def: its task is cancelled
                                                         │ plain function: ctx.cancelled is True
-                         returns: it had its effect  ◀──┴──▶  raises: cancelled
+                            returns: job succeeded   ◀──┴──▶  raises: job cancelled
 
-A request names an entry, not a job: ids of entries are never used again, so a late request can hit no other job. The
-steps that would move the entry elsewhere (retry, dead letter, park, rate limit) refuse while there is a request, so a
-job cannot escape from it. A worker that dies leaves the request, and the next owner of the entry finds it.
+A request names an entry, not a job: entry ids are never reused, so a late request cannot hit another job. The steps
+that move the entry elsewhere (retry, dead letter, park, rate limit) do nothing while there is a request, so a job
+cannot escape it. If the worker is killed, the request stays, and the next owner of the entry finds it.
 
-Jobs that wait are not here: ``management.jobs`` removes them by a script.
+Waiting jobs are not handled here: ``management.jobs`` removes them with a script.
 
 See docs/decisions/0046.
 """
@@ -23,7 +23,7 @@ from conquiet.errors import JobCancelledError
 from conquiet.processor.delayed import Poll
 from conquiet.processor.keys import Keys
 from conquiet.processor.policy import HandlerCancelledError
-from conquiet.processor.scripts import script
+from conquiet.processor.scripts import move, script
 from conquiet.redis_transport.client import AsyncClient
 from conquiet.runtime.message import RuntimeMessage
 
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from conquiet.processor.envelope import Envelope
 
 RECORD_KEPT_MS = 7 * 86_400_000
-"""How long it is known that a job was cancelled."""
+"""How long the record of a cancellation is kept."""
 
 CANCELLED, FINISHED = "cancelled", "finished"
-"""How a request to cancel ends."""
+"""Outcomes of a cancellation request."""
 
 _CHUNK = 500
 _SWEEP_EVERY_S = 1.0
 
 
 class CancelWatch:
-    """Knows which jobs of this worker are to be cancelled.
+    """Finds cancellation requests for the jobs of this worker.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         group: The consumer group.
-        consumer_id: The engine's name in it.
+        consumer_id: Name of the engine in it.
 
     Attributes:
-        running: Messages whose handler runs, with the task to cancel; None for a plain function.
-        requested_in: Streams that have jobs to cancel, as of the last poll.
+        running: Messages with a running handler, and the task to cancel; None for a plain function.
+        requested_in: Streams with cancellation requests, as of the last poll.
     """
 
     def __init__(self, client: AsyncClient, *, group: str, consumer_id: str) -> None:
@@ -63,7 +63,7 @@ class CancelWatch:
         self.running: dict[RuntimeMessage, asyncio.Task[object] | None] = {}
 
     async def on_poll(self, keys: Keys, found: Poll) -> None:
-        """Cancel the running jobs that are to be cancelled. Costs nothing while there is no request."""
+        """Cancel running jobs that have a request. Costs nothing while there is no request."""
         if not found.cancel_requests:
             self.requested_in.discard(keys.stream)
             return
@@ -77,22 +77,22 @@ class CancelWatch:
         await self._sweep(keys)
 
     def must_check(self, message: RuntimeMessage) -> bool:
-        """True if the server has to be asked before this message is run: there are requests, or it was run before."""
+        """Return True if the server must be queried before this run: there are requests, or it was delivered before."""
         return message.delivery_count != 1 or message.stream in self.requested_in
 
     async def is_requested(self, keys: Keys, message: RuntimeMessage) -> bool:
-        """Return whether the job of this message is to be cancelled."""
+        """Return whether cancellation of this message's job was requested."""
         return bool((await self._are_requested(keys, [message]))[0])
 
     def explain(self, message: RuntimeMessage, error: asyncio.CancelledError) -> Exception:
-        """Return what a cancelled handler has failed with; raise the cancellation again if it is the engine's."""
+        """Return the failure of a cancelled handler. Re-raise the cancellation if it came from the engine."""
         task = asyncio.current_task()
         if task is None:
             raise error
         if message.cancel_requested:
             task.uncancel()
         if task.cancelling() > 0:
-            raise error  # by a forced stop. It is not done, and the next owner runs it again
+            raise error  # a forced stop: the work is not done, and the next owner runs it again
         failure: Exception = HandlerCancelledError()
         if message.cancel_requested:
             envelope: Envelope = message.decoded
@@ -101,25 +101,18 @@ class CancelWatch:
         return failure
 
     async def settle(self, keys: Keys, message: RuntimeMessage, *, outcome: str) -> bool:
-        """Acknowledge a message and record how its cancellation ended, in one step. False if it is not ours any more.
+        """Acknowledge a message and record the outcome of its cancellation, in one step. False if it was claimed.
 
         Raises:
-            QueueError: The server refused or did not answer. The message may still be pending, and the request stands.
+            QueueError: The server returned an error or did not reply. The message and its request may still be pending.
         """
         envelope: Envelope = message.decoded
-        with message.settling():
-            ours = await script("cancel_settle").call(
-                self._client,
-                (keys.stream, keys.cancel, keys.cancelled(envelope.id), keys.order),
-                (self._group, self._consumer_id, message.id, outcome, envelope.event, RECORD_KEPT_MS),
-                stream=keys.stream,
-                group=self._group,
-            )
-            message.mark_acknowledged()
-        return bool(ours)
+        names = (keys.stream, keys.cancel, keys.cancelled(envelope.id), keys.order)
+        args = (self._group, self._consumer_id, message.id, outcome, envelope.event, RECORD_KEPT_MS)
+        return bool(await move(self._client, message, "cancel_settle", names, args, group=self._group))
 
     async def finish(self, keys: Keys, message: RuntimeMessage) -> None:
-        """Record that a job had its effect although it was to be cancelled."""
+        """Record that a job succeeded despite a cancellation request."""
         envelope: Envelope = message.decoded
         names = (keys.cancel, keys.cancelled(envelope.id))
         args = (RECORD_KEPT_MS, f"{message.id} {self._group}", envelope.event)
@@ -127,7 +120,7 @@ class CancelWatch:
 
     def _cancel(self, message: RuntimeMessage) -> None:
         if message not in self.running or message.cancel_requested:
-            return  # it ended while the server was asked
+            return  # it ended during the query
         message.cancel_requested = True
         task = self.running[message]
         if task is not None:
@@ -141,7 +134,7 @@ class CancelWatch:
         return answer
 
     async def _sweep(self, keys: Keys) -> None:
-        """Remove some requests whose entries have been acknowledged, about once a second."""
+        """Remove some requests of acknowledged entries, about once a second."""
         now = time.monotonic()
         if now - self._swept_at.get(keys.stream, 0.0) < _SWEEP_EVERY_S:
             return
@@ -152,7 +145,7 @@ class CancelWatch:
 
 
 async def sweep(client: AsyncClient, keys: Keys, cursor: int = 0, *, count: int = _CHUNK) -> int:
-    """Remove requests whose entries were acknowledged: their jobs had their effect. Returns a cursor, 0 at the end."""
+    """Remove requests of acknowledged entries: their jobs succeeded. Return the next cursor, 0 at the end."""
     args = (cursor, count, keys.cancelled(""), RECORD_KEPT_MS)
     following = await script("cancel_sweep").call(client, (keys.stream, keys.cancel), args, stream=keys.stream)
     return int(following)

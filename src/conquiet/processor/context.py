@@ -1,10 +1,10 @@
-"""What a handler of the processor gets."""
+"""The context that is passed to a handler of the processor."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from conquiet.core.causation import Handling, attributed_to
 from conquiet.core.redaction import printable
@@ -14,7 +14,7 @@ from conquiet.errors import JobCancelledError, LifecycleError
 from conquiet.processor.emit_requests import Emitted, NewMessage
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
-from conquiet.processor.results import report_progress
+from conquiet.processor.results import Progress, new_progress
 from conquiet.runtime.context import MessageContext
 
 logger = logging.getLogger("conquiet.processor.job")
@@ -24,22 +24,39 @@ T = TypeVar("T")
 _ENDED = "the event loop has ended before this handler: the message stays pending and is claimed by another consumer"
 
 
+class JobEmitter(Protocol):
+    """Emitter operations that a context calls."""
+
+    @property
+    def emit(self) -> Callable[..., Coroutine[Any, Any, Emitted]]:
+        """Emit one message; see ``Emitter.emit``."""
+        ...
+
+    async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
+        """Emit many messages; see ``Emitter.emit_many``."""
+        ...
+
+    async def report_progress(self, stream: str, job_id: str, progress: Progress) -> None:
+        """Write the progress of a job."""
+        ...
+
+
 class JobContext(Handling):
     """One attempt at one message, for an ``async def`` handler.
 
     Attributes:
-        data: The JSON object given to ``emit``.
+        data: The JSON object that was passed to ``emit``.
         event: Its event.
         stream: The stream it was delivered from.
-        id: The message's id, the same through all attempts.
-        attempt: Which attempt this is, from 1.
-        deadline: On the monotonic clock, when the handler's time is over; None if it has no timeout.
-        delivery: The engine's own context: entry id, lease, delivery count.
+        id: The message id, constant over all attempts.
+        attempt: Number of this attempt, from 1.
+        deadline: When the handler times out, on the monotonic clock. None if it has no timeout.
+        delivery: The context of the engine: entry id, lease, delivery count.
     """
 
     __slots__ = ("_emitter", "attempt", "data", "deadline", "delivery", "envelope", "event", "max_attempts")
 
-    def __init__(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, max_attempts: int) -> None:
+    def __init__(self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter, max_attempts: int) -> None:
         self.envelope = envelope
         self.data = envelope.data
         self.event = envelope.event
@@ -57,7 +74,7 @@ class JobContext(Handling):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What the sender gave as ``headers``; a trace context is among them if the sender was traced."""
+        """The ``headers`` of the sender. They include a trace context if the sender was traced."""
         return self.envelope.headers or {}
 
     @property
@@ -67,64 +84,65 @@ class JobContext(Handling):
 
     @property
     def is_last_attempt(self) -> bool:
-        """True if a failure now sends the message to the dead letters."""
+        """True if a failure of this attempt dead-letters the message."""
         return self.attempt >= self.max_attempts
 
     @property
     def is_overdue(self) -> bool:
-        """True once the handler's time is over: a plain function, which cannot be stopped, may check it."""
+        """True after the deadline. A plain function, which cannot be stopped, may check it."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     @property
     def key(self) -> str | None:
-        """The key whose messages run one at a time and in order; None if it has none."""
+        """The ordering key: messages of one key run one at a time and in order. None without a key."""
         return self.envelope.key
 
     @property
     def cancelled(self) -> bool:
-        """True once the job is to be cancelled: a plain function may check it, an ``async def`` one is interrupted.
+        """True once cancellation was requested. A plain function may check it; an ``async def`` handler is interrupted.
 
-        Raise, and the job is cancelled; return, and it has had its effect.
+        If the handler raises, the job is cancelled. If it returns, the job has succeeded.
         """
         return self.delivery.message.cancel_requested
 
     def raise_if_cancelled(self) -> None:
-        """Raise ``JobCancelledError`` if the job is to be cancelled."""
+        """Raise ``JobCancelledError`` if cancellation was requested."""
         if self.cancelled:
             raise JobCancelledError("the job was cancelled", event=self.event, job_id=self.id)
 
     async def ack(self) -> None:
-        """Acknowledge before the handler is through. From here on a failure is final: no retry, no dead letter."""
+        """Acknowledge before the handler has ended. A later failure is final: no retry, no dead letter."""
         await self.delivery.ack()
 
     @takes_keywords_of(Emitter.emit)
     async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit another message; see ``Emitter.emit``. It is there at once, whatever becomes of this one.
+        """Emit another message; see ``Emitter.emit``. It is written immediately, even if this handler fails later.
 
-        A retry would emit it again: give it an ``id`` made from this message's.
+        A retry would emit it again: pass an ``id`` derived from the id of this message.
         """
-        with attributed_to(self):  # in a batch it is one of several
+        with attributed_to(self):  # in a batch there are several contexts
             return await self._emitter.emit(event, data, **options)
 
     async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
-        """Emit many messages, atomically per chunk; see ``Emitter.emit_many``. They are there at once."""
+        """Emit many messages, atomically per chunk; see ``Emitter.emit_many``. They are written immediately."""
         with attributed_to(self):
             return await self._emitter.emit_many(messages, stream=stream)
 
     async def progress(self, fraction: float, text: str = "") -> None:
-        """Report how far the job is: ``await ctx.progress(0.4, "page 2 of 5")``. Operators see it; the last one counts.
+        """Report the progress of the job to operators: ``await ctx.progress(0.4, "page 2 of 5")``.
 
-        One round trip, and nothing else depends on it. The text is shown: no personal data in it.
+        Only the last report is kept. It costs one round trip and affects nothing else. The text is displayed,
+        so it must hold no personal data.
         """
-        await report_progress(self._emitter.client, self.delivery.stream, self.id, fraction, text)
+        await self._emitter.report_progress(self.delivery.stream, self.id, new_progress(fraction, text))
 
     def log(self, message: str, **fields: Any) -> None:
-        """Log a constant message with fields, under this job's id, event and attempt."""
+        """Log a constant message with fields and with the id, event and attempt of this job."""
         logger.info(message, extra={"job": _named(self) | fields})
 
 
 class SyncJobContext(JobContext):
-    """The same for a plain function, which runs in a thread: ``ack`` and ``emit`` block until the server answers."""
+    """``JobContext`` for a plain function, which runs in a thread. ``ack`` and ``emit`` block until the reply."""
 
     __slots__ = ("_loop",)
 
@@ -132,7 +150,7 @@ class SyncJobContext(JobContext):
         self,
         envelope: Envelope,
         delivery: MessageContext,
-        emitter: Emitter,
+        emitter: JobEmitter,
         max_attempts: int,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -141,8 +159,8 @@ class SyncJobContext(JobContext):
 
     @classmethod
     def of(cls, ctx: JobContext, loop: asyncio.AbstractEventLoop) -> "SyncJobContext":
-        """Return the same thing for a thread."""
-        made = cls(ctx.envelope, ctx.delivery, ctx._emitter, ctx.max_attempts, loop)  # noqa: SLF001 - of the same kind
+        """Return a copy of ``ctx`` for a thread."""
+        made = cls(ctx.envelope, ctx.delivery, ctx._emitter, ctx.max_attempts, loop)  # noqa: SLF001 - of a base class
         made.deadline = ctx.deadline
         return made
 

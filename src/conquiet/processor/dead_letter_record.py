@@ -1,10 +1,9 @@
-"""A dead letter as it is stored: the message, and its story. Pure.
+"""The stored form of a dead letter: the message, its error and its attempts. Pure.
 
-The text of an exception often quotes what was being worked on (``invalid address: jane@…``), so it is
-kept only if it comes from conquiet itself, whose errors quote nothing, from ``Reject``, whose reason is
-written to be read, or if the settings ask for it. Type and traceback are always kept: they hold names
-and source lines, no values. Credentials are taken out of both texts: a URL's user and password, ``password=…`` and
-their like. The message itself is in the dead letter by necessity.
+The text of an exception often quotes the message (``invalid address: jane@…``), so it is stored only for conquiet's
+errors, which quote nothing, for ``Reject``, because its reason is written to be read, or if ``store_error_text`` is
+set. Type and traceback are always stored: they hold names and source lines, no values. Credentials are removed from
+both texts: user and password of a URL, ``password=…`` and similar. A dead letter necessarily holds the message.
 
 See docs/decisions/0018.
 """
@@ -29,7 +28,7 @@ _KNOWN_FRAMES = 256
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is stored of an exception."""
+    """The stored form of an exception."""
 
     type: str
     text: str
@@ -37,7 +36,7 @@ class Failure:
 
 
 def describe(error: BaseException | None, *, store_text: bool) -> Failure | None:
-    """Return what may be kept of an exception."""
+    """Return the parts of an exception that may be stored."""
     if error is None:
         return None
     shown = store_text or isinstance(error, ConquietError | Reject | Retry)
@@ -45,24 +44,24 @@ def describe(error: BaseException | None, *, store_text: bool) -> Failure | None
 
 
 class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The JSON object in the dead letter's field ``data``.
+    """The JSON object in the field ``data`` of a dead letter.
 
     Attributes:
         v: Version of this format.
         reason: A value of ``Reason``.
-        event: The message's event, empty if it was no envelope.
-        id: The message's id through all its attempts, else its entry id.
+        event: Event of the message. Empty if it was not an envelope.
+        id: Message id, constant over all attempts; the entry id if there is none.
         entry_id: Entry in the stream that was acknowledged when this was written.
-        group: Consumer group it died in, and the one a replay is for.
+        group: Consumer group that dead-lettered it. A replay returns it to this group.
         attempts: Attempts made.
-        deliveries: How often the server delivered the last entry, kills included.
-        error_type: Qualified name of the exception's class.
-        error: Its text, if it may be kept.
-        traceback: Its frames, innermost last.
-        duration_ms: How long its last attempt ran; the earlier ones are in its payload, under ``failures``.
+        deliveries: Deliveries of the last entry, including those to killed processes.
+        error_type: Qualified name of the exception class.
+        error: Text of the exception, if it may be stored.
+        traceback: Frames of the exception, innermost last.
+        duration_ms: Duration of the last attempt. Earlier attempts are in the payload, under ``failures``.
         emitted_ms: When it was emitted; first_failed_ms, failed_ms: first and last failure.
-        host: Where it failed last; consumer: the engine's name there.
-        payload: The message as it was in the stream; None if it was not readable as JSON.
+        host: Host of the last failure; consumer: name of the engine there.
+        payload: The message as stored in the stream. None if it was not readable as JSON.
         raw: Fields of an unreadable entry, as text with escapes.
     """
 
@@ -93,14 +92,14 @@ class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def replayable(self) -> bool:
-        """False for what was no envelope: it would only die again."""
+        """False for an entry that was not an envelope: it would only be dead-lettered again."""
         return self.payload is not None and self.reason not in {Reason.NOT_AN_ENVELOPE.value, Reason.MALFORMED.value}
 
 
 def _text(error: BaseException) -> str:
     try:
         return printable(scrub_credentials(str(error)), limit=_TEXT)
-    except Exception:  # noqa: BLE001 - a foreign __str__; without its text the message is settled all the same
+    except Exception:  # noqa: BLE001 - a foreign __str__ may fail; the message must be settled anyway
         return "<unprintable exception>"
 
 
@@ -110,7 +109,7 @@ def _type_name(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> str:
-    """The frames of an exception and of what caused it, without any exception's text."""
+    """Return the frames of an exception and of its causes, without exception texts."""
     parts: list[str] = []
     current: BaseException | None = error
     seen: set[int] = set()
@@ -122,7 +121,7 @@ def _frames(error: BaseException) -> str:
 
 
 def _formatted(trace: TracebackType | None) -> str:
-    """Return the last frames of a traceback. Handlers fail at the same places again and again: the texts are kept."""
+    """Return the last frames of a traceback. Cached, because handlers usually fail at the same places."""
     places = []
     at = trace
     while at is not None:
@@ -143,9 +142,9 @@ _known_frames: dict[tuple[tuple[str, str, int, int], ...], str] = {}
 
 
 def encode_record(record: DeadRecord, payload: bytes | None = None) -> bytes:
-    """Return what is stored; ``payload`` is the message's own bytes, which go in unread and unchanged."""
+    """Return the bytes to store. ``payload`` is the message as bytes, which are inserted unchanged."""
     if payload is not None:
-        record.payload = msgspec.Raw(payload)  # type: ignore[assignment]  # it reads as a dict
+        record.payload = msgspec.Raw(payload)  # type: ignore[assignment]  # a reader decodes it as a dict
     return _encode(record)
 
 

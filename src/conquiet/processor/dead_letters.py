@@ -1,8 +1,8 @@
-"""The dead letters of a stream: look at them, bring them back, throw them away.
+"""Inspect, replay and discard the dead letters of a stream.
 
-Everything works page by page, so a million dead letters need no more memory than a hundred. Replaying
-takes the dead letter and puts the message back in one step: of two people who replay the same one, one
-does, and a crash leaves each message either dead or replayed.
+All operations work page by page, so a million dead letters need no more memory than a hundred. A replay
+removes the dead letter and returns the message to the stream in one step: of two concurrent replays only one
+succeeds, and after a crash each message is either dead or replayed.
 
 See docs/decisions/0018.
 """
@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,9 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds, require_count
 from conquiet.processor.scripts import Arg, script
 from conquiet.redis_transport.client import AsyncClient
-from conquiet.redis_transport.ids import milliseconds_of, parse_id
+from conquiet.redis_transport.client_commands import command
+from conquiet.redis_transport.commands import Word
+from conquiet.redis_transport.ids import is_entry_id, milliseconds_of, parse_id
 
 _PAGE = 200
 _CHUNK = 100
@@ -34,7 +37,7 @@ _GONE, _TAKEN, _NO_GROUP = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class DeadMessage:
-    """One dead letter: its id in the dead letter stream, and its record."""
+    """One dead letter: its id in the dead-letter stream, and its record."""
 
     id: str
     record: DeadRecord
@@ -47,7 +50,7 @@ class DeadMessage:
 
 @dataclass(frozen=True, slots=True)
 class DeadPage:
-    """Some dead letters, oldest first, and where to go on; ``cursor`` None means that all were seen."""
+    """A page of dead letters, oldest first, and the next cursor. None means that this is the last page."""
 
     items: tuple[DeadMessage, ...]
     cursor: str | None
@@ -55,7 +58,7 @@ class DeadPage:
 
 @dataclass(frozen=True, slots=True)
 class DeadGroup:
-    """Dead letters that died of the same: event and error type (or reason, where there was no error)."""
+    """Dead letters with the same event and error type (or reason, if there was no error)."""
 
     event: str
     error_type: str
@@ -67,17 +70,17 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeadFilter:
-    """Which dead letters are meant; what is None does not matter.
+    """Selects dead letters. None matches every value.
 
     Attributes:
-        id: The dead letter's own id.
+        id: Id of the dead letter.
         event: Event of the message.
-        error_type: Class name, qualified as ``groups()`` shows it, or the last parts of it; ``builtins.`` may stand
-            before a built-in one.
+        error_type: Class name, qualified as ``groups()`` shows it, or its last parts. A built-in class may be prefixed
+            with ``builtins.``.
         reason: A value of ``Reason``.
-        group: Consumer group it died in.
-        before_ms: Died before this time.
-        since_ms: Died at this time or after it.
+        group: Consumer group that dead-lettered it.
+        before_ms: Dead-lettered before this time.
+        since_ms: Dead-lettered at or after this time.
     """
 
     id: str | None = None
@@ -89,7 +92,7 @@ class DeadFilter:
     since_ms: int | None = None
 
     def accepts(self, dead: DeadMessage) -> bool:
-        """True if this dead letter is meant."""
+        """Return True if the dead letter matches."""
         record = dead.record
         return (
             (self.id is None or self.id == dead.id)
@@ -114,8 +117,8 @@ class DeadLetters:
     """The dead letters of one stream.
 
     Args:
-        client: A client without retries; it stays the caller's.
-        stream: The stream the messages were in.
+        client: A client without retries. The caller closes it.
+        stream: The stream of the messages.
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
@@ -124,26 +127,26 @@ class DeadLetters:
 
     @property
     def keys(self) -> Keys:
-        """Names of what is touched here."""
+        """Names of the Redis keys."""
         return self._keys
 
     async def list(self, *, cursor: str | None = None, limit: int = 100, where: DeadFilter = EVERYTHING) -> DeadPage:
-        """Return up to ``limit`` dead letters from ``cursor`` on, oldest first.
+        """Return up to ``limit`` dead letters after ``cursor``, oldest first.
 
-        With a filter a page may hold fewer, even none, and still have a cursor.
+        With a filter, a page may hold fewer items, even none, and still have a cursor.
         """
         require_positive("limit", limit)
         items, following = await self._page(cursor, limit)
         return DeadPage(tuple(item for item in items if where.accepts(item)), following)
 
     async def show(self, dead_id: str) -> DeadMessage | None:
-        """Return one dead letter with its whole story and message; None if it is gone."""
+        """Return one dead letter with its record and message. None if it does not exist."""
         _require_dead_id(dead_id)
-        fields = await script("entry").call(self._client, (self._keys.dead,), (dead_id,), stream=self._keys.stream)
-        return read_dead_message(dead_id.encode(), fields) if fields else None
+        found = await self._send("XRANGE", self._keys.dead, dead_id, dead_id)
+        return read_dead_message(*found[0]) if found else None
 
     async def groups(self) -> Sequence[DeadGroup]:
-        """Return what they died of, most frequent first. Reads all of them, page by page."""
+        """Return the causes, most frequent first. Reads all dead letters, page by page."""
         counts: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], tuple[int, str]] = {}  # not the record, which holds the whole message
         last: dict[tuple[str, str], int] = {}
@@ -167,16 +170,16 @@ class DeadLetters:
         to: str | None = None,
         on_progress: Callable[[ReplayReport], None] | None = None,
     ) -> ReplayReport:
-        """Return dead letters to the end of their stream, with all their attempts.
+        """Return dead letters to the end of their stream, with a fresh set of attempts.
 
-        What dies while this runs is not replayed: it stops at the dead letters there were at its start.
+        Messages that are dead-lettered during the replay are not replayed.
 
         Args:
-            where: Which ones; ``DeadFilter()`` is all.
+            where: Selects dead letters. ``DeadFilter()`` selects all.
             dry_run: Only count.
-            rate_per_s: Most messages brought back per second.
-            limit: Most messages brought back.
-            to: The consumer group to bring them back for, in place of the one each of them died in.
+            rate_per_s: Maximum number of replayed messages per second.
+            limit: Maximum number of replayed messages.
+            to: The consumer group to replay for, instead of the group that dead-lettered the message.
             on_progress: Called with the report so far after every step.
         """
         if rate_per_s is not None:
@@ -206,7 +209,7 @@ class DeadLetters:
         return run.report()
 
     async def discard(self, where: DeadFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
-        """Delete dead letters for good, the oldest ``limit`` of them. Returns how many (in a dry run: would be)."""
+        """Delete dead letters permanently, the oldest ``limit`` of them. Return how many were (or would be) deleted."""
         if limit is not None:
             require_positive("limit", limit)
         deleted = 0
@@ -221,11 +224,11 @@ class DeadLetters:
         return deleted + await self._delete(ids, dry_run=dry_run)
 
     async def discard_ids(self, ids: Sequence[str]) -> int:
-        """Delete these dead letters for good, in one step. Returns how many there were."""
+        """Delete these dead letters permanently, in one step. Return how many existed."""
         return await self._delete(ids, dry_run=False)
 
     async def trim(self, *, max_count: int | None = None, max_age_s: float | None = None) -> int:
-        """Apply a retention now. Returns how many dead letters fell to it."""
+        """Apply a retention now. Return how many dead letters were deleted."""
         most = 0 if max_count is None else require_count("max_count", max_count)
         age_ms = 0 if max_age_s is None else max(1, milliseconds(require_seconds("max_age_s", max_age_s)))
         fallen: int = await script("trim").call(
@@ -235,28 +238,26 @@ class DeadLetters:
         return fallen
 
     async def count(self) -> int:
-        """Return how many there are."""
-        found: int = await script("length").call(self._client, (self._keys.dead,), (), stream=self._keys.stream)
-        return found
+        """Return the number of dead letters."""
+        return int(await self._send("XLEN", self._keys.dead))
 
     async def _delete(self, ids: Sequence[str], *, dry_run: bool) -> int:
         if not ids or dry_run:
             return len(ids)
-        deleted: int = await script("discard").call(self._client, (self._keys.dead,), ids, stream=self._keys.stream)
-        return deleted
+        return int(await self._send("XDEL", self._keys.dead, *ids))
 
     async def _all(self, where: DeadFilter) -> AsyncIterator[DeadMessage]:
-        """Go through those there are now, page by page."""
+        """Iterate over the current dead letters, page by page."""
         if where.id is not None:
             dead = await self.show(where.id)
             if dead is not None and where.accepts(dead):
                 yield dead
             return
-        # The newest there is, and not the clock: after a failover or a step of the clock, ids may lie ahead of it.
-        newest = await script("newest").call(self._client, (self._keys.dead,), (), stream=self._keys.stream)
+        # End at the newest id, not at the current time: after a failover or a clock step, ids may be in the future.
+        newest = await self._send("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
         if not newest:
             return
-        end = parse_id(newest.decode())
+        end = parse_id(newest[0][0].decode())
         cursor: str | None = None
         while True:
             items, cursor = await self._page(cursor, _PAGE)
@@ -270,13 +271,16 @@ class DeadLetters:
 
     async def _page(self, cursor: str | None, limit: int) -> tuple[Sequence[DeadMessage], str | None]:
         start = "-" if cursor is None else f"({_require_dead_id(cursor)}"
-        reply = await script("page").call(self._client, (self._keys.dead,), (start, limit), stream=self._keys.stream)
+        reply = await self._send("XRANGE", self._keys.dead, start, "+", "COUNT", limit)
         items = [read_dead_message(raw_id, fields) for raw_id, fields in reply]
         return items, items[-1].id if len(items) == limit else None
 
+    async def _send(self, *words: Word) -> Any:
+        return await command(self._client, *words, stream=self._keys.stream)
+
 
 class _Replay:
-    """A replay under way: its pace and its numbers."""
+    """The rate and counts of one replay."""
 
     def __init__(
         self,
@@ -295,7 +299,7 @@ class _Replay:
         self._group = group
         self._on_progress = on_progress
         self._began = time.monotonic()
-        # Ten steps a second are smooth enough, and none is larger than the server should be held up for.
+        # Ten steps per second are smooth enough, and each is small enough not to block the server.
         self.chunk_size = _CHUNK if rate_per_s is None else max(1, min(_CHUNK, int(rate_per_s / 10)))
         self.taken = 0
         self.gone = 0
@@ -310,7 +314,7 @@ class _Replay:
         args: list[Arg] = ["1" if self._dry_run else "0"]
         for dead in chunk:
             group = self._group or dead.record.group
-            # However deep it is nested: what was read one level deeper, inside its record, can be written.
+            # Any nesting depth is accepted: the payload was read one level deeper, inside its record.
             args += (dead.id, group, encode_raw(replayed(dead.record.payload or {}, group=group)))
         names = (self._keys.stream, self._keys.dead, self._keys.order)
         answers = await script("replay").call(self._client, names, args, stream=self._keys.stream)
@@ -330,20 +334,19 @@ def _cause(record: DeadRecord) -> str:
 
 
 def read_dead_message(raw_id: bytes, fields: "list[bytes]") -> DeadMessage:
-    """Return an entry of a dead letter stream."""
+    """Decode an entry of a dead-letter stream."""
     dead_id = raw_id.decode()
     try:
         record = decode_record(fields[1])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Written by another program, or nested deeper than our stack holds.
-        # It is shown for what it is, and can be discarded.
+        # Written by another program, or nested too deeply to be decoded.
+        # It is shown as unreadable and can be discarded.
         record = DeadRecord(reason="unreadable", id=dead_id, entry_id=dead_id, group="")
     return DeadMessage(dead_id, record)
 
 
 def _require_dead_id(dead_id: str) -> str:
-    milliseconds, dash, sequence = dead_id.partition("-")
-    if not (milliseconds.isascii() and milliseconds.isdigit() and dash and sequence.isascii() and sequence.isdigit()):
+    if not is_entry_id(dead_id):
         raise ConfigurationError("a dead letter's id looks like 1763244000000-0")
     return dead_id
 

@@ -1,13 +1,12 @@
-"""Moves messages to their stream when they are due, on every host, each message once.
+"""Move messages to their stream when they are due. Every host polls; each message is moved once.
 
     emit(delay_s=…) ─┐                                 ┌─▶ stream
     retry ───────────┴─▶ delayed set ──poll, on time ──┘
 
-A promoter sleeps until the first due time it knows of. An emitter that adds an earlier message writes a wake-up into
-a small stream that every promoter waits on. That stream is read by position, so a wake-up between two reads is not
-missed. At least once per ``refresh_s`` a promoter polls anyway: that takes over from a host that died. A stream that is
-quiet is polled up to eight times as seldom, several of them in turn: emitting, pausing and cancelling wake their
-promoters anyway.
+A promoter sleeps until the earliest known due time. An emitter that adds an earlier message writes a wake-up into
+a small stream that every promoter reads with BLOCK. That stream is read by position, so a wake-up between two reads is
+not missed. A promoter also polls at least once per ``refresh_s``, which covers hosts that ended. Quiet streams are
+polled up to eight times less often, round-robin, because emitting, pausing and cancelling write a wake-up.
 
 See docs/decisions/0017.
 """
@@ -17,7 +16,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
@@ -35,37 +33,39 @@ from conquiet.processor.keys import Keys
 from conquiet.processor.policy import LONGEST_MS
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient, is_cluster
+from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.connect_errors import address_of
-from conquiet.redis_transport.errors import RedisError
+from conquiet.redis_transport.ids import milliseconds_of
+from conquiet.redis_transport.replies import as_mapping, streams_read
 from conquiet.redis_transport.routing import group_by_slot
 
 logger = FactLogger(__name__)
 
 _BLOCK_MS = 8_000
-"""Shorter than the time that a reply may take (``SOCKET_TIMEOUT_S``)."""
+"""Shorter than the socket timeout (``SOCKET_TIMEOUT_S``)."""
 _ERROR_PAUSE_S = 0.5
 _QUIET_PERIODS = 8
-"""Most periods of ``refresh_s`` between two polls of a quiet stream."""
+"""Maximum number of ``refresh_s`` periods between two polls of a quiet stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What one poll of a stream's delayed set, pauses and dead letters has found.
+    """Result of one poll of a stream's delayed set, pauses and dead letters.
 
     Attributes:
-        moved: Due messages moved to the stream by it.
-        next_due_ms: When the next one is due; None if none waits.
+        moved: Due messages that the poll moved to the stream.
+        next_due_ms: When the next message is due. None if none is delayed.
         now_ms: The server's clock.
-        ahead_ms: How far it is ahead of ours; 0 if the answer's way explains the difference.
+        ahead_ms: How far the server's clock is ahead of this host's; 0 if the round trip explains the difference.
         wake_id: Position of the last wake-up.
-        paused: What is paused, with the time since when.
-        parked: Events that have messages parked.
+        paused: Paused events (``*`` for the stream), with the start of the pause.
+        parked: Events with parked messages.
         waiting: Messages in the delayed set.
         dead: Dead letters.
-        oldest_dead_ms: When the oldest dead letter was written; None if there is none.
-        moving: Messages that belong to another partition by now.
-        order_group: The group whose settlements end the turns of keys; None if no message has had a key.
-        cancel_requests: Cancellations that a worker has to decide.
+        oldest_dead_ms: When the oldest dead letter was written. None if there is none.
+        moving: Messages that now belong to another partition.
+        order_group: The group that settles messages with a key. None if no message has had a key.
+        cancel_requests: Open cancellation requests for workers.
     """
 
     moved: int
@@ -84,7 +84,7 @@ class Poll:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing was to be done, and nothing waits that a wake-up would not announce."""
+        """True if the poll changed nothing and only a wake-up can change that."""
         return not (self.moved or self.waiting or self.paused or self.parked or self.moving or self.cancel_requests)
 
 
@@ -92,11 +92,11 @@ async def promote_due(client: AsyncClient, keys: Keys, *, limit: int) -> Poll:
     """Move at most ``limit`` due messages and read pauses and counts, in one atomic step.
 
     Raises:
-        QueueError: The server refused or did not answer.
+        QueueError: The server returned an error or did not reply.
     """
     names = (keys.stream, keys.delayed, keys.wake, keys.paused, keys.parked, keys.dead, keys.order, keys.cancel)
     asked_ms = time.time() * 1000
-    reply = await script("tick").call(client, names, (limit,), stream=keys.stream)
+    reply = await script("promote_due").call(client, names, (limit,), stream=keys.stream)
     answered_ms = time.time() * 1000
     moved, due, now, wake_id, paused, parked, waiting, dead, oldest, owner, moving, cancel_requests = reply
     return Poll(
@@ -109,7 +109,7 @@ async def promote_due(client: AsyncClient, keys: Keys, *, limit: int) -> Poll:
         parked=frozenset(event.decode(errors="backslashreplace") for event in parked),
         waiting=waiting,
         dead=dead,
-        oldest_dead_ms=int(oldest.split(b"-")[0]) if oldest else None,
+        oldest_dead_ms=milliseconds_of(oldest.decode()) if oldest else None,
         order_group=owner.decode(errors="backslashreplace") or None,
         moving=moving,
         cancel_requests=cancel_requests,
@@ -117,34 +117,34 @@ async def promote_due(client: AsyncClient, keys: Keys, *, limit: int) -> Poll:
 
 
 def read_pauses(reply: Sequence[bytes]) -> dict[str, int]:
-    """Return what is paused and since when. A pause that was set by hand, with any value, counts."""
+    """Return the pauses and their start times. A pause set by hand may have any value."""
     return {
         what.decode(errors="backslashreplace"): int(since) if since.isdigit() else 0
-        for what, since in zip(reply[::2], reply[1::2], strict=True)
+        for what, since in as_mapping(reply).items()
     }
 
 
 def clock_difference(server_ms: int, asked_ms: float, answered_ms: float) -> int:
-    """Return how far the server's clock is ahead of ours, which was read before and after the server's was."""
+    """Return how far the server's clock is ahead of this host's, read before and after the call."""
     if asked_ms - 1 <= server_ms <= answered_ms:
-        return 0  # it rounds down
+        return 0  # the server rounds down
     return round(server_ms - (asked_ms + answered_ms) / 2)
 
 
 PollListener = Callable[[Keys, Poll], Awaitable[None] | None]
-"""Called with what a poll has found."""
+"""Called with the result of a poll."""
 
 
 class DelayedPromoter:
     """Moves due messages for one host.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         keys: The streams.
-        limit: Most messages moved in one step: the server does nothing else meanwhile.
-        refresh_s: Longest sleep; for a quiet stream up to eight times as long.
-        listeners: Called in order with what each poll has found, before the next one.
-        maintain: Called once per ``refresh_s``, whether a stream is polled or not. It must not wait.
+        limit: Maximum number of messages moved in one step, because a step blocks the server.
+        refresh_s: Longest sleep, up to eight times as long for a quiet stream.
+        listeners: Called in order with the result of each poll, before the next poll.
+        maintain: Called once per ``refresh_s``, even if no stream is polled. It must not block.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class DelayedPromoter:
         self._keys = {one.wake: one for one in keys}
         self._limit = limit
         self._refresh_s = refresh_s
-        # The first one differs from stream to stream, so that some stream is polled in every period.
+        # The first pause differs between streams, so that some stream is polled in every period.
         self._quiet_s = _QUIET_PERIODS * refresh_s
         self._first_quiet_s = {one.stream: (1 + at % _QUIET_PERIODS) * refresh_s for at, one in enumerate(keys)}
         self._listeners = listeners
@@ -173,7 +173,7 @@ class DelayedPromoter:
         self._closing = False
 
     async def start(self) -> None:
-        """Poll every stream once, so that pauses are known, and go on in the background.
+        """Poll every stream once, so that pauses are known, then continue in the background.
 
         Raises:
             QueueError: The first poll failed.
@@ -188,13 +188,13 @@ class DelayedPromoter:
             self._tasks.append(asyncio.create_task(self._listen(wakes), name="conquiet-due-wake"))
 
     async def close(self) -> None:
-        """End the background work. A step under way may still happen; it is atomic."""
+        """Stop the background tasks. A step under way may still take effect; it is atomic."""
         self._closing = True
         waiting = set(self._tasks)
         while waiting:
             for task in waiting:
                 task.cancel()
-            # Asked again now and then: a client library that turns a cancellation into a timeout swallows it.
+            # Cancel repeatedly: a client library that turns a cancellation into a timeout swallows it.
             _, waiting = await asyncio.wait(waiting, timeout=0.2)
 
     async def _maintain_in_turn(self) -> None:
@@ -202,7 +202,7 @@ class DelayedPromoter:
             await asyncio.sleep(self._refresh_s)
             try:
                 self._maintain()
-            except Exception as error:  # noqa: BLE001 - what is not done now is done in the next turn
+            except Exception as error:  # noqa: BLE001 - the next call makes up for it
                 logger.failure(logging.WARNING, "maintenance of a processor failed", error)
 
     async def _serve(self, keys: Keys) -> None:
@@ -226,7 +226,7 @@ class DelayedPromoter:
             woken.clear()
             try:
                 sleep_s = await self._poll(keys)
-            except Exception as error:  # noqa: BLE001 - without it messages would be late, unnoticed
+            except Exception as error:  # noqa: BLE001 - the task must survive, or messages would be late unnoticed
                 count(PROCESSOR_MOVER_ERRORS_TOTAL, keys.stream)
                 if isinstance(error, QueueError):
                     outage.failed(error, address=self._address)
@@ -237,7 +237,7 @@ class DelayedPromoter:
                 outage.succeeded()
 
     async def _poll(self, keys: Keys) -> float:
-        """Move all that is due; return how long to sleep."""
+        """Move all due messages. Return how long to sleep."""
         while True:
             asked_at = time.monotonic()
             found = await promote_due(self._client, keys, limit=self._limit)
@@ -253,33 +253,26 @@ class DelayedPromoter:
             return self._first_quiet_s.pop(keys.stream, self._quiet_s)
         if found.next_due_ms is None:
             return self._refresh_s
-        # Counted from before the call: the answer's way back is part of the wait. One millisecond more,
+        # Counted from before the call: the round trip is part of the wait. One millisecond more,
         # because the server rounds its clock down.
         due_s = (found.next_due_ms - found.now_ms + 1) / 1000 - (time.monotonic() - asked_at)
         return min(max(due_s, 0.0), self._refresh_s)
 
     async def _listen(self, wakes: Sequence[str]) -> None:
-        """Wait for wake-ups of streams with one command. It changes nothing, so it may be cancelled."""
+        """Wait for wake-ups of several streams with one command. It changes nothing, so it may be cancelled."""
         while not self._closing:
             try:
-                reply: Any = await self._client.execute_command(  # type: ignore[no-untyped-call]
-                    "XREAD", "BLOCK", _BLOCK_MS, "STREAMS", *wakes, *(self._positions[wake] for wake in wakes)
-                )
-            except (RedisError, OSError):
+                positions = [self._positions[wake] for wake in wakes]
+                read = ("XREAD", "BLOCK", str(_BLOCK_MS), "STREAMS", *wakes, *positions)
+                reply = await command(self._client, *read, blocking=True)
+            except QueueError:
                 # The promoters poll every refresh_s anyway; they also count and log errors.
                 await asyncio.sleep(_ERROR_PAUSE_S)
                 continue
-            for name, entries in _pairs(reply):
+            for name, entries in streams_read(reply):
                 wake = name.decode()
                 self._positions[wake] = entries[-1][0].decode()
                 self._woken[self._keys[wake].stream].set()
-
-
-def _pairs(reply: Any) -> list[tuple[bytes, Any]]:
-    """The streams of an XREAD reply: redis-py 6 and 7 give a list, 8 may give a mapping."""
-    if not reply:
-        return []
-    return list(reply.items()) if isinstance(reply, dict) else [(name, entries) for name, entries in reply]
 
 
 def _observe(stream: str, found: Poll) -> None:

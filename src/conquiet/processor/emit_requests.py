@@ -1,9 +1,9 @@
-"""What is to be emitted: checked, encoded and cut into atomic steps. Rules and data, for both emitters; no I/O."""
+"""Check and encode messages and divide them into atomic steps, for both emitters. No I/O."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,28 +24,27 @@ from conquiet.processor.scripts import ADD_MANY, ADD_ONE, Arg, Script, script
 from conquiet.processor.settings import ProcessorSettings
 
 _DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
-"""How long after its due time a debounced message that was not moved can still be replaced."""
+"""How long after its due time an unmoved debounced message can still be replaced."""
 
 _MOST_KEYS = 1_000
 
 _text = msgspec.json.Encoder().encode
 
-Delay = float | timedelta
 Moment = float | datetime
 
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """One message for ``emit_many``; the fields are the arguments of ``emit``.
+    """One message for ``emit_many``. The fields are the arguments of ``emit``.
 
     Attributes:
-        keep_result_s: Keep what the handler returns for so long after the end; see ``Processor.emit_and_wait``.
+        keep_result_s: How long the handler's result is kept after the end; see ``Processor.emit_and_wait``.
     """
 
     event: str
     data: Mapping[str, Any] | None = None
     id: str | None = None
-    delay_s: Delay | None = None
+    delay_s: float | None = None
     at: Moment | None = None
     max_attempts: int | None = None
     keep_result_s: float | None = None
@@ -54,15 +53,15 @@ class NewMessage:
 
 
 class Emitted(NamedTuple):
-    """What became of an emitted message.
+    """The result of emitting a message.
 
     Attributes:
-        id: The message's id, through all its attempts.
-        stream: Where it went.
-        entry_id: Its entry in the stream; None if it waits or was a duplicate.
-        due_ms: When it is due, if it waits.
-        duplicate: True if its id had been emitted before, so that nothing was done.
-        ahead: Messages of its key that come before it.
+        id: Message id, constant over all attempts.
+        stream: The stream it was emitted to.
+        entry_id: Its entry in the stream. None if it is delayed, queued behind its key, or a duplicate.
+        due_ms: When it is due, if it is delayed.
+        duplicate: True if its id was emitted before, so that nothing was written.
+        ahead: Messages of its key that run before it.
     """
 
     id: str
@@ -95,11 +94,11 @@ class ScriptCall(NamedTuple):
 
 
 class EmitPlanner:
-    """Plans for one emitter.
+    """Builds the script calls of one emitter.
 
     Args:
-        stream: Where messages go that name no stream.
-        settings: Window of ids, chunk size, payload limit.
+        stream: Default stream.
+        settings: Dedupe window, chunk size, payload limit.
     """
 
     def __init__(self, stream: str, settings: ProcessorSettings) -> None:
@@ -109,15 +108,15 @@ class EmitPlanner:
         self._window_ms = max(1, milliseconds(settings.dedupe_window_s))
 
     def name(self, stream: str | None) -> str:
-        """Return the stream that a message goes to."""
+        """Return ``stream``, or the default stream."""
         return self._stream if stream is None else stream
 
     def steps(
         self, messages: Iterable[NewMessage], stream: str | None = None, *, debounce: str | None = None
     ) -> Iterator[ScriptCall]:
-        """Return the steps that emit these messages. All of them are checked before the first step is returned.
+        """Return the steps that emit these messages. All messages are checked before the first step is returned.
 
-        With ``debounce`` each message waits in place of the one that waits under this name.
+        With ``debounce``, each message replaces the message that is delayed under this name.
         """
         keys = self._keys_of(stream)
         now_ms = int(time.time() * 1000)
@@ -154,7 +153,7 @@ class EmitPlanner:
         name = self._stream if stream is None else stream
         keys = self._keys.get(name)
         if keys is None:
-            if len(self._keys) >= _MOST_KEYS:  # stream names are made from data
+            if len(self._keys) >= _MOST_KEYS:  # stream names may be built from data
                 self._keys.clear()
             keys = self._keys[name] = keys_of(name)
         return keys
@@ -168,7 +167,7 @@ class EmitPlanner:
         data = {} if message.data is None else message.data
         headers = carried(require_headers(message.headers), keys.stream, message_id)
         try:
-            # The bytes of ``to_payload``, without building and checking an object around the caller's.
+            # The same bytes as ``to_payload``, without building and checking an object around the caller's data.
             payload = b'{"v":1,%b"event":%b,"id":%b,"attempt":1,"emitted_ms":%d,"data":%b%b%b}' % (
                 b"" if message.key is None else b'"key":%b,' % _text(message.key),
                 _text(message.event),
@@ -197,12 +196,12 @@ class EmitPlanner:
 
 
 def with_headers(messages: Iterable[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:
-    """Return the messages with these headers beside their own."""
+    """Return the messages with these headers added."""
     return [replace(message, headers={**(message.headers or {}), **headers}) for message in messages]
 
 
 def parse_reply(step: ScriptCall, reply: Any) -> list[Emitted]:
-    """Read the answer of a step, and count what it did."""
+    """Parse the reply of a step and count the emitted messages."""
     stream = step.keys.stream
     if step.script.name == "debounce":
         due, replaced, state_failed = reply
@@ -223,7 +222,7 @@ def parse_reply(step: ScriptCall, reply: Any) -> list[Emitted]:
 
 
 def new_states(step: ScriptCall, emitted: Sequence[Emitted]) -> list[NewState]:
-    """Return the states of the jobs that a step began and has not noted itself."""
+    """Return the job states for a step. The debounce script records its state itself."""
     if step.script.name == "debounce":
         return []
     return [
@@ -245,8 +244,8 @@ def _debounceable(message: NewMessage) -> NewMessage:
     return message
 
 
-def _when(delay_s: Delay | None, at: Moment | None) -> str:
-    """Return the due time as the scripts read it."""
+def _when(delay_s: float | None, at: Moment | None) -> str:
+    """Return the due time in the format of the scripts."""
     if delay_s is None and at is None:
         return ""
     if delay_s is not None and at is not None:
@@ -257,8 +256,7 @@ def _when(delay_s: Delay | None, at: Moment | None) -> str:
                 raise ConfigurationError("at must be a datetime with a time zone, e.g. datetime.now(UTC)")
             at = at.timestamp()
         return f"={milliseconds(require_seconds('at', at, zero_allowed=True))}"
-    seconds = delay_s.total_seconds() if isinstance(delay_s, timedelta) else delay_s
-    wait_ms = milliseconds(require_seconds("delay_s", seconds, zero_allowed=True))
+    wait_ms = milliseconds(require_seconds("delay_s", delay_s, zero_allowed=True))
     return f"+{wait_ms}" if wait_ms else ""
 
 

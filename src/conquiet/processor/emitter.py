@@ -1,8 +1,8 @@
-"""Putting messages in: now, later, once per id, or only the last of a burst.
+"""Emit messages: immediately, delayed, once per id, or only the last of a burst.
 
-Each call is one round trip and is sent once. If its reply is lost, ``QueueError.in_doubt`` says so; with
-an ``id`` of yours it may be sent again, and whatever happened the first time, the message is there once.
-The rules are in ``plans``; ``sync_emitter`` does the same without asyncio.
+Each call is one round trip and is sent once. If its reply is lost, ``QueueError.in_doubt`` is True. A call with an
+``id`` may then be repeated: the message is written once. The rules are in ``emit_requests``; ``sync_emitter`` is the
+same without asyncio.
 
 See docs/decisions/0011.
 """
@@ -15,7 +15,6 @@ from conquiet.core import tracing
 from conquiet.core.tracing import Headers
 from conquiet.errors import LifecycleError
 from conquiet.processor.emit_requests import (
-    Delay,
     EmitPlanner,
     Emitted,
     Moment,
@@ -26,20 +25,20 @@ from conquiet.processor.emit_requests import (
     with_headers,
 )
 from conquiet.processor.jobs import JobRecorder
+from conquiet.processor.results import Progress, write_progress
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AsyncClient
-from conquiet.redis_transport.confirmation import Confirmation
-from conquiet.redis_transport.confirmed import run_confirmed
+from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated
 
 
 class Emitter:
     """Emits to streams of one server.
 
     Args:
-        client: A client without retries, such as ``clone_async`` makes. It stays the caller's.
-        stream: Where messages go that name no stream.
-        settings: Window of ids, chunk size, payload limit, and whether job states are kept.
-        jobs: Writes those.
+        client: A client without retries, as returned by ``clone_async``. The caller closes it.
+        stream: Default stream.
+        settings: Dedupe window, chunk size, payload limit, and whether job states are kept.
+        jobs: Writes job states.
     """
 
     def __init__(
@@ -56,13 +55,13 @@ class Emitter:
         self._settings = ProcessorSettings() if settings is None else settings
         self._plans = EmitPlanner(stream, self._settings)
 
-    async def emit(  # noqa: PLR0913 - what a user may say about a message, by keyword
+    async def emit(  # noqa: PLR0913 - options of a message, keyword-only
         self,
         event: str,
         data: Mapping[str, Any] | None = None,
         *,
-        id: str | None = None,  # noqa: A002 - the word for it
-        delay_s: Delay | None = None,
+        id: str | None = None,  # noqa: A002 - the common name
+        delay_s: float | None = None,
         at: Moment | None = None,
         stream: str | None = None,
         max_attempts: int | None = None,
@@ -74,83 +73,82 @@ class Emitter:
         """Emit one message.
 
         Args:
-            event: Picks the handler.
-            data: A JSON object, for the handler.
-            id: Identity of the message. Given here, a second message with this id is not emitted within the
-                dedupe window; left out, the message gets an id of its own.
-            delay_s: Seconds (or a timedelta) until it is due, by the server's clock.
-            at: The moment it is due: seconds since the epoch, or a datetime with a time zone.
-            stream: Another stream than the usual one.
-            max_attempts: Attempts in total, in place of the handler's setting. The worker bounds it by that setting,
-                or by its ``max_attempts_limit``.
-            debounce: With ``delay_s``: a name under which only the last message emitted waits; each new one
-                replaces the one before and starts the wait again.
+            event: Selects the handler.
+            data: A JSON object for the handler.
+            id: Identity of the message. A second message with this id is not emitted within the dedupe window. Default:
+                a generated id.
+            delay_s: Seconds until it is due, by the server's clock.
+            at: When it is due: seconds since the epoch, or a datetime with a time zone.
+            stream: The stream, instead of the default one.
+            max_attempts: Total number of attempts, instead of the handler's setting. The worker limits it to that
+                setting, or to its ``max_attempts_limit``.
+            debounce: With ``delay_s``: a name under which only the last emitted message is delayed. Each new message
+                replaces the previous one and restarts the delay.
             key: Messages of one key run one at a time and in the order in which they were emitted (with ``delay_s`` or
-                ``at``: in which they are due), over all hosts, retries included; many keys run side by side.
-            replicas: Return when so many replicas of the server have the message, so that a fail-over to one of them
-                does not lose it; by default ``settings.replicas``.
-            headers: Names and texts that travel with the message, through retries too: ``ctx.headers``. A trace
+                ``at``: in which they are due), over all hosts, including retries. Different keys run concurrently.
+            replicas: Return when this many replicas of the server have the message, so that a failover to one of them
+                does not lose it. Default: ``settings.replicas``.
+            headers: Names and strings that are stored with the message, also in retries: ``ctx.headers``. A trace
                 context is added if tracing is on.
 
         Raises:
-            NotReplicatedError: They have not confirmed it in time. The message is written: with an ``id`` of yours the
+            NotReplicatedError: The replicas have not confirmed it in time. The message is written: with an ``id`` the
                 call may be repeated.
-            ConfigurationError: An argument is wrong; nothing was sent.
-            PayloadError: ``data`` cannot be JSON or is too large; nothing was sent.
-            QueueError: The server refused, or did not answer.
+            ConfigurationError: An argument is invalid. Nothing was sent.
+            PayloadError: ``data`` cannot be JSON or is too large. Nothing was sent.
+            QueueError: The server returned an error or did not reply.
             LifecycleError: This emitter was used in another event loop before.
         """
-        how = self._settings.confirmation(replicas)
+        wait = self._settings.replica_wait(replicas)
         if tracing.active is None:
             message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
-            return (await self._send(self._plans.steps((message,), stream, debounce=debounce), how))[0]
+            return (await self._send(self._plans.steps((message,), stream, debounce=debounce), wait))[0]
         name = self._plans.name(stream)
         with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
             message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=span.headers)
-            return (await self._send(self._plans.steps((message,), stream, debounce=debounce), how))[0]
-
-    @property
-    def client(self) -> AsyncClient:
-        """The client that messages are sent with."""
-        return self._client
+            return (await self._send(self._plans.steps((message,), stream, debounce=debounce), wait))[0]
 
     async def emit_many(
         self, messages: Iterable[NewMessage], *, stream: str | None = None, replicas: int | None = None
     ) -> list[Emitted]:
-        """Emit many messages, ``chunk_size`` of them in one atomic step each: all of a chunk are there, or none.
+        """Emit many messages in atomic chunks of ``chunk_size``: all messages of a chunk are written, or none.
 
-        Arguments are checked before anything is sent. If a chunk fails, the chunks before it are there;
-        with ids of yours the whole call may be repeated.
+        Arguments are checked before anything is sent. If a chunk fails, the chunks before it are written.
+        If all messages have ids, the whole call may be repeated.
         """
-        how = self._settings.confirmation(replicas)
+        wait = self._settings.replica_wait(replicas)
         if tracing.active is None:
-            return await self._send(self._plans.steps(messages, stream), how)
+            return await self._send(self._plans.steps(messages, stream), wait)
         batch = list(messages)
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
-            return await self._send(self._plans.steps(with_headers(batch, span.headers), stream), how)
+            return await self._send(self._plans.steps(with_headers(batch, span.headers), stream), wait)
 
-    async def _send(self, steps: Iterable[ScriptCall], how: Confirmation) -> list[Emitted]:
+    async def report_progress(self, stream: str, job_id: str, progress: Progress) -> None:
+        """Write the progress of a job; see ``JobContext.progress``."""
+        await write_progress(self._client, stream, job_id, progress)
+
+    async def _send(self, steps: Iterable[ScriptCall], wait: ReplicaWait) -> list[Emitted]:
         self._check_loop()
         emitted: list[Emitted] = []
         for step in steps:
             place = step.keys.stream
-            if how.replicas:
-                reply = await run_confirmed(step.script, self._client, step.names, step.args, how, place)
+            if wait.replicas:
+                reply = await run_replicated(step.script, self._client, step.names, step.args, wait, place)
             else:
                 reply = await step.script.call(self._client, step.names, step.args, stream=place)
             sent = parse_reply(step, reply)
             if self._jobs is not None and (states := new_states(step, sent)):
-                # Afterwards, and only for jobs not yet known: a host may have run one of them by now.
+                # Written afterwards, and only for unknown jobs: a host may already have run one of them.
                 await self._jobs.record_all(step.keys, states, only_new=True)
             emitted += sent
         return emitted
 
     def leave_loop(self) -> None:
-        """Say that the connections are closed: the next loop may have this emitter."""
+        """Allow use in another event loop, after the connections were closed."""
         self._loop = None
 
     def _check_loop(self) -> None:
-        """Keep to one event loop: an asyncio connection is of use in the loop that opened it, and in no other."""
+        """Require one event loop: an asyncio connection can only be used in the loop that opened it."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None:

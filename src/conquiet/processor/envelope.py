@@ -1,37 +1,37 @@
-"""What the processor writes around your data. Pure: dictionaries in, dictionaries out.
+"""The message format: the envelope around the user's data. Pure: dictionaries in, dictionaries out.
 
 The envelope is the JSON object in the entry's single field ``data``, so any reader of the stream
-(``RedisStreamsQueue`` too) can read it and any writer can make one. Version 1:
+(including ``RedisStreamsQueue``) can read it, and any writer can write one. Version 1:
 
     key              type     meaning                                                       if missing
-    v                1        version of this format                                        refused
-    event            text     what happened or is to be done: picks the handler             refused
-    id               text     identity of the message through all its attempts              the entry's id
-    key              text     messages of one key run one at a time, in order                no order
-    ticket           int      its turn in the order of its key, given on the server         it has none yet
-    data             object   yours                                                         {}
-    attempt          int      which attempt this is, from 1                                 1
-    max_attempts     int      attempts in total, in place of the handler's own setting;     the handler's
+    v                1        version of this format                                        rejected
+    event            text     name of the event: selects the handler                        rejected
+    id               text     identity of the message, constant over all attempts           the entry id
+    key              text     messages of one key run one at a time, in order               no order
+    ticket           int      its position in the order of its key, set by the server       not assigned yet
+    data             object   the user's data                                               {}
+    attempt          int      number of this attempt, from 1                                1
+    max_attempts     int      total number of attempts, instead of the handler's setting;   the handler's
                               more only up to ProcessorSettings.max_attempts_limit
-    emitted_ms       int      when it was emitted first, milliseconds since the epoch       0, unknown
-    delay_until_ms   number   not to be handled before this time                            at once
+    emitted_ms       int      when it was first emitted, milliseconds since the epoch       0, unknown
+    delay_until_ms   number   do not handle before this time                                no delay
     first_failed_ms  int      when its first failed attempt ended                           never failed
-    group            text     the only consumer group that it is meant for (a retry)        every group
-    replays          int      how often it came back from the dead letters                  0
-    reserved         true     its turn under a rate limit is booked already                 false
-    reserved_ms      int      when that turn is                                             until run
-    unknown_since_ms int      since when it has met only processes without its handler      never
-    keep_result_ms   int      how long what its handler returns is kept                     not kept
-    from_entry       text     the entry it follows: two messages of one id stay two         it is the first
-    headers          object   names and texts of the sender, a trace context among them     none
+    group            text     the only consumer group that handles it (a retry)             every group
+    replays          int      how often it was replayed from the dead letters               0
+    reserved         true     its start under a rate limit is reserved                      false
+    reserved_ms      int      time of the reserved start                                    until run
+    unknown_since_ms int      when it was first read by a process without its handler       never
+    keep_result_ms   int      how long the result of its handler is kept                    not kept
+    from_entry       text     the entry it replaces: makes equal payloads distinct          original entry
+    headers          object   names and strings of the sender, including a trace context    none
     first_attempt    text     trace context of its first attempt                            not traced
     failures         list     its failed attempts: number, end, duration, error, frames     none
 
-The shortest one a foreign writer can make is ``{"v": 1, "event": "email.send", "data": {…}}``.
+The shortest envelope that another program can write is ``{"v": 1, "event": "email.send", "data": {…}}``.
 
-Rules for the next version: a reader ignores keys it does not know, and a retry keeps them, so
-new optional keys need no new version. ``v`` grows only when an old reader would do the wrong
-thing; it refuses what it cannot understand, and never guesses.
+Compatibility: a reader ignores unknown keys, and a retry keeps them, so new optional keys need no new
+version. ``v`` is increased only if an old reader would handle the message incorrectly. A reader rejects
+an unknown version.
 
 See docs/decisions/0016.
 """
@@ -52,13 +52,13 @@ MAX_NAME = 200
 """Longest event name and longest id, in characters."""
 
 MAX_KEY = 255
-"""Longest key, in characters: as long as the key of an outbox row."""
+"""Longest key, in characters: the same as for the key of an outbox row."""
 
 _LARGEST = 2**53
-"""Largest number in an envelope: a script's numbers are floats, and beyond it they would be others."""
+"""Largest number in an envelope: Lua numbers are floats, which lose precision beyond it."""
 
 _USUAL = frozenset({"v", "event", "id", "attempt", "emitted_ms", "data"})
-"""The keys that every message of ours has, and most have no other."""
+"""The keys of every emitted message. Most messages have no others."""
 
 _OF_ONE_LIFE = frozenset(
     {
@@ -73,7 +73,7 @@ _OF_ONE_LIFE = frozenset(
         "first_attempt",
     }
 )
-"""The keys that a replay begins without."""
+"""The keys that a replay removes."""
 
 _read_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _join = msgspec.json.Encoder().encode
@@ -89,7 +89,7 @@ BAD_GROUP = "the key group of its envelope is not a non-empty text"
 
 
 class EnvelopeError(ValueError):
-    """A payload is not an envelope we can read. ``reason`` is one of this module's constants, never content."""
+    """A payload is not a valid envelope. ``reason`` is one of this module's constants, never content."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -97,9 +97,9 @@ class EnvelopeError(ValueError):
 
 
 class Envelope(msgspec.Struct):
-    """One message as the processor sees it. The attributes are the keys of the format above.
+    """One decoded message. The attributes are the keys of the format above.
 
-    A struct, and a mutable one, because one is built for each message handled.
+    It is a msgspec struct, and mutable, because one is built for each message.
     """
 
     event: str
@@ -124,19 +124,19 @@ class Envelope(msgspec.Struct):
 
     @property
     def key_text(self) -> str:
-        """The key as it stands in the JSON text, which is how the scripts name it; empty without a key."""
+        """The key in its JSON encoding, as the scripts use it. Empty without a key."""
         return "" if self.key is None else text_of_key(self.key)
 
     def __repr__(self) -> str:
         return f"Envelope(event={self.event!r}, id={self.id!r}, attempt={self.attempt})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Show what ``repr()`` shows: no data."""
+        """Show the same fields as ``repr()``, without data."""
         return [("event", self.event), ("id", self.id), ("attempt", self.attempt)]
 
 
 def text_of_key(key: str) -> str:
-    """Return a key as it stands in the JSON text, without its quotes."""
+    """Return the JSON encoding of a key, without its quotes."""
     return _join(key)[1:-1].decode()
 
 
@@ -148,10 +148,10 @@ def new_id() -> str:
 def check_new(
     event: object, message_id: object, max_attempts: object = None, limit: int | None = None, key: object = None
 ) -> None:
-    """Refuse what a caller may not put into a new envelope: ``limit`` is the largest ``max_attempts``, if there is one.
+    """Validate the arguments for a new envelope. ``limit`` is the largest allowed ``max_attempts``.
 
     Raises:
-        ConfigurationError: Says which argument is wrong, and what it should be.
+        ConfigurationError: Names the invalid argument and the requirement.
     """
     names: list[tuple[str, object, int]] = [("event", event, MAX_NAME), ("id", message_id, MAX_NAME)]
     if key is not None:
@@ -168,8 +168,8 @@ def check_new(
 
 
 def to_payload(envelope: Envelope) -> dict[str, Any]:
-    """Return the JSON object to store. What equals its default is left out, except ``attempt``."""
-    # The key stands where the scripts look for it, and its ticket behind it.
+    """Return the JSON object to store. Default values are left out, except ``attempt``."""
+    # The scripts expect the key directly after the version, and the ticket after the key.
     ordered = {key: value for key in ("key", "ticket") if (value := getattr(envelope, key)) is not None}
     payload: dict[str, Any] = {
         "v": VERSION,
@@ -201,17 +201,17 @@ def to_payload(envelope: Envelope) -> dict[str, Any]:
 
 
 def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
-    """Return the envelope that ``payload`` is.
+    """Return the envelope in ``payload``.
 
     Args:
         payload: The decoded JSON object of an entry.
-        entry_id: The entry's id in its stream: the message's id if the writer gave it none.
+        entry_id: The entry id, used as message id if the payload has none.
 
     Raises:
-        EnvelopeError: It is none, or one that this release cannot understand.
+        EnvelopeError: It is not an envelope, or its version is unknown.
     """
     get = payload.get
-    if get("v") != VERSION:  # True == 1, and harmless
+    if get("v") != VERSION:  # True == 1 is accepted
         raise EnvelopeError(_version_error(get("v")))
     event = get("event")
     if type(event) is not str or not 0 < len(event) <= MAX_NAME:
@@ -237,20 +237,20 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
 
 
 def split_raw(raw: bytes) -> dict[str, Any]:
-    """Return the keys of a stored message, each with its undecoded value."""
+    """Return the keys of a stored message with their undecoded values."""
     parts: dict[str, Any] = _read_parts(raw)
     return parts
 
 
 def encode_raw(payload: Mapping[str, Any]) -> bytes:
-    """Return the bytes to store: of what was read it takes everything back, however deep or large."""
+    """Encode a stored message again. Undecoded values are kept unchanged, at any depth and size."""
     return _join(payload)
 
 
 def next_attempt(
     payload: Mapping[str, Any], envelope: Envelope, *, group: str, entry_id: str, failed_ms: int
 ) -> dict[str, Any]:
-    """Return the payload of the attempt after this one. Keys of others are kept, the wait is over by then."""
+    """Return the payload of the next attempt. Unknown keys are kept; delays and reservations are removed."""
     following = same_attempt(payload, envelope, group=group, entry_id=entry_id)
     following["attempt"] = envelope.attempt + 1
     if envelope.first_attempt is not None:
@@ -264,10 +264,10 @@ def next_attempt(
 def same_attempt(
     payload: Mapping[str, Any], envelope: Envelope, *, group: str, entry_id: str, reserved: bool = False
 ) -> dict[str, Any]:
-    """Return the payload of this very attempt, to be stored elsewhere and come back later for this group.
+    """Return the payload of the same attempt, to be delivered again later to this group.
 
-    It names the entry that is acknowledged for it. Equal messages are one in a set, and two entries are never equal.
-    A turn that was booked is void: it will be over by then. ``reserved`` says that another one is.
+    ``from_entry`` makes the payload unique, because a sorted set stores equal payloads once. An earlier rate-limit
+    reservation is removed, because it will have expired; ``reserved`` marks a new one.
     """
     later = dict(payload)
     for key in ("delay_until_ms", "reserved", "reserved_ms", "unknown_since_ms"):
@@ -281,14 +281,14 @@ def same_attempt(
 
 
 def with_key_first(payload: Mapping[str, Any], envelope: Envelope, *, group: str, entry_id: str) -> dict[str, Any]:
-    """Return the payload of a message with a key that another program wrote, as ``emit`` would have written it."""
+    """Return the payload of a message with a key from another program, in the key order that ``emit`` writes."""
     first = {"v": VERSION, "key": envelope.key}
     rest = {key: value for key, value in payload.items() if key not in {"v", "key", "ticket"}}
     return first | rest | {"id": envelope.id, "group": group, "from_entry": entry_id}
 
 
 def replayed(payload: Mapping[str, Any], *, group: str) -> dict[str, Any]:
-    """Return the payload of a dead message with all its attempts, for the group it died in."""
+    """Return the payload of a replayed dead letter for a group, with the attempt reset to 1."""
     again = {key: value for key, value in payload.items() if key not in _OF_ONE_LIFE}
     again["attempt"] = 1
     again["group"] = group
@@ -303,7 +303,7 @@ _RARE_NUMBERS = (
 
 
 def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
-    """Read the keys that only few messages have."""
+    """Read the keys that few messages have."""
     get = payload.get
     for key in _RARE_NUMBERS:
         value = get(key)
@@ -314,7 +314,7 @@ def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
         setattr(envelope, key, value)
     until = get("delay_until_ms")
     if until is not None:
-        if type(until) not in {int, float} or not -_LARGEST <= until <= _LARGEST:  # true for no NaN either
+        if type(until) not in {int, float} or not -_LARGEST <= until <= _LARGEST:  # also rejects NaN
             raise EnvelopeError(BAD_NUMBER)
         envelope.delay_until_ms = int(until)
     group = get("group")

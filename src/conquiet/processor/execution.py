@@ -1,11 +1,11 @@
-"""What becomes of one message: a straight list of decisions. The engine calls it as its executor.
+"""Run one message: a straight list of decisions. This is the executor of the engine.
 
     read the envelope ─▶ for this group? ─▶ due? ─▶ known event? ─▶ paused? ─▶ rate? ─▶ limiter? ─▶ run ─▶ decide
             │                  │              │          │            │          │          │
-       DeadLetter         Acknowledge       Defer   see ``unknown``  Moved      Moved     Defer, if we stop
+       DeadLetter         Acknowledge       Defer   see ``unknown``  Moved      Moved     Defer, if stopping
 
-Nothing is carried out here, except what only the server can decide (parking, the rate limit): the step that decides on
-the server also moves the message there. Everything else is a settlement that ``settler`` carries out.
+This module carries out no settlement, except where only the server can decide (parking, the rate limit): the script
+that decides also moves the message. ``settler`` carries out all other settlements.
 
 See docs/decisions/0013.
 """
@@ -13,7 +13,6 @@ See docs/decisions/0013.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from conquiet.core import causation, tracing
@@ -23,6 +22,7 @@ from conquiet.core.seen_ids import SeenIds
 from conquiet.core.settlement import (
     ACKNOWLEDGE,
     MOVED,
+    Acknowledge,
     DeadLetter,
     Defer,
     KeepPending,
@@ -65,21 +65,21 @@ _EXHAUSTED = "it was delivered too often without being settled: the workers that
 
 
 class Execution:
-    """Decides about messages for one host.
+    """Runs messages for one host and returns their settlements.
 
     Args:
-        group: Our consumer group.
+        group: The consumer group.
         runners: Handlers by event.
         keys: Keys by stream.
-        pauses: What is paused.
+        pauses: Tracks paused streams and events.
         settler: Parks, reserves rates, and carries settlements out.
         emitter: For ``ctx.emit``.
-        jobs: Where states are kept, if they are.
-        settings: The processor's.
-        clock: The server's.
-        cancels: Which jobs are to be cancelled.
-        results: Keeps how jobs ended, where it is asked for.
-        foreign: Holds entries that are no messages while it is open whether the stream is ours.
+        jobs: Records job states. None if they are not kept.
+        settings: Settings of the processor.
+        clock: The server's clock.
+        cancels: Finds cancellation requests.
+        results: Writes results of jobs that keep them.
+        foreign: Settles undecodable entries.
     """
 
     handles_malformed = True
@@ -98,7 +98,7 @@ class Execution:
         clock: ServerClock,
         cancels: CancelWatch,
         results: ResultWriter,
-        foreign: ForeignGuard | None = None,
+        foreign: ForeignGuard,
     ) -> None:
         self.group = group
         self._runners = runners
@@ -118,67 +118,74 @@ class Execution:
         self._reported = SeenIds()
         batched = {event: runner for event, runner in runners.items() if isinstance(runner, BatchHandlerRunner)}
         self.batching: Batching | None = BatchExecution(self, batched, cancels, pauses, jobs) if batched else None
-        self._leases: LeaseManager | None = None
         self._traced = TracedRun(self._invoke, group)
 
-    # ------------------------------------------------------------ the executor
-
     def execute(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
-        """Run the handler of the message's event and return what becomes of the message."""
-        return start_in_context(self._execute(message, leases))
+        """Run the handler of the message's event and return the settlement."""
+        envelope = self.decode(message)
+        if not isinstance(envelope, Envelope):
+            return self.refuse(message, envelope)
+        runner = self._runners.get(envelope.event)
+        if (
+            runner is None
+            or runner.is_limited
+            or envelope.key is not None
+            or envelope.delay_until_ms is not None
+            or message.delivery_count != 1
+            or self._cancels.requested_in
+            or self._pauses.exist
+            or tracing.active is not None
+        ):
+            return start_in_context(self._execute(message, leases, envelope, runner))
+        return start_in_context(self._invoke(message, leases, envelope, runner))
 
-    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
-        """Dead-letter what was delivered too often: it kills the workers that run it."""
-        self._leases = leases
+    def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:  # noqa: ARG002
+        """Dead-letter a message that was delivered too often: it kills the workers that run it."""
         try:
             message.decoded = envelope = from_payload(message.data, entry_id=message.id)
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not to come back
+        except Exception:  # noqa: BLE001 - an undecodable message must be dead-lettered too
             envelope = None
         if envelope is not None and envelope.group not in {None, self.group}:
-            return ACKNOWLEDGE  # another group's retry, which a dead letter of ours would bring back for us
+            return ACKNOWLEDGE  # another group's retry: a replay of a dead letter would deliver it to this group
         return DeadLetter(Reason.DELIVERIES_EXHAUSTED.value, note=_EXHAUSTED)
 
     def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:  # noqa: ARG002
-        """Dead-letter an entry that is not JSON in one field ``data``, as it stands."""
-        return self._unless_foreign(message, DeadLetter(Reason.MALFORMED.value, note=message.malformed))
+        """Dead-letter the raw fields of an entry that is not JSON in one field ``data``."""
+        return self._foreign.decide(message, DeadLetter(Reason.MALFORMED.value, note=message.malformed))
 
-    async def store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
-        """Carry a settlement out; see ``Executor``."""
+    async def store(
+        self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter, leases: LeaseManager
+    ) -> Settlement | None:
+        """Store a message, or cancel its job if that was requested; see ``Executor``."""
         settle = self._settler.settle if tracing.active is None else self._settle_traced
         if not await settle(message, settlement):
-            await self._cancel_instead(message)
-            return
+            return await self._canceller.cancel(message, leases)
         if isinstance(settlement, DeadLetter) and message.decoded is not None:
             reason = type(settlement.failure).__name__ if settlement.failure is not None else settlement.reason
             await self._results.ended(self._keys[message.stream], message.decoded, DEAD, reason)
         runner = None if message.decoded is None else self._runners.get(message.decoded.event)
         if runner is not None and settlement.failure is not None:
             runner.count(message.stream, "retry" if isinstance(settlement, RetryLater) else "dead")
+        return None
 
     async def _settle_traced(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> bool:
-        assert tracing.active is not None  # noqa: S101 - else it is not called
+        assert tracing.active is not None  # noqa: S101 - checked by the caller
         name = settlement_name(settlement)
         with tracing.active.settle("redis", message.stream, operation=name, message_id=message.id):
             return await self._settler.settle(message, settlement)
 
-    # ------------------------------------------------------------ the decisions
-
     async def _execute(  # noqa: PLR0911 - one way out per decision
-        self, message: RuntimeMessage, leases: LeaseManager
+        self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner | None
     ) -> Settlement:
-        envelope = self.decode(message)
-        if not isinstance(envelope, Envelope):
-            return envelope
+        """Run a message that needs more checks than the fast path of ``execute``."""
         if (envelope.key is not None or envelope.delay_until_ms is not None) and (
-            early := await self._too_early(message, envelope)
+            early := await self.too_early(message, envelope)
         ):
             return early
-        self._leases = leases
         if message.delivery_count != 1 or self._cancels.requested_in:
             cancelled = await self.cancelled(message, leases)
             if cancelled is not None:
                 return cancelled
-        runner = self._runners.get(envelope.event)
         if runner is None:
             return await self._unknown(message, envelope)
         if runner.rate is not None or (
@@ -191,30 +198,30 @@ class Execution:
         if runner.limiter is None:
             return await run(message, leases, envelope, runner)
         if not await runner.limiter.acquire():
-            return Defer()  # we stop, and it has not started: to the end of the stream, for any other host
+            return Defer()  # stopping before it started: moved to the end of the stream, for another host
         try:
             return await run(message, leases, envelope, runner)
         finally:
             runner.limiter.release()
 
-    async def admit(self, message: RuntimeMessage, envelope: Envelope) -> Envelope | Settlement:
-        """Return the envelope of a message of a batch that is to be run now, or what becomes of it."""
-        return await self._too_early(message, envelope) or envelope
-
-    def decode(self, message: RuntimeMessage) -> Envelope | Settlement:
-        """Return the envelope of a message, or what becomes of a message that has none for this group."""
+    def decode(self, message: RuntimeMessage) -> Envelope | Acknowledge | DeadLetter:
+        """Return the envelope of a message. If it has none for this group, return the settlement for ``refuse``."""
         try:
             message.decoded = envelope = from_payload(message.data, entry_id=message.id)
         except EnvelopeError as error:
-            return self._unless_foreign(message, DeadLetter(Reason.NOT_AN_ENVELOPE.value, error, error.reason))
-        if self._foreign is not None and message.stream not in self._foreign.ours:
+            return DeadLetter(Reason.NOT_AN_ENVELOPE.value, error, error.reason)
+        if message.stream not in self._foreign.ours:
             self._foreign.accept(message.stream)
         if envelope.group is not None and envelope.group != self.group:
-            return ACKNOWLEDGE  # another group's retry; ours has dealt with this message
+            return ACKNOWLEDGE  # another group's retry: this group has already settled the message
         return envelope
 
-    async def _too_early(self, message: RuntimeMessage, envelope: Envelope) -> Settlement | None:
-        """Return what becomes of a message whose key has another turn now, or whose delay is not over."""
+    async def refuse(self, message: RuntimeMessage, settlement: Acknowledge | DeadLetter) -> Settlement:
+        """Return the settlement of a message that has no envelope for this group."""
+        return settlement if isinstance(settlement, Acknowledge) else await self._foreign.decide(message, settlement)
+
+    async def too_early(self, message: RuntimeMessage, envelope: Envelope) -> Settlement | None:
+        """Return the settlement of a message that must wait for its key or its delay. None if it may run."""
         if envelope.key is not None and not await self._has_turn(message, envelope):
             return MOVED
         if envelope.delay_until_ms is not None and envelope.delay_until_ms > self._clock.now_ms():
@@ -222,7 +229,7 @@ class Execution:
         return None
 
     async def parked(self, message: RuntimeMessage, envelope: Envelope, leases: LeaseManager) -> Settlement | None:
-        """Park a message of a batch whose event is paused. None if it is to be run."""
+        """Park a message if its event is paused. Return None if it may run."""
         if not self._pauses.is_event_paused(message.stream, envelope.event):
             return None
         step = await self._settler.park(message, envelope)
@@ -231,23 +238,22 @@ class Execution:
         return MOVED if step is Step.MOVED else None
 
     async def cancelled(self, message: RuntimeMessage, leases: LeaseManager) -> Settlement | None:
-        """Cancel the job of a message of a batch, if that was asked for. None if it is to be run."""
-        self._leases = leases
+        """Cancel the job of a message if that was requested. Return None if it may run."""
         if self._cancels.must_check(message) and await self._cancels.is_requested(self._keys[message.stream], message):
             return await self._canceller.cancel(message, leases)
         return None
 
     def begin(self, messages: Sequence[RuntimeMessage]) -> None:
-        """Note that messages of a batch run. One that is to be cancelled meanwhile is not: others run with it."""
+        """Record that messages of a batch run. A cancellation requested during a batch takes effect after it."""
         self._cancels.running.update(dict.fromkeys(messages))
 
     def abandon(self, messages: Sequence[RuntimeMessage]) -> None:
-        """Note that messages of a batch do not run any more: the worker ends."""
+        """Record that messages of a batch no longer run, because the worker ends."""
         for message in messages:
             self._cancels.running.pop(message, None)
 
     async def end(self, message: RuntimeMessage, failure: Exception | None, leases: LeaseManager) -> Settlement | None:
-        """Note that a message of a batch has been run; return what becomes of it if it was to be cancelled."""
+        """Record the end of a message of a batch. Return its settlement if cancellation was requested."""
         self._cancels.running.pop(message, None)
         if failure is None:
             if message.cancel_requested:
@@ -257,7 +263,7 @@ class Execution:
         return await self._canceller.cancel(message, leases) if is_asked and not message.acknowledged else None
 
     async def keep_result(self, message: RuntimeMessage, envelope: Envelope) -> None:
-        """Write that a message of a batch has succeeded, without a value, if something waits for it."""
+        """Write the success of a message of a batch, without a value, if its result is kept."""
         if envelope.keep_result_ms is not None:
             await self._results.succeeded(self._keys[message.stream], envelope, None)
 
@@ -291,7 +297,7 @@ class Execution:
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             failure = error
         finally:
-            del running[message]  # from here on a request comes too late to cancel the task
+            del running[message]  # later requests no longer cancel the task
         if failure is None:
             if message.cancel_requested:
                 await self._cancels.finish(self._keys[message.stream], message)
@@ -303,27 +309,20 @@ class Execution:
                 story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=caused)
                 await self._jobs.record_soon(self._keys[message.stream], envelope, JobState.SUCCEEDED, story)
             runner.done[message.stream] += 1
-            message.raw, message.decoded = b"", None  # it may wait for its acknowledgement a while without them
+            message.raw, message.decoded = b"", None  # free memory: the acknowledgement may take a while
             return ACKNOWLEDGE
         try:
             if (message.cancel_requested or isinstance(failure, JobCancelledError)) and not message.acknowledged:
                 return await self._canceller.cancel(message, leases)
             return await self.failed(message, envelope, runner, failure)
         finally:
-            # Its traceback refers to this frame: a cycle, and work for the garbage collector.
+            # Its traceback refers to this frame: break the reference cycle.
             del failure
-
-    async def _cancel_instead(self, message: RuntimeMessage) -> None:
-        """Cancel a job whose message was to be stored elsewhere. Raises what prevents it: the message stays pending."""
-        assert self._leases is not None  # noqa: S101 - it was executed, or exhausted
-        settlement = await self._canceller.cancel(message, self._leases)
-        if settlement.failure is not None:
-            raise settlement.failure
 
     async def failed(
         self, message: RuntimeMessage, envelope: Envelope, runner: HandlerRunner, failure: Exception
     ) -> Settlement:
-        """Return what becomes of a message whose attempt has failed."""
+        """Return the settlement of a message after a failed attempt."""
         state: JobState | None = None
         settlement: Settlement
         if message.acknowledged:
@@ -331,10 +330,11 @@ class Execution:
             runner.count(message.stream, "failed_after_ack")
             state, settlement = JobState.DEAD, KeepPending(failure)
         elif isinstance(failure, InfrastructureError):
-            # Not the message's fault: no attempt is charged. The engine releases the entry and pauses.
+            # Server unavailable: no attempt is charged. The engine releases the entry and pauses.
             state, settlement = JobState.WAITING, Release(failure)
         elif isinstance(failure, MessageInProgressError):
-            # Another run of the message is not over: charged, it could be dead-lettered while that commits.
+            # Another run of the message has not ended. If this one were charged, the message could be dead-lettered
+            # while the other run commits.
             state, settlement = JobState.WAITING, KeepPending(failure)
         else:
             allowed = runner.attempts_of(envelope)
@@ -344,7 +344,7 @@ class Execution:
         return settlement
 
     async def _has_turn(self, message: RuntimeMessage, envelope: Envelope) -> bool:
-        """True if the message is its key's holder. One that did not come through ``emit`` joins the line of its key."""
+        """Return True if the message holds its key. A message not written by ``emit`` joins the queue of its key."""
         if envelope.ticket is None:
             await self._settler.join_key(message, envelope)
             return False
@@ -352,7 +352,7 @@ class Execution:
         return True
 
     async def _unknown(self, message: RuntimeMessage, envelope: Envelope) -> Settlement:
-        """Return what becomes of a message whose event has no handler here."""
+        """Return the settlement of a message with an event that has no handler in this process."""
         settlement = decide_unknown(
             self._settings.unknown_on(message.stream),
             grace_s=self._settings.unknown_grace_s,
@@ -375,9 +375,9 @@ class Execution:
         return settlement
 
     async def _park_or_reserve(self, message: RuntimeMessage, envelope: Envelope, rate: RateLimit | None) -> Step:
-        """Leave the message if its event is not paused and it may start now under its event's rate limit.
+        """Return LEFT if the event is not paused and the rate limit allows the start now.
 
-        A reservation that was missed (a pause, all hosts down) is void.
+        A missed reservation (a pause, all hosts down) has expired.
         """
         if self._pauses.is_event_paused(message.stream, envelope.event):
             step = await self._settler.park(message, envelope)
@@ -388,11 +388,3 @@ class Execution:
         if envelope.reserved and not rate.has_expired(envelope.reserved_ms, now_ms=self._clock.now_ms()):
             return Step.LEFT
         return await self._settler.reserve_rate(message, envelope, rate)
-
-    def _unless_foreign(self, message: RuntimeMessage, settlement: DeadLetter) -> Settlement:
-        """Keep an entry pending while it is open whether its stream is a processor's."""
-        if self._foreign is None:
-            return settlement
-        later = partial(self._settler.settle, message, settlement)
-        is_held = self._foreign.must_hold(message.stream, message.id, later)
-        return KeepPending(settlement.failure) if is_held else settlement

@@ -1,11 +1,11 @@
-"""Read entries of other programs as messages of a processor. Pure.
+"""Read entries of other programs as messages of a Processor. Pure.
 
-    one field data, a JSON object with the key v    a message of a processor: read as always
-    anything else                                   decode(fields) ──▶ {"event": …, "data": {…}} or with "id", too
+    one field data, a JSON object with the key v    an envelope: decoded as usual
+    anything else                                   decode(fields) ──▶ {"event": …, "data": {…}}, optionally with "id"
 
-A processor writes retries, delayed messages and replays into the same stream as envelopes, so both kinds stand there
-side by side. A message without an id gets the id of its entry and a digest of its fields: the inbox recognises it
-whatever ``decode`` returns the second time.
+A Processor writes retries, delayed messages and replays into the same stream as envelopes, so the stream holds both
+kinds. A message without an id gets the entry id and a digest of its fields as id, so that the inbox recognises it even
+if ``decode`` returns something else the second time.
 
 See docs/decisions/0040.
 """
@@ -20,10 +20,10 @@ from conquiet.queue.codec import decode_fields
 
 
 class EnvelopeFormat(EntryFormat):
-    """Reads envelopes, and what a function makes of other entries."""
+    """Reads envelopes, and other entries with the user's ``decode`` function."""
 
     def read(self, entry_id: str, fields: Sequence[bytes], *, max_bytes: int) -> tuple[dict[str, Any], bytes]:
-        """Return the envelope and its bytes; see ``EntryFormat.read``."""
+        """Return the envelope and its bytes. See ``EntryFormat.read``."""
         try:
             own = decode_fields(fields, max_bytes=max_bytes)
         except CodecError:

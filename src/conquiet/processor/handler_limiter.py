@@ -1,6 +1,6 @@
-"""Limits how many runs of one handler are active, first come, first served. No I/O.
+"""Limit the concurrent runs of one handler, in FIFO order. No I/O.
 
-A semaphore would start waiting runs one after the other while the engine stops; this one refuses them.
+A semaphore would start waiting runs while the engine stops; this limiter rejects them.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ class HandlerLimiter:
     """Limits concurrent runs.
 
     Args:
-        count: Most runs at once.
-        is_stopping: True once nothing is to be started. It is called when a run ends; ``cancel_waiters`` is for runs
-            that would wait longer.
+        count: Maximum number of concurrent runs.
+        is_stopping: Returns True once nothing may start. It is called when a run ends. ``cancel_waiters`` rejects
+            waiting runs before that.
     """
 
     def __init__(self, count: int, is_stopping: Callable[[], bool]) -> None:
@@ -23,7 +23,7 @@ class HandlerLimiter:
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     async def acquire(self) -> bool:
-        """Wait for a place. True if there is one, which must be released; False if the engine stops."""
+        """Wait for a slot. Return True with a slot, which must be released, or False if the engine stops."""
         if self._is_stopping():
             return False
         if self._free:
@@ -35,11 +35,11 @@ class HandlerLimiter:
             return await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled() and granted.result():
-                self.release()  # granted in the same iteration
+                self.release()  # granted in the same iteration of the loop
             raise
 
     def release(self) -> None:
-        """Return a place; the run that has waited longest gets it."""
+        """Release a slot. The run that has waited longest gets it."""
         if self._is_stopping():
             self.cancel_waiters()
         while self._waiting:
@@ -50,7 +50,7 @@ class HandlerLimiter:
         self._free += 1
 
     def cancel_waiters(self) -> None:
-        """Refuse all waiting runs."""
+        """Reject all waiting runs."""
         while self._waiting:
             granted = self._waiting.popleft()
             if not granted.done():

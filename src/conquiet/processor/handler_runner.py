@@ -1,4 +1,4 @@
-"""How a handler is called: its limits, its middlewares, awaited or in a thread. Put together once, at the start."""
+"""Call a handler with its limits and middlewares, awaited or in a thread. Assembled once, at the start."""
 
 import asyncio
 import contextvars
@@ -15,8 +15,7 @@ from conquiet.core.redaction import printable
 from conquiet.errors import HandlerTimeoutError, InfrastructureError, MessageInProgressError
 from conquiet.metrics.registry import PROCESSOR_OUTCOMES_TOTAL, PROCESSOR_TIMEOUTS_TOTAL
 from conquiet.metrics.safety import count
-from conquiet.processor.context import JobContext, SyncJobContext
-from conquiet.processor.emitter import Emitter
+from conquiet.processor.context import JobContext, JobEmitter, SyncJobContext
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_limiter import HandlerLimiter
 from conquiet.processor.middleware import Middleware, wrapped
@@ -29,19 +28,20 @@ logger = FactLogger(__name__)
 
 
 class HandlerRunner:
-    """One event's handler, ready to be called.
+    """Calls the handler of one event.
 
     Args:
-        settings: The handler as it was registered.
-        middlewares: What runs around it, outermost first.
-        executor: Where plain functions run.
-        is_stopping: True once no run is to be begun any more.
-        max_attempts_limit: Most attempts that a message may ask for beyond the policy; None: not one more.
+        settings: The registered handler.
+        middlewares: Middlewares around it, outermost first.
+        executor: Returns the thread pool for plain functions.
+        is_stopping: Returns True once no handler may start.
+        max_attempts_limit: See ``ProcessorSettings.max_attempts_limit``.
 
     Attributes:
-        is_async: True if the handler is awaited, and not run in a thread.
-        limiter: To be acquired before ``invoke`` if the handler has a concurrency of its own, else None.
-        done: Successes by stream since the last ``flush_counts``: the one outcome that must cost next to nothing.
+        is_async: True if the handler is awaited, False if it runs in a thread.
+        is_limited: True if the handler has a rate or a concurrency limit.
+        limiter: Acquire it before ``invoke``. None if the handler has no concurrency limit.
+        done: Successes by stream since the last ``flush_counts``. Counted separately, because successes must be cheap.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class HandlerRunner:
         self._timeout_s = settings.timeout_s
         self._is_stopping = is_stopping
         self.limiter = None if settings.concurrency is None else HandlerLimiter(settings.concurrency, is_stopping)
+        self.is_limited = self.rate is not None or self.limiter is not None
         self.is_async = is_async(settings.function)
         self._mark_cancelled = cancellation_of(settings.function)
         self._executor = executor
@@ -68,18 +69,20 @@ class HandlerRunner:
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.done: defaultdict[str, int] = defaultdict(int)
 
-    def invoke(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter, stream: str) -> Awaitable[object]:
-        """Return what to await: the handler within its time. Raises what it raises, or ``HandlerTimeoutError``."""
+    def invoke(
+        self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter, stream: str
+    ) -> Awaitable[object]:
+        """Return an awaitable that runs the handler. It raises the handler's error or ``HandlerTimeoutError``."""
         most = self.retry.max_attempts if envelope.max_attempts is None else self.attempts_of(envelope)
         ctx = JobContext(envelope, delivery, emitter, most)
         enter(ctx)
-        # Most handlers have no limit: one layer of awaiting less is a tenth of what a no-op costs.
+        # Most handlers have no timeout. Skipping one layer of await saves a tenth of the cost of a no-op.
         return self._call(ctx) if self._timeout_s is None else self._within_time(ctx, self._timeout_s, stream)
 
-    async def mark_cancelled(self, envelope: Envelope, delivery: MessageContext, emitter: Emitter) -> bool:
+    async def mark_cancelled(self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter) -> bool:
         """Write where the handler writes its effect that the job is cancelled. False if the effect is there already.
 
-        A handler without a database has nothing to write: what it did not return from has had no effect.
+        A handler without a database writes nothing: unless it returned, its job has not succeeded.
         """
         if self._mark_cancelled is None:
             return True
@@ -90,7 +93,7 @@ class HandlerRunner:
         return bool(await loop.run_in_executor(self._executor(), self._mark_cancelled, SyncJobContext.of(ctx, loop)))
 
     def attempts_of(self, envelope: Envelope) -> int:
-        """Return how many attempts a message has in total. Warns of the first that asks for more than it gets."""
+        """Return the total number of attempts of a message. Log the first message that requests more than allowed."""
         own = envelope.max_attempts
         allowed = allowed_attempts(own, self.retry, self._max_attempts_limit)
         if own is not None and own > allowed and not self._reported_bound:
@@ -107,11 +110,11 @@ class HandlerRunner:
         return allowed
 
     def count(self, stream: str, outcome: str) -> None:
-        """Count what became of one attempt, unless it is done; ``flush_counts`` hands it on."""
+        """Count the outcome of an attempt other than a success. ``flush_counts`` passes it to the metrics."""
         self._counts[stream, outcome] += 1
 
     def flush_counts(self) -> None:
-        """Give the counts to the metrics. Once a second is enough, and a tenth of the cost of once per message."""
+        """Pass the counts to the metrics. Once a second costs a tenth of once per message."""
         counts, self._counts = self._counts, defaultdict(int)
         done, self.done = self.done, defaultdict(int)
         counts.update({(stream, "done"): number for stream, number in done.items()})
@@ -119,7 +122,7 @@ class HandlerRunner:
             count(PROCESSOR_OUTCOMES_TOTAL, stream, self.event, outcome, n=number)
 
     def cancel_waiters_if_stopping(self) -> None:
-        """Refuse runs that wait for the limiter once the processor stops."""
+        """Reject runs that wait for the limiter once the processor stops."""
         if self.limiter is not None and self._is_stopping():
             self.limiter.cancel_waiters()
 
@@ -134,17 +137,17 @@ class HandlerRunner:
             async with asyncio.timeout(timeout_s) as limit:
                 return await call()
         except TimeoutError as error:
-            if not limit.expired():  # the handler's own
+            if not limit.expired():  # raised by the handler
                 raise
             count(PROCESSOR_TIMEOUTS_TOTAL, stream, self.event, "cancelled")
             raise self._timed_out("was cancelled") from error
 
     async def _watched(self, called: Awaitable[Any], timeout_s: float, stream: str, message_id: str) -> Any:
-        """Run a plain function and say when it is late. It is waited for all the same.
+        """Run a plain function, log if it exceeds its timeout, and wait for its end.
 
-        A thread cannot be killed. Trying the message again beside it would be the very thing this library
-        exists to prevent, so the message stays with its thread, leased, until that ends. If it
-        succeeds late, it has succeeded; if it fails late, it has timed out. What it decides itself holds, late or not.
+        A thread cannot be killed. Starting a second run while the thread is still running would duplicate the effect,
+        so the message stays leased until the thread ends. A late success is a success; a late failure is a timeout. A
+        late ``Reject``, ``Retry``, ``InfrastructureError`` or ``MessageInProgressError`` is raised unchanged.
         """
         call = asyncio.ensure_future(called)
         try:

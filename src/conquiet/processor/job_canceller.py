@@ -1,4 +1,4 @@
-"""Cancels the job of a message that is to be cancelled and does not run.
+"""Cancel the job of a message with a cancellation request when its handler is not running.
 
 See docs/decisions/0046.
 """
@@ -22,15 +22,15 @@ logger = FactLogger(__name__)
 
 
 class JobCanceller:
-    """Decides between the effect of a job and its cancellation, and records which it was.
+    """Decides whether a job succeeded or was cancelled, and records the outcome.
 
     Args:
         keys: Keys by stream.
         runners: Handlers by event.
-        emitter: For the context that a handler's transaction is opened with.
+        emitter: For the context that opens a handler's transaction.
         cancels: Settles the message on the server.
-        jobs: Where states are kept, if they are.
-        results: Keeps how jobs ended, where it is asked for.
+        jobs: Records job states. None if they are not kept.
+        results: Writes results of jobs that keep them.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class JobCanceller:
         self._results = results
 
     async def cancel(self, message: RuntimeMessage, leases: LeaseManager) -> Settlement:
-        """Cancel the job. What it has committed is not undone.
+        """Cancel the job. Committed effects are not undone.
 
-        The database decides first, where there is one: a worker that was thought dead may commit the effect until then.
+        With a database, the database decides first: until then a worker that was presumed dead may commit the effect.
         """
         envelope: Envelope = message.decoded
         keys = self._keys[message.stream]

@@ -1,14 +1,14 @@
-"""The state of every job, if ``job_ttl_s`` is set. A view, not the truth.
+"""The state of every job, if ``job_ttl_s`` is set. An informational copy: the streams are authoritative.
 
     waiting ─┐                        ┌─▶ succeeded
-    delayed ─┴─▶ running ─────────────┼─▶ failed ──▶ running …     (it waits for its next attempt)
+    delayed ─┴─▶ running ─────────────┼─▶ failed ──▶ running …     (waits for its next attempt)
                                       ├─▶ dead                     (no attempt is left)
-    any but the ends ─────────────────┴─▶ cancelled
+    any state that is not final ──────┴─▶ cancelled
 
-The truth is in the streams: a state is written after the fact, with others in one round trip. A state that cannot be
-written is logged and fails no message. A finished job is forgotten after its time; one that is not finished stays. So
-final states are retried: without one a job would be shown as running without end. Other states are not retried, because
-a late write would reopen a finished job.
+A state is written after the fact, batched with others in one round trip. A state that cannot be written is logged and
+fails no message. A finished job expires after ``job_ttl_s``; an unfinished job stays. Final states are retried:
+without one a job would be shown as running indefinitely. Other states are not retried, because a late write would
+reopen a finished job.
 
 See docs/decisions/0016.
 """
@@ -32,6 +32,8 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import Arg, script
 from conquiet.redis_transport.client import AsyncClient, SyncClient
+from conquiet.redis_transport.client_commands import command
+from conquiet.redis_transport.replies import as_mapping
 
 logger = FactLogger(__name__)
 
@@ -43,7 +45,7 @@ _PURGE_EVERY_S = 60.0
 
 
 class JobState(Enum):
-    """The states there are; the order is that of ``jobs.lua``."""
+    """The states of a job, in the order that ``jobs.lua`` uses."""
 
     WAITING = "waiting"
     DELAYED = "delayed"
@@ -60,12 +62,12 @@ _ENDS = {_NUMBER[JobState.SUCCEEDED], _NUMBER[JobState.DEAD], _NUMBER[JobState.C
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What is kept with the state of a job: how it came to it.
+    """The history that is stored with the state of a job.
 
     Attributes:
         envelope: The message, with its failed attempts and its cause.
-        duration_s: How long its last attempt ran, if it is known.
-        caused: What its handler has emitted.
+        duration_s: Duration of the last attempt, if known.
+        caused: Messages that its handler emitted.
     """
 
     envelope: Envelope
@@ -73,7 +75,7 @@ class Story:
     caused: Sequence[MessageRef] | None = None
 
     def encode(self) -> bytes:
-        """Return the story as JSON; empty if there is none."""
+        """Return the history as JSON. Empty if there is none."""
         cause = read_cause(self.envelope.headers)
         facts = {
             "failures": self.envelope.failures,
@@ -93,15 +95,15 @@ NewState = tuple[str, str, int, JobState]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job as far as it is known.
+    """The recorded state of one job.
 
     Attributes:
-        id: The message's id.
+        id: Message id.
         event: Its event.
-        state: Where it stands.
-        attempt: Which attempt that was.
-        error_type: Class of the last failure, empty if there was none.
-        times_ms: When it last came into each state it has been in.
+        state: Current state.
+        attempt: Number of the attempt.
+        error_type: Class of the last failure. Empty if there was none.
+        times_ms: When it last entered each of its states.
     """
 
     id: str
@@ -114,7 +116,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Some ids of jobs in a state, and where to go on; ``cursor`` 0 means that all were seen."""
+    """A page of job ids in a state, and the next cursor. 0 means that this is the last page."""
 
     ids: tuple[str, ...]
     cursor: int
@@ -133,10 +135,10 @@ class _Note:
 
 
 class JobRecorder:
-    """Writes states, many at a time.
+    """Writes job states in batches.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         ttl_s: How long a finished job is kept.
     """
 
@@ -151,7 +153,7 @@ class JobRecorder:
     async def record(
         self, keys: Keys, envelope: Envelope, state: JobState, failure: BaseException | None = None
     ) -> None:
-        """Write a state; returns when it is written, or was found impossible to write. Never raises for the latter."""
+        """Write a state and return when it is written or has failed. Never raises if Redis is unavailable."""
         described = describe(failure, store_text=False)
         await self.record_all(
             keys,
@@ -169,22 +171,22 @@ class JobRecorder:
         only_new: bool = False,
         story: bytes = b"",
     ) -> None:
-        """Write the states of several jobs: id, event, attempt, state. ``only_new`` leaves known jobs alone."""
+        """Write the states of several jobs: id, event, attempt, state. ``only_new`` skips known jobs."""
         for job in jobs:
             self._due.add(_noted(keys, job, error_type, only_new=only_new, story=story))
         await self._due.drain()
 
     async def record_soon(self, keys: Keys, envelope: Envelope, state: JobState, story: Story | None = None) -> None:
-        """Write a final state soon, with others. Waits only if too many are due."""
+        """Queue a final state for the next batch. Waits only if too many are due."""
         job = (envelope.id, envelope.event, envelope.attempt, state)
         self._due.add(_noted(keys, job, "", only_new=False, story=b"" if story is None else story.encode()))
         if len(self._due) > _MOST_DUE:
             await self._due.drain()
 
     async def purge(self, keys: Keys) -> None:
-        """Remove some finished jobs from the index whose time is over, about once a minute. Never raises.
+        """Remove some expired jobs from the index, about once a minute. Never raises.
 
-        Writing a state does that, too, but maybe none is written any more.
+        Needed because the index is otherwise trimmed only when a state is written.
         """
         now = time.monotonic()
         if now - self._purged_at.get(keys, 0.0) < _PURGE_EVERY_S:
@@ -193,13 +195,13 @@ class JobRecorder:
         await self._write(keys, ())
 
     def retry_failed(self) -> None:
-        """Write the final states again that could not be written, unless that was a moment ago."""
+        """Retry final states that could not be written, unless the last attempt was less than a second ago."""
         if self._failed and time.monotonic() - self._failed_at >= _PAUSE_S:
             self._requeue_failed()
             self._due.flush_soon()
 
     async def drain(self) -> None:
-        """Return when nothing is due any more. What cannot be written now is given up."""
+        """Write all due states. States that cannot be written are logged and dropped."""
         self._requeue_failed()
         await self._due.drain()
         for note in self._failed:
@@ -233,7 +235,7 @@ class JobRecorder:
 
 
 def record_new(client: SyncClient, keys: Keys, jobs: Sequence[NewState], *, ttl_s: float) -> None:
-    """Write the states of jobs that are not known yet, without asyncio. Never raises for want of the server."""
+    """Write the states of unknown jobs, without asyncio. Never raises if Redis is unavailable."""
     notes = [_noted(keys, job, "", only_new=True) for job in jobs]
     for start in range(0, len(notes), _BATCH):
         batch = notes[start : start + _BATCH]
@@ -259,24 +261,24 @@ def _command(keys: Keys, notes: Sequence[_Note], ttl_ms: int) -> tuple[list[str]
 
 
 def log_dropped(keys: Keys, count: int, error: str) -> None:
-    """Log that states were not written, which is all that comes of it."""
+    """Log that states were not written. The messages are not affected."""
     logger.warning("job states not written", stream=printable(keys.stream), jobs=count, error=error)
 
 
 class Jobs:
-    """Answers where jobs stand.
+    """Reads job states.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
     """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def get(self, stream: str, job_id: str) -> Job | None:
-        """Return one job, or None if it is not known (any more)."""
-        reply = await script("hash").call(self._client, (keys_of(stream).job(job_id),), (), stream=stream)
-        facts = {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
+        """Return one job, or None if it is unknown or has expired."""
+        reply = await command(self._client, "HGETALL", keys_of(stream).job(job_id), stream=stream)
+        facts = {name.decode(): value.decode() for name, value in as_mapping(reply).items()}
         if not facts:
             return None
         return Job(
@@ -289,19 +291,19 @@ class Jobs:
         )
 
     async def count(self, stream: str) -> dict[JobState, int]:
-        """Return how many jobs are in each state."""
+        """Return the number of jobs by state."""
         keys = keys_of(stream)
         names = [keys.jobs(state.value) for state in JobState]
         reply = await script("counts").call(self._client, names, (), stream=stream)
         return dict(zip(JobState, reply, strict=True))
 
     async def list(self, stream: str, state: JobState, *, cursor: int = 0, limit: int = 100) -> JobPage:
-        """Return about ``limit`` ids in a state. A job that stays in it is on one of the pages; order is not kept."""
+        """Return about ``limit`` ids in a state, in no order. A job that stays in the state is on one of the pages."""
         if not isinstance(state, JobState):
             raise ConfigurationError("state must be a JobState")
         require_positive("limit", limit)
         if cursor != 0:
             require_positive("cursor", cursor)
-        names = (keys_of(stream).jobs(state.value),)
-        following, pairs = await script("scan").call(self._client, names, (int(cursor), limit), stream=stream)
+        name = keys_of(stream).jobs(state.value)
+        following, pairs = await command(self._client, "ZSCAN", name, int(cursor), "COUNT", limit, stream=stream)
         return JobPage(tuple(job_id.decode() for job_id in pairs[::2]), int(following))

@@ -1,4 +1,4 @@
-"""Where the order by key of a stream stands, and the repair of keys whose holder was removed by hand.
+"""Statistics of per-key ordering, and repair of keys that lost their current message by hand.
 
 See docs/decisions/0050.
 """
@@ -14,16 +14,16 @@ from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient
 
 _MOST_READ = 100_000
-"""Messages that one search for stuck keys may read: the server does nothing else meanwhile."""
+"""Maximum number of messages read by one search for stuck keys, because the search blocks the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLine:
-    """A key with messages that wait for it.
+    """A key with waiting messages.
 
     Attributes:
         key: The key.
-        waiting: Messages behind its holder.
+        waiting: Messages behind the holder of the key.
     """
 
     key: str
@@ -32,13 +32,13 @@ class KeyLine:
 
 @dataclass(frozen=True, slots=True)
 class OrderReport:
-    """Where the order by key of one stream stands.
+    """Statistics of the per-key ordering of one stream.
 
     Attributes:
         holders: Keys that have a message in the stream, pending, delayed or parked.
         waiting: Messages that wait behind them.
-        group: The consumer group whose settlements end turns; None if no message with a key was settled yet.
-        longest: The keys with the most messages waiting, longest first.
+        group: The consumer group that settles messages with a key. None if none was settled yet.
+        longest: The keys with the most waiting messages, longest first.
     """
 
     holders: int
@@ -51,7 +51,7 @@ class KeyOrder:
     """Inspects the order by key of one stream.
 
     Args:
-        client: A client without retries, such as ``clone_async`` makes. It stays the caller's.
+        client: A client without retries, as returned by ``clone_async``. The caller closes it.
         stream: The stream.
     """
 
@@ -60,7 +60,7 @@ class KeyOrder:
         self._keys = keys_of(stream)
 
     async def report(self, *, limit: int = 20) -> OrderReport:
-        """Return the numbers, and the ``limit`` longest lines."""
+        """Return the counts and the ``limit`` keys with the most waiting messages."""
         require_positive("limit", limit)
         keys = self._keys
         holders, group, waiting, lines = await script("order_facts").call(
@@ -70,7 +70,7 @@ class KeyOrder:
         return OrderReport(holders, waiting, group.decode(errors="backslashreplace") or None, longest)
 
     async def stuck(self) -> list[str]:
-        """Return the keys whose holder is gone: its entry was removed by XDEL, XTRIM, XACK or ZREM of another program.
+        """Return keys without a holder: another program removed its entry with XDEL, XTRIM, XACK or ZREM.
 
         Raises:
             ConfigurationError: There are too many messages to search in one step.
@@ -78,7 +78,7 @@ class KeyOrder:
         return await self._search("0")
 
     async def release_stuck(self) -> list[str]:
-        """Let those keys go on with their next message. Returns them. Raises as ``stuck``."""
+        """Start the next message of each stuck key. Return these keys. Raises as ``stuck``."""
         return await self._search("1")
 
     async def _search(self, release: str) -> list[str]:
@@ -98,5 +98,5 @@ class KeyOrder:
 
 
 def _decoded(key: bytes) -> str:
-    """Return a key as its producer wrote it; the scripts keep it as it stands in the JSON text."""
+    """Decode a key. The scripts store keys in their JSON encoding."""
     return msgspec.json.decode(b'"' + key + b'"', type=str)

@@ -1,8 +1,8 @@
-"""Names of everything the processor keeps beside a stream, all in the stream's own cluster slot. Pure.
+"""Names of the Redis keys that belong to a stream, all in the cluster slot of the stream. Pure.
 
-Redis Cluster hashes only what stands between the first ``{`` and the next ``}`` of a key, if there
-is anything. So ``{orders}:delayed`` lives where ``orders`` lives, and a stream that brings its own
-tag (``shop:{7}:orders``) only gets a suffix. One script may then touch all of them at once.
+Redis Cluster hashes only the text between the first ``{`` and the next ``}`` of a key, unless it is
+empty. So ``{orders}:delayed`` is in the slot of ``orders``, and a stream that has a hash tag
+(``shop:{7}:orders``) only gets a suffix. One script may then access all of these keys.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ class Keys:
     """The keys of one stream.
 
     Attributes:
-        stream: The stream itself.
-        delayed: Sorted set of messages that wait, by due time in milliseconds.
+        stream: The stream.
+        delayed: Sorted set of delayed messages, by due time in milliseconds.
         dead: Stream of dead letters.
-        paused: Hash of what is paused: ``*`` for the whole stream, else an event; the value is since when.
-        parked: Set of the events that have messages parked because of a pause.
-        order: Hash of the ticket of each key's holder; further names start with it. See ``lua/ordering.lua``.
-        wake: Stream of one entry that is replaced whenever hosts should look: an earlier due time, a pause.
-        base: What the names of the further keys start with.
+        paused: Hash of pauses: ``*`` for the whole stream, or an event; the value is the start of the pause.
+        parked: Set of events with messages that are parked because of a pause.
+        order: Hash of the ticket of each key's holder, and prefix of further keys. See ``lua/ordering.lua``.
+        wake: Stream with one entry, which is replaced to make hosts poll: an earlier due time, a pause.
+        base: Prefix of the other keys.
     """
 
     stream: str
@@ -37,13 +37,13 @@ class Keys:
     base: str
 
     def emitted(self, message_id: str) -> str:
-        """Return the key that exists as long as this id counts as emitted already."""
+        """Return the key that exists while this id counts as emitted."""
         return f"{self.base}:emitted:{message_id}"
 
     def debounce(self, event: str, name: str) -> str:
-        """Return the key that holds the waiting message of a debounced event.
+        """Return the key that holds the delayed message of a debounced event.
 
-        The length says where the event ends: both parts may have colons.
+        The length marks the end of the event, because both parts may contain colons.
         """
         return f"{self.base}:debounce:{len(event)}:{event}:{name}"
 
@@ -53,15 +53,15 @@ class Keys:
 
     @property
     def waiting_keys(self) -> str:
-        """Return the sorted set of the keys that have messages waiting, by their number."""
+        """Return the sorted set of keys with waiting messages, by their number."""
         return f"{self.order}:waiting"
 
     def waiting(self, key: str) -> str:
-        """Return the list of the messages that wait for a key; ``key`` as it stands in the JSON text."""
+        """Return the list of messages that wait for a key. ``key`` is in its JSON encoding."""
         return f"{self.order}:key:{key}"
 
     def rate(self, event: str) -> str:
-        """Return the key that holds the next free turn of a rate-limited event."""
+        """Return the key that holds the next free start of a rate-limited event."""
         return f"{self.base}:rate:{event}"
 
     def job(self, message_id: str) -> str:
@@ -69,12 +69,12 @@ class Keys:
         return f"{self.base}:job:{message_id}"
 
     def jobs(self, state: str) -> str:
-        """Return the sorted set of the ids of all jobs in a state, by the time they came into it."""
+        """Return the sorted set of the ids of all jobs in a state, by the time they entered it."""
         return f"{self.base}:jobs:{state}"
 
     @property
     def cancel(self) -> str:
-        """Return the hash of cancellations that a worker has to decide: entry id and group, and the job's id."""
+        """Return the hash of open cancellation requests: entry id and group, and the job id."""
         return f"{self.base}:cancel"
 
     def cancelled(self, message_id: str) -> str:
@@ -82,11 +82,11 @@ class Keys:
         return f"{self.base}:cancelled:{message_id}"
 
     def progress(self, message_id: str) -> str:
-        """Return the hash that holds what the handler of one job has reported last."""
+        """Return the hash that holds the last reported progress of one job."""
         return f"{self.base}:progress:{message_id}"
 
     def result(self, message_id: str) -> str:
-        """Return the stream of one entry that holds how one job has ended."""
+        """Return the stream with one entry that holds the result of one job."""
         return f"{self.base}:result:{message_id}"
 
 
@@ -94,8 +94,8 @@ def keys_of(stream: str) -> Keys:
     """Return the keys that belong to ``stream``.
 
     Raises:
-        ConfigurationError: The name is empty, or has braces that make no hash tag, so that no other
-            key can be made to share its slot.
+        ConfigurationError: The name is empty, or has braces that are not a hash tag, so that no other
+            key can share its slot.
     """
     require_text("stream", stream)
     base = slot_prefix(stream)

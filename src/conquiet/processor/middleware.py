@@ -1,7 +1,7 @@
-"""Code around every handler: ``async def middleware(ctx, call_next)``.
+"""Middlewares around every handler: ``async def middleware(ctx, call_next)``.
 
-The first one added is the outermost. One that does not await ``call_next(ctx)`` skips the handler, and the
-message counts as done; what it raises counts as the handler's failure.
+The first middleware added is the outermost. A middleware that does not await ``call_next(ctx)`` skips the handler, and
+the message counts as handled. An error that it raises counts as the handler's error.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ Middleware = Callable[[JobContext, Next], Awaitable[object]]
 
 
 def wrapped(handler: Next, middlewares: Sequence[Middleware]) -> Next:
-    """Return one callable that runs the middlewares and then the handler; without any, the handler itself."""
+    """Return a callable that runs the middlewares around the handler. Without middlewares: the handler itself."""
     call = handler
     for middleware in reversed(middlewares):
         call = _around(middleware, call)

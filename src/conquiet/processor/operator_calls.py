@@ -1,4 +1,4 @@
-"""What an operator asks a processor for: pauses, dead letters, where jobs stand."""
+"""Operator methods of a processor: pauses, dead letters, job states."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from conquiet.redis_transport.client import AsyncClient
 
 
 class OperatorCalls:
-    """The part of ``Processor`` that is for operators."""
+    """The operator methods of ``Processor``."""
 
     _client: AsyncClient
     _emitter: Emitter
@@ -22,7 +22,7 @@ class OperatorCalls:
     _streams: tuple[str, ...]
 
     async def pause(self, stream: str | None = None, *, event: str | None = None) -> bool:
-        """Pause a stream (the first one if none is named) or one event of it, on all hosts, until ``resume``."""
+        """Pause a stream (default: the first) or one event of it, on all hosts, until ``resume``."""
         return await self._pauses.pause(self._first_or(stream), event)
 
     async def resume(self, stream: str | None = None, *, event: str | None = None) -> bool:
@@ -30,7 +30,7 @@ class OperatorCalls:
         return await self._pauses.resume(self._first_or(stream), event)
 
     async def paused(self, stream: str | None = None) -> dict[str, int]:
-        """Return what is paused (``*`` is the whole stream) and since when, in milliseconds."""
+        """Return the pauses (``*`` is the whole stream) and their start times, in milliseconds."""
         return await self._pauses.paused(self._first_or(stream))
 
     def dead_letters(self, stream: str | None = None) -> DeadLetters:
@@ -38,7 +38,7 @@ class OperatorCalls:
         return DeadLetters(self._client, self._first_or(stream))
 
     def job(self, job_id: str, *, stream: str | None = None) -> JobHandle:
-        """Return a job by its id, to wait for its result or to see its progress. Sends nothing."""
+        """Return the handle of a job, to wait for its result or read its progress. Sends nothing."""
         return JobHandle(self._client, self._first_or(stream), require_text("id", job_id))
 
     async def emit_and_wait(
@@ -48,30 +48,30 @@ class OperatorCalls:
         *,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the word for it
+        id: str | None = None,  # noqa: A002 - the common name
         stream: str | None = None,
         max_attempts: int | None = None,
         key: str | None = None,
     ) -> Any:
-        """Emit one message and return what its handler returns, through all its attempts. Any worker may handle it.
+        """Emit one message, wait through all its attempts, and return the handler's result. Any worker may handle it.
 
-        An ``id`` that was emitted before is waited for and not emitted again.
+        If ``id`` was emitted before, the message is not emitted again, and its result is awaited.
 
         Args:
-            event: Picks the handler.
-            data: A JSON object, for the handler.
-            timeout_s: How long to wait. The job goes on after that: ``job(id).result()`` waits again.
+            event: Selects the handler.
+            data: A JSON object for the handler.
+            timeout_s: How long to wait. The job continues after that: ``job(id).result()`` waits again.
             keep_result_s: How long the result is kept after the end.
             id: Identity of the message; see ``emit``.
-            stream: Another stream than the first one.
-            max_attempts: Attempts in total, in place of the handler's setting. The worker bounds it by that setting,
-                or by its ``max_attempts_limit``.
-            key: Messages of one key run one at a time and in order: those ahead of it are waited for, too.
+            stream: The stream. Default: the first.
+            max_attempts: Total number of attempts, instead of the handler's setting. The worker limits it to that
+                setting, or to its ``max_attempts_limit``.
+            key: Messages of one key run one at a time and in order, so the wait includes earlier messages of the key.
 
         Raises:
             JobFailedError: The job is dead.
-            JobCancelledError: It was cancelled.
-            JobTimeoutError: It has not ended in time.
+            JobCancelledError: The job was cancelled.
+            JobTimeoutError: The job has not ended in time.
         """
         message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
         emitted = (await self._emitter.emit_many([message], stream=stream))[0]
@@ -79,7 +79,7 @@ class OperatorCalls:
 
     @property
     def jobs(self) -> Jobs:
-        """Where jobs stand, if ``job_ttl_s`` is set."""
+        """Job states, if ``job_ttl_s`` is set."""
         return Jobs(self._client)
 
     def _first_or(self, stream: str | None) -> str:

@@ -1,10 +1,10 @@
-"""Order by key: what a settlement must show, and the script that acknowledges a message and ends its key's turn.
+"""Order by key: acknowledge a message and start the next message of its key in one script.
 
     emit(key=k) ──▶ k has no holder ──▶ stream, with a ticket ──▶ run ──▶ finish: acknowledged, and
-                └─▶ k has one ──────▶ k's list ◀───────────────────────── the next of k enters the stream
+                └─▶ k has a holder ─▶ list of k ◀──────────────────────── the next of k enters the stream
 
-At most one message of a key is in the stream, pending, delayed or parked. There is no lock that could be left behind:
-a dead worker's entry is claimed like any other, and the key goes on with it.
+At most one message of a key is in the stream, pending, delayed or parked. No lock is used, so a crash leaves none:
+the entry of a killed worker is claimed like any other, and the key continues with it.
 
 See docs/decisions/0050.
 """
@@ -22,19 +22,19 @@ from conquiet.runtime.message import AckScript, RuntimeMessage
 logger = logging.getLogger(__name__)
 
 NO_TURN: Final = ("", "")
-"""The key and ticket of a message that has none, or keeps its turn."""
+"""The key and ticket of a message without a key, or of a message that keeps its key."""
 
 
 def turn_of(envelope: Envelope) -> tuple[str, str]:
-    """Return key and ticket as the scripts compare them."""
+    """Return key and ticket in the format of the scripts."""
     return NO_TURN if envelope.ticket is None or envelope.key is None else (envelope.key_text, str(envelope.ticket))
 
 
 class OrderOwnerCheck:
-    """Warns once per stream if another group owns its order by key.
+    """Logs a warning, once per stream, if another group owns its order by key.
 
     Args:
-        group: Our group.
+        group: The group of this processor.
     """
 
     def __init__(self, group: str) -> None:
@@ -42,7 +42,7 @@ class OrderOwnerCheck:
         self._reported: set[str] = set()
 
     def __call__(self, keys: Keys, found: Poll) -> None:
-        """Check what a poll has found."""
+        """Check the result of a poll."""
         owner = found.order_group
         if owner is None or owner == self._group or keys.stream in self._reported:
             return
@@ -58,11 +58,11 @@ class OrderOwnerCheck:
 
 
 class KeyedAcks:
-    """Lets messages with a key be acknowledged by a script that ends their key's turn in the same step.
+    """Selects a script for the acknowledgement of messages with a key. The script also releases the key.
 
     Args:
         group: The consumer group.
-        consumer_id: The engine's name in it: the script checks that the entry is still its own.
+        consumer_id: Name of the engine in it. The script checks that it still owns the entry.
     """
 
     def __init__(self, group: str, consumer_id: str) -> None:
@@ -70,7 +70,7 @@ class KeyedAcks:
         self._scripts: dict[str, AckScript] = {}
 
     def prepare(self, message: RuntimeMessage, envelope: Envelope, keys: Keys) -> None:
-        """Choose how the message is acknowledged. Sends nothing."""
+        """Set the acknowledgement script of the message. Sends nothing."""
         turn = turn_of(envelope)
         if turn is NO_TURN:
             return

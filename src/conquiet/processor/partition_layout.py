@@ -1,8 +1,8 @@
-"""The number of a stream's partitions, kept on the server, and its growth while workers run.
+"""The number of a stream's partitions, stored on the server, and its growth while workers run.
 
-    grow(32) ─▶ announced ─▶ every partition knows ─▶ 32 in use ─▶ no key at work where it was before ─▶ over
+    grow(32) ─▶ announced ─▶ every partition is marked ─▶ 32 in use ─▶ no key left in its old partition ─▶ finished
 
-Each step is one script on one slot and may be repeated: a growth that was cut off is ended by the next call.
+Each step is one script on one slot and may be repeated: the next call completes an interrupted growth.
 
 See docs/decisions/0051.
 """
@@ -17,15 +17,15 @@ from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient
 
 _MOST_KEYS = 100_000
-"""Keys that one check of a partition may read: the server does nothing else meanwhile."""
+"""Maximum number of keys read by one check of a partition, because the check blocks the server."""
 
 
 class PartitionLayout:
     """Reads and changes the number of partitions of one stream.
 
     Args:
-        client: A client without retries; it stays the caller's.
-        stream: The stream's name.
+        client: A client without retries. The caller closes it.
+        stream: Name of the stream.
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
@@ -34,17 +34,17 @@ class PartitionLayout:
         self._name = f"{keys_of(stream).base}:partitions"
 
     async def read(self) -> Layout:
-        """Return the number of partitions; one if the stream was never partitioned."""
+        """Return the number of partitions, 1 if the stream was never partitioned."""
         return read_layout(await self._call("partition_count"))
 
     async def grow(self, partitions: int) -> Layout:
-        """Grow to this number, unless there are as many. Workers notice it within seconds.
+        """Grow to this number of partitions. No effect if there are as many. Workers notice it within seconds.
 
-        Messages without a key go to the new partitions at once. A key moves to its new partition when it has no message
-        at work and none waiting in the old one, so that its order holds.
+        Messages without a key go to the new partitions immediately. A key moves to its new partition once it has no
+        running and no waiting message in the old one, so that its order holds.
 
         Raises:
-            ConfigurationError: The growth before is not over: keys are still at work where they were before it.
+            ConfigurationError: The previous growth is not finished: keys still have messages in their old partition.
         """
         require_partitions(partitions)
         while True:
@@ -59,7 +59,7 @@ class PartitionLayout:
                     "or waiting where they were before. Nothing was changed. Try again when those are done"
                 )
             await self._copy_pauses(before, after)
-            # The new ones first: what a partition sends away must find one that knows where it is.
+            # New partitions first: a message that is redirected must find a partition that is already marked.
             for index in [*range(before, after), *range(before)]:
                 keys = keys_of(partition_name(self._stream, index))
                 await script("partition_mark").call(self._client, (keys.order,), (after, index), stream=keys.stream)
@@ -67,7 +67,7 @@ class PartitionLayout:
             await self.finish_growth()
 
     async def finish_growth(self) -> bool:
-        """Declare a growth over if no key is at work where it was before it. True if none is under way any more."""
+        """Finish a growth if no key has messages in its old partition. Return True if no growth is under way."""
         layout = await self.read()
         if layout.following is not None:
             await self.grow(layout.following)
@@ -98,8 +98,8 @@ class PartitionLayout:
 
 
 async def partition_names(client: AsyncClient, stream: str) -> list[str]:
-    """Return the keys of a stream's partitions: the stream alone if it has no others."""
+    """Return the keys of a stream's partitions. Only the stream itself if it is not partitioned."""
     if "{" in stream or "}" in stream:
-        return [stream]  # its partitions could not have hash tags of their own
+        return [stream]  # a name with a hash tag cannot be partitioned
     layout = await PartitionLayout(client, stream).read()
     return [partition_name(stream, index) for index in range(layout.to_read)]

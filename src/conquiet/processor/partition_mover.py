@@ -1,8 +1,8 @@
-"""Takes messages to the partition that their key has moved to.
+"""Move messages to the partition that their key has moved to.
 
-Those are messages that became due, were replayed, or were emitted by a program that does not know of a growth. One host
+These are messages that became due, were replayed, or were emitted by a program that has not noticed a growth. One host
 at a time moves the messages of a partition, in order. They are added to the new partition once (a digest of the message
-is remembered there), and removed from the old one after that.
+is stored there), and then removed from the old one.
 
 See docs/decisions/0051.
 """
@@ -24,12 +24,12 @@ _REMEMBERED_MS = 24 * 60 * 60 * 1000
 
 
 class PartitionMover:
-    """Moves messages for one host; called with what each poll has found.
+    """Moves messages for one host. Called with the result of each poll.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         stream: Name of the partitioned stream.
-        layout: How many partitions it has.
+        layout: Its number of partitions.
     """
 
     def __init__(self, client: AsyncClient, stream: str, layout: PartitionLayout) -> None:
@@ -39,7 +39,7 @@ class PartitionMover:
         self._token = secrets.token_hex(8)
 
     async def __call__(self, keys: Keys, found: Poll) -> None:
-        """Move what is to be moved from this partition, as far as no other host does."""
+        """Move messages from this partition, unless another host does."""
         left = found.moving
         while left > 0:
             known, payloads = await script("moving_take").call(
@@ -53,7 +53,7 @@ class PartitionMover:
             left -= len(payloads)
 
     async def _move(self, payload: bytes, layout: Layout, old: Keys) -> None:
-        # If that partition has no message of the key either, it sends it on.
+        # If that partition has no message of the key either, it redirects the message.
         index = layout.place_after(_key_of(payload), index_of(self._stream, old.stream))
         new = keys_of(partition_name(self._stream, index))
         digest = hashlib.sha1(payload, usedforsecurity=False).hexdigest()

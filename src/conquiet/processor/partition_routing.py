@@ -1,4 +1,4 @@
-"""Choose the partition of each message, for emitters with and without asyncio. Rules and data; no I/O.
+"""Choose the partition of each message, for emitters with and without asyncio. No I/O.
 
 See docs/decisions/0051.
 """
@@ -17,7 +17,7 @@ _PER_MESSAGE = 4
 
 
 class Placed(NamedTuple):
-    """A message on its way: its place in the call, and the partition that has sent its key on."""
+    """A message to be sent: its position in the call, and the partition that redirected its key."""
 
     place: int
     message: NewMessage
@@ -25,13 +25,13 @@ class Placed(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a partition has done with the messages of one step.
+    """The reply of a partition to one step.
 
     Attributes:
-        step: The step with those messages alone that the partition has taken.
-        sent: What became of them.
-        places: Their places in the call.
-        moved: Messages whose keys belong to another partition by now.
+        step: The step, reduced to the accepted messages.
+        sent: Their results.
+        places: Their positions in the call.
+        moved: Redirected messages: their keys now belong to another partition.
     """
 
     step: ScriptCall
@@ -41,7 +41,7 @@ class Answers(NamedTuple):
 
 
 class PartitionRouter:
-    """Chooses partitions for one emitter, and remembers where keys have moved to."""
+    """Chooses partitions for one emitter, and remembers keys that have moved."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -51,7 +51,7 @@ class PartitionRouter:
 
     @property
     def layout(self) -> Layout | None:
-        """The layout that was read last; None if it has to be read again."""
+        """The last known layout. None if it must be read again."""
         is_old = time.monotonic() - self._read_at > _LAYOUT_AGE_S
         return None if is_old else self._layout
 
@@ -68,9 +68,9 @@ class PartitionRouter:
         return found
 
     def choose(self, key: str | None, message_id: str | None, sent_by: int | None, layout: Layout) -> int:
-        """Return the partition to ask first, or next after one that has sent the key on."""
+        """Return the first partition to try, or the next one after a partition that redirected the key."""
         if key is None:
-            # Whatever has an id has one place: a second one with it is found there.
+            # An id always maps to the same partition, so that a duplicate is detected there.
             self._next += 1
             return self._next % layout.count if message_id is None else partition_of(message_id, layout.count)
         if self._arrived.is_known(str(layout.count), key):
@@ -78,15 +78,15 @@ class PartitionRouter:
         return layout.place_after(key, sent_by)
 
     def note_sent_on(self, key: str, sent_by: int | None, layout: Layout) -> None:
-        """Remember that a partition has sent a key on, and that the layout has to be read again."""
+        """Record that a partition redirected a key. The layout is then read again."""
         self._layout = None
         if layout.previous is not None and partition_of(key, layout.previous) == sent_by:
-            # It has no message in the partition before the growth, and never gets one there again.
+            # The key has no message in its old partition and never gets one there again.
             self._arrived.add(str(layout.count), key)
 
 
 def asking(step: ScriptCall) -> ScriptCall:
-    """Return the step with messages that are due now only if their key has not moved."""
+    """Return the step with the condition that messages are added only if their key has not moved."""
     if step.script.name != "emit":
         return step
     args = list(step.args)
@@ -96,7 +96,7 @@ def asking(step: ScriptCall) -> ScriptCall:
 
 
 def read_answers(step: ScriptCall, reply: Sequence[Any], here: Sequence[Placed], index: int) -> Answers:
-    """Sort what a partition has answered."""
+    """Split the reply of a partition into accepted and redirected messages."""
     kept = [number for number, answer in enumerate(reply) if answer[:1] != b">"]
     moved = [placed._replace(sent_by=index) for placed, answer in zip(here, reply, strict=True) if answer[:1] == b">"]
     taken = step._replace(messages=[step.messages[number] for number in kept])

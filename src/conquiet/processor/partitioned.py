@@ -1,7 +1,7 @@
-"""A processor of one stream that is spread over partitions, and grows with it while it runs.
+"""A processor for one partitioned stream. It reads new partitions while it runs.
 
-Each set of partitions that is found has a ``Processor`` of its own: one at the start, one more after each growth. They
-share the handlers and one limit of concurrency.
+There is one ``Processor`` for the partitions at the start, and one more after each growth. They share the handlers and
+one concurrency limit.
 
 See docs/decisions/0051.
 """
@@ -41,24 +41,24 @@ from conquiet.runtime.settings import RuntimeSettings
 logger = logging.getLogger(__name__)
 
 _REFRESHES = 2
-"""Periods of ``refresh_s`` between two looks at the number of partitions."""
+"""Periods of ``refresh_s`` between two reads of the number of partitions."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PartitionedProcessor:
-    """Runs a handler per event for one stream over many partitions; see ``Processor`` for what it promises.
+    """Runs a handler per event for one stream with many partitions. The guarantees of ``Processor`` apply.
 
-    Order by key holds, also while the number of partitions grows.
+    Order by key holds, even while the number of partitions grows.
 
     Args:
-        redis: A ``redis.asyncio.Redis`` or ``redis.Redis``. It stays as it is; connections of our own are opened.
+        redis: A ``redis.asyncio.Redis`` or ``redis.Redis``. Separate connections to the same server are opened.
         stream: Name of the stream.
-        partitions: Partitions at least. A stream that has fewer grows at the start; more than these are used as well.
-        concurrency: Most handlers at once on this host, over all partitions. With batch handlers it holds for each set
-            of partitions: between a growth and the next restart there are two.
+        partitions: Minimum number of partitions. A stream with fewer grows at the start; further partitions are used.
+        concurrency: Maximum number of concurrent handlers on this host, over all partitions. With batch handlers the
+            limit applies to each set of partitions: between a growth and the next restart there are two.
         group: The consumer group.
-        consumer_id: Our name in it; made from host and process id if left out.
+        consumer_id: Name of this consumer in it. Default: derived from host name and process id.
         settings: The processor's settings.
         runtime: The engine's settings.
     """
@@ -105,7 +105,7 @@ class PartitionedProcessor:
 
     @takes_keywords_of(Processor.handler)
     def handler(self, event: str, **options: Any) -> Callable[[F], F]:
-        """Register the decorated function for an event; options as ``Processor.handler``."""
+        """Register the decorated function for an event. Options as for ``Processor.handler``."""
         self._lifecycle.require_new("handlers")
         self._has_batches = self._has_batches or options.get("batch") is not None
 
@@ -121,7 +121,7 @@ class PartitionedProcessor:
         self._setup.append(lambda processor: processor.add_middleware(middleware))
 
     def on(self, event: str, callback: Callback) -> None:
-        """Subscribe to the engines' events before the start; see ``runtime.Consumer.on``."""
+        """Subscribe to the events of the engines before the start; see ``runtime.Consumer.on``."""
         self._lifecycle.require_new("callbacks")
         self._callbacks.append((event, callback))
 
@@ -132,8 +132,6 @@ class PartitionedProcessor:
         self._callbacks.remove((event, callback))
         for processor in self._running.values():
             processor.off(event, callback)
-
-    # ------------------------------------------------------------ the life
 
     async def run(self) -> None:
         """Process until ``stop()``. New partitions are read within twice ``refresh_s`` after a growth.
@@ -161,7 +159,7 @@ class PartitionedProcessor:
                 raise result
 
     async def _supervise(self) -> None:
-        """Wait for the end, and look for growth meanwhile."""
+        """Wait for the stop and check for growth."""
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             while not self._stopping.is_set():
@@ -201,16 +199,16 @@ class PartitionedProcessor:
             self._cover(layout.to_read)
 
     def _cover(self, count: int) -> None:
-        """Start a processor for the partitions that have none."""
+        """Start a processor for partitions that have none."""
         streams = [partition_name(self._stream, index) for index in range(self._covered, count)]
         processor = Processor(self._redis, streams, **self._options)
-        if not self._has_batches:  # a middleware runs around one message: batch handlers refuse it
+        if not self._has_batches:  # middlewares are not allowed with batch handlers
             processor.add_middleware(self._limit)
         for register in self._setup:
             register(processor)
         for event, callback in self._callbacks:
             processor.on(event, callback)
-        processor._poll_listeners.append(PartitionMover(self._client, self._stream, self._layout))  # noqa: SLF001 - of one package
+        processor._poll_listeners.append(PartitionMover(self._client, self._stream, self._layout))  # noqa: SLF001 - same package
         self._covered = count
         self._running[asyncio.create_task(processor.run(), name=f"conquiet-partitions-{count}")] = processor
 
@@ -219,25 +217,25 @@ class PartitionedProcessor:
             return await call_next(ctx)
 
     def stop(self) -> None:
-        """Ask for the end; a second call forces. Safe in a signal handler."""
+        """Request the stop. A second call forces it. Safe in a signal handler."""
         self._lifecycle.stop()
         self._stopping.set()
         for processor in self._running.values():
             processor.stop()
 
     async def close(self) -> None:
-        """Close our connections."""
+        """Close the connections."""
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
 
     async def __aenter__(self) -> Self:
-        """Start in the background; return once the partitions are known and being opened."""
+        """Start in the background and return once the partitions are known and being opened."""
         self._background = asyncio.create_task(self.run())
         await wait_ready(self._background, self._ready)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop in order and close. An error that ended the processor is raised here."""
+        """Stop in order and close. Raise the error that ended the processor, if any."""
         self.stop()
         try:
             if self._background is not None:
@@ -247,7 +245,7 @@ class PartitionedProcessor:
 
     @property
     def status(self) -> Status:
-        """Where its life stands."""
+        """The lifecycle status."""
         return self._lifecycle.status
 
     @property
@@ -257,24 +255,22 @@ class PartitionedProcessor:
 
     @property
     def abandoned(self) -> int:
-        """Handlers that did not end within their grace period."""
+        """Handlers that did not end within the grace period."""
         return sum(processor.abandoned for processor in self._running.values())
 
     @property
     def partitions(self) -> int:
-        """Partitions that are read here."""
+        """Number of partitions that this processor reads."""
         return self._covered
 
     def health(self) -> Health:
-        """Report the state of the engine that is worst off, without a call to the server. Never raises."""
+        """Return the health of the first engine that is not ready, without a call to the server. Never raises."""
         states = [processor.health() for processor in self._running.values()]
         return next((state for state in states if not state.ready), states[0]) if states else NOT_STARTED
 
-    # ------------------------------------------------------------ messages and operators
-
     @takes_keywords_of(Emitter.emit)
     async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message: by its key, or to the partitions in turn; see ``PartitionedEmitter``."""
+        """Emit one message to the partition of its key, or round-robin; see ``PartitionedEmitter``."""
         return await self._emitter.emit(event, data, **options)
 
     async def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
@@ -283,14 +279,14 @@ class PartitionedProcessor:
 
     @takes_keywords_of(PartitionedEmitter.emit_and_wait)
     async def emit_and_wait(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """Emit one message and return what its handler returns, through all its attempts, from any partition.
+        """Emit one message, wait through all its attempts, and return the handler's result, from any partition.
 
-        Options and errors are those of ``Processor.emit_and_wait``, without ``stream``.
+        Options and errors as for ``Processor.emit_and_wait``, without ``stream``.
         """
         return await self._emitter.emit_and_wait(event, data, **options)
 
     def job(self, job_id: str) -> PartitionedJobHandle:
-        """Return a job by its id, to wait for its result or to see its progress. Sends nothing."""
+        """Return the handle of a job, to wait for its result or read its progress. Sends nothing."""
         return self._emitter.job(job_id)
 
     @property

@@ -1,7 +1,7 @@
-"""The dead letters of all partitions of a stream, as those of one.
+"""The dead letters of all partitions of a stream, with the interface of ``DeadLetters``.
 
-Each partition has dead letters of its own, with ids of its own: two partitions may give the same id within one
-millisecond. What names a dead letter by its id then means both.
+Each partition assigns its dead-letter ids independently: two partitions may assign the same id within one millisecond.
+A call with such an id then applies to both dead letters.
 
 See docs/decisions/0051.
 """
@@ -17,11 +17,11 @@ from conquiet.redis_transport.ids import parse_id
 
 
 class PartitionedDeadLetters:
-    """Looks at, replays and discards the dead letters of a stream, partitioned or not; see ``DeadLetters``.
+    """Inspects, replays and discards the dead letters of a stream, partitioned or not; see ``DeadLetters``.
 
     Args:
-        client: A client without retries; it stays the caller's.
-        stream: The stream's name. Each call finds out how many partitions it has.
+        client: A client without retries. The caller closes it.
+        stream: Name of the stream. Each call reads its number of partitions.
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
@@ -29,9 +29,9 @@ class PartitionedDeadLetters:
         self._stream = stream
 
     async def list(self, *, cursor: str | None = None, limit: int = 100, where: DeadFilter = EVERYTHING) -> DeadPage:
-        """Return up to ``limit`` dead letters from ``cursor`` on, oldest first; more if several have the last id.
+        """Return up to ``limit`` dead letters after ``cursor``, oldest first; more if several have the last id.
 
-        With a filter a page may hold fewer, even none, and still have a cursor.
+        With a filter, a page may hold fewer items, even none, and still have a cursor.
         """
         pages = [await one.list(cursor=cursor, limit=limit) for one in await self._partitions()]
         items = sorted((item for page in pages for item in page.items), key=_age)
@@ -43,7 +43,7 @@ class PartitionedDeadLetters:
         return DeadPage(tuple(item for item in shown if where.accepts(item)), last.id)
 
     async def show(self, dead_id: str) -> DeadMessage | None:
-        """Return one dead letter; None if it is gone."""
+        """Return one dead letter. None if it does not exist."""
         for one in await self._partitions():
             found = await one.show(dead_id)
             if found is not None:
@@ -51,7 +51,7 @@ class PartitionedDeadLetters:
         return None
 
     async def groups(self) -> Sequence[DeadGroup]:
-        """Return what they died of, most frequent first. Reads all of them, page by page."""
+        """Return the causes, most frequent first. Reads all dead letters, page by page."""
         found: dict[tuple[str, str], DeadGroup] = {}
         for one in await self._partitions():
             for group in await one.groups():
@@ -69,9 +69,9 @@ class PartitionedDeadLetters:
         to: str | None = None,
         on_progress: Callable[[ReplayReport], None] | None = None,
     ) -> ReplayReport:
-        """Return dead letters to the end of their partitions; a message with a key joins the line of its key.
+        """Return dead letters to the end of their partitions. A message with a key joins the queue of its key.
 
-        One partition after the other: ``rate_per_s`` holds for all of them, ``limit`` too.
+        Partitions are replayed one after the other: ``rate_per_s`` and ``limit`` apply to all of them together.
         """
         total = ReplayReport(0, 0, 0, 0, dry_run)
         for one in await self._partitions():
@@ -91,7 +91,7 @@ class PartitionedDeadLetters:
         return total
 
     async def discard(self, where: DeadFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
-        """Delete dead letters for good, ``limit`` of them at most. Returns how many (in a dry run: would be)."""
+        """Delete at most ``limit`` dead letters permanently. Return how many were (or would be) deleted."""
         deleted = 0
         for one in await self._partitions():
             left = None if limit is None else limit - deleted
@@ -101,11 +101,11 @@ class PartitionedDeadLetters:
         return deleted
 
     async def discard_ids(self, ids: Sequence[str]) -> int:
-        """Delete these dead letters for good, in one step for each partition. Returns how many there were."""
+        """Delete these dead letters permanently, in one step per partition. Return how many existed."""
         return sum([await one.discard_ids(ids) for one in await self._partitions()])
 
     async def count(self) -> int:
-        """Return how many there are."""
+        """Return the number of dead letters."""
         return sum([await one.count() for one in await self._partitions()])
 
     async def _partitions(self) -> Sequence[DeadLetters]:

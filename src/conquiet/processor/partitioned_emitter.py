@@ -1,7 +1,7 @@
-"""Emit to the partitions of a stream: by key, or in turn; with asyncio and without.
+"""Emit to the partitions of a stream, by key or round-robin, with and without asyncio.
 
-A message with a key asks the partition that has had the key so far. It is added there, or the answer is the number of
-partitions after a growth: then it goes to the key's new partition, and so do all later ones, without asking.
+A message with a key is first sent to the current partition of the key. It is added there, or the partition redirects it
+after a growth: then it is sent to the key's new partition, and later messages of the key are sent there directly.
 
 See docs/decisions/0051.
 """
@@ -26,18 +26,17 @@ from conquiet.processor.partitions import Layout, partition_name, read_layout, r
 from conquiet.processor.scripts import script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, AsyncClient, clone_sync
-from conquiet.redis_transport.confirmation import Confirmation
-from conquiet.redis_transport.confirmed import run_confirmed, run_confirmed_sync
+from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated, run_replicated_sync
 
 
 class PartitionedEmitter:
     """Emits to one partitioned stream.
 
     Args:
-        client: A client without retries, such as ``clone_async`` makes. It stays the caller's.
-        stream: The stream's name.
-        settings: Window of ids, chunk size, payload limit.
-        jobs: Writes job states, if they are kept.
+        client: A client without retries, as returned by ``clone_async``. The caller closes it.
+        stream: Name of the stream.
+        settings: Dedupe window, chunk size, payload limit.
+        jobs: Writes job states. None if they are not kept.
     """
 
     def __init__(
@@ -58,19 +57,19 @@ class PartitionedEmitter:
 
     @takes_keywords_of(Emitter.emit)
     async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message; options as ``Emitter.emit``, without ``stream`` and ``debounce``."""
+        """Emit one message. Options as for ``Emitter.emit``, without ``stream`` and ``debounce``."""
         _require_possible(options)
         replicas = options.pop("replicas", None)
         return (await self.emit_many([NewMessage(event, data, **options)], replicas=replicas))[0]
 
     async def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
-        """Emit many messages: those of one partition atomically per chunk, those of one key in order."""
-        how = self._settings.confirmation(replicas)
+        """Emit many messages, atomically per partition and chunk, and in order for each key."""
+        wait = self._settings.replica_wait(replicas)
         batch = _checked(messages)
         if tracing.active is None:
-            return await self._emit(batch, how)
+            return await self._emit(batch, wait)
         with tracing.active.send("redis", self._stream, count=len(batch)) as span:
-            return await self._emit(with_headers(batch, span.headers), how)
+            return await self._emit(with_headers(batch, span.headers), wait)
 
     async def emit_and_wait(
         self,
@@ -79,11 +78,11 @@ class PartitionedEmitter:
         *,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the word for it
+        id: str | None = None,  # noqa: A002 - the common name
         max_attempts: int | None = None,
         key: str | None = None,
     ) -> Any:
-        """Emit one message and return what its handler returns; see ``Processor.emit_and_wait``."""
+        """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``."""
         message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
         return await (await self.emit_job(message)).result(timeout_s=timeout_s)
 
@@ -94,32 +93,32 @@ class PartitionedEmitter:
         return PartitionedJobHandle(self._client, self._stream, emitted.id, place)
 
     def job(self, job_id: str) -> PartitionedJobHandle:
-        """Return a job by its id. Its result is looked for in all partitions, a second for each round."""
+        """Return the handle of a job. It queries all partitions for the result; one round takes at most a second."""
         return PartitionedJobHandle(self._client, self._stream, require_text("id", job_id))
 
-    async def _emit(self, messages: Sequence[NewMessage], how: Confirmation) -> list[Emitted]:
+    async def _emit(self, messages: Sequence[NewMessage], wait: ReplicaWait) -> list[Emitted]:
         waiting = [Placed(place, message) for place, message in enumerate(messages)]
         emitted: dict[int, Emitted] = {}
         while waiting:
             layout = await self._current()
             moved: list[Placed] = []
             for index, those in self._router.by_partition(waiting, layout).items():
-                moved += await self._send(index, those, emitted, how)
+                moved += await self._send(index, those, emitted, wait)
             for placed in moved:
                 self._router.note_sent_on(placed.message.key or "", placed.sent_by, layout)
             waiting = moved
         return [emitted[place] for place in sorted(emitted)]
 
     async def _send(
-        self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted], how: Confirmation
+        self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted], wait: ReplicaWait
     ) -> list[Placed]:
-        """Send to one partition; return the messages whose keys belong to another one by now."""
+        """Send to one partition. Return the redirected messages: their keys belong to another partition now."""
         moved: list[Placed] = []
         places = iter(messages)
         name = partition_name(self._stream, index)
         for step in map(asking, self._plans.steps([placed.message for placed in messages], name)):
-            if how.replicas:
-                reply = await run_confirmed(step.script, self._client, step.names, step.args, how, name)
+            if wait.replicas:
+                reply = await run_replicated(step.script, self._client, step.names, step.args, wait, name)
             else:
                 reply = await step.script.call(self._client, step.names, step.args, stream=name)
             answers = read_answers(step, reply, [next(places) for _ in step.messages], index)
@@ -137,11 +136,11 @@ class PartitionedEmitter:
 
 
 class SyncPartitionedEmitter:
-    """Emits to one partitioned stream from plain functions, by any number of threads; see ``SyncEmitter``.
+    """Emits to one partitioned stream from plain functions, in any number of threads; see ``SyncEmitter``.
 
     Args:
-        redis: A client of redis-py. It stays as it is; connections of our own are opened.
-        stream: The stream's name.
+        redis: A client of redis-py. Separate connections to the same server are opened.
+        stream: Name of the stream.
         settings: As for ``SyncEmitter``.
     """
 
@@ -162,12 +161,12 @@ class SyncPartitionedEmitter:
 
     def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
         """Emit many messages; see ``PartitionedEmitter.emit_many``."""
-        how = self._settings.confirmation(replicas)
+        wait = self._settings.replica_wait(replicas)
         batch = _checked(messages)
         if tracing.active is None:
-            return self._emit(batch, how)
+            return self._emit(batch, wait)
         with tracing.active.send("redis", self._stream, count=len(batch)) as span:
-            return self._emit(with_headers(batch, span.headers), how)
+            return self._emit(with_headers(batch, span.headers), wait)
 
     def emit_and_wait(
         self,
@@ -176,13 +175,13 @@ class SyncPartitionedEmitter:
         *,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the word for it
+        id: str | None = None,  # noqa: A002 - the common name
         max_attempts: int | None = None,
         key: str | None = None,
     ) -> Any:
-        """Emit one message and return what its handler returns; see ``Processor.emit_and_wait``.
+        """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``.
 
-        The calling thread waits, and holds one connection meanwhile.
+        The wait blocks the calling thread and holds one connection.
         """
         message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
         return self.emit_job(message).result(timeout_s=timeout_s)
@@ -194,11 +193,11 @@ class SyncPartitionedEmitter:
         return SyncPartitionedJobHandle(self._client, self._stream, emitted.id, place)
 
     def job(self, job_id: str) -> SyncPartitionedJobHandle:
-        """Return a job by its id. Its result is looked for in all partitions, a second for each round."""
+        """Return the handle of a job. It queries all partitions for the result; one round takes at most a second."""
         return SyncPartitionedJobHandle(self._client, self._stream, require_text("id", job_id))
 
     def close(self) -> None:
-        """Close our connections."""
+        """Close the connections."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -207,17 +206,17 @@ class SyncPartitionedEmitter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close our connections."""
+        """Close the connections."""
         self.close()
 
-    def _emit(self, messages: Sequence[NewMessage], how: Confirmation) -> list[Emitted]:
+    def _emit(self, messages: Sequence[NewMessage], wait: ReplicaWait) -> list[Emitted]:
         waiting = [Placed(place, message) for place, message in enumerate(messages)]
         emitted: dict[int, Emitted] = {}
         while waiting:
             layout = self._current()
             with self._routing:
                 chosen = self._router.by_partition(waiting, layout)
-            moved = [placed for index, those in chosen.items() for placed in self._send(index, those, emitted, how)]
+            moved = [placed for index, those in chosen.items() for placed in self._send(index, those, emitted, wait)]
             with self._routing:
                 for placed in moved:
                     self._router.note_sent_on(placed.message.key or "", placed.sent_by, layout)
@@ -225,14 +224,14 @@ class SyncPartitionedEmitter:
         return [emitted[place] for place in sorted(emitted)]
 
     def _send(
-        self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted], how: Confirmation
+        self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted], wait: ReplicaWait
     ) -> list[Placed]:
         moved: list[Placed] = []
         places = iter(messages)
         name = partition_name(self._stream, index)
         for step in map(asking, self._plans.steps([placed.message for placed in messages], name)):
-            if how.replicas:
-                reply = run_confirmed_sync(step.script, self._client, step.names, step.args, how, name)
+            if wait.replicas:
+                reply = run_replicated_sync(step.script, self._client, step.names, step.args, wait, name)
             else:
                 reply = step.script.call_sync(self._client, step.names, step.args, stream=name)
             answers = read_answers(step, reply, [next(places) for _ in step.messages], index)

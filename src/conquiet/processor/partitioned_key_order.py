@@ -1,4 +1,4 @@
-"""The order by key of all partitions of a stream, as that of one. A key is in one partition, except while it moves.
+"""The per-key ordering of all partitions of a stream. A key is in one partition, except while it moves.
 
 See docs/decisions/0051.
 """
@@ -14,8 +14,8 @@ class PartitionedKeyOrder:
     """Inspects the order by key of a stream, partitioned or not; see ``KeyOrder``.
 
     Args:
-        client: A client without retries; it stays the caller's.
-        stream: The stream's name. Each call finds out how many partitions it has.
+        client: A client without retries. The caller closes it.
+        stream: Name of the stream. Each call reads its number of partitions.
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
@@ -23,7 +23,7 @@ class PartitionedKeyOrder:
         self._stream = stream
 
     async def report(self, *, limit: int = 20) -> OrderReport:
-        """Return the numbers of all partitions together, and the ``limit`` longest lines."""
+        """Return the total counts of all partitions, and the ``limit`` keys with the most waiting messages."""
         reports = [await one.report(limit=limit) for one in await self._partitions()]
         lines: dict[str, int] = {}
         for line in (line for report in reports for line in report.longest):
@@ -37,11 +37,11 @@ class PartitionedKeyOrder:
         )
 
     async def stuck(self) -> list[str]:
-        """Return the keys whose holder is gone, in any partition. Raises as ``KeyOrder.stuck``."""
+        """Return keys without a holder, in any partition. Raises as ``KeyOrder.stuck``."""
         return [key for one in await self._partitions() for key in await one.stuck()]
 
     async def release_stuck(self) -> list[str]:
-        """Let those keys go on with their next message. Returns them. Raises as ``stuck``."""
+        """Start the next message of each stuck key. Return these keys. Raises as ``stuck``."""
         return [key for one in await self._partitions() for key in await one.release_stuck()]
 
     async def _partitions(self) -> Sequence[KeyOrder]:

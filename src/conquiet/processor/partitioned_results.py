@@ -1,8 +1,8 @@
-"""Wait for a job of a partitioned stream: its result lies in the partition in which the job has ended.
+"""Wait for a job of a partitioned stream. Its result is in the partition in which the job ended.
 
-A message without a key ends where it was emitted to. One with a key may be taken to another partition by a growth,
-while it waits for a retry. So after a growth, and for a job of which only the id is known, all partitions are asked in
-turn.
+A message without a key ends in the partition it was emitted to. A message with a key may be moved to another partition
+by a growth while it waits for a retry. So after a growth, and for a job with only a known id, all partitions are
+queried round-robin.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from conquiet.redis_transport.client import AsyncClient, SyncClient
 
 @dataclass(frozen=True, slots=True)
 class EmittedTo:
-    """Where a message was emitted to.
+    """The partition that a message was emitted to.
 
     Attributes:
         partition: Key of the partition.
-        can_move: It has a key.
-        layout: The partitions at that time; None if they have changed meanwhile.
+        can_move: True if the message has a key.
+        layout: The layout at that time. None if it has changed since.
     """
 
     partition: str
@@ -32,7 +32,7 @@ class EmittedTo:
     layout: Layout | None
 
     def streams(self, stream: str, layout: Layout) -> Sequence[str]:
-        """Return the partitions that may have the job now."""
+        """Return the partitions that may hold the job now."""
         is_growing = layout.previous is not None or layout.following is not None
         if self.can_move and (is_growing or layout != self.layout):
             return [partition_name(stream, index) for index in range(layout.to_read)]
@@ -46,7 +46,7 @@ class PartitionedJobHandle(JobHandle):
     """A job of a partitioned stream; see ``JobHandle``.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         stream: Name of the partitioned stream.
         job_id: The job's id.
         emitted_to: Where the job was emitted to, if that is known.
@@ -66,7 +66,7 @@ class SyncPartitionedJobHandle(SyncJobHandle):
     """``PartitionedJobHandle`` for code without asyncio.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         stream: Name of the partitioned stream.
         job_id: The job's id.
         emitted_to: Where the job was emitted to, if that is known.

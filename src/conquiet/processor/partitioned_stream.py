@@ -1,4 +1,4 @@
-"""The partitions of a stream as one: pause, resume, dead letters, backlog, growth.
+"""Operate on all partitions of a stream: pause, resume, dead letters, backlog, growth.
 
 See docs/decisions/0051.
 """
@@ -9,25 +9,26 @@ from dataclasses import dataclass
 from conquiet.core.replay_report import ReplayReport
 from conquiet.processor.dead_letters import DeadFilter, DeadGroup, DeadMessage
 from conquiet.processor.key_order import KeyOrder
+from conquiet.processor.keys import keys_of
 from conquiet.processor.partition_layout import PartitionLayout, partition_names
 from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 from conquiet.processor.partitions import Layout, require_stream_name
 from conquiet.processor.pauses import Pauses
-from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client_commands import commands
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionedBacklog:
-    """What the partitions of a stream hold together.
+    """The total backlog of all partitions of a stream.
 
     Attributes:
-        partitions: Their number.
-        entries: Entries in the streams, acknowledged ones that were not removed yet included.
-        waiting_by_key: Messages behind others of their key.
+        partitions: Number of partitions.
+        entries: Entries in the streams, including acknowledged entries that were not removed yet.
+        waiting_by_key: Messages that wait behind others of their key.
         delayed: Delayed messages and retries.
         dead: Dead letters.
-        by_partition: Entries of each.
+        by_partition: Entries of each partition.
     """
 
     partitions: int
@@ -39,11 +40,11 @@ class PartitionedBacklog:
 
 
 class PartitionedStream:
-    """Inspects and changes all partitions of a stream at once.
+    """Inspects and changes all partitions of a stream.
 
     Args:
-        client: A client without retries, such as ``clone_async`` makes. It stays the caller's.
-        stream: The stream's name.
+        client: A client without retries, as returned by ``clone_async``. The caller closes it.
+        stream: Name of the stream.
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
@@ -52,7 +53,7 @@ class PartitionedStream:
         self._layout = PartitionLayout(client, stream)
 
     async def layout(self) -> Layout:
-        """Return how many partitions there are."""
+        """Return the number of partitions."""
         return await self._layout.read()
 
     async def grow(self, partitions: int) -> Layout:
@@ -60,21 +61,21 @@ class PartitionedStream:
         return await self._layout.grow(partitions)
 
     async def names(self) -> list[str]:
-        """Return the keys of the partitions: ordinary streams."""
+        """Return the keys of the partitions, which are ordinary streams."""
         return await partition_names(self._client, self._stream)
 
     async def pause(self, event: str | None = None) -> bool:
-        """Pause all partitions, or one event of them, on all hosts. False if all were paused already."""
+        """Pause all partitions, or one event of them, on all hosts. Return False if all were already paused."""
         pauses = Pauses(self._client)
         return any([await pauses.pause(name, event) for name in await self.names()])
 
     async def resume(self, event: str | None = None) -> bool:
-        """End a pause. False if there was none."""
+        """End a pause. Return False if there was none."""
         pauses = Pauses(self._client)
         return any([await pauses.resume(name, event) for name in await self.names()])
 
     async def paused(self) -> dict[str, int]:
-        """Return what is paused in any partition, and since when (ms)."""
+        """Return the pauses of all partitions and their start times (ms)."""
         pauses = Pauses(self._client)
         found: dict[str, int] = {}
         for name in await self.names():
@@ -82,13 +83,13 @@ class PartitionedStream:
         return found
 
     async def backlog(self) -> PartitionedBacklog:
-        """Return what the partitions hold together."""
+        """Return the total backlog of the partitions."""
         lengths, waiting, delayed, dead = [], 0, 0, 0
         names = await self.names()
         for name in names:
-            length, in_set, dead_here = await script("partition_facts").call(
-                self._client, _facts_of(name), (), stream=name
-            )
+            keys = keys_of(name)
+            sizes = [("XLEN", name), ("ZCARD", keys.delayed), ("XLEN", keys.dead)]
+            length, in_set, dead_here = await commands(self._client, sizes, action="counting", stream=name)
             lengths.append(length)
             delayed += in_set
             dead += dead_here
@@ -109,7 +110,7 @@ class PartitionedStream:
         return found[:limit]
 
     async def dead_groups(self) -> Sequence[DeadGroup]:
-        """Return what the dead letters died of, most frequent first."""
+        """Return the causes of the dead letters, most frequent first."""
         return await self.all_dead_letters.groups()
 
     async def replay(self, where: DeadFilter, *, dry_run: bool = False) -> ReplayReport:
@@ -117,17 +118,10 @@ class PartitionedStream:
         return await self.all_dead_letters.replay(where, dry_run=dry_run)
 
     async def discard(self, where: DeadFilter, *, dry_run: bool = False) -> int:
-        """Delete dead letters for good. Returns how many (in a dry run: would be)."""
+        """Delete dead letters permanently. Return how many were (or would be) deleted."""
         return await self.all_dead_letters.discard(where, dry_run=dry_run)
 
     @property
     def all_dead_letters(self) -> PartitionedDeadLetters:
         """The dead letters of all partitions, with everything that ``DeadLetters`` offers."""
         return PartitionedDeadLetters(self._client, self._stream)
-
-
-def _facts_of(name: str) -> tuple[str, str, str]:
-    from conquiet.processor.keys import keys_of
-
-    keys = keys_of(name)
-    return keys.stream, keys.delayed, keys.dead

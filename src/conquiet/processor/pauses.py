@@ -1,8 +1,8 @@
-"""Pausing a stream, or one event of it, on all hosts at once. A pause is kept by the server: it survives restarts.
+"""Pause a stream, or one event of it, on all hosts. The server stores the pause, so it survives restarts.
 
-A paused stream is not read. Of a paused event the messages are read and parked, which keeps the other
-events of the stream going; they come back to the end of the stream when the pause is over. What is
-running goes on.
+A paused stream is not read. Messages of a paused event are read and parked, so that the other events of
+the stream continue. When the pause ends, they are returned to the end of the stream. Running handlers
+continue.
 
 See docs/decisions/0017.
 """
@@ -12,16 +12,17 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import require_event
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client_commands import command
 
 WHOLE_STREAM = "*"
 _UNPARK = 200
 
 
 class Pauses:
-    """Sets, ends and knows pauses.
+    """Sets, ends and tracks pauses.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
 
     Attributes:
         exist: False if nothing was paused at the last poll.
@@ -33,28 +34,28 @@ class Pauses:
         self._known: dict[str, frozenset[str]] = {}
 
     async def pause(self, stream: str, event: str | None = None) -> bool:
-        """Pause a stream, or one event of it. Returns False if it was paused already."""
+        """Pause a stream, or one event of it. Return False if it was already paused."""
         return await self._change("pause", stream, event)
 
     async def resume(self, stream: str, event: str | None = None) -> bool:
-        """End a pause. Returns False if there was none. Parked messages come back by and by."""
+        """End a pause. Return False if there was none. Parked messages are returned to the stream by the next polls."""
         return await self._change("resume", stream, event)
 
     async def paused(self, stream: str) -> dict[str, int]:
-        """Return what is paused, as the server has it: ``*`` for the whole stream or events, and since when (ms)."""
+        """Return the pauses on the server: ``*`` for the whole stream, or events, and their start times (ms)."""
         keys = keys_of(stream)
-        return read_pauses(await script("hash").call(self._client, (keys.paused,), (), stream=stream))
+        return read_pauses(await command(self._client, "HGETALL", keys.paused, stream=stream))
 
     def is_stream_paused(self, stream: str) -> bool:
-        """True if the stream was paused at the last poll."""
+        """Return True if the stream was paused at the last poll."""
         return WHOLE_STREAM in self._known.get(stream, ())
 
     def is_event_paused(self, stream: str, event: str) -> bool:
-        """True if the event was paused at the last poll."""
+        """Return True if the event was paused at the last poll."""
         return event in self._known.get(stream, ())
 
     async def on_poll(self, keys: Keys, found: Poll) -> None:
-        """Record what is paused, and return messages to the stream that are parked without a reason."""
+        """Record the pauses, and return messages to the stream if their event is no longer paused."""
         self._known[keys.stream] = frozenset(found.paused)
         self.exist = any(self._known.values())
         for event in found.parked - found.paused.keys():

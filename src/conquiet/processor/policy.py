@@ -1,9 +1,9 @@
-"""What becomes of a message after a failed attempt. Pure: facts in, a settlement out.
+"""Decide the settlement of a message after a failed attempt. Pure: facts in, a settlement out.
 
     may be retried, attempts left ────▶ settlement.RetryLater(delay_ms)
     anything else ────────────────────▶ settlement.DeadLetter(reason)
 
-A handler decides for itself by raising ``Retry`` or ``Reject``.
+A handler overrides the policy by raising ``Retry`` or ``Reject``.
 """
 
 import math
@@ -18,13 +18,13 @@ from conquiet.core.validation import require_positive, require_seconds, require_
 from conquiet.errors import ConfigurationError, ConquietError
 
 
-class Retry(Exception):  # noqa: N818 - not an error: it says what shall happen
-    """Raised by a handler: retry this message, whatever the handler's policy says about exceptions.
+class Retry(Exception):  # noqa: N818 - not an error but an instruction
+    """Raised by a handler to retry its message, regardless of ``retry_for`` and ``no_retry_for`` of the policy.
 
-    It counts as an attempt: past the last one the message goes to the dead letters.
+    It counts as an attempt: after the last attempt the message is dead-lettered.
 
     Args:
-        after_s: Seconds to wait; the policy's backoff if left out.
+        after_s: Delay in seconds. Default: the backoff of the policy.
     """
 
     def __init__(self, after_s: float | None = None) -> None:
@@ -32,11 +32,11 @@ class Retry(Exception):  # noqa: N818 - not an error: it says what shall happen
         self.after_s = None if after_s is None else require_seconds("after_s", after_s, zero_allowed=True)
 
 
-class Reject(Exception):  # noqa: N818 - the same
-    """Raised by a handler: dead-letter this message at once; it can never succeed.
+class Reject(Exception):  # noqa: N818 - not an error but an instruction
+    """Raised by a handler to dead-letter its message without further attempts, because it can never succeed.
 
     Args:
-        reason: Why. It is stored with the dead letter and shown: no payload in it.
+        reason: The reason. It is stored with the dead letter and displayed, so it must not contain the payload.
     """
 
     def __init__(self, reason: str) -> None:
@@ -45,9 +45,9 @@ class Reject(Exception):  # noqa: N818 - the same
 
 
 class HandlerCancelledError(ConquietError):
-    """A handler ended with a cancellation that the engine did not ask for: something it awaited was cancelled.
+    """A handler ended with a cancellation that the engine did not request: something it awaited was cancelled.
 
-    It stands for a failure like any other, so that ``retry_for=(Exception,)`` means it, too.
+    It is treated like any other exception, so ``retry_for=(Exception,)`` matches it.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Reason(Enum):
 
 
 LONGEST_MS = 2**52
-"""The longest time: a script's numbers are floats, and a server refuses what its clock cannot represent."""
+"""The longest duration: Lua numbers are floats, and the server rejects times that its clock cannot represent."""
 
 
 def milliseconds(seconds: float) -> int:
@@ -77,16 +77,16 @@ def milliseconds(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, how soon and after which exceptions a message is tried again.
+    """Number and delay of retries, and the exceptions that are retried.
 
     Attributes:
-        max_attempts: Attempts in total. 1, the default, is no retry.
-        backoff: Wait before the next attempt; ``factor=1`` keeps it fixed.
-        retry_for: Exceptions after which another attempt makes sense.
-        no_retry_for: Exceptions after which none does. Wins over ``retry_for``.
-        steps_aside: What a failed message that has a key does until its next attempt. False, the default, keeps its
-            key: the messages behind it wait, and order holds through retries. True lets them go first, and the
-            message joins the end of its key's line when it is due.
+        max_attempts: Total number of attempts. 1, the default, means no retry.
+        backoff: Delay before the next attempt. ``factor=1`` keeps it fixed.
+        retry_for: Exceptions that are retried.
+        no_retry_for: Exceptions that are not retried. Takes precedence over ``retry_for``.
+        steps_aside: Whether a failed message releases its key until its next attempt. False, the default, holds the
+            key: later messages of the key wait, and order holds through retries. True starts them first, and the
+            message is appended to the queue of its key when it is due.
     """
 
     max_attempts: int = 1
@@ -110,14 +110,14 @@ class RetryPolicy:
 
     @classmethod
     def fixed(cls, delay_s: float, *, max_attempts: int) -> "RetryPolicy":
-        """Return a policy that always waits the same time, without jitter."""
+        """Return a policy with a constant delay, without jitter."""
         return cls(max_attempts, Backoff(base_s=delay_s, factor=1.0, cap_s=delay_s, jitter=0.0))
 
     @classmethod
     def exponential(
         cls, base_s: float = 1.0, *, max_attempts: int, cap_s: float = 3_600.0, jitter: float = 0.5
     ) -> "RetryPolicy":
-        """Return a policy whose wait doubles up to ``cap_s``."""
+        """Return a policy with a delay that doubles up to ``cap_s``."""
         return cls(max_attempts, Backoff(base_s=base_s, factor=2.0, cap_s=cap_s, jitter=jitter))
 
 
@@ -129,13 +129,13 @@ def decide(
     max_attempts: int | None = None,
     rand: Callable[[], float] = random.random,
 ) -> settlement.RetryLater | settlement.DeadLetter:
-    """Return what becomes of a message whose attempt has ended.
+    """Return the settlement of a message after a failed attempt.
 
     Args:
-        error: What the handler raised.
-        attempt: Which attempt it was, from 1.
-        policy: The handler's.
-        max_attempts: The message's own number of attempts; it wins over the policy's.
+        error: The handler's error.
+        attempt: Number of the attempt, from 1.
+        policy: The policy of the handler.
+        max_attempts: Number of attempts of the message, which takes precedence over the policy.
         rand: Source of numbers in [0, 1), for the jitter.
     """
     max_attempts = policy.max_attempts if max_attempts is None else max_attempts
@@ -155,24 +155,24 @@ def decide(
 
 
 def allowed_attempts(own: int | None, policy: RetryPolicy, limit: int | None = None) -> int:
-    """Return how many attempts a message has.
+    """Return the total number of attempts of a message.
 
     Args:
-        own: The message's own number, which any producer may have written.
-        policy: The handler's; it holds for a message without a number, and bounds the others.
-        limit: A larger bound for messages with a number; None: the policy's.
+        own: The number in the message, which any producer may have written.
+        policy: The policy of the handler. It applies to messages without a number, and limits the others.
+        limit: A higher limit for messages with a number. None: the policy is the limit.
     """
     return policy.max_attempts if own is None else min(own, max(policy.max_attempts, limit or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """At most so many messages of an event start in a time, over all hosts.
+    """Maximum number of messages of an event that start per period, over all hosts.
 
     Attributes:
         count: Messages per ``per_s``, spread evenly.
-        per_s: That time, in seconds.
-        burst: How many may start at once after a quiet time.
+        per_s: The period, in seconds.
+        burst: How many may start together after an idle time.
     """
 
     count: int
@@ -190,22 +190,22 @@ class RateLimit:
         return max(1, round(min(self.per_s * 1_000_000 / min(self.count, LONGEST_MS), LONGEST_MS)))
 
     def has_expired(self, reserved_ms: int | None, *, now_ms: int) -> bool:
-        """True if a reserved start is over by more than a second, or by more than one interval where that is longer.
+        """Return True if a reserved start is past by more than a second, or one interval if that is longer.
 
-        Otherwise everything that was missed would start at once. A reservation without a time holds.
+        Without this, all missed messages would start together. A reservation without a time does not expire.
         """
         return reserved_ms is not None and now_ms > reserved_ms + max(1_000, self.interval_us // 1_000)
 
 
 def require_count(name: str, value: object) -> int:
-    """Return ``value`` if it is a count that a script can hold."""
+    """Return ``value`` if it is a count that a Lua number can hold."""
     if require_positive(name, value) > LONGEST_MS:
         raise ConfigurationError(f"{name} must be below 2**52")
     return require_positive(name, value)
 
 
 def require_event(event: object) -> str:
-    """Return ``event`` if it can be the name of one; ``*`` means a whole stream elsewhere."""
+    """Return ``event`` if it is a valid event name. ``*`` is reserved for a whole stream."""
     name = require_text("event", event)
     if name == "*":
         raise ConfigurationError("event must not be '*': that stands for a whole stream")

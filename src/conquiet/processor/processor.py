@@ -1,8 +1,7 @@
-"""The processor: handlers by event, over the runtime engine. What becomes of a message is in ``execution``."""
+"""The processor: one handler per event, on top of the runtime engine. ``execution`` runs and settles messages."""
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,8 +11,8 @@ from conquiet.core.batching import batch_settings
 from conquiet.core.functions import reject_generator_function, require_made_for
 from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import Status
-from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
+from conquiet.core.settlement import Settlement
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
@@ -43,9 +42,8 @@ from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, Health, StopReport
+from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings, require_streams
-
-logger = FactLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,13 +52,13 @@ class Processor(OperatorCalls):
     """Runs a handler per event, with retries, delays, dead letters and pauses.
 
     Args:
-        redis: A ``redis.asyncio.Redis`` or ``redis.Redis``. It stays as it is; connections of our own are opened.
-        streams: Keys of the streams. Messages are emitted to the first unless they name another.
-        concurrency: Most handlers at once on this host.
+        redis: A ``redis.asyncio.Redis`` or ``redis.Redis``. Separate connections to the same server are opened.
+        streams: Keys of the streams. Messages are emitted to the first stream unless another is named.
+        concurrency: Maximum number of concurrent handlers on this host.
         group: The consumer group.
-        consumer_id: Our name in it; made from host and process id if left out.
-        settings: The processor's settings.
-        runtime: The engine's settings. Priorities of streams are among them.
+        consumer_id: Name of this consumer in it. Default: derived from host name and process id.
+        settings: Settings of the processor.
+        runtime: Settings of the engine, including stream priorities.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class Processor(OperatorCalls):
         self._callbacks: list[tuple[str, Callback]] = []
         self._executor: ThreadPoolExecutor | None = None
         self._foreign: ForeignGuard | None = None
-        self._failure: Exception | None = None
         ttl_s = self._settings.job_ttl_s
         self._recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
@@ -107,7 +104,7 @@ class Processor(OperatorCalls):
         self._poll_listeners: list[PollListener] = [OrderOwnerCheck(self._group)]
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Change the most handlers at once on this host: what ``conquiet worker --concurrency`` does."""
+        """Change the maximum number of concurrent handlers before the start. Used by ``conquiet worker``."""
         if self._engine is not None:
             raise LifecycleError("this Processor was started: its concurrency can only be set before")
         self._concurrency = require_positive("concurrency", concurrency)
@@ -123,21 +120,22 @@ class Processor(OperatorCalls):
         batch: int | None = None,
         within_s: float | None = None,
     ) -> Callable[[F], F]:
-        """Register the decorated function for an event: ``async def send(ctx)``, or a plain one, run in a thread.
+        """Register the decorated function for an event: ``async def send(ctx)``, or a plain function, run in a thread.
 
         Args:
-            event: The event; each has one handler.
-            retry: When to retry; the processor's policy if left out.
-            timeout_s: Seconds a run may take. A plain function that takes longer is reported, and waited for.
-            concurrency: Most runs at once on this host.
-            rate: Most starts in a time, over all hosts. Not beside ``batch``.
-            batch: Most messages of one call, which gets a list of contexts; see docs/batches.md.
-            within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
-                others, but less by as long as the last batches took, and at least half of that time.
+            event: The event. Each event has one handler.
+            retry: Retry policy. Default: the policy of the processor.
+            timeout_s: Longest run. A plain function that exceeds it is reported and continues, because a thread cannot
+                be stopped.
+            concurrency: Maximum number of concurrent runs on this host.
+            rate: Maximum number of starts per period, over all hosts. Cannot be combined with ``batch``.
+            batch: Maximum number of messages per call. The function takes a list of contexts; see docs/batches.md.
+            within_s: Deadline for the effect of the first message of a batch, 0.02 s by default. The batch is gathered
+                for this time minus the recent batch duration, but for at least half of it.
         """
         if self._engine is not None:
             raise LifecycleError("handlers are registered before the start")
-        require_event(event)  # now: a bare @processor.handler would never register
+        require_event(event)  # checked here, because a bare @processor.handler would never register
         gathered = batch_settings(batch, within_s)
         options: dict[str, Any] = {"timeout_s": timeout_s, "concurrency": concurrency, "rate": rate}
 
@@ -154,7 +152,7 @@ class Processor(OperatorCalls):
         return register
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Run ``async def middleware(ctx, call_next)`` around every handler; the first added is the outermost."""
+        """Run ``async def middleware(ctx, call_next)`` around every handler. The first one added is the outermost."""
         if self._engine is not None:
             raise LifecycleError("middlewares are added before the start")
         if not callable(middleware):
@@ -163,7 +161,7 @@ class Processor(OperatorCalls):
         self._middlewares.append(middleware)
 
     def on(self, event: str, callback: Callback) -> None:
-        """Subscribe to the engine's events; see ``runtime.Consumer.on``. ``failed`` comes for each failed attempt."""
+        """Subscribe to events of the engine; see ``runtime.Consumer.on``. ``failed`` is emitted per failed attempt."""
         if self._engine is not None:
             self._engine.on(event, callback)
         else:
@@ -178,14 +176,12 @@ class Processor(OperatorCalls):
         else:
             raise ConfigurationError("this callback is not subscribed to this event")
 
-    # ------------------------------------------------------------ the life
-
     async def start(self, stop_event: asyncio.Event | None = None) -> StopReport:
-        """Process until ``stop()``; see ``runtime.Consumer.start``. Due messages are moved meanwhile.
+        """Process messages and move due ones until ``stop()``; see ``runtime.Consumer.start``.
 
         Raises:
             ConfigurationError: No handler is registered. Nothing was sent.
-            MalformedMessageError: The first ``foreign_limit`` entries of a stream are no messages. They stay pending.
+            MalformedMessageError: The first ``foreign_limit`` entries of a stream are not messages. They stay pending.
         """
         too_late = self._stop_asked
         engine, promoter = self._assemble()
@@ -199,8 +195,6 @@ class Processor(OperatorCalls):
             return NOTHING_DONE  # stopped before the engine had started
         finally:
             await self._end(promoter)
-        if self._failure is not None:
-            raise self._failure
         return report
 
     async def run(self) -> StopReport:
@@ -208,24 +202,24 @@ class Processor(OperatorCalls):
         return await self.start()
 
     def stop(self) -> None:
-        """Ask for the end; see ``runtime.Consumer.stop``. Safe in a signal handler."""
+        """Request the stop; see ``runtime.Consumer.stop``. Safe in a signal handler."""
         self._stop_asked = True
         if self._engine is not None:
             self._engine.stop()
 
     async def wait_for_active_tasks(self) -> None:
-        """Return when no handler is running any more and what they finished is acknowledged."""
+        """Return when no handler is running and all finished messages are acknowledged."""
         if self._engine is not None:
             await self._engine.wait_for_active_tasks()
 
     async def close(self) -> None:
-        """Close our connections. A processor that only emits needs nothing else, and may emit again in another loop."""
+        """Close the connections. A processor that only emits may emit again in another event loop afterwards."""
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
         self._emitter.leave_loop()
 
     async def __aenter__(self) -> Self:
-        """Start in the background; return once it consumes."""
+        """Start in the background and return once the engine consumes."""
         engine, promoter = self._assemble()
         try:
             await promoter.start()
@@ -238,24 +232,22 @@ class Processor(OperatorCalls):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop in order and close. A processor that died meanwhile raises its error here."""
+        """Stop in order and close. If the processor has failed, its error is raised here."""
         assert self._engine is not None and self._promoter is not None  # noqa: S101, PT018 - entered
         try:
             await self._engine.__aexit__(None, None, None)
         finally:
             await self._end(self._promoter)
             await self.close()
-        if self._failure is not None:
-            raise self._failure
 
     @property
     def status(self) -> Status:
-        """Where its life stands."""
+        """The lifecycle status."""
         return Status.NEW if self._engine is None else self._engine.status
 
     @property
     def consumer_id(self) -> str:
-        """Our name in the group."""
+        """Name of this consumer in the group."""
         return self._consumer_id
 
     @property
@@ -272,18 +264,15 @@ class Processor(OperatorCalls):
         """Report the state of the engine, without a call to the server. Never raises."""
         return NOT_STARTED if self._engine is None else self._engine.health()
 
-    # ------------------------------------------------------------ messages
-
     @takes_keywords_of(Emitter.emit)
     async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message; options as ``Emitter.emit``: id, key, delay_s, at, stream, max_attempts, debounce."""
+        """Emit one message. Options as for ``Emitter.emit``: id, key, delay_s, at, stream, max_attempts, debounce."""
         return await self._emitter.emit(event, data, **options)
 
     async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
         """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
         return await self._emitter.emit_many(messages, stream=stream)
 
-    # ------------------------------------------------------------ inside
     def _is_stopping(self) -> bool:
         return self.status in {Status.STOPPING, Status.STOPPED}
 
@@ -312,7 +301,9 @@ class Processor(OperatorCalls):
             handler.compare_pool(self._concurrency)
         clock, recorder = ServerClock(), self._recorder
         cancels = CancelWatch(self._client, group=self._group, consumer_id=self._consumer_id)
-        self._foreign = ForeignGuard(self._settings.foreign_limit, partial(has_messages, self._client), self._fail)
+        self._foreign = ForeignGuard(
+            self._settings.foreign_limit, partial(has_messages, self._client), self._settle_held
+        )
         rest = (self._middlewares, self._threads, self._is_stopping, self._settings.max_attempts_limit)
         self._runners = {event: runner_of(handler, *rest) for event, handler in self._handlers.items()}
         settler = ProcessorSettler(
@@ -371,7 +362,7 @@ class Processor(OperatorCalls):
         return engine, self._promoter
 
     def _maintain(self) -> None:
-        """Do what is due once per ``refresh_s``: metrics, job states, runs that wait although we stop."""
+        """Flush metrics, retry job states and reject waiting runs on a stop. Called once per ``refresh_s``."""
         if self._recorder is not None:
             self._recorder.retry_failed()
         for runner in self._runners.values():
@@ -379,17 +370,16 @@ class Processor(OperatorCalls):
             runner.cancel_waiters_if_stopping()
 
     def _apply_stream_pauses(self, _keys: Keys, _found: Poll) -> None:
-        """Stop or resume reading the streams that are paused as a whole."""
+        """Stop reading paused streams, and resume the others."""
         paused = frozenset(stream for stream in self._streams if self._pauses.is_stream_paused(stream))
-        if paused != self._paused_streams and self._engine is not None:  # each call cuts a waiting read short
+        if paused != self._paused_streams and self._engine is not None:  # each call ends a blocking read
             self._paused_streams = paused
             self._engine.pause_streams(paused)
 
-    def _fail(self, error: Exception) -> None:
-        """Stop, and let the error be raised at the end."""
-        logger.failure(logging.ERROR, "processor stops", error)
-        self._failure = error
-        self.stop()
+    async def _settle_held(self, message: RuntimeMessage, settlement: Settlement) -> None:
+        """Settle an entry that ``ForeignGuard`` has held."""
+        if self._engine is not None:
+            await self._engine.settle(message, settlement)
 
     def _threads(self) -> ThreadPoolExecutor:
         self._executor = self._executor or ThreadPoolExecutor(self._concurrency, "conquiet-handler")

@@ -1,11 +1,11 @@
-"""How a job ended, for those that wait for it, and what its handler reports on the way.
+"""Results and progress of jobs.
 
-A result is a stream of one entry with a time to live. It is written by the worker after the handler returned (or the
-job died or was cancelled) and before the message is acknowledged, only for jobs emitted with ``keep_result_s``.
-Any number of processes may wait for it, before or after it is written: a stream is read by position.
+A result is a stream with one entry and a time to live. The worker writes it after the handler returned (or the job was
+dead-lettered or cancelled) and before the message is acknowledged, only for jobs emitted with ``keep_result_s``.
+Any number of processes may wait for it, before or after it is written, because a stream is read by position.
 
-A result that cannot be written is lost, and logged. The job is not: its effect counts. If a worker is killed after its
-commit and before the result, the next delivery finds the effect and writes a result without a value.
+A result that cannot be written is logged and lost; the job itself is not affected. If a worker is killed after its
+commit and before it wrote the result, the next delivery finds the effect and writes a result without a value.
 """
 
 import logging
@@ -24,23 +24,25 @@ from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient, SyncClient
-from conquiet.redis_transport.errors import translate_errors
+from conquiet.redis_transport.client_commands import command, command_sync
+from conquiet.redis_transport.replies import as_mapping, streams_read
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_KEPT_MS = 86_400_000
 _TEXT = 500
 _SLICE_MS = 1_000
+_WAITING = "waiting for a result"
 SUCCEEDED, DEAD, CANCELLED = "succeeded", "dead", "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a handler has reported last.
+    """The last progress reported by a handler.
 
     Attributes:
-        fraction: How much is done, from 0 to 1.
-        text: What it is doing, in the handler's words.
+        fraction: Completed share, from 0 to 1.
+        text: Description of the current step.
         at_ms: When it was reported, by the server's clock.
     """
 
@@ -50,11 +52,11 @@ class Progress:
 
 
 class ResultWriter:
-    """Writes the results of one processor's jobs.
+    """Writes the results of the jobs of one processor.
 
     Args:
-        client: A client without retries; it stays the caller's.
-        max_bytes: Largest value, encoded.
+        client: A client without retries. The caller closes it.
+        max_bytes: Maximum size of an encoded value.
     """
 
     def __init__(self, client: AsyncClient, *, max_bytes: int) -> None:
@@ -62,7 +64,7 @@ class ResultWriter:
         self._max_bytes = max_bytes
 
     async def succeeded(self, keys: Keys, envelope: Envelope, value: object) -> None:
-        """Write what a handler has returned. A value that is no JSON is left out, and logged."""
+        """Write the handler's result. A value that cannot be JSON is logged and left out."""
         encoded = b"null"
         try:
             encoded = encode_value(value, max_bytes=self._max_bytes)
@@ -101,13 +103,13 @@ class ResultWriter:
 
 
 def encode_value(value: object, *, max_bytes: int) -> bytes:
-    """Return what a handler has returned as JSON: a JSON value, or an object of a model.
+    """Return the handler's result as JSON. It may be a JSON value or a model object.
 
-    Models are msgspec structs, dataclasses and pydantic models, also inside of lists and dicts. Dates, UUIDs and
-    decimals become text.
+    Models are msgspec structs, dataclasses and pydantic models, also inside lists and dicts. Dates, UUIDs and
+    decimals become strings.
 
     Raises:
-        CodecError: It is neither, or too large.
+        CodecError: It is neither, or it is too large.
     """
     try:
         return encode_json(value, max_bytes=max_bytes)
@@ -130,7 +132,7 @@ def _dumped(value: Any) -> Any:
 
 
 class ResultQuestions:
-    """What is asked about one job, and what the answers mean. Pure.
+    """Builds the commands about one job and interprets their replies. Pure.
 
     Args:
         stream: The job's stream.
@@ -143,20 +145,20 @@ class ResultQuestions:
         self._id = job_id
 
     def read(self, ends_at: float, *, places: int = 1) -> tuple[str | int, ...]:
-        """Return the command that waits for the result, for a second at most in all the places."""
+        """Return the command that waits for the result. One round over all ``places`` takes at most a second."""
         left_ms = min(round((ends_at - time.monotonic()) * 1000), _SLICE_MS)
         return ("XREAD", "BLOCK", max(1, left_ms // places), "STREAMS", self.keys.result(self._id), "0-0")
 
     def cancelled_key(self) -> str:
-        """Return the key of the job's cancellation."""
+        """Return the key of the cancellation record."""
         return self.keys.cancelled(self._id)
 
     def progress_key(self) -> str:
-        """Return the key of what its handler has reported."""
+        """Return the key of the reported progress."""
         return self.keys.progress(self._id)
 
     def value(self, state: str, value: bytes) -> Any:
-        """Return what the handler returned, or raise how the job ended."""
+        """Return the handler's result, or raise the error for a dead or cancelled job."""
         decoded = msgspec.json.decode(value)
         if state == SUCCEEDED:
             return decoded
@@ -169,12 +171,12 @@ class ResultQuestions:
         )
 
     def raise_if_cancelled(self, reply: Any) -> None:
-        """Raise ``JobCancelledError`` if the job's cancellation says so."""
-        if dict(zip(reply[::2], reply[1::2], strict=True)).get(b"state") == b"cancelled":
+        """Raise ``JobCancelledError`` if the cancellation record is in the state ``cancelled``."""
+        if as_mapping(reply).get(b"state") == b"cancelled":
             raise self._cancelled()
 
     def too_late(self, timeout_s: float) -> JobTimeoutError:
-        """Return the error of a wait that was too short."""
+        """Return the error for a timeout."""
         return JobTimeoutError(
             f"job {printable(self._id)} of stream {printable(self._stream)!r} has not ended within "
             f"{timeout_s:g} s, or its result is not kept: emit it with keep_result_s",
@@ -189,41 +191,42 @@ class ResultQuestions:
 
 
 def parse_result(reply: Any) -> tuple[str, bytes] | None:
-    """Return state and value from the reply of XREAD; None if the job has not ended."""
+    """Return state and value from the reply of XREAD. None if the job has not ended."""
     if not reply:
         return None
-    pairs = list(reply.values()) if isinstance(reply, dict) else [entries for _, entries in reply]
-    entries = pairs[0]
-    if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], list | tuple):
-        entries = entries[0]  # redis-py 8 with RESP3 nests once more
-    fields = entries[0][1]
-    facts = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+    [(_, [(_, fields)])] = streams_read(reply)
+    facts = as_mapping(fields)
     return facts[b"state"].decode(), facts[b"value"]
 
 
 def parse_progress(reply: Any) -> Progress | None:
-    """Return the progress that a job's hash holds; None if there is none."""
-    facts = {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
+    """Return the progress in the hash of a job. None if there is none."""
+    facts = {name.decode(): value.decode() for name, value in as_mapping(reply).items()}
     if not facts:
         return None
     return Progress(float(facts["fraction"]), facts["text"], int(facts["at_ms"]))
 
 
-async def report_progress(client: AsyncClient, stream: str, job_id: str, fraction: object, text: object) -> None:
-    """Write how far a job is; see ``JobContext.progress``."""
+def new_progress(fraction: object, text: object) -> Progress:
+    """Validate the progress that a handler reports. The server sets its time."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
         raise ConfigurationError("the progress must be a number from 0 to 1")
     if not isinstance(text, str):
         raise ConfigurationError("the text of a progress must be a string")
-    args = (repr(float(fraction)), printable(text, limit=_TEXT), PROGRESS_KEPT_MS)
+    return Progress(float(fraction), printable(text, limit=_TEXT), 0)
+
+
+async def write_progress(client: AsyncClient, stream: str, job_id: str, progress: Progress) -> None:
+    """Write the progress of a job; see ``JobContext.progress``."""
+    args = (repr(progress.fraction), progress.text, PROGRESS_KEPT_MS)
     await script("progress").call(client, (keys_of(stream).progress(job_id),), args, stream=stream)
 
 
 class JobHandle:
-    """One job that was emitted, to wait for its result. Any process may make one from the id.
+    """An emitted job, to wait for its result. Any process may create a handle from the id.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         stream: Its stream.
         job_id: The job's id.
 
@@ -241,23 +244,22 @@ class JobHandle:
         return f"{type(self).__name__}(id={self.id!r}, stream={self.stream!r})"
 
     async def result(self, *, timeout_s: float = 30.0) -> Any:
-        """Wait until the job has ended, and return what its handler returned.
+        """Wait until the job has ended and return the handler's result.
 
-        Its result is kept for ``keep_result_s`` after its end; a job that was emitted without that has none.
+        The result is kept for ``keep_result_s`` after the end. A job emitted without ``keep_result_s`` has none.
 
         Raises:
             JobFailedError: The job is dead.
-            JobCancelledError: It was cancelled.
-            JobTimeoutError: It did not end in time. It goes on; wait again if you like.
-            QueueError: The server refused or did not answer.
+            JobCancelledError: The job was cancelled.
+            JobTimeoutError: The job did not end in time. It continues; the call may be repeated.
+            QueueError: The server returned an error or did not reply.
         """
         ends_at = time.monotonic() + require_seconds("timeout_s", timeout_s, zero_allowed=True)
         while True:
             streams = await self._streams()
             for asked in (ResultQuestions(stream, self.id) for stream in streams):
-                with translate_errors("waiting for a result", stream=self.stream):
-                    words = asked.read(ends_at, places=len(streams))
-                    reply = await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+                words = asked.read(ends_at, places=len(streams))
+                reply = await command(self._client, *words, action=_WAITING, stream=self.stream, blocking=True)
                 if (found := parse_result(reply)) is not None:
                     return asked.value(*found)
                 asked.raise_if_cancelled(await self._hash(asked.cancelled_key()))
@@ -276,14 +278,14 @@ class JobHandle:
         return (self.stream,)
 
     async def _hash(self, key: str) -> Any:
-        return await script("hash").call(self._client, (key,), (), stream=self.stream)
+        return await command(self._client, "HGETALL", key, stream=self.stream)
 
 
 class SyncJobHandle:
-    """``JobHandle`` for code without asyncio: the same answers, only the waiting differs.
+    """``JobHandle`` for code without asyncio.
 
     Args:
-        client: A client without retries; it stays the caller's. Its socket timeout is longer than a second.
+        client: A client without retries and with a socket timeout of more than a second. The caller closes it.
         stream: Its stream.
         job_id: The job's id.
 
@@ -301,14 +303,13 @@ class SyncJobHandle:
         return f"{type(self).__name__}(id={self.id!r}, stream={self.stream!r})"
 
     def result(self, *, timeout_s: float = 30.0) -> Any:
-        """Wait until the job has ended, and return what its handler returned; see ``JobHandle.result``."""
+        """Wait until the job has ended and return the handler's result; see ``JobHandle.result``."""
         ends_at = time.monotonic() + require_seconds("timeout_s", timeout_s, zero_allowed=True)
         while True:
             streams = self._streams()
             for asked in (ResultQuestions(stream, self.id) for stream in streams):
-                with translate_errors("waiting for a result", stream=self.stream):
-                    words = asked.read(ends_at, places=len(streams))
-                    reply = self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+                words = asked.read(ends_at, places=len(streams))
+                reply = command_sync(self._client, *words, action=_WAITING, stream=self.stream, blocking=True)
                 if (found := parse_result(reply)) is not None:
                     return asked.value(*found)
                 asked.raise_if_cancelled(self._hash(asked.cancelled_key()))
@@ -327,4 +328,4 @@ class SyncJobHandle:
         return (self.stream,)
 
     def _hash(self, key: str) -> Any:
-        return script("hash").call_sync(self._client, (key,), (), stream=self.stream)
+        return command_sync(self._client, "HGETALL", key, stream=self.stream)

@@ -1,4 +1,4 @@
-"""Retention of dead letters. Writing a dead letter applies it, too, but maybe none is written any more."""
+"""Retention of dead letters. Needed because a dead letter is otherwise trimmed only when another is written."""
 
 from conquiet.processor.dead_letters import DeadLetters
 from conquiet.processor.delayed import Poll
@@ -8,7 +8,7 @@ from conquiet.redis_transport.client import AsyncClient
 
 
 async def apply_retention(client: AsyncClient, settings: ProcessorSettings, keys: Keys, found: Poll) -> None:
-    """Delete dead letters that are too old or too many, if a poll has found any."""
+    """Delete dead letters beyond the maximum age or number, if a poll found any."""
     most, age_s = settings.dead_letters_max, settings.dead_letters_max_age_s
     too_many = most is not None and found.dead > most
     age_ms = 0 if found.oldest_dead_ms is None else found.now_ms - found.oldest_dead_ms

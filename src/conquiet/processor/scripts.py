@@ -1,12 +1,14 @@
-"""Lua scripts of the processor, each on keys of one hash slot. See ``redis_transport.scripts`` for how they run."""
+"""Lua scripts of the processor, each on keys of one hash slot. ``redis_transport.scripts`` runs them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from conquiet.redis_transport.client import AsyncClient
 from conquiet.redis_transport.scripts import Arg, Script, load_script
 from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
+from conquiet.runtime.message import RuntimeMessage
 
-__all__ = ["ADD_MANY", "ADD_ONE", "Arg", "Script", "script"]
+__all__ = ["ADD_MANY", "ADD_ONE", "Arg", "Script", "move", "script"]
 
 _ACTIONS = {
     "dead_letter": "dead-lettering",
@@ -15,15 +17,15 @@ _ACTIONS = {
     "join": "joining the messages of a key",
     "park": "parking",
     "reschedule": "scheduling a retry",
-    "tick": "looking for due messages",
+    "promote_due": "moving due messages",
     "turn": "taking a turn of a rate limit",
     "unpark": "returning parked messages",
 }
-"""What a script does, in words for an error, where its name does not say it."""
+"""Descriptions of scripts for error texts. The default is the script's name."""
 
 
 class _AddOne(Script):
-    """``ADD_MANY`` for one message: a single command is atomic without a script, and costs half as much."""
+    """``ADD_MANY`` for one message: a single command is atomic without a script and costs half as much."""
 
     def words(self, keys: Sequence[str], args: Sequence[Arg], *, in_full: bool = False) -> list[Arg]:  # noqa: ARG002
         return ["XADD", keys[0], "*", "data", args[0]]
@@ -37,5 +39,26 @@ ADD_MANY: Script = Script.from_source("emit_now", ENQUEUE_MANY, action="emit")
 
 
 def script(name: str) -> Script:
-    """Return the script of that name, read once per process."""
+    """Return the script of this name, which is read once per process."""
     return load_script("conquiet.processor", name, _ACTIONS.get(name, ""))
+
+
+async def move(
+    client: AsyncClient,
+    message: RuntimeMessage,
+    name: str,
+    keys: Sequence[str],
+    args: Sequence[Arg],
+    *,
+    group: str,
+    left: Collection[int] = (),
+) -> int:
+    """Call a script that may remove a message from the pending list. Return its reply.
+
+    After a reply that is not in ``left`` the executor returns ``Moved``. Until then the message stays ``SETTLING``, so
+    that the heartbeat does not report it as lost.
+    """
+    with message.settling() as settling:
+        reply: int = await script(name).call(client, keys, args, stream=message.stream, group=group)
+        settling.has_moved = reply not in left
+    return reply

@@ -1,10 +1,10 @@
-"""The server's clock: times in messages are the server's."""
+"""The server's clock. Times in messages are server times."""
 
 import time
 
 
 class ServerClock:
-    """This host's clock, corrected by how far the server's is ahead."""
+    """The clock of this host, corrected by the difference to the server's clock."""
 
     __slots__ = ("_ahead_ms",)
 
@@ -12,9 +12,9 @@ class ServerClock:
         self._ahead_ms = 0
 
     def now_ms(self) -> int:
-        """Return the server's time in milliseconds since the epoch, as far as it is known."""
+        """Return the estimated server time in milliseconds since the epoch."""
         return int(time.time() * 1000) + self._ahead_ms
 
     def correct(self, ahead_ms: int) -> None:
-        """Record how far the server's clock is ahead of ours."""
+        """Record how far the server's clock is ahead of this host's."""
         self._ahead_ms = ahead_ms

@@ -1,4 +1,4 @@
-"""How a processor behaves, checked once when it is built."""
+"""Settings of a processor, validated when they are built."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,51 +12,52 @@ from conquiet.errors import ConfigurationError
 from conquiet.processor.foreign_format import EnvelopeFormat
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_count, require_event
 from conquiet.queue.retention import Retention, require_retention
-from conquiet.redis_transport.confirmation import Confirmation
+from conquiet.redis_transport.replica_wait import ReplicaWait
 from conquiet.runtime.settings import RuntimeSettings
 
 _OUR_ADDITIONS: Final = 4_096
-"""Most bytes that a retry adds to a message: group, times, ids."""
+"""Maximum number of bytes that a retry adds to a message: group, times, ids."""
 
 Unknown = Literal["dead_letter", "leave", "ignore"]
-"""What becomes of a message whose event has no handler here."""
+"""Policies for messages with an event that has no handler in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorSettings:
-    """Everything about ``Processor`` that has a sensible default.
+    """Optional settings of ``Processor``.
 
     Attributes:
-        retry: Policy of handlers that bring none. The default is no retry.
-        dedupe_window_s: How long an id given to ``emit`` counts as emitted already.
-        chunk_size: Most messages of one atomic ``emit_many`` step, and of one step of a mover.
-        dead_letters_max: Most dead letters kept per stream; None keeps all.
-        dead_letters_max_age_s: Greatest age of a dead letter; None keeps all. Older ones are deleted by the next poll,
-            see ``refresh_s``.
-        store_error_text: Keep the text of any exception in the dead letter. Off, because such texts
-            tend to quote what was in the message; the type and the traceback are always kept.
-        refresh_s: Longest time between two looks at pauses and due messages without a wake-up; up to eight times as
-            long for a quiet stream, to which all that happens is announced by a wake-up.
-        settle_attempts: How often a retry or dead letter is sent when its reply gets lost. The step
-            changes nothing the second time, so repeating it is safe.
-        settle_backoff: Wait between those.
-        job_ttl_s: Keep the state of every job for so long after its end; None keeps no states at all.
-        max_payload_bytes: Largest message, encoded, that is emitted. The engine reads at least that much, whatever
-            its own limit is.
-        unknown: What becomes of a message whose event has no handler here: one policy, or one per stream (streams that
-            are not named have "dead_letter"). "dead_letter" waits ``unknown_grace_s`` for a process that has the
-            handler. "leave" waits for one without end. "ignore" acknowledges the message without running anything.
-        unknown_grace_s: How long "dead_letter" waits. A rolling deploy that adds an event takes minutes, and the old
-            processes read the new event's messages meanwhile. 0 dead-letters at once.
-        foreign_limit: The processor stops if the first so many entries that it reads from a stream are all no messages
-            of a processor; None never stops.
-        max_attempts_limit: Most attempts that a message may get by its own ``max_attempts`` where the policy of its
-            handler allows fewer. None: never more than the policy, whatever a producer writes.
-        replicas: Replicas of the server that must have a message before ``emit`` returns; 0 does not wait. A call may
-            ask for another number.
-        replicas_timeout_s: How long they may take; then ``emit`` raises ``NotReplicatedError``.
-        retention: How long entries stay in the streams after every group has acknowledged them. On by default; None
-            removes nothing, and no names of dead consumers either.
+        retry: Policy of handlers without a policy. The default is no retry.
+        dedupe_window_s: How long an id passed to ``emit`` counts as emitted.
+        chunk_size: Maximum number of messages of one atomic ``emit_many`` step, and of one step that moves due
+            messages.
+        dead_letters_max: Maximum number of dead letters per stream. None keeps all.
+        dead_letters_max_age_s: Maximum age of a dead letter. None keeps all. The next poll deletes older ones, see
+            ``refresh_s``.
+        store_error_text: Store the text of any exception in the dead letter. Off by default, because such texts often
+            quote the message. The type and the traceback are always stored.
+        refresh_s: Longest time between two polls for pauses and due messages without a wake-up; up to eight times as
+            long for a quiet stream, because every change to it writes a wake-up.
+        settle_attempts: How often a retry or dead letter is sent if its reply is lost. The step is idempotent, so
+            repeating it is safe.
+        settle_backoff: Delay between these attempts.
+        job_ttl_s: How long the state of a job is kept after its end. None keeps no job states.
+        max_payload_bytes: Maximum size of an emitted message, encoded. The engine reads messages of at least this
+            size, even if ``RuntimeSettings.max_payload_bytes`` is smaller.
+        unknown: Policy for messages with an event that has no handler in this process: one policy, or one per stream
+            (default: "dead_letter"). "dead_letter" waits ``unknown_grace_s`` for a process that has the handler.
+            "leave" waits indefinitely. "ignore" acknowledges the message without running anything.
+        unknown_grace_s: How long "dead_letter" waits. A rolling deploy that adds an event takes minutes, during which
+            old processes read messages of the new event. 0 dead-letters immediately.
+        foreign_limit: Stop the processor if the first ``foreign_limit`` entries of a stream are not Processor messages.
+            None never stops.
+        max_attempts_limit: Upper limit for ``max_attempts`` of a message if the policy of its handler allows fewer.
+            None: the policy is the limit for every producer.
+        replicas: Number of replicas that must have a message before ``emit`` returns. 0 does not wait. A call may pass
+            another number.
+        replicas_timeout_s: Timeout for the replicas, after which ``emit`` raises ``NotReplicatedError``.
+        retention: How long entries stay in the streams after every group has acknowledged them. On by default. None
+            removes neither entries nor consumers of ended processes.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -105,11 +106,11 @@ class ProcessorSettings:
         if self.max_attempts_limit is not None:
             require_count("max_attempts_limit", self.max_attempts_limit)
         require_retention(self.retention)
-        self.confirmation()
+        self.replica_wait()
 
-    def confirmation(self, replicas: int | None = None) -> Confirmation:
-        """Return how a message is confirmed that asks for so many replicas; None takes the setting."""
-        return Confirmation(self.replicas if replicas is None else replicas, self.replicas_timeout_s)
+    def replica_wait(self, replicas: int | None = None) -> ReplicaWait:
+        """Return the wait for this number of replicas. None uses the setting."""
+        return ReplicaWait(self.replicas if replicas is None else replicas, self.replicas_timeout_s)
 
     def unknown_on(self, stream: str) -> Unknown:
         """Return the policy for events without a handler on a stream."""
@@ -123,13 +124,13 @@ class HandlerSettings:
     """One registered handler.
 
     Attributes:
-        event: The event it is for.
-        function: What is called with a ``JobContext``: ``async def``, or a plain function, which runs in a thread.
+        event: Its event.
+        function: Called with a ``JobContext``: ``async def``, or a plain function, which runs in a thread.
         retry: Its policy.
-        timeout_s: Longest run; None is no limit.
-        concurrency: Most runs at once on this host; None is the processor's own limit.
-        rate: Most starts in a time, over all hosts; None is no limit.
-        batch: How batches are gathered, for a function that is called with a list of ``JobContext``; None for one.
+        timeout_s: Longest run. None means no limit.
+        concurrency: Maximum number of concurrent runs on this host. None: only the limit of the processor applies.
+        rate: Maximum number of starts per period, over all hosts. None means no limit.
+        batch: Size and deadline of batches, for a function that takes a list of ``JobContext``. None for single calls.
     """
 
     event: str
@@ -160,15 +161,15 @@ class HandlerSettings:
             )
 
     def compare_pool(self, concurrency: int) -> None:
-        """Log a warning if the handler's connection pool is smaller than the number of runs at once."""
+        """Log a warning if the handler's connection pool is smaller than the number of concurrent runs."""
         warn_if_pool_is_smaller(self.function, min(self.concurrency or concurrency, concurrency))
 
 
 def engine_settings(settings: ProcessorSettings, runtime: RuntimeSettings) -> RuntimeSettings:
     """Return the settings of a processor's engine.
 
-    What may be emitted may be read, and tried again: a retry is larger by what is written into it. A ``decode`` is
-    asked only for entries that are no envelopes.
+    The engine must read every message that may be emitted, and its retries, which are larger by ``_OUR_ADDITIONS``.
+    ``decode`` is called only for entries that are not envelopes.
     """
     most = max(runtime.max_payload_bytes, settings.max_payload_bytes) + _OUR_ADDITIONS
     decode = None if runtime.decode is None else EnvelopeFormat(runtime.decode)

@@ -1,4 +1,4 @@
-"""The log lines of a failed attempt and of a dead letter: event, id, attempt n of m, next try, and no payload."""
+"""Log lines for failed attempts and dead letters: event, id, attempt n of m, next try, and no payload."""
 
 import logging
 import time
@@ -8,11 +8,11 @@ from conquiet.core.settlement import DeadLetter, RetryLater
 from conquiet.processor.envelope import Envelope
 from conquiet.runtime.message import RuntimeMessage
 
-logger = FactLogger("conquiet.processor.settler")  # where operators know it from
+logger = FactLogger("conquiet.processor.settler")  # the name that operators know
 
 
 def report_retry(message: RuntimeMessage, envelope: Envelope, settlement: RetryLater, *, tracebacks: bool) -> None:
-    """Log a failed attempt that is followed by another one."""
+    """Log a failed attempt that will be retried."""
     if not logger.is_enabled(logging.WARNING):
         return
     logger.failure(
@@ -30,7 +30,7 @@ def report_retry(message: RuntimeMessage, envelope: Envelope, settlement: RetryL
 def report_dead(
     message: RuntimeMessage, envelope: Envelope | None, settlement: DeadLetter, *, tracebacks: bool
 ) -> None:
-    """Log that a message became a dead letter, and why."""
+    """Log that a message was dead-lettered, with the reason."""
     if not logger.is_enabled(logging.ERROR):
         return
     attempt = ", attempt %(attempt)s of %(max_attempts)s" if settlement.max_attempts is not None else ""
@@ -48,7 +48,7 @@ def report_dead(
 
 
 def _facts(message: RuntimeMessage, envelope: Envelope | None) -> dict[str, object]:
-    """Return what a log says of a message: no payload."""
+    """Return the facts of a message for the log, without its payload."""
     facts: dict[str, object] = {"stream": message.stream, "message_id": message.id}
     facts["deliveries"] = message.delivery_count
     if envelope is not None:

@@ -1,17 +1,18 @@
-"""Carries out what the processor has decided: retries, deferrals and dead letters, many in one round trip.
+"""Carry out retries, deferrals and dead letters, many in one round trip.
 
     decided ──▶ due ──▶ one script per stream ──▶ scheduled or dead-lettered, and acknowledged
                  ▲            │
-                 └────────────┴── reply lost: sent again, which is harmless
+                 └────────────┴── reply lost: sent again, which is idempotent
 
-A script acts only on an entry that is still pending for this consumer, and takes it off the pending list in the same
-step. So a second sending finds nothing to do, and a host that was too slow (its message was claimed) changes nothing.
-What is stored is made from the bytes that were read: ``ctx.data`` is the handler's, which may change it.
+A script acts only on an entry that is still pending for this consumer, and removes it from the pending list in the same
+step. So a repeated call finds nothing to do, and a host that was too slow (its message was claimed) changes nothing.
+The stored message is built from the bytes that were read, because a handler may change ``ctx.data``.
 
 See docs/decisions/0016 and 0050.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from conquiet.processor.keys import Keys
 from conquiet.processor.ordering import NO_TURN, KeyedAcks, turn_of
 from conquiet.processor.policy import RateLimit, milliseconds
 from conquiet.processor.raw_entries import fields_of
-from conquiet.processor.scripts import Arg, Script, script
+from conquiet.processor.scripts import Arg, Script, move, script
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settlement_log import report_dead, report_retry
@@ -57,7 +58,7 @@ _TO_CANCEL = 3
 
 
 class Step(Enum):
-    """What a step that may move a message has done: moved it, left it, or left it because it is to be cancelled."""
+    """Result of a conditional move. TO_CANCEL: the message was left, because cancellation was requested."""
 
     MOVED = "moved"
     LEFT = "left"
@@ -76,7 +77,7 @@ class _Item:
 
 
 def _duration_s(message: RuntimeMessage) -> float:
-    """Return how long the handler of a message has run; 0 if it was not called."""
+    """Return how long the handler of a message has run, 0 if it was not called."""
     return time.monotonic() - message.started_at if message.started_at else 0.0
 
 
@@ -84,13 +85,13 @@ class ProcessorSettler:
     """Settles messages of one consumer of one group.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         group: The consumer group.
-        consumer_id: The engine's name in it.
+        consumer_id: Name of the engine in it.
         keys: Keys by stream.
         settings: Repeats, retention, and whether error texts are stored.
-        clock: The server's.
-        jobs: Where states are kept, if they are.
+        clock: The server's clock.
+        jobs: Records job states. None if they are not kept.
         log_tracebacks: Log whole tracebacks of handlers.
     """
 
@@ -122,7 +123,7 @@ class ProcessorSettler:
         """Store the message elsewhere and acknowledge its entry, in one step.
 
         Returns:
-            False if its job is to be cancelled; then nothing was done.
+            False if cancellation of its job was requested; then nothing was done.
 
         Raises:
             QueueError: The server cannot be reached or refuses. The entry may still be pending.
@@ -138,69 +139,46 @@ class ProcessorSettler:
                 assert_never(settlement)
 
     async def park(self, message: RuntimeMessage, envelope: Envelope) -> Step:
-        """Park a message of a paused event; it is left if the event is not paused after all."""
+        """Park a message of a paused event. It is left if the event is no longer paused."""
         keys = self._keys[message.stream]
-        with message.settling():
-            reply = await script("park").call(
-                self._client,
-                (keys.stream, keys.paused, keys.parked, keys.parked_event(envelope.event), keys.cancel),
-                (self._group, self._consumer_id, envelope.event, message.id, self._same_attempt(message, envelope)),
-                stream=keys.stream,
-                group=self._group,
-            )
-            if reply in {_NOT_PAUSED, _TO_CANCEL}:
-                return Step.LEFT if reply == _NOT_PAUSED else Step.TO_CANCEL
-            message.mark_acknowledged()
-        return Step.MOVED
+        names = (keys.stream, keys.paused, keys.parked, keys.parked_event(envelope.event), keys.cancel)
+        args = (self._group, self._consumer_id, envelope.event, message.id, self._same_attempt(message, envelope))
+        left = {_NOT_PAUSED: Step.LEFT, _TO_CANCEL: Step.TO_CANCEL}
+        reply = await move(self._client, message, "park", names, args, group=self._group, left=left)
+        return left.get(reply, Step.MOVED)
 
     async def reserve_rate(self, message: RuntimeMessage, envelope: Envelope, rate: RateLimit) -> Step:
-        """Reserve a start under the event's rate limit; the message is moved if it has to wait for it."""
+        """Reserve a start under the event's rate limit. The message is moved if it must wait."""
         keys = self._keys[message.stream]
-        with message.settling():
-            wait_ms = await script("turn").call(
-                self._client,
-                (keys.stream, keys.delayed, keys.wake, keys.rate(envelope.event), keys.cancel),
-                (
-                    self._group,
-                    self._consumer_id,
-                    message.id,
-                    self._same_attempt(message, envelope, reserved=True),
-                    rate.interval_us,
-                    rate.burst,
-                ),
-                stream=keys.stream,
-                group=self._group,
-            )
-            if wait_ms in {0, -_TO_CANCEL}:
-                return Step.LEFT if wait_ms == 0 else Step.TO_CANCEL
-            message.mark_acknowledged()
+        names = (keys.stream, keys.delayed, keys.wake, keys.rate(envelope.event), keys.cancel)
+        payload = self._same_attempt(message, envelope, reserved=True)
+        args = (self._group, self._consumer_id, message.id, payload, rate.interval_us, rate.burst)
+        left = {0: Step.LEFT, -_TO_CANCEL: Step.TO_CANCEL}
+        wait_ms = await move(self._client, message, "turn", names, args, group=self._group, left=left)
         if self._jobs is not None and wait_ms > 0:
             await self._jobs.record(keys, envelope, JobState.DELAYED)
-        return Step.MOVED
+        return left.get(wait_ms, Step.MOVED)
 
     def acknowledge_with_turn(self, message: RuntimeMessage, envelope: Envelope) -> None:
-        """Let the acknowledgement of the message, when it comes, end the turn of its key. Sends nothing."""
+        """Mark the message so that its acknowledgement also releases its key. Sends nothing."""
         self._keyed_acks.prepare(message, envelope, self._keys[message.stream])
 
     async def join_key(self, message: RuntimeMessage, envelope: Envelope) -> None:
-        """Let a message with a key that did not come through ``emit`` join the line of its key."""
+        """Append a message with a key that was not written by ``emit`` to the queue of its key."""
         keys = self._keys[message.stream]
         payload = with_key_first(split_raw(message.raw), envelope, group=self._group, entry_id=message.id)
         args = (self._group, self._consumer_id, message.id, encode_raw(payload))
-        with message.settling():
-            names = (keys.stream, keys.order)
-            await script("join").call(self._client, names, args, stream=keys.stream, group=self._group)
-            message.mark_acknowledged()
+        await move(self._client, message, "join", (keys.stream, keys.order), args, group=self._group)
 
     def reschedule(
         self, keys: Keys, entry_id: str, when: str, payload: bytes, turn: tuple[str, str] = NO_TURN
     ) -> Coroutine[Any, Any, Step]:
-        """Acknowledge an entry and let ``payload`` wait (``when`` as in ``emit.lua``), in one step.
+        """Acknowledge an entry and store ``payload`` as delayed (``when`` as in ``emit.lua``), in one step.
 
-        ``turn`` (key and ticket) ends with it: the next message of the key goes first.
+        ``turn`` (key and ticket) is released: the next message of the key runs first.
 
         Returns:
-            LEFT if the entry was not ours any more, TO_CANCEL if its job is to be cancelled; then nothing was done.
+            LEFT if another consumer owns the entry, TO_CANCEL if cancellation was requested; then nothing was done.
 
         Raises:
             QueueError: The server cannot be reached or refuses. The entry may still be pending.
@@ -214,8 +192,6 @@ class ProcessorSettler:
         """Acknowledge an entry and write its dead letter, in one step. Returns and raises as ``reschedule``."""
         args = (entry_id, record)
         return self._send_soon(keys, args if turn is NO_TURN else (*args, *turn), "dead_letter")
-
-    # ------------------------------------------------------------ the settlements
 
     async def _retry(self, message: RuntimeMessage, settlement: RetryLater) -> bool:
         envelope: Envelope = message.decoded
@@ -260,7 +236,7 @@ class ProcessorSettler:
         if message.malformed:
             raw = await fields_of(self._client, message.stream, message.id, message.malformed)
             if raw is None:
-                return True  # deleted meanwhile
+                return True  # the entry was deleted
             record.raw = raw
             encoded = encode_record(record)
         else:
@@ -269,7 +245,7 @@ class ProcessorSettler:
         step = await self.dead_letter(keys, message.id, encoded, turn)
         if step is Step.TO_CANCEL and envelope is not None:
             return False
-        if step is not Step.LEFT:  # else its new owner decides, and reports
+        if step is not Step.LEFT:  # else its new owner settles and reports it
             report_dead(message, envelope, settlement, tracebacks=self._log_tracebacks)
         if self._jobs is not None and envelope is not None:
             await self._jobs.record(keys, envelope, JobState.DEAD, settlement.failure)
@@ -310,11 +286,9 @@ class ProcessorSettler:
         if envelope is not None:
             record.id, record.event, record.attempts = envelope.id, envelope.event, envelope.attempt
             record.emitted_ms = envelope.emitted_ms
-            record.duration_ms = round(_duration_s(message) * 1000)
+            record.duration_ms = math.ceil(_duration_s(message) * 1000)  # 0 means that no handler ran
             record.first_failed_ms = envelope.first_failed_ms or now_ms
         return record
-
-    # ------------------------------------------------------------ the batches
 
     async def _send_soon(self, keys: Keys, args: tuple[Arg, ...], name: str) -> Step:
         item = _Item(keys, args, name, asyncio.get_running_loop().create_future())
@@ -330,7 +304,7 @@ class ProcessorSettler:
             groups.setdefault((item.keys, item.script, len(item.args)), []).append(item)
         calls = [self._call(keys, name, words, items) for (keys, name, words), items in groups.items()]
         try:
-            # By slot in a cluster: a node that is away holds up the settlements of its own streams only.
+            # By slot in a cluster: an unavailable node delays only the settlements of its streams.
             slots = group_by_slot([call.stream for call in calls], in_cluster=is_cluster(self._client))
             await asyncio.gather(*(self._send([call for call in calls if call.stream in those]) for those in slots))
         finally:
@@ -352,7 +326,7 @@ class ProcessorSettler:
         return _Call(script(name), names, args, keys.stream, items)
 
     async def _send(self, calls: Sequence["_Call"]) -> None:
-        """Send until replied, a bounded number of times."""
+        """Send until a reply arrives, at most ``settle_attempts`` times."""
         for failures in range(1, self._settings.settle_attempts + 1):
             try:
                 replies = await self._exchange(calls)

@@ -16,8 +16,8 @@ class TracedRun:
     """Runs a message in a span.
 
     Args:
-        run: Runs it.
-        group: Of the processor.
+        run: Runs the message.
+        group: Consumer group of the processor.
     """
 
     __slots__ = ("_group", "_run")
@@ -27,17 +27,17 @@ class TracedRun:
         self._group = group
 
     def choose(self, active: tracing.Tracing, envelope: Envelope) -> Run:
-        """Return how to run a message: one whose trace is sampled out needs no span around it."""
+        """Return the function that runs a message: without a span if its trace is sampled out."""
         if (make_current := active.dropped(envelope.headers)) is None:
             return self
-        make_current()  # the context is the message's own, and ends with it
+        make_current()  # the context belongs to this message and ends with it
         return self._run
 
     async def __call__(
         self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner
     ) -> Settlement:
         """Run the message in a span."""
-        if tracing.active is None:  # it was taken out since
+        if tracing.active is None:  # removed since
             return await self._run(message, leases, envelope, runner)
         with tracing.active.process(
             "redis",

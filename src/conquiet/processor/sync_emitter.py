@@ -1,4 +1,4 @@
-"""The emitter for code without asyncio: the same messages by the same scripts, only the waiting differs."""
+"""The emitter for code without asyncio. It sends the same messages with the same scripts as ``emitter``."""
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -8,7 +8,6 @@ from conquiet.core import tracing
 from conquiet.core.tracing import Headers
 from conquiet.core.validation import require_text
 from conquiet.processor.emit_requests import (
-    Delay,
     EmitPlanner,
     Emitted,
     Moment,
@@ -22,19 +21,18 @@ from conquiet.processor.jobs import record_new
 from conquiet.processor.results import SyncJobHandle
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, clone_sync
-from conquiet.redis_transport.confirmation import Confirmation
-from conquiet.redis_transport.confirmed import run_confirmed_sync
+from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated_sync
 
 
 class SyncEmitter:
-    """Emits to streams of one server, from plain functions: web views, scripts, other people's threads.
+    """Emits to streams of one server from plain functions: web views, scripts, threads.
 
-    One emitter serves any number of threads. After a fork each process makes its own.
+    One emitter serves any number of threads. After a fork, each process must create a new one.
 
     Args:
-        redis: A ``redis.Redis`` or ``redis.asyncio.Redis``. It stays as it is; connections of our own are opened.
-        stream: Where messages go that name no stream.
-        settings: Those of the processor that handles the messages: window of ids, chunk size, payload limit, and
+        redis: A ``redis.Redis`` or ``redis.asyncio.Redis``. Separate connections to the same server are opened.
+        stream: Default stream.
+        settings: The settings of the processor that handles the messages: dedupe window, chunk size, payload limit, and
             ``job_ttl_s`` if job states are kept.
     """
 
@@ -48,8 +46,8 @@ class SyncEmitter:
         event: str,
         data: Mapping[str, Any] | None = None,
         *,
-        id: str | None = None,  # noqa: A002 - the word for it
-        delay_s: Delay | None = None,
+        id: str | None = None,  # noqa: A002 - the common name
+        delay_s: float | None = None,
         at: Moment | None = None,
         stream: str | None = None,
         max_attempts: int | None = None,
@@ -59,25 +57,25 @@ class SyncEmitter:
         headers: Headers | None = None,
     ) -> Emitted:
         """Emit one message; see ``Emitter.emit`` for the arguments and errors."""
-        how = self._settings.confirmation(replicas)
+        wait = self._settings.replica_wait(replicas)
         if tracing.active is None:
             message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
-            return self._send(self._plans.steps((message,), stream, debounce=debounce), how)[0]
+            return self._send(self._plans.steps((message,), stream, debounce=debounce), wait)[0]
         name = self._plans.name(stream)
         with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
             message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=span.headers)
-            return self._send(self._plans.steps((message,), stream, debounce=debounce), how)[0]
+            return self._send(self._plans.steps((message,), stream, debounce=debounce), wait)[0]
 
     def emit_many(
         self, messages: Iterable[NewMessage], *, stream: str | None = None, replicas: int | None = None
     ) -> list[Emitted]:
         """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
-        how = self._settings.confirmation(replicas)
+        wait = self._settings.replica_wait(replicas)
         if tracing.active is None:
-            return self._send(self._plans.steps(messages, stream), how)
+            return self._send(self._plans.steps(messages, stream), wait)
         batch = list(messages)
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
-            return self._send(self._plans.steps(with_headers(batch, span.headers), stream), how)
+            return self._send(self._plans.steps(with_headers(batch, span.headers), stream), wait)
 
     def emit_and_wait(
         self,
@@ -86,25 +84,25 @@ class SyncEmitter:
         *,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the word for it
+        id: str | None = None,  # noqa: A002 - the common name
         stream: str | None = None,
         max_attempts: int | None = None,
         key: str | None = None,
     ) -> Any:
-        """Emit one message and return what its handler returns; see ``Processor.emit_and_wait``.
+        """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``.
 
-        The calling thread waits, and holds one connection meanwhile.
+        The wait blocks the calling thread and holds one connection.
         """
         message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
         emitted = self.emit_many([message], stream=stream)[0]
         return SyncJobHandle(self._client, emitted.stream, emitted.id).result(timeout_s=timeout_s)
 
     def job(self, job_id: str, *, stream: str | None = None) -> SyncJobHandle:
-        """Return a job by its id, to wait for its result or to see its progress. Sends nothing."""
+        """Return the handle of a job, to wait for its result or read its progress. Sends nothing."""
         return SyncJobHandle(self._client, self._plans.name(stream), require_text("id", job_id))
 
     def close(self) -> None:
-        """Close our connections."""
+        """Close the connections."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -113,15 +111,15 @@ class SyncEmitter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close our connections."""
+        """Close the connections."""
         self.close()
 
-    def _send(self, steps: Iterable[ScriptCall], how: Confirmation) -> list[Emitted]:
+    def _send(self, steps: Iterable[ScriptCall], wait: ReplicaWait) -> list[Emitted]:
         emitted: list[Emitted] = []
         for step in steps:
             place = step.keys.stream
-            if how.replicas:
-                reply = run_confirmed_sync(step.script, self._client, step.names, step.args, how, place)
+            if wait.replicas:
+                reply = run_replicated_sync(step.script, self._client, step.names, step.args, wait, place)
             else:
                 reply = step.script.call_sync(self._client, step.names, step.args, stream=place)
             sent = parse_reply(step, reply)

@@ -1,14 +1,14 @@
-"""What becomes of a message whose event has no handler in this process. Pure: facts in, a settlement out.
+"""Decide the settlement of a message with an event that has no handler in this process. Pure.
 
     "ignore" ───────────────────────────────────────▶ Acknowledge
     "leave" ────────────────────────────────────────▶ Defer(delay_ms, unknown_since_ms)
     "dead_letter", unknown for less than the grace ─▶ Defer(delay_ms, unknown_since_ms)
     "dead_letter", unknown for longer ──────────────▶ DeadLetter
 
-A message that is left goes to the delayed set and from there to the end of its stream, where any process of the group
-may read it. It is a new entry then: no delivery and no attempt is charged. The wait is a quarter of the time for which
-the message has been unknown: where half of the processes have the handler, most messages meet one within a second, and
-a message that none has costs two steps per ``LONGEST_MS``.
+A deferred message goes to the delayed set and from there to the end of its stream, where any process of the group may
+read it. It is then a new entry: no delivery and no attempt is charged. The delay is a quarter of the time for which the
+message has been unknown: if half of the processes have the handler, most messages reach one within a second, and a
+message without any handler costs two steps per ``LONGEST_MS``.
 """
 
 from conquiet.core.settlement import ACKNOWLEDGE, Acknowledge, DeadLetter, Defer
@@ -22,18 +22,18 @@ UNKNOWN_FATES = {
     Defer: "left for a worker that has one",
     DeadLetter: "dead-lettered",
 }
-"""How the log names them."""
+"""Descriptions for the log."""
 
 
 def decide_unknown(
     policy: Unknown, *, grace_s: float, since_ms: int | None, now_ms: int
 ) -> Acknowledge | Defer | DeadLetter:
-    """Return what becomes of a message without a handler here.
+    """Return the settlement of a message without a handler in this process.
 
     Args:
-        policy: The stream's.
+        policy: The policy of the stream.
         grace_s: How long "dead_letter" waits for a process that has the handler.
-        since_ms: Since when the message has been unknown, as it says itself; None if this is the first time.
+        since_ms: When the message was first unknown, as stored in it. None the first time.
         now_ms: The server's clock.
     """
     if policy == "ignore":

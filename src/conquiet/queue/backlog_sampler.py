@@ -91,7 +91,7 @@ class BacklogSampler:
         """Take or renew the lease and set the gauges, if that is due.
 
         Raises:
-            QueueError: The server refused or did not answer. The gauges keep their values until the next attempt.
+            QueueError: The server refused or did not reply. The gauges keep their values until the next attempt.
         """
         now = time.monotonic()
         if now < self.next_at:

@@ -3,7 +3,7 @@
     read up to ``batch`` ─▶ session ─▶ inbox ─▶ handler(new ones) ─▶ extend all leases ─▶ COMMIT ─▶ one XACK
 
 If the call fails, the batch is halved until the message that fails is alone (``core.batch_run``). The others have their
-effect and are acknowledged; then the error of the first one that failed is raised, and that message stays pending.
+effect and are acknowledged; then the error of the first failed message is raised, and that message stays pending.
 """
 
 import functools
@@ -33,7 +33,7 @@ class BatchInboxProtocol(Protocol):
     """Decides which messages of a batch are handled; ``conquiet.transactional.Inbox`` is the implementation."""
 
     def once_many(self, session: Any, msgs: Sequence[QueueMessage]) -> "AbstractContextManager[list[bool]]":
-        """Yield True for each message that is to be handled, False if its effect is committed already."""
+        """Yield True for each message to handle, False if its effect is committed already."""
         ...
 
 
@@ -74,7 +74,7 @@ class BatchMessageRunner:
             if msgs:
                 began = time.monotonic()
                 self._handle(msgs)
-                if len(msgs) < self._settings.size:  # how long a full one takes says nothing about those that wait
+                if len(msgs) < self._settings.size:  # a full batch does not wait for others
                     self._times.record(time.monotonic() - began)
             if self._malformed is not None:  # after the good ones: reading has made all of them ours
                 raise self._malformed
@@ -116,7 +116,7 @@ class BatchMessageRunner:
             self._transact(some, lost)
 
         outcomes = run_without_loop(BatchRun(msgs, call, lost=lambda msg: lost.get(msg.id)).run())
-        # Commit first, ack second: see ``MessageRunner``. What failed stays pending.
+        # Commit first, ack second: see ``MessageRunner``. Failed messages stay pending.
         done = [msg for msg, outcome in zip(msgs, outcomes, strict=True) if outcome is None]
         if done:
             self._consumer.queue.ack_many(done)

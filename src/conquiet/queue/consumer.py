@@ -1,4 +1,4 @@
-"""A loop over a queue that can be stopped. Control flow, and no delivery guarantee of its own. SPEC(000).
+"""A loop over a queue that can be stopped. Control flow only; it adds no delivery guarantee. SPEC(000).
 
 Not here, on purpose: retries, buffers, threads, automatic claims. New entries are read with ``next``, ``iter_messages``
 or ``run``. Entries of an earlier run or of a dead consumer are read only on request, with ``recover_own``,
@@ -8,12 +8,13 @@ See docs/decisions/0010 and 0014.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from conquiet.config import QueueConfig
 from conquiet.core.batching import WITHIN_S, BatchSettings
+from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError
 from conquiet.queue.batch_runner import BatchInboxProtocol, BatchMessageRunner, QueueBatchHandler
@@ -21,7 +22,7 @@ from conquiet.queue.health import QueueHealth, QueueStatus
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.outage import Outage
 from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue, require_config
-from conquiet.queue.runner import InboxProtocol, MessageRunner, OnMalformed, QueueHandler, outage_of
+from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler, outage_of
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
@@ -79,8 +80,9 @@ class QueueConsumer:
         """Ask for the end: no new read is started; a waiting one ends within a second.
 
         It acknowledges and claims nothing: a message that the caller holds stays pending until it is acknowledged.
-        Only assigns, so it may be called from a signal handler. A second call has no further effect: a handler that
-        runs in this thread cannot be interrupted. A second SIGTERM ends the process (``enable_signal_handlers``).
+        It assigns a flag and nothing else, so it may be called from a signal handler. A second call has no further
+        effect: a handler that runs in this thread cannot be interrupted. A second SIGTERM ends the process
+        (``enable_signal_handlers``).
         """
         self._stopping = True
 
@@ -100,7 +102,7 @@ class QueueConsumer:
         return 0
 
     def health(self) -> QueueHealth:
-        """Report whether messages are handled now. Never raises; no server is asked."""
+        """Report whether messages are handled now. Never raises; sends nothing."""
         if self._status is not QueueStatus.RUNNING:
             return QueueHealth(self._status)
         if self._stopping:
@@ -136,31 +138,23 @@ class QueueConsumer:
             MalformedMessageError: An entry breaks the format. It is pending; the next call reads the next entry.
             QueueError: Redis failed. Nothing is retried.
         """
-        total_ms = self.config.block_ms if block_ms is None else block_ms
-        if self._stopping:
-            return None
-        if type(total_ms) is not int or total_ms <= LONGEST_SLICE_MS:
-            return _first(self.queue.read(total_ms))  # read() refuses what is not a positive int
-        deadline = time.monotonic() + total_ms / 1000
-        slice_ms = LONGEST_SLICE_MS
-        while slice_ms > 0 and not self._stopping:
-            found = self.queue.read(slice_ms)
-            if found:
-                return found[0]
-            slice_ms = min(LONGEST_SLICE_MS, round((deadline - time.monotonic()) * 1000))
-        return None
+        found = self._read(block_ms)
+        return found[0] if found else None
 
     def next_batch(self, count: int, *, block_ms: int | None = None) -> MessageBatch:
         """Wait for new messages and return up to ``count`` of them; an empty batch if none came. See ``next``."""
+        return self._read(block_ms, count)
+
+    def _read(self, block_ms: int | None, *count: int) -> MessageBatch:
         total_ms = self.config.block_ms if block_ms is None else block_ms
         if self._stopping:
             return MessageBatch()
         if type(total_ms) is not int or total_ms <= LONGEST_SLICE_MS:
-            return self.queue.read(total_ms, count)  # read() refuses what is not a positive int
+            return self.queue.read(total_ms, *count)  # read() refuses what is not a positive int
         deadline = time.monotonic() + total_ms / 1000
         slice_ms = LONGEST_SLICE_MS
         while slice_ms > 0 and not self._stopping:
-            found = self.queue.read(slice_ms, count)
+            found = self.queue.read(slice_ms, *count)
             if found or found.malformed:
                 return found
             slice_ms = min(LONGEST_SLICE_MS, round((deadline - time.monotonic()) * 1000))
@@ -174,7 +168,7 @@ class QueueConsumer:
                 yield msg
 
     def ack(self, msg: QueueMessage) -> None:
-        """Acknowledge a message whose effect is committed. SPEC(000 §8)."""
+        """Acknowledge a message after its effect is committed. SPEC(000 §8)."""
         self.queue.ack(msg)
 
     def ack_id(self, message_id: str) -> None:
@@ -205,7 +199,7 @@ class QueueConsumer:
         handler: QueueHandler,
         engine: "Engine",
         on_malformed: OnMalformed | None = None,
-        inbox: InboxProtocol | None = None,
+        inbox: Deduplicator | None = None,
         recover: bool = False,
     ) -> None:
         """Handle new messages until stopped: read, one transaction, commit, acknowledge. SPEC(000 §1.1).
@@ -214,8 +208,8 @@ class QueueConsumer:
         back, the message stays pending, and ``run`` raises the error. A stop during a handler lets it finish: its
         transaction is committed and its message acknowledged, then ``run`` returns.
 
-        A message that failed is not read again by a later ``run`` unless ``recover`` is true. A start without
-        it that finds messages of its own name pending logs a warning with their number.
+        A failed message is not read again by a later ``run`` unless ``recover`` is true. Without ``recover``, a start
+        logs a warning with the number of messages pending under this consumer's name.
 
         Args:
             handler: Does the work of one message with the session it gets.
@@ -224,10 +218,10 @@ class QueueConsumer:
                 pending unless the callback acknowledges it.
             inbox: Makes the effect of a message happen once: a message that the inbox knows is acknowledged without
                 running its handler.
-            recover: Handle first the messages pending under this consumer's name: a message that failed, or whose
-                process died. No other live process may have that name. And while a server that the handler needs is
-                unavailable (``InfrastructureError``), keep the message, wait, and run the handler again in a new
-                transaction. Off by default, because SPEC(000) leaves every second attempt to the caller.
+            recover: Handle first the messages pending under this consumer's name, after a failure or a killed process.
+                No other live process may have that name. And while a server that the handler needs is unavailable
+                (``InfrastructureError``), keep the message, wait, and run the handler again in a new transaction. Off
+                by default, because SPEC(000) leaves every second attempt to the caller.
         """
         outage = outage_of(self.config) if recover else None
         self.run_with(MessageRunner(self, handler, engine, on_malformed=on_malformed, inbox=inbox), outage)
@@ -255,25 +249,24 @@ class QueueConsumer:
             handler: Does the work of all its messages with the session it gets: ``handler(msgs, session)``.
             engine: Source of sessions; never closed here.
             batch: Most messages of one transaction.
-            within_s: Within which time the first message of a batch has its effect. It waits for others, but less by as
-                long as the last batches took, and at least half of that time.
+            within_s: Time within which the first message of a batch has its effect. The wait for further messages is
+                this time minus the duration of the last batches, and at least half of it.
             on_malformed: Called with each entry that breaks the format; see ``run``.
-            inbox: Makes the effect of a message happen once: messages that it knows are not in the handler's list.
+            inbox: Makes the effect of a message happen once: messages in the inbox are not in the handler's list.
         """
         settings = BatchSettings(batch, within_s)
         runner = BatchMessageRunner(self, handler, engine, settings, on_malformed=on_malformed, inbox=inbox)
-        self._status = QueueStatus.RUNNING
-        try:
-            runner.run()
-        finally:
-            self._status = QueueStatus.STOPPED
+        self._run(runner.run)
 
     def run_with(self, runner: MessageRunner, outage: Outage | None) -> None:
         """Run a prepared runner until stopped, and keep ``health()`` up to date."""
         self._outage = outage
+        self._run(lambda: runner.run(outage))
+
+    def _run(self, until_stopped: Callable[[], None]) -> None:
         self._status = QueueStatus.RUNNING
         try:
-            runner.run(outage)
+            until_stopped()
         finally:
             self._status = QueueStatus.STOPPED
 
@@ -285,7 +278,7 @@ class QueueConsumer:
         min_idle_ms: int | None = None,
         interval_s: float = 30.0,
         on_malformed: OnMalformed | None = None,
-        inbox: InboxProtocol | None = None,
+        inbox: Deduplicator | None = None,
     ) -> None:
         """Claim and handle stale messages until stopped: the explicit recovery loop. SPEC(000 §10.3).
 
@@ -295,11 +288,7 @@ class QueueConsumer:
         """
         require_seconds("interval_s", interval_s)
         runner = MessageRunner(self, handler, engine, on_malformed=on_malformed, inbox=inbox)
-        self._status = QueueStatus.RUNNING
-        try:
-            runner.run_claim_stale(min_idle_ms, interval_s)
-        finally:
-            self._status = QueueStatus.STOPPED
+        self._run(lambda: runner.run_claim_stale(min_idle_ms, interval_s))
 
     def sleep(self, duration_s: float) -> None:
         """Sleep, or until a stop is requested; noticed within a second."""
@@ -307,7 +296,3 @@ class QueueConsumer:
         deadline = time.monotonic() + duration_s
         while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
-
-
-def _first(batch: MessageBatch) -> QueueMessage | None:
-    return batch[0] if batch else None

@@ -1,11 +1,11 @@
-"""What a queue consumer reports about itself. Pure."""
+"""Health of a queue consumer. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class QueueStatus(Enum):
-    """What a consumer does now. The value is the reason why it is not ready."""
+    """Status of a consumer. The value is the reason why it is not ready."""
 
     NOT_STARTED = "not started"
     RUNNING = ""
@@ -16,10 +16,10 @@ class QueueStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueHealth:
-    """Health of a ``QueueConsumer`` or ``QueueWorker`` at one moment; no server is asked.
+    """Health of a ``QueueConsumer`` or ``QueueWorker`` at one moment, without a command to the server.
 
     Attributes:
-        status: What it does now.
+        status: Its status.
     """
 
     status: QueueStatus

@@ -1,21 +1,21 @@
-"""Housekeeping of streams: a thread that removes what every group is done with, and the names of dead consumers.
+"""Housekeeping of streams: a thread that removes entries every group is done with, and names of dead consumers.
 
     every interval_s, for each stream      take or renew the lease ──▶ trim, step by step
     every 10 s, for each stream            take or renew the lease ──▶ sample the backlog, see ``backlog_sampler``
     every 20 s, for each stream's group    take or renew the lease ──▶ remove the names of dead consumers
 
-A lease in Redis lets one host at a time do the work. It saves work and protects nothing: each step is one script that
-is right whichever host runs it. A host that resumes after its lease expired does no harm, and a killed one is replaced
-when its lease expires.
+With a lease in Redis one host at a time does the work. The lease saves work and protects nothing: each step is one
+script that is safe from any host. A host that resumes after its lease expired does no harm, and a killed host is
+replaced when its lease expires.
 
 A stream with nothing to do is visited less and less often, up to 16 times ``interval_s`` apart. A host that then reads
 a message from it makes a pass soon after, and takes the lease over if its holder makes none for a while. Each thread
-asks its own process every ``interval_s`` whether it read any: no command is sent for that.
+checks every ``interval_s`` whether its process has read any: no command is sent for that.
 
-Without a retention nothing is removed. The thread then looks once a minute whether the stream only grows, and logs a
-warning, once.
+Without a retention nothing is removed. The thread then checks once a minute whether the stream only grows, and logs
+one warning.
 
-Why a thread and a synchronous connection: the same object serves ``QueueConsumer`` and the asyncio engines, and a
+It uses a thread and a synchronous connection: the same object serves ``QueueConsumer`` and the asyncio engines, and a
 handler that blocks the event loop does not stop it.
 
 See docs/decisions/0048.
@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from conquiet.core.backoff import Backoff
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_text
@@ -46,16 +47,17 @@ from conquiet.metrics.safety import count
 from conquiet.queue.backlog_sampler import INTERVAL_S, BacklogSampler, sampling_key
 from conquiet.queue.retention import Retention, require_retention, warn_of_growth
 from conquiet.queue.stream_progress import StreamProgress, lease_ms, longest_lease_ms
-from conquiet.redis_transport.client import AnyRedis
+from conquiet.redis_transport.client import AnyRedis, SyncClient
+from conquiet.redis_transport.client_commands import command_sync
 from conquiet.redis_transport.cluster import topology_of
-from conquiet.redis_transport.errors import RedisError, ResponseError
+from conquiet.redis_transport.errors import ResponseError
 from conquiet.redis_transport.liveness import (
     RELEASE_NAME,
     housekeeping_key,
     liveness_key,
     registry_key,
 )
-from conquiet.redis_transport.replies import consumer_infos, text
+from conquiet.redis_transport.replies import consumer_infos, info_fields, text
 from conquiet.redis_transport.retention_scripts import LIST_NAMES, REMOVE_DEAD_NAMES, TRIM
 from conquiet.redis_transport.scripts import Script
 from conquiet.redis_transport.topology import known_address
@@ -72,11 +74,11 @@ SAMPLING_S = INTERVAL_S
 _NAMES_S = 20.0
 _NAMES_PER_CALL = 200
 _UNREGISTERED_IDLE_MS = 3_600_000
-"""A name that never had a liveness key is removed after so long without a read, where the server counts reads."""
+"""Idle time after which a name without a liveness key is removed, if the server counts reads."""
 _GAP_SPARE = 100
 _TIMEOUT_S = 5.0
-_FIRST_ERROR_S = 1.0
-_LONGEST_ERROR_S = 60.0
+_ABORT_S = 1.0
+_AFTER_ERROR = Backoff(base_s=2.0, cap_s=60.0, jitter=0.0)
 _POLL_S = 0.01
 
 _TRIM = Script.from_source("trim", TRIM, action="trimming")
@@ -86,18 +88,18 @@ _RELEASE = Script.from_source("release", RELEASE_NAME, action="releasing the lea
 
 
 class StreamHousekeeper:
-    """Keeps streams short and their consumer names few, beside whatever reads them.
+    """Trim streams and remove names of dead consumers, while any consumer reads them.
 
-    ``Processor`` starts one for its streams by itself. For streams of a ``runtime.Consumer`` or a ``QueueConsumer``:
+    ``Processor`` starts one for its streams. For streams of a ``runtime.Consumer`` or a ``QueueConsumer``:
 
     >>> with StreamHousekeeper(redis, ["orders"], group="billing"):  # doctest: +SKIP
     ...     consumer.run(handler=handle, engine=engine)
 
     Args:
-        redis: The client to clone connections from; it stays the caller's.
+        redis: The client to clone connections from. The caller closes it.
         streams: Keys of the streams.
-        group: Consumer group whose dead names are removed; without one, names are left alone.
-        retention: What is kept. None removes nothing and only watches for a stream that grows.
+        group: Names of dead consumers are removed from this group; without a group, no names are removed.
+        retention: The entries to keep. None removes nothing and only warns about a stream that grows.
         messages_read: Returns how many messages of a stream this process has read so far. A stream that was quiet is
             visited as soon as that number has changed; without it, up to 16 ``interval_s`` later.
     """
@@ -126,7 +128,7 @@ class StreamHousekeeper:
         self._states: dict[str, StreamProgress] = {}
 
     def start(self) -> None:
-        """Begin, in a thread of its own. Nothing is sent before its first pass.
+        """Start the thread. Nothing is sent before its first pass.
 
         Raises:
             LifecycleError: It was started or closed before.
@@ -135,7 +137,7 @@ class StreamHousekeeper:
             raise LifecycleError("this StreamHousekeeper was started before. Create a new one.")
         now = time.monotonic()
         for stream in self._streams:
-            # Spread: hosts that start together should not ask together.
+            # Spread: hosts that start together should not visit the stream together.
             spread = random.random()  # noqa: S311
             first_s = _WATCH_S * (1 + spread) if self._retention is None else self._retention.interval_s * spread
             sampler = BacklogSampler(stream, self._token, interval_s=SAMPLING_S)
@@ -178,7 +180,7 @@ class StreamHousekeeper:
         if time.monotonic() < deadline:
             return True
         self._topology.abort()
-        if time.monotonic() < deadline + _FIRST_ERROR_S:
+        if time.monotonic() < deadline + _ABORT_S:
             return True
         logger.warning("housekeeping has not ended yet")  # connecting; ends with the time allowed for that
         return False
@@ -226,7 +228,7 @@ class StreamHousekeeper:
             self._failed(stream, state, error)
 
     def _trim(self, stream: str, state: StreamProgress, retention: Retention) -> None:
-        """Remove, step by step, what every group is done with, if the lease is ours."""
+        """Remove, step by step, entries that every group is done with, if this host has the lease."""
         gaps_from, removed_so_far = "", 0
         ends_at = time.monotonic() + retention.interval_s / 2
         patience_ms = longest_lease_ms(retention.interval_s) if state.begin_pass() else ""
@@ -276,14 +278,14 @@ class StreamHousekeeper:
             warn_of_growth(stream, done)
 
     def _remove_names(self, stream: str, group: str) -> bool:
-        """Remove the names of dead consumers, if the lease is ours. Returns whether it is."""
+        """Remove the names of dead consumers if this host has the lease. Return whether it has."""
         leased_ms = round(_NAMES_S * 2_000)
         rows = self._call(
             _LIST_NAMES, stream, (housekeeping_key(stream, group), stream), (self._token, leased_ms, group)
         )
         if rows is None:
             return False
-        client: Any = self._topology.client(stream)
+        client = self._topology.client(stream)
         known = consumer_infos(rows)
         idle = [name for one in known if one.pending == 0 and (name := _name(one.name)) is not None]
         random.shuffle(idle)
@@ -293,7 +295,7 @@ class StreamHousekeeper:
             keys = (stream, registry_key(stream, group), *(liveness_key(stream, group, name) for name in names))
             removed = self._call(_REMOVE_NAMES, stream, keys, (group, proof_ms, *names))
             if removed:
-                client.hdel(workers_key(stream, group), *removed)
+                command_sync(client, "HDEL", workers_key(stream, group), *removed, stream=stream, group=group)
                 count(QUEUE_CONSUMERS_RETIRED_TOTAL, stream, n=len(removed))
                 logger.info(
                     "names of dead consumers removed",
@@ -305,9 +307,11 @@ class StreamHousekeeper:
                 break
         return True
 
-    def _server_counts_attempts(self, client: Any) -> bool:
+    def _server_counts_attempts(self, client: SyncClient) -> bool:
         if self._counts_attempts is None:
-            self._counts_attempts = counts_attempts(str(client.info("server").get("redis_version", "0")))
+            self._counts_attempts = counts_attempts(
+                info_fields(command_sync(client, "INFO", "server")).get("redis_version", "0")
+            )
         return self._counts_attempts
 
     def _call(self, script: Script, stream: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
@@ -318,13 +322,12 @@ class StreamHousekeeper:
             return
         count(QUEUE_HOUSEKEEPING_ERRORS_TOTAL, stream)
         state.failures += 1
-        wait_s = min(_FIRST_ERROR_S * 2 ** min(state.failures, 10), _LONGEST_ERROR_S)
-        state.schedule_after_failure(time.monotonic(), wait_s)
-        if isinstance(error, QueueError | RedisError | OSError) and not isinstance(error.__cause__, ResponseError):
+        state.schedule_after_failure(time.monotonic(), _AFTER_ERROR.delay_s(state.failures))
+        if isinstance(error, QueueError) and not isinstance(error.__cause__, ResponseError):
             state.outage.failed(error, address=known_address(self._topology, stream))
         elif state.failures == 1:  # one record; the metric counts on
             logger.failure(logging.WARNING, "housekeeping failed, trying again later", error, stream=stream)
-        if isinstance(error, QueueError | RedisError | OSError):
+        if isinstance(error, QueueError):
             self._topology.refresh()
 
     def _release(self) -> None:
@@ -334,7 +337,7 @@ class StreamHousekeeper:
             if state.leased:
                 keys += [housekeeping_key(stream)]
                 keys += [] if self._group is None else [housekeeping_key(stream, self._group)]
-            with contextlib.suppress(QueueError, RedisError, OSError):
+            with contextlib.suppress(QueueError):
                 for key in keys:
                     self._call(_RELEASE, stream, (key,), (self._token,))
 

@@ -11,7 +11,7 @@ from conquiet.errors import MalformedMessageError
 
 
 class _Received:
-    """Facts of a message beside the seed's fields.
+    """Facts of a message in addition to the seed's fields.
 
     Attributes:
         payload_bytes: The encoded payload, the same at each delivery: an inbox compares them. Not set in a message

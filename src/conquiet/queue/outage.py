@@ -1,12 +1,13 @@
 """Pauses between attempts while a server that the handler needs is unavailable.
 
-One log line when the outage begins and one when it ends, however many attempts lie between. SPEC(000) forbids automatic
-retries, so only ``QueueConsumer.run(recover=True)`` uses this.
+It logs one line when the outage begins and one when it ends, and none for the attempts between. SPEC(000) forbids
+automatic retries, so only ``QueueConsumer.run(recover=True)`` uses this.
 """
 
 import logging
 import time
 
+from conquiet.core.backoff import Backoff
 from conquiet.core.log import FactLogger
 
 logger = FactLogger(__name__)
@@ -26,7 +27,7 @@ class Outage:
 
     def __init__(self, stream: str, group: str, *, longest_pause_s: float) -> None:
         self._about = {"stream": stream, "group": group}
-        self._longest_pause_s = min(LONGEST_PAUSE_S, longest_pause_s)
+        self._backoff = Backoff(base_s=SHORTEST_PAUSE_S, cap_s=min(LONGEST_PAUSE_S, longest_pause_s), jitter=0.0)
         self._attempts = 0
         self._since = 0.0
 
@@ -46,9 +47,8 @@ class Outage:
                 **self._about,
                 message_id=message_id,
             )
-        pause_s = SHORTEST_PAUSE_S * 2.0 ** min(self._attempts, 16)
         self._attempts += 1
-        return min(pause_s, self._longest_pause_s)
+        return self._backoff.delay_s(self._attempts)
 
     def over(self) -> None:
         """Record a success."""

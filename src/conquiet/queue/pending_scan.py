@@ -25,7 +25,7 @@ SMALL_GROUP = 10_000
 PAGE = 1_000
 """Rows of one page of a live consumer's long list."""
 
-MAX_PROBES = 64
+MAX_TARGETS = 64
 """Consumers scanned in one call. The next call continues after them."""
 
 Call = Callable[[str, bytes], Any]
@@ -38,15 +38,15 @@ class ScanMode(Enum):
     PAGED = "paged"
 
 
-class Probe(NamedTuple):
+class ScanTarget(NamedTuple):
     """One consumer to scan."""
 
     consumer: bytes
     mode: ScanMode
 
 
-def plan(known: Sequence[ConsumerInfo], *, min_idle_ms: int, rotation: int) -> list[Probe]:
-    """Return at most ``MAX_PROBES`` consumers to scan, the most promising first. Pure.
+def plan(known: Sequence[ConsumerInfo], *, min_idle_ms: int, rotation: int) -> list[ScanTarget]:
+    """Return at most ``MAX_TARGETS`` consumers to scan, the most promising first. Pure.
 
     Args:
         known: The group's consumers.
@@ -55,20 +55,20 @@ def plan(known: Sequence[ConsumerInfo], *, min_idle_ms: int, rotation: int) -> l
             consumer is scanned eventually.
     """
     holding = [one for one in known if one.pending]
-    quiet = [Probe(one.name, ScanMode.WHOLE) for one in holding if one.idle_ms >= min_idle_ms]
+    quiet = [ScanTarget(one.name, ScanMode.WHOLE) for one in holding if one.idle_ms >= min_idle_ms]
     busy = [one for one in holding if one.idle_ms < min_idle_ms]
-    short = [Probe(one.name, ScanMode.WHOLE) for one in busy if one.pending <= PAGE]
-    long = [Probe(one.name, ScanMode.PAGED) for one in busy if one.pending > PAGE]
-    # At least one long list is scanned each time, however many short ones there are.
-    first = [*_rotated(quiet, rotation), *_rotated(short, rotation)][: MAX_PROBES - min(1, len(long))]
-    return [*first, *_rotated(long, rotation)][:MAX_PROBES]
+    short = [ScanTarget(one.name, ScanMode.WHOLE) for one in busy if one.pending <= PAGE]
+    long = [ScanTarget(one.name, ScanMode.PAGED) for one in busy if one.pending > PAGE]
+    # At least one long list is scanned each time, for any number of short ones.
+    first = [*_rotated(quiet, rotation), *_rotated(short, rotation)][: MAX_TARGETS - min(1, len(long))]
+    return [*first, *_rotated(long, rotation)][:MAX_TARGETS]
 
 
-def _rotated(probes: list[Probe], rotation: int) -> list[Probe]:
-    if not probes:
-        return probes
-    at = rotation % len(probes)
-    return probes[at:] + probes[:at]
+def _rotated(targets: list[ScanTarget], rotation: int) -> list[ScanTarget]:
+    if not targets:
+        return targets
+    at = rotation % len(targets)
+    return targets[at:] + targets[:at]
 
 
 class StaleScan:
@@ -86,7 +86,7 @@ class StaleScan:
         Args:
             min_idle_ms: Least idle time of an entry.
             count: Most entries to return.
-            except_for: Name of a consumer whose entries are left out.
+            except_for: Consumer to leave out.
         """
         everyone = consumer_infos(self._call("XINFO CONSUMERS", self._commands.consumers()))
         known = [one for one in everyone if one.name != except_for]
@@ -100,20 +100,20 @@ class StaleScan:
         names = {one.name for one in known}
         self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in names}
         found: list[Pending] = []
-        for probe in plan(known, min_idle_ms=min_idle_ms, rotation=self._rotation):
+        for target in plan(known, min_idle_ms=min_idle_ms, rotation=self._rotation):
             missing = count - len(found)
             if missing <= 0:
                 break
             self._rotation += 1
-            found += self._scan(probe, min_idle_ms, missing)
+            found += self._scan(target, min_idle_ms, missing)
         return found
 
-    def _scan(self, probe: Probe, min_idle_ms: int, count: int) -> list[Pending]:
-        match probe.mode:
+    def _scan(self, target: ScanTarget, min_idle_ms: int, count: int) -> list[Pending]:
+        match target.mode:
             case ScanMode.WHOLE:
-                return self._pending(count=count, min_idle_ms=min_idle_ms, consumer=probe.consumer)
+                return self._pending(count=count, min_idle_ms=min_idle_ms, consumer=target.consumer)
             case ScanMode.PAGED:
-                return self._scan_pages(probe.consumer, min_idle_ms, count)
+                return self._scan_pages(target.consumer, min_idle_ms, count)
 
     def _scan_pages(self, consumer: bytes, min_idle_ms: int, count: int) -> list[Pending]:
         head = self._pending(count=PAGE, consumer=consumer)

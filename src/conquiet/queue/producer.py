@@ -19,9 +19,8 @@ from conquiet.queue.metrics import count_queue
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.commands import pack
-from conquiet.redis_transport.confirmation import Confirmation, confirmation_of
-from conquiet.redis_transport.confirmed import checked_call
 from conquiet.redis_transport.connection import RedisConnection
+from conquiet.redis_transport.replica_wait import ReplicaWait, replica_wait_of, replicated_reply
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
 
@@ -51,20 +50,20 @@ class EntryWriter:
         self._add = AddCommand(stream)
 
     def enqueue(
-        self, payload: dict[str, Any], key: str | None, window_s: float, how: Confirmation | None = None
+        self, payload: dict[str, Any], key: str | None, window_s: float, wait: ReplicaWait | None = None
     ) -> str:
         """Add one payload; see ``StreamProducer.enqueue``."""
         data = self._encode(payload)
         if key is not None:
-            message_id = self._enqueue_once(payload, data, key, window_s, how)
-        elif how is None:
+            message_id = self._enqueue_once(payload, data, key, window_s, wait)
+        elif wait is None:
             message_id = text(self._call("XADD", self._add.pack(data)))
         else:
-            message_id = text(self._write("XADD", self._add.pack(data), how))
+            message_id = text(self._write("XADD", self._add.pack(data), wait))
         count_queue(self._stream, "enqueued")
         return message_id
 
-    def enqueue_many(self, payloads: Iterable[dict[str, Any]], how: Confirmation | None = None) -> list[str]:
+    def enqueue_many(self, payloads: Iterable[dict[str, Any]], wait: ReplicaWait | None = None) -> list[str]:
         """Add payloads, all or none; see ``StreamProducer.enqueue_many``."""
         encoded = [self._encode(payload) for payload in payloads]
         if not encoded:
@@ -77,7 +76,7 @@ class EntryWriter:
                 command="EVAL",
             )
         packed = pack("EVAL", ENQUEUE_MANY, 1, self._stream, *encoded)
-        ids = [text(added) for added in self._write("EVAL", packed, how)]
+        ids = [text(added) for added in self._write("EVAL", packed, wait)]
         count_queue(self._stream, "enqueued", len(ids))
         return ids
 
@@ -88,15 +87,15 @@ class EntryWriter:
             refused = error
         raise self._payload_error(f"the payload was refused: {refused.explanation}", refused.reason, refused.path)
 
-    def _write(self, command: str, packed: bytes, how: Confirmation | None) -> Any:
-        if how is None or how.replicas == 0:
+    def _write(self, command: str, packed: bytes, wait: ReplicaWait | None) -> Any:
+        if wait is None or wait.replicas == 0:
             return self._call(command, packed)
-        words = [packed, *(pack(*one) for one in how.commands(self._stream))]
-        replies = self._together(command, words, wait_s=how.timeout_s)
-        return checked_call(replies, how, stream=self._stream, group=self._group, command=command)
+        words = [packed, *(pack(*one) for one in wait.commands(self._stream))]
+        replies = self._together(command, words, wait_s=wait.timeout_s)
+        return replicated_reply(replies, wait, stream=self._stream, group=self._group, command=command)
 
     def _enqueue_once(
-        self, payload: dict[str, Any], data: bytes, key: str, window_s: float, how: Confirmation | None
+        self, payload: dict[str, Any], data: bytes, key: str, window_s: float, wait: ReplicaWait | None
     ) -> str:
         require_text("idempotency_key", key)
         if require_seconds("idempotency_window_s", window_s) > LONGEST_WINDOW_S:
@@ -105,7 +104,7 @@ class EntryWriter:
         digest = hashlib.sha256(canonical(payload)).hexdigest()[:32]
         mark = scripts.mark_key(self._stream, key)
         packed = pack("EVAL", scripts.ENQUEUE_ONCE, 2, self._stream, mark, data, digest, window_ms)
-        message_id, _, first = text(self._write("EVAL", packed, how)).partition(" ")
+        message_id, _, first = text(self._write("EVAL", packed, wait)).partition(" ")
         if first != digest:
             raise self._payload_error(
                 f"the idempotency key was used before, for another payload (entry {message_id}); nothing was added",
@@ -130,7 +129,7 @@ class StreamProducer:
     Every command is sent once, on connections cloned from ``redis``. May be used from several threads.
 
     Args:
-        redis: ``redis.Redis``, ``redis.asyncio.Redis`` or a ``RedisCluster``, however it was made.
+        redis: ``redis.Redis``, ``redis.asyncio.Redis`` or a ``RedisCluster``, with any settings.
         stream_key: Key of the stream. It is created by the first entry.
         max_payload_bytes: Largest payload, encoded; as ``QueueConfig.max_payload_bytes`` of the consumers.
         command_timeout_s: How long a reply may take.
@@ -163,14 +162,14 @@ class StreamProducer:
         replicas_timeout_s: float = 1.0,
     ) -> str:
         """Add ``payload`` to the stream and return the id of its entry; see ``RedisStreamsQueue.enqueue``."""
-        how = confirmation_of(replicas, replicas_timeout_s)
-        return self._writer.enqueue(payload, idempotency_key, idempotency_window_s, how)
+        wait = replica_wait_of(replicas, replicas_timeout_s)
+        return self._writer.enqueue(payload, idempotency_key, idempotency_window_s, wait)
 
     def enqueue_many(
         self, payloads: Iterable[dict[str, Any]], *, replicas: int = 0, replicas_timeout_s: float = 1.0
     ) -> list[str]:
         """Add all payloads in their order, or none of them; see ``RedisStreamsQueue.enqueue_many``."""
-        return self._writer.enqueue_many(payloads, confirmation_of(replicas, replicas_timeout_s))
+        return self._writer.enqueue_many(payloads, replica_wait_of(replicas, replicas_timeout_s))
 
     def close(self) -> None:
         """Close the connections. The caller's client stays open."""

@@ -7,13 +7,12 @@
                                         still pending ──┘
 
 Not here: loops, retries, buffers, signals, trimming, removal of consumers, dead letters. A docstring names the commands
-that a method sends besides its main one (XPENDING before XCLAIM).
+that a method sends in addition to its main one (XPENDING before XCLAIM).
 
 See docs/decisions/0010 and 0011.
 """
 
 import functools
-import re
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -30,7 +29,6 @@ from conquiet.queue.decoding import MessageDecoder
 from conquiet.queue.metrics import (
     count_queue,
     observe_queue_ack,
-    observe_queue_acks,
     observe_queue_claim,
     observe_queue_read,
     prepare_queue_metrics,
@@ -41,8 +39,9 @@ from conquiet.queue.producer import EntryWriter
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.commands import pack
-from conquiet.redis_transport.confirmation import confirmation_of
 from conquiet.redis_transport.errors import ResponseError, is_group_there_already
+from conquiet.redis_transport.ids import is_entry_id
+from conquiet.redis_transport.replica_wait import replica_wait_of
 from conquiet.redis_transport.replies import StreamEntry, entries, pending_of, pending_rows, read_entries, text
 from conquiet.redis_transport.retention_scripts import TRIM
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
@@ -51,8 +50,6 @@ logger = FactLogger(__name__)
 
 LONGEST_SLICE_MS = 1_000
 """Longest BLOCK that the connections' socket timeout covers; a longer read uses a connection with a longer one."""
-
-_ID = re.compile(r"\d{1,20}-\d{1,20}")
 
 
 def require_config(config: object) -> None:
@@ -68,7 +65,7 @@ class RedisStreamsQueue:
     ``enqueue`` and ``enqueue_many`` may be called from several threads.
 
     Args:
-        redis: ``redis.Redis`` (or ``redis.asyncio.Redis``), however it was made (URL, Unix socket, TLS, Sentinel); or a
+        redis: ``redis.Redis`` (or ``redis.asyncio.Redis``), with any settings (URL, Unix socket, TLS, Sentinel); or a
             ``RedisCluster``.
         config: Stream, group, consumer name and limits.
         command_timeout_s: How long a reply may take, BLOCK time not counted. After that the connection is closed
@@ -131,16 +128,16 @@ class RedisStreamsQueue:
         call would then add it twice, unless both calls have the same ``idempotency_key``: a key adds one entry within
         the window, and every call returns that entry's id. Check and XADD are one step on the server.
 
-        With ``replicas`` the call returns when so many replicas of the server have the entry (WAIT): a fail-over to one
-        of them does not lose it.
+        With ``replicas`` the call returns when this many replicas of the server have the entry (WAIT): a fail-over to
+        one of them does not lose it.
 
         Raises:
             NotReplicatedError: They have not confirmed it within ``replicas_timeout_s``. The entry is written.
             PayloadError: The payload is not a JSON object, or the key was used for another payload.
             ConfigurationError: The window is longer than ten years.
         """
-        how = confirmation_of(replicas, replicas_timeout_s)
-        return self._writer.enqueue(payload, idempotency_key, idempotency_window_s, how)
+        wait = replica_wait_of(replicas, replicas_timeout_s)
+        return self._writer.enqueue(payload, idempotency_key, idempotency_window_s, wait)
 
     def enqueue_many(
         self, payloads: Iterable[dict[str, Any]], *, replicas: int = 0, replicas_timeout_s: float = 1.0
@@ -150,7 +147,7 @@ class RedisStreamsQueue:
         One step on the server (EVAL), one round trip, at most 10,000 payloads. If one payload is refused, none is sent.
         ``replicas``: see ``enqueue``.
         """
-        return self._writer.enqueue_many(payloads, confirmation_of(replicas, replicas_timeout_s))
+        return self._writer.enqueue_many(payloads, replica_wait_of(replicas, replicas_timeout_s))
 
     # ------------------------------------------------------------------ reading
     def read(self, block_ms: int, count: int = 1) -> MessageBatch:
@@ -181,7 +178,7 @@ class RedisStreamsQueue:
         For the start of a process, before the first read, under a consumer name that no other live
         process has. Reading them again counts as a delivery. One XREADGROUP, then one XPENDING for
         the delivery counts. Reads entries after the id ``after``: pass ``batch.last_id`` until it is None.
-        Entries deleted from the stream meanwhile are acknowledged and named in ``.deleted``.
+        Entries deleted from the stream are acknowledged and named in ``.deleted``.
         """
         self._require_positive("XREADGROUP", "count", count)
         self._require_id("XREADGROUP", after)
@@ -241,12 +238,12 @@ class RedisStreamsQueue:
         if not msgs:
             return
         done = int(self._call("XACK", self._commands.ack_all([msg.id for msg in msgs])))
-        observe_queue_acks(self.config.stream_key, done)
+        count_queue(self.config.stream_key, "acked", done)
         if done < len(msgs):
             count_queue(self.config.stream_key, "ack_noop", len(msgs) - done)
 
     def extend_many(self, msgs: Sequence[QueueMessage]) -> set[str]:
-        """Reset the idle time of messages by one script; return the ids of those that are ours. See ``extend``."""
+        """Reset the idle time of messages by one script; return the ids still pending here. See ``extend``."""
         for msg in msgs:
             self._check_same_queue("EVAL", msg)
         config, ids = self.config, [msg.id for msg in msgs]
@@ -290,7 +287,7 @@ class RedisStreamsQueue:
         return read_backlog(self.config, self._call)
 
     def count_done(self) -> int:
-        """Return how many entries of the stream every group is done with: what a retention would remove. One EVAL."""
+        """Return how many entries every group is done with, which a retention would remove. One EVAL."""
         reply = self._call("EVAL", pack("EVAL", TRIM, 1, self.config.stream_key, "report", 0, 0, 0, ""))
         return int(reply[3]) - int(reply[4])
 
@@ -315,7 +312,7 @@ class RedisStreamsQueue:
             )
 
     def _deleted_among(self, ids: set[str]) -> list[str]:
-        """Return the ids, of those that XCLAIM did not return, that are deleted; the others were claimed elsewhere."""
+        """Return the deleted ids among the ids that XCLAIM did not return; the others were claimed elsewhere."""
         if not ids:
             return []
         asked = sorted(ids)
@@ -329,7 +326,7 @@ class RedisStreamsQueue:
             raise self._refusal(command, f"needs {name} as a positive int, got {shown}")
 
     def _require_id(self, command: str, value: object) -> None:
-        if not isinstance(value, str) or _ID.fullmatch(value) is None:
+        if not isinstance(value, str) or not is_entry_id(value):
             raise self._refusal(command, "needs an entry id such as 1700000000000-0")
 
     def _check_same_queue(self, command: str, msg: QueueMessage) -> None:

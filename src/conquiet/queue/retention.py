@@ -1,4 +1,4 @@
-"""How much of a stream is kept, and when a stream that grows deserves a warning."""
+"""Decide how much of a stream is kept, and when to warn about a stream that grows."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,20 +11,20 @@ from conquiet.errors import ConfigurationError
 logger = FactLogger(__name__)
 
 WARN_FROM: Final = 10_000
-"""Fewer entries that nothing removes are no reason for a warning."""
+"""Least number of entries for a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """How long entries stay in a stream after every group has acknowledged them.
 
-    An entry that is pending or undelivered in any group is kept, whatever is set here. So is the last entry that was
-    delivered.
+    An entry that is pending or undelivered in any group is always kept, and so is the last delivered entry.
 
     Attributes:
         keep_s: Entries younger than this stay, by the time in their ids and the server's clock. For a group that is
-            created later and reads history, or for people who look at it. 0 keeps none for their age.
-        keep_min: So many entries stay at least, the newest ones; up to a node of the stream (100 entries) more may.
+            created later and reads history, or for people who read it. 0 keeps no entry for its age.
+        keep_min: Least number of entries to keep, the newest ones; up to a node of the stream (100 entries) more may
+            stay.
         interval_s: Time between two passes; up to 16 times as long for a stream that has nothing to remove for a while.
             A pass of a stream is one script call, two if there is something to remove.
     """
@@ -47,7 +47,7 @@ def require_retention(value: object) -> None:
 
 
 class GrowthWatch:
-    """Finds a stream whose entries that are done only become more: no retention, and nothing else that trims it."""
+    """Detect a stream that only grows: it has no retention, and nothing else trims it."""
 
     def __init__(self) -> None:
         self._last: int | None = None
@@ -55,7 +55,7 @@ class GrowthWatch:
         self._warned = False
 
     def observe(self, done: int) -> bool:
-        """Note how many entries every group is done with. Returns True once: when a warning is due."""
+        """Record how many entries every group is done with. Return True once, when a warning is due."""
         grew = self._last is not None and done > self._last
         self._shrank = self._shrank or (self._last is not None and done < self._last)
         self._last = done
@@ -76,10 +76,10 @@ def warn_of_growth(stream: str, done: int) -> None:
 
 
 class HeldBackWatch:
-    """Finds a stream that cannot be trimmed because one group does not advance.
+    """Detect a stream that cannot be trimmed because one group does not advance.
 
     Args:
-        patience_s: So long may a group stand still.
+        patience_s: Time without progress of a group before the warning.
     """
 
     def __init__(self, patience_s: float = 600.0) -> None:
@@ -89,7 +89,7 @@ class HeldBackWatch:
         self._warned = False
 
     def observe(self, needed: str, length: int, now: float) -> bool:
-        """Note the id that is needed and the length. Returns True when a warning is due: once for each such id."""
+        """Record the oldest needed id and the length. Return True when a warning is due: once for each such id."""
         if needed != self._needed:
             self._needed, self._since, self._warned = needed, now, False
         if self._warned or length < WARN_FROM or now - self._since < self._patience_s:

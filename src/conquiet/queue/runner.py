@@ -10,9 +10,10 @@ is followed by another attempt.
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from conquiet.config import QueueConfig
+from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import reject_awaitable, require_arguments, require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.errors import ConfigurationError, InfrastructureError, MalformedMessageError, QueueError
@@ -22,8 +23,6 @@ from conquiet.queue.retention import GrowthWatch, warn_of_growth
 from conquiet.redis_transport.errors import ResponseError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from sqlalchemy import Engine
 
     from conquiet.db.session import DbSession
@@ -39,19 +38,8 @@ QueueHandler = Callable[[QueueMessage, "DbSession"], object]
 OnMalformed = Callable[[MalformedMessageError], None]
 
 
-class InboxProtocol(Protocol):
-    """Decides whether the handler of a message runs; ``conquiet.transactional.Inbox`` is the implementation.
-
-    It writes its record in the session's transaction, so that record and effect commit together.
-    """
-
-    def once(self, session: "DbSession", msg: QueueMessage) -> "AbstractContextManager[bool]":
-        """Yield True if the handler is to run, False if its effect is committed already."""
-        ...
-
-
 def outage_of(config: QueueConfig) -> Outage:
-    """Return an outage whose pauses end before another consumer may claim the message."""
+    """Return an outage with pauses that end before another consumer may claim the message."""
     return Outage(config.stream_key, config.consumer_group, longest_pause_s=config.claim_idle_ms / 3000)
 
 
@@ -69,7 +57,7 @@ class MessageRunner:
         engine: "Engine",
         *,
         on_malformed: OnMalformed | None = None,
-        inbox: InboxProtocol | None = None,
+        inbox: Deduplicator | None = None,
     ) -> None:
         _check(handler, inbox)
         self._consumer = consumer
@@ -203,7 +191,7 @@ class MessageRunner:
         self._on_malformed(error)
 
 
-def _check(handler: QueueHandler, inbox: InboxProtocol | None) -> None:
+def _check(handler: QueueHandler, inbox: Deduplicator | None) -> None:
     """Refuse arguments that would fail after a message was read."""
     require_plain_function("handler", handler)
     require_arguments("handler", handler, "msg", "session")

@@ -1,4 +1,4 @@
-"""How far the housekeeping of one stream is, and when its next pass is due. No I/O."""
+"""Progress of the housekeeping of one stream, and the time of its next pass. No I/O."""
 
 import random
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ from conquiet.queue.backlog_sampler import BacklogSampler
 from conquiet.queue.retention import GrowthWatch, HeldBackWatch
 
 _BUSY_LENGTH = 1_000
-"""Entries from which on a stream is taken for a busy one."""
+"""Length from which a stream counts as busy."""
 _LONGEST_PAUSE = 16
 """Intervals between two passes of a stream that has nothing to remove, and no group with anything to do."""
 _BUSY_PAUSE = 2
-"""The same, while a group has something to do: what it is done with is to go within a second."""
+"""The same, while a group has something to do: entries it is done with are removed within a second."""
 _LEASE_SPARE_MS = 3_000
 _GAP_PAUSE_S = 30.0
 
 
 def lease_ms(pause: int, interval_s: float) -> int:
-    """Return how long the lease holds of a host whose next pass is so many intervals away at most."""
+    """Return the lease of a host that makes its next pass after at most ``pause`` intervals."""
     return _LEASE_SPARE_MS + round(pause * interval_s * 1_000)
 
 
@@ -38,12 +38,12 @@ class StreamProgress:
         gaps_from: Id from which the gaps between pending entries are searched on.
         gaps_at: Time of the next search in them.
         found_in_gaps: Entries that the current search has removed.
-        leased: We have held its lease, or that of its group's names.
-        pause: Intervals until the next pass: more with each that has found nothing to remove.
-        most: The most that it becomes.
-        is_quiet: The next pass, by whichever host, is further away than it should be if messages come.
-        messages_read: Messages that this process had read from it when it was last asked.
-        has_traffic: Some were read since the last pass.
+        leased: True if this host has held its lease, or the lease of its group's names.
+        pause: Intervals until the next pass; it grows with each pass that removes nothing.
+        most: Upper bound of ``pause``.
+        is_quiet: The next pass, by any host, is further away than a stream with traffic needs.
+        messages_read: Messages that this process had read from it at the last check.
+        has_traffic: True if messages were read since the last pass.
         failures: Errors in a row.
         outage: Logs that the server is unavailable.
     """
@@ -71,7 +71,7 @@ class StreamProgress:
         return min(2 * self.pause, self.most)
 
     def observe_reads(self, messages_read: int) -> None:
-        """Note how many messages this process has read so far."""
+        """Record how many messages this process has read so far."""
         self.has_traffic = self.has_traffic or messages_read != self.messages_read
         self.messages_read = messages_read
 
@@ -80,14 +80,14 @@ class StreamProgress:
         return now >= self.next_at or (self.is_quiet and self.has_traffic)
 
     def begin_pass(self) -> bool:
-        """Return whether there was traffic since the last pass. Then the next one is to be soon."""
+        """Return whether there was traffic since the last pass. If so, the next pass is soon."""
         had_traffic, self.has_traffic = self.has_traffic, False
         if had_traffic:
             self.pause = 1
         return had_traffic
 
     def schedule_next(self, now: float, interval_s: float, *, removed: bool, undone: int = 0) -> None:
-        """Plan the next pass: soon after one that removed something, later if the stream is idle."""
+        """Plan the next pass: soon after a pass that removed something, later if the stream is idle."""
         pause = 1 if removed else self.longest_pause
         self.most = _BUSY_PAUSE if undone else _LONGEST_PAUSE
         self.pause = min(pause, self.most)
@@ -95,8 +95,8 @@ class StreamProgress:
         self.next_at = now + self.pause * interval_s
 
     def schedule_while_held(self, now: float, lease_s: float, length: int, interval_s: float) -> None:
-        """Plan the next pass while another host has the lease. Not the same for all: the first one then takes it."""
-        # A host that stops releases its lease. Until that is noticed a busy stream grows, so it is asked for sooner.
+        """Plan the next pass while another host has the lease. Spread over hosts: the first one takes the lease."""
+        # A host that stops releases its lease. A busy stream grows until another host notices, so it tries sooner.
         wait_s = lease_s if length < _BUSY_LENGTH else min(lease_s, interval_s / 2)
         self.is_quiet = lease_s * 1_000 > longest_lease_ms(interval_s)
         self.next_at = now + wait_s + interval_s * random.random()  # noqa: S311
@@ -109,7 +109,7 @@ class StreamProgress:
         self.sampler.next_at = max(self.sampler.next_at, self.next_at)
 
     def searched_gaps(self, cursor: str, removed: int, now: float) -> None:
-        """Note a step in the gaps. A search reads entries, so one that found nothing is not repeated at once."""
+        """Record a step in the gaps. A search reads entries, so after a search without a result the next one waits."""
         self.found_in_gaps += removed
         if cursor not in {"", "end"}:
             self.gaps_from = cursor

@@ -6,11 +6,12 @@
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.lifecycle import Lifecycle
 from conquiet.errors import ConfigurationError
 from conquiet.queue.consumer import QueueConsumer
 from conquiet.queue.health import QueueHealth
-from conquiet.queue.runner import InboxProtocol, MessageRunner, OnMalformed, QueueHandler, outage_of
+from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler, outage_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -43,7 +44,7 @@ class QueueWorker:
         *,
         handler: QueueHandler,
         engine: "Engine",
-        inbox: InboxProtocol | None = None,
+        inbox: Deduplicator | None = None,
         on_malformed: OnMalformed | None = None,
         recover: bool = True,
     ) -> None:

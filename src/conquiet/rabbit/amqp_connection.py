@@ -3,7 +3,7 @@
 pika keeps the handshake, the heartbeats, the channel and everything that is asked and answered. Its own asyncio adapter
 is replaced for two reasons: it registers with the selector before each write and sends one turn of the loop later, and
 it cannot be extended to read deliveries and properties. The model is pika's Twisted adapter, which sits on a
-foreign transport in the same way. ``tests/unit/rabbit/test_pika_internals.py``
+foreign transport in the same way. ``tests/unit/rabbit/test_amqp_connection.py``
 checks what is used of pika's internals.
 """
 

@@ -4,7 +4,7 @@
 
     broker ──delivery──▶ dispatcher: prepare, syncer, decide ──disposition──▶ session ──▶ broker
 
-See docs/decisions/0022.
+See docs/decisions/0021.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Interpret the result of a syncer: a boolean, or a broken contract. SPEC(004 §4).
 
-See docs/decisions/0022.
+See docs/decisions/0021.
 """
 
 import inspect

@@ -5,8 +5,8 @@ arrive in order, so several commands can be sent in one write, and the first rep
 blocks on the server.
 
 In a Redis Cluster a slot in migration is served by two nodes: its old owner redirects commands on keys that have moved
-(ASK), and those go to the new one by a second connection, one by one. Any other redirect ends the connection, and the
-next one leads to the owner. A redirected command has done nothing, so nothing is repeated.
+(ASK), and these commands go to the new owner over a second connection, one by one. Any other redirect ends the
+connection, and the next one leads to the owner. A redirected command has done nothing, so nothing is repeated.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class AsyncRedisConnection:
         topology: Makes connections.
         stream: One of its streams; the others are on the same node.
         name: Its purpose, for metrics and logs.
-        identify: Ask the server for its run id as well, for ``identity``.
+        identify: Also fetch the server's run id, for ``identity``.
 
     Attributes:
         on_lost: Called when an open connection has been closed, by the server too.
@@ -85,7 +85,7 @@ class AsyncRedisConnection:
         self._connection: Any = None
         self._protocol: RedisProtocol | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._sent: deque[bytes] = deque()  # whose replies have not come; kept in a cluster only
+        self._sent: deque[bytes] = deque()  # commands without a reply yet; kept in a cluster only
         self._importing: tuple[NodeAddress, Any, RedisProtocol] | None = None
         self.is_aborted = False
         self.client_id: int | None = None
@@ -103,7 +103,7 @@ class AsyncRedisConnection:
 
     @property
     def identity(self) -> ConnectionId | None:
-        """Where an administrator finds this connection; None while it is closed, or if the server does not say."""
+        """The run id and the client id of this connection; None while it is closed, or if the server refused them."""
         protocol = self._protocol
         if protocol is None or protocol.lost is not None or self.client_id is None or not self._run_id:
             return None
@@ -202,13 +202,13 @@ class AsyncRedisConnection:
         return await self.receive(len(packed))
 
     async def _follow_migration(self, replies: list[Any]) -> None:
-        """Put the importing node's replies in the place of those that redirect to it."""
+        """Replace each redirect to the importing node with that node's reply."""
         sent = [self._sent.popleft() for _ in replies]
         for place, reply in enumerate(replies):
             if isinstance(reply, AskError | TryAgainError) and not isinstance(reply, MovedError):
-                replies[place] = await self._ask_importing(sent[place], reply)
+                replies[place] = await self._send_to_importing(sent[place], reply)
 
-    async def _ask_importing(self, packed: bytes, refusal: RedisError) -> Any:
+    async def _send_to_importing(self, packed: bytes, refusal: RedisError) -> Any:
         """Send a command that was refused because its slot is in migration; return the reply of the right node."""
         detour = Detour(_IN_MIGRATION_S)
         reply: Any = refusal
@@ -224,7 +224,7 @@ class AsyncRedisConnection:
                 importing.send(_ASKING + packed)
                 _, reply = await importing.receive(2)
             elif self._sent:
-                return reply  # replies of other commands come before that of a repeated one
+                return reply  # replies of other commands arrive before the reply to a repeated one
             else:
                 protocol = self._require_open()
                 protocol.send(packed)
@@ -257,13 +257,13 @@ class AsyncRedisConnection:
         return self._protocol
 
     def _is_redirect(self, reply: RedisError) -> bool:
-        """Return True for a refusal that only another connection can avoid. Any other is the caller's."""
+        """Return True for a refusal that only another connection can avoid. The caller handles any other."""
         if not isinstance(reply, ResponseError):
             return True
         if not self._topology.may_move:
             return isinstance(reply, _REDIRECTS)
-        # A slot that moves away ends a blocked read as if its stream were deleted. The next read is redirected; if the
-        # stream is gone after all, the server says so.
+        # A slot that moves away ends a blocked read as if its stream were deleted. The next read is redirected, or
+        # refused if the stream is deleted.
         return isinstance(reply, _CLUSTER_REDIRECTS) or str(reply).startswith(_UNBLOCKED)
 
 

@@ -1,12 +1,12 @@
-"""Clone the caller's redis-py client into connections of our own. The caller's client is not changed.
+"""Clone the caller's redis-py client into our own connections. The caller's client is not changed.
 
-redis-py repeats a command whose reply was lost (3 times by default in 6 and 7, 10 times in 8). A repeated XADD stores a
+redis-py repeats a command after a lost reply (3 times by default in 6 and 7, 10 times in 8). A repeated XADD stores a
 second entry; a repeated XREADGROUP takes a second one and leaves the first pending and unseen. So stream commands never
 use the caller's connections. The clone has the same address, database, credentials, TLS and Sentinel, and
 
     no retries, no health checks           each command is sent once
     replies as bytes, by RESP2             decode_responses, protocol and legacy_responses have no effect
-    no bound on connections                redis-py 8 raises at the 101st concurrent command
+    no bound on connections                redis-py 8 raises at the 101st concurrent command; ``limiter`` bounds them
     its own socket timeout                 longer than the longest wait, never infinite
 
 Both kinds of client (``redis``, ``redis.asyncio``) can be cloned to either kind: an asyncio worker has a heartbeat
@@ -41,7 +41,7 @@ SOCKET_TIMEOUT_S = 10.0
 """How long a reply may take, in addition to the BLOCK time of a read."""
 
 MAX_CONNECTIONS = 2**31
-"""Size of a clone's pool: unbounded. redis-py 8 defaults to 100, and the 101st concurrent command would fail."""
+"""Size of a clone's pool: unbounded. redis-py 8 defaults to 100, and the 101st blocking read would fail."""
 
 SyncClient = redis.Redis
 AsyncClient = redis.asyncio.Redis
@@ -50,7 +50,7 @@ AnyServer = redis.Redis | redis.asyncio.Redis
 AnyRedis = AnyServer | AnyCluster
 """What callers may pass: a client of one server, of the master that Sentinels name, or of a Redis Cluster."""
 
-# Settings that a clone decides for itself, or that belong to the pool of the original.
+# Settings that a clone sets, or that belong to the pool of the original.
 _NOT_COPIED = frozenset({
     "cache", "cache_config", "command_packer", "connection_pool", "decode_responses", "encoding", "encoding_errors",
     "event_dispatcher", "health_check_interval", "himport_registry", "legacy_responses", "maint_notifications_config",
@@ -65,7 +65,7 @@ _PORTABLE = frozenset({
     "port", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options", "socket_type", "username",
 })  # fmt: skip
 
-# Settings of the cluster that an asyncio cluster client keeps among those of its connections.
+# Settings of the cluster that an asyncio cluster client keeps among the settings of its connections.
 _OF_THE_CLUSTER = frozenset({"max_connections", "response_callbacks"})
 
 _COUNTERPARTS: dict[type, type] = {
@@ -84,7 +84,7 @@ def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
     Nothing is sent. The caller closes the clone, which also closes its connections to Sentinels.
 
     Raises:
-        ConfigurationError: ``client`` cannot be cloned; the text says what to pass instead.
+        ConfigurationError: ``client`` cannot be cloned; the text names a client that can.
     """
     if is_cluster(client):
         from conquiet.redis_transport.sync_cluster_client import SyncClusterClient  # which clones single nodes here
@@ -128,7 +128,7 @@ class ClusterSeeds(NamedTuple):
 
     Attributes:
         template: A client of one node. Clones of it reach the others once their host and port are changed.
-        addresses: Nodes to ask for the slot table.
+        addresses: Nodes that the slot table is fetched from.
         remap: Maps the address that a node announces to the one it is reached at from here.
     """
 
@@ -138,7 +138,7 @@ class ClusterSeeds(NamedTuple):
 
 
 class ClusterRouted:
-    """Marks our own clients of a Redis Cluster: they look like clients of one server."""
+    """Mark our own clients of a Redis Cluster, which have the interface of a client of one server."""
 
     seeds: ClusterSeeds
 
@@ -222,7 +222,7 @@ def _counterpart(source: type) -> type:
 
 
 def _translated(given: dict[str, Any], target: type) -> dict[str, Any]:
-    """Return the settings that the other kind of connection has; refuse to drop one that protects a connection."""
+    """Return the settings that the other kind of connection has; refuse to drop a setting that protects it."""
     known = {name for kind in target.__mro__ for name in inspect.signature(kind.__init__).parameters}  # type: ignore[misc]
     kwargs: dict[str, Any] = {}
     for name, value in given.items():

@@ -1,10 +1,10 @@
 """Report a connection that the server has closed as redis-py's ``ConnectionError`` on every release of Python.
 
 redis-py's asyncio connections write with ``writelines``. In some releases of Python 3.12 (3.12.1 for one) that raises
-an ``AttributeError`` once asyncio has closed the transport: the transport no longer has its event loop, and is about to
-wait for the socket all the same. redis-py passes that on, and an outage of the server would look like a fault of the
-program. Nothing has been written then; but the error is raised out of the same place as that of a lost reply, so the
-caller treats it as one.
+an ``AttributeError`` once asyncio has closed the transport: the transport no longer has its event loop, and still tries
+to wait for the socket. redis-py passes the error on, and an outage of the server would look like a fault of the
+program. Nothing has been written then. But the error is raised from the same place as the error of a lost reply, so the
+caller treats it as a lost reply.
 """
 
 import functools
@@ -25,7 +25,7 @@ class ReportsClosedTransport:
     plain_class: ClassVar[type]
 
     async def connect(self, *args: Any, **kwargs: Any) -> Any:
-        """See redis-py. A Sentinel is asked here, over a connection that may have been closed."""
+        """See redis-py. Queries a Sentinel, over a connection that may have been closed."""
         try:
             return await super().connect(*args, **kwargs)  # type: ignore[misc]
         except AttributeError as error:

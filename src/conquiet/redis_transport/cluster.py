@@ -2,9 +2,9 @@
 
 The keys of one command must lie in one of the 16,384 slots, so only streams of one slot are read together. Slots move:
 a node fails and its replica takes over, or an operator moves slots. After MOVED or a lost node the worker opens a new
-connection, and ``Cluster`` looks up the slot's owner again (``slot_table``). ASK is followed by the connection.
+connection, and ``Cluster`` fetches the slot's owner again (``slot_table``). ASK is followed by the connection.
 
-See docs/decisions/0015 and 0055.
+See docs/decisions/0015.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from conquiet.redis_transport.client import (
     cluster_seeds,
     is_cluster,
 )
+from conquiet.redis_transport.errors import translate_errors
 from conquiet.redis_transport.routing import NodeAddress, slot_of
 from conquiet.redis_transport.slot_table import SlotTable
 from conquiet.redis_transport.sync_cluster_client import SyncClusterClient
@@ -35,7 +36,7 @@ class Cluster:
 
     Args:
         client: The caller's.
-        timeout_s: How long synchronous clients wait for a reply.
+        timeout_s: Longest wait of the synchronous clients for a reply.
     """
 
     may_move = True
@@ -56,19 +57,20 @@ class Cluster:
         return [tuple(grouped) for grouped in by_slot.values()]
 
     async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
-        """See ``Topology``. Asks the cluster unless the slot table is fresh."""
+        """See ``Topology``. Fetches the slot table unless it is fresh."""
         if address is None:
-            await self._table.ask_soon()
+            await self._table.refresh_async()
             address = self._table.owner(stream)
         else:
             address = self._table.address_in(address, self._table.owner(stream))
         return self._pool.connection_class(**self._pool.connection_kwargs | {"host": address[0], "port": address[1]})
 
     def client(self, stream: str) -> redis.Redis:
-        """See ``Topology``. Takes no lock: its holder may be waiting for a node other than the stream's."""
-        if not self._table.masters:
-            self._table.ask()
-        owner = self._table.owner(stream)
+        """See ``Topology``. Takes no lock: its holder may wait for a node other than the stream's."""
+        with translate_errors("CLUSTER SLOTS", stream=stream):
+            if not self._table.masters:
+                self._table.refresh()
+            owner = self._table.owner(stream)
         client = self._clients.get(owner)
         if client is None:
             # One for each node although each reaches all: calls that wait for a node do not hold up the others.
@@ -80,7 +82,7 @@ class Cluster:
     def refresh(self) -> None:
         """See ``Topology``."""
         with contextlib.suppress(RedisError, OSError):
-            self._table.ask()
+            self._table.refresh()
         gone = self._clients.keys() - set(self._table.masters)
         for address in gone:
             self._clients.pop(address).close()
@@ -95,7 +97,7 @@ class Cluster:
         """See ``Topology``."""
         self._table.close()
         self.abort()
-        while not self._table.try_lock():  # an aborted open() is still asking
+        while not self._table.try_lock():  # an aborted open() still fetches the table
             await asyncio.sleep(_POLL_S)
             self.abort()
         try:

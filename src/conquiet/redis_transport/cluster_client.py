@@ -1,13 +1,13 @@
-"""An asyncio client of a Redis Cluster that looks like a client of one server. Each command is sent once.
+"""An asyncio client of a Redis Cluster with the interface of a client of one server. Each command is sent once.
 
-redis-py's own cluster client repeats commands whose reply was lost, so it is only asked for its addresses. This client
-sends each command to the node that holds its key, by a client of that node without retries, and follows redirects
-(``routing``): a node that redirects has done nothing. A command that was not sent at all, because its node cannot be
-reached, goes to the slot's new owner if there is one. A command whose reply was lost is in doubt, and is not repeated.
+redis-py's own cluster client repeats commands after a lost reply, so only its addresses are used. This client sends
+each command to the node that holds its key, by a client of that node without retries, and follows redirects
+(``routing``): a node that redirects has done nothing. A command that was not sent, because its node cannot be reached,
+goes to the slot's new owner if there is one. A lost reply leaves the command in doubt, and it is not repeated.
 
 ``sync_cluster_client`` is the same without asyncio.
 
-See docs/decisions/0055.
+See docs/decisions/0015.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
 
     Args:
         seeds: How to reach the nodes.
-        socket_timeout_s: How long a reply may take; so long redirects may take together, too.
+        socket_timeout_s: Longest wait for a reply, and longest total time of its redirects.
     """
 
     def __init__(self, seeds: ClusterSeeds, *, socket_timeout_s: float) -> None:
@@ -49,7 +49,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
         self._nodes: dict[NodeAddress, redis.asyncio.Redis] = {}
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Send one command and return its reply. Errors are those of redis-py."""
+        """Send one command and return its reply. Raises redis-py's errors."""
         key = key_of(args)
         target = (await self._owner(key), False)
         try:
@@ -72,7 +72,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
             return self
 
     async def execute_many(self, commands: Sequence[NodeCommand]) -> list[Any]:
-        """Send commands, those of one node at once, and return their replies; errors are among them."""
+        """Send commands, one pipeline per node, and return their replies; errors are among them."""
         keys = [key_of(args) for args, _ in commands]
         by_node: dict[NodeAddress, list[int]] = {}
         for place, key in enumerate(keys):
@@ -92,8 +92,8 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
     async def send_together(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands to one node, on one connection, and return their replies.
 
-        If the first is redirected, all of them go on: it has done nothing, and the others have to follow it. Refusals
-        of the others are among the replies.
+        If the first is redirected, all of them are sent to the other node: the first has done nothing, and the others
+        must follow it. Refusals of the others are among the replies.
         """
         key = key_of(commands[0][0])
         target = (await self._owner(key), False)
@@ -120,7 +120,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
     async def _owner(self, key: bytes | None) -> NodeAddress:
         if not self.table.is_known:
             try:
-                await self.table.ask_soon()
+                await self.table.refresh_async()
             except (RedisError, OSError):
                 if not self.table.masters:
                     raise
@@ -164,7 +164,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
     async def _follow(
         self, command: NodeCommand, key: bytes | None, target: NodeTarget, failure: ConnectionFailure
     ) -> Any:
-        """Send a command on to where it belongs, until it is answered or no node is left to try."""
+        """Send a command to the node that a redirect names, until a node executes it or none is left to try."""
         detour = Detour(self._timeout_s)
         while True:
             target = await self._next(failure, key, target, detour)

@@ -1,9 +1,9 @@
 """The synchronous connection to a Redis Cluster: packed commands, each sent once, to the node of their stream.
 
-Looks like ``RedisConnection``. The stream that a call names for its errors also names the slot: every key of one call
-lies in the slot of its stream (``hash_tags``). A call without a stream goes to any master.
+Has the interface of ``RedisConnection``. The stream that a call names for its errors also names the slot: every key of
+a call lies in the slot of its stream (``hash_tags``). A call without a stream goes to any master.
 
-See docs/decisions/0055.
+See docs/decisions/0015.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ _ASKING = pack("ASKING")
 
 
 def open_connection(client: AnyRedis, *, socket_timeout_s: float, longest_wait_s: float = 0.0) -> RedisConnection:
-    """Return connections of our own to the server or the cluster of ``client``. Nothing is sent.
+    """Return our own connections to the server or the cluster of ``client``. Nothing is sent.
 
     Args:
         client: The caller's; it is not used.
-        socket_timeout_s: How long a reply may take, ``longest_wait_s`` included.
+        socket_timeout_s: Longest wait for a reply, ``longest_wait_s`` included.
         longest_wait_s: Longest intended wait of a command (BLOCK) within it.
     """
     clone = clone_sync(client, socket_timeout_s=socket_timeout_s)
@@ -60,7 +60,7 @@ class ClusterConnection(RedisConnection):
     def call_together(
         self, command: str, packed: Sequence[bytes], *, stream: str = "", group: str = "", wait_s: float = 0.0
     ) -> list[Any]:
-        """See ``RedisConnection``. If the first is redirected, all of them go on: it has done nothing."""
+        """See ``RedisConnection``. If the first is redirected, all of them are sent to the other node."""
         self._require_open()
         target = (self._owner(command, stream, group), False)
         detour = Detour(self._settings["socket_timeout"])
@@ -91,7 +91,7 @@ class ClusterConnection(RedisConnection):
         return self._cluster.table.masters
 
     def call_node(self, address: NodeAddress, command: str, packed: bytes) -> Any:
-        """Send one command to this node, whatever keys it has; for SCAN, INFO, CONFIG."""
+        """Send one command to this node without routing; for SCAN, INFO, CONFIG."""
         return self._node(address).call(command, packed)
 
     def _owner(self, command: str, stream: str, group: str) -> NodeAddress:
@@ -124,7 +124,7 @@ class ClusterConnection(RedisConnection):
         rest: tuple[float, str, str],
         replies: int | None = None,
     ) -> Any:
-        """Send commands on to where they belong. Only what no node has executed is sent again."""
+        """Send commands to the node that a redirect names. Only what no node has executed is sent again."""
         detour = Detour(self._settings["socket_timeout"])
         while True:
             cause = failure.__cause__
@@ -142,7 +142,7 @@ class ClusterConnection(RedisConnection):
     def _resend_refused(
         self, answers: list[Any], command: str, packed: bytes, target: NodeTarget, rest: tuple[float, str, str]
     ) -> list[Any]:
-        """Send those of a pipeline again that a node has redirected. The others have their replies."""
+        """Send the redirected commands of a pipeline again. The others have their replies."""
         for place, (answer, one) in enumerate(zip(answers, split_packed(packed), strict=True)):
             if isinstance(answer, REDIRECTS):
                 refusal = translate(answer, stream=rest[1], group=rest[2], command=command)
@@ -168,7 +168,7 @@ class ClusterConnection(RedisConnection):
         address, asking = target
         node = self._node(address)
         if not asking:
-            return node._exchange(command, packed, replies, wait_s, stream, group)  # noqa: SLF001 - of our own class
+            return node._exchange(command, packed, replies, wait_s, stream, group)  # noqa: SLF001 - the same class
         commands = [packed] if replies is None else split_packed(packed)
         asked = b"".join(_ASKING + one for one in commands)
         answers: list[Any] = node._exchange(command, asked, 2 * len(commands), wait_s, stream, group)[1::2]  # noqa: SLF001

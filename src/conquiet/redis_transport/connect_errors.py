@@ -42,8 +42,8 @@ class NoConnection:
     """A connection that could not be opened, or that the pool could not provide.
 
     Attributes:
-        address: ``host:port``, the path of a Unix socket, or the name of a master that Sentinels were asked for;
-            empty if it is not known. Never a credential.
+        address: ``host:port``, the path of a Unix socket, or the name of the Sentinels' master; empty if it is not
+            known. Never a credential.
         reason: A text from a closed list; empty if there is none for the error.
         pool_is_full: True if the client's pool had no free connection; nothing was sent.
     """
@@ -62,7 +62,7 @@ def no_connection(error: BaseException) -> NoConnection | None:
             return None if retried else describe(error)
         if name == _RETRYING:
             retried = getattr(frame.f_locals.get("self"), "_retries", 1) != 0
-    # Raised by a pool that is not redis-py's own: the class says enough.
+    # A pool other than redis-py's has no such frames: the class is enough.
     return describe(error) if isinstance(error, MaxConnectionsError) else None
 
 

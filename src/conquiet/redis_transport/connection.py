@@ -1,7 +1,7 @@
 """The synchronous connection: each command is sent once, and every failure is a ``QueueError``. Knows no stream.
 
-redis-py's connection objects do the work (address, TLS, log-in, parser). What its client does around them on each call
-is left out: packing, pool bookkeeping, a check of the socket, callbacks.
+redis-py's connection objects do the work (address, TLS, log-in, parser). The work of its client around them on each
+call is left out: packing, pool bookkeeping, a check of the socket, callbacks.
 
 A connection is either idle and clean, or used by one call. Any failure between sending and the end of the reply closes
 it: a connection with an unread reply would give that reply to the next command.
@@ -54,7 +54,7 @@ class RedisConnection:
             packed: The command.
             stream: The stream it concerns, for errors.
             group: The group it concerns, for errors.
-            wait_s: How long the server waits on purpose before it answers.
+            wait_s: Time that the server may wait before it replies (BLOCK).
 
         Raises:
             QueueError: The server refused the command or did not get it, or its reply was lost (``in_doubt``).
@@ -62,7 +62,7 @@ class RedisConnection:
         return self._exchange(command, packed, None, wait_s, stream, group)
 
     def pipeline(self, command: str, packed: bytes, replies: int, *, stream: str = "", group: str = "") -> list[Any]:
-        """Send several packed commands at once and return their replies; refusals are among them."""
+        """Send several packed commands in one write and return their replies; refusals are among them."""
         answers: list[Any] = self._exchange(command, packed, replies, 0.0, stream, group)
         return answers
 
@@ -71,13 +71,13 @@ class RedisConnection:
     ) -> list[Any]:
         """Send several commands on one connection and return their replies; refusals are among them.
 
-        ``wait_s``: how long the server waits on purpose before it answers the last one.
+        ``wait_s``: time that the server may wait before it replies to the last one.
         """
         answers: list[Any] = self._exchange(command, b"".join(packed), len(packed), wait_s, stream, group)
         return answers
 
     def close(self) -> None:
-        """Close every connection. One that is in use is closed when its call ends."""
+        """Close every connection. A connection in use is closed when its call ends."""
         self._closed = True
         self._close_idle()
         self.client.close()
@@ -165,7 +165,7 @@ class RedisConnection:
 
 
 def _usable(connection: Any, since: float) -> bool:
-    """Return False if the server closed the connection (or sent something unasked) while it was idle."""
+    """Return False if the server closed the connection (or sent something unrequested) while it was idle."""
     if time.monotonic() - since < _TRUSTED_IDLE_S:
         return True
     try:

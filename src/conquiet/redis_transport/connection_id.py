@@ -1,10 +1,10 @@
-"""Which connection of which server: what a worker reports, so that others can see that its connection was closed.
+"""Identify a connection and its server. A worker reports it, so that others can see that its connection was closed.
 
-The kernel closes the connections of a process that is killed, and the server notices at once. A client id alone does
-not name a connection: after a restart or on another server the same number is another client's. So the run id of the
-server's process stands beside it.
+The kernel closes the connections of a killed process, and the server notices immediately. A client id alone does not
+identify a connection: after a restart, or on another server, another client has the same number. So it is reported
+together with the run id of the server's process.
 
-See docs/decisions/0081.
+See docs/decisions/0052.
 """
 
 from typing import NamedTuple

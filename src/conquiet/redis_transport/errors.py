@@ -82,7 +82,7 @@ _GROUP_GONE = ("NOGROUP", "UNBLOCKED the stream key no longer exists", "no such 
 
 
 def is_redirect(error: BaseException) -> bool:
-    """Return whether a node refused a command because its slot is elsewhere, or on the way: it works all the same."""
+    """Return whether a healthy node refused a command because its slot has moved or is in migration."""
     return isinstance(error, _REDIRECTS) or isinstance(error.__cause__, _REDIRECTS)
 
 
@@ -104,7 +104,7 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
     """Return the error to raise, with ``error`` as its cause.
 
     Args:
-        error: What the client library raised.
+        error: The error of the client library.
         stream: Key of the stream; empty for a command that concerns none.
         group: The consumer group; empty for a command that concerns none.
         command: Name of the command, for people and for ``QueueError.command``.
@@ -152,7 +152,7 @@ def _not_sent(missing: NoConnection, place: str, kind: str) -> str:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return True if the server answered with a refusal. redis-py raises some of these as connection errors.
+    """Return True if the server refused. redis-py raises some refusals as connection errors.
 
     ``__context__`` alone is no evidence: the caller may be inside an unrelated ``except`` block. So the text is
     compared too.

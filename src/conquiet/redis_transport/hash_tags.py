@@ -1,7 +1,7 @@
 """Names of keys that share a stream's slot in a Redis Cluster. Pure.
 
 Redis Cluster hashes only the text between the first ``{`` and the next ``}`` of a key, if there is any. So
-``{orders}:delayed`` lives in the slot of ``orders``, and a stream with a tag of its own (``shop:{7}:orders``) only gets
+``{orders}:delayed`` lives in the slot of ``orders``, and a stream that has a tag (``shop:{7}:orders``) only gets
 a suffix. One script may then use all of these keys.
 """
 
@@ -11,3 +11,8 @@ def slot_prefix(stream: str) -> str:
     opened = stream.find("{")
     has_tag = opened >= 0 and stream.find("}", opened + 1) > opened + 1
     return stream if has_tag else f"{{{stream}}}"
+
+
+def slot_prefix_bytes(stream: bytes) -> bytes:
+    """Return ``slot_prefix`` of a key that need not be UTF-8."""
+    return slot_prefix(stream.decode("latin-1")).encode("latin-1")

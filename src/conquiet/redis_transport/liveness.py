@@ -7,8 +7,8 @@ It also reserves the consumer name: two live workers under one name would read e
 A consumer without a key may still be alive (a ``QueueConsumer``, or a program of another library). So a worker that
 keeps a key also registers its name in a set: a registered name without a key is dead, on every version of the server.
 
-The key holds a token with the machine and the process id of its worker. So a program on the same machine knows at once
-that the worker has ended, and need not wait for the key to expire.
+The key holds a token with the machine and the process id of its worker. So a program on the same machine detects the
+end of the worker immediately, before the key expires.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Final
 from conquiet.redis_transport.hash_tags import slot_prefix
 
 LIVENESS_TTL_MS: Final = 15_000
-"""How long a key outlives its worker. Renewed at least three times within it."""
+"""Time to live of a key. It is renewed at least three times within it."""
 
 RESERVE_NAME: Final = """
 local holder = redis.call('GET', KEYS[1])
@@ -30,17 +30,17 @@ if KEYS[2] then redis.pcall('SADD', KEYS[2], ARGV[3]) end
 return 1
 """
 """Reserve a consumer name, or renew the reservation. KEYS: liveness key, registered names; ARGV: token of this worker,
-milliseconds, the name. Without the second key nothing is registered: any lease can be kept by this script.
+milliseconds, the name. Without the second key nothing is registered: this script can keep any lease.
 
-Returns 1 if the name is ours now, 0 if another live worker holds it. Registered at each renewal: a process that stood
-still for longer than the key lives may have been taken for dead.
+Returns 1 if this worker holds the name now, 0 if another live worker does. Registered at each renewal: another worker
+may have removed the name of a process that was suspended for longer than the key lives.
 """
 
 RELEASE_NAME: Final = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
 """
-"""Delete a liveness key or a lease of ours. KEYS: the key; ARGV: token of this worker."""
+"""Delete a liveness key or a lease if this worker holds it. KEYS: the key; ARGV: token of this worker."""
 
 LEAVE_GROUP: Final = """
 local holder = redis.call('GET', KEYS[1])
@@ -72,12 +72,12 @@ for _, name in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[2])) do
 end
 return found
 """
-"""List registered names with the tokens of their holders. KEYS: registered names; ARGV: what their liveness keys begin
-with (the same slot), most names."""
+"""List registered names with the tokens of their holders. KEYS: registered names; ARGV: prefix of their liveness keys
+(the same slot), most names."""
 
 
 def machine() -> str:
-    """Return what the process ids of this machine are unique in (boot and pid namespace); empty if unknown."""
+    """Return the scope of this machine's process ids (boot and pid namespace); empty if unknown."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"
@@ -108,7 +108,7 @@ def has_ended(token: str) -> bool:
 
 
 def liveness_key(stream: str, group: str, consumer: str) -> str:
-    """Return the key that says that a consumer of a group is alive, in the slot of its stream."""
+    """Return the liveness key of a consumer of a group, in the slot of its stream."""
     return f"{slot_prefix(stream)}:alive:{group}:{consumer}"
 
 
@@ -118,5 +118,5 @@ def registry_key(stream: str, group: str) -> str:
 
 
 def housekeeping_key(stream: str, group: str = "") -> str:
-    """Return the lease of the host that trims a stream or, with a group, of the one that removes its dead names."""
+    """Return the lease of the host that trims a stream or, with a group, of the host that removes its dead names."""
     return f"{slot_prefix(stream)}:housekeeper" + (f":{group}" if group else "")

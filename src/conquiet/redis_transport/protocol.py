@@ -3,8 +3,6 @@
 redis-py opens the connection (address, TLS, log-in, Sentinel); then this protocol takes over its transport. Bytes go
 straight into hiredis, without the stream, the lock and the timer that redis-py puts around every read: a third of the
 cost of a message. Connections use RESP2, so the server sends nothing unasked.
-
-See docs/decisions/0063.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Turn a Redis URL into a client, and report a bad URL before anything is sent.
 
 ``redis://host:6379/0?cluster=true`` is a node of a Redis Cluster. Further nodes may be named, separated by commas, in
-case the first does not answer: ``redis://one:7000,two:7000/0?cluster=true``.
+case the first is unavailable: ``redis://one:7000,two:7000/0?cluster=true``.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def _reject_ambiguous_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in {"redis", "rediss"}:
         return
-    # An option may hold one: ?password=a@b. A bare word with one is the rest of a password that has a question mark.
+    # An option may contain an @: ?password=a@b. A bare word with an @ is the rest of a password with a question mark.
     bare = [word for word in parts.query.split("&") if "=" not in word]
     if "@" in "".join((parts.path, parts.fragment, *bare)):
         raise ConfigurationError(

@@ -104,8 +104,25 @@ def group_lag(row: dict[bytes, Any], *, length: int | None = None, waiting: bool
 
 
 def as_mapping(raw: Any) -> dict[bytes, Any]:
-    """Return a flat list of names and values as a dict."""
-    return dict(zip(raw[::2], raw[1::2], strict=True))
+    """Return names and values as a dict. RESP3, which a caller's client may use, sends a map."""
+    return raw if isinstance(raw, dict) else dict(zip(raw[::2], raw[1::2], strict=True))
+
+
+def streams_read(raw: Any) -> list[tuple[bytes, Any]]:
+    """Return the streams of an XREAD reply with their entries. RESP3 sends a map."""
+    return list(raw.items()) if isinstance(raw, dict) else [(name, found) for name, found in raw or ()]
+
+
+def scored(raw: Any) -> list[tuple[bytes, bytes]]:
+    """Return members and scores of a sorted set. RESP3 sends pairs with numbers."""
+    if raw and isinstance(raw[0], list):
+        return [(member, b"%.17g" % score) for member, score in raw]
+    return list(zip(raw[::2], raw[1::2], strict=True))
+
+
+def info_fields(raw: Any) -> dict[str, str]:
+    """Return the fields of an INFO reply."""
+    return dict(line.split(":", 1) for line in text(raw).splitlines() if ":" in line and not line.startswith("#"))
 
 
 def server_ms(raw: Any) -> int:

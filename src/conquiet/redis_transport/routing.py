@@ -1,19 +1,19 @@
 """Redis Cluster: which key routes a command, and where a redirected command goes next. Pure: sends nothing.
 
-A node refuses a command that belongs elsewhere before it does anything, so sending that command once more is not a
-repetition. A command whose reply was lost is never sent again from here.
+A node refuses a command that belongs elsewhere before it does anything, so sending that command again is not a
+repetition. After a lost reply a command is never sent again from here.
 
     MOVED        another node owns the slot         sent there, and the slot table is corrected
     ASK          the slot is in migration, the      sent to the importing node behind ASKING; the table stays
                  key is missing on its old owner
-    TRYAGAIN     in migration, and the keys of      waited for: the migration of one slot ends soon
+    TRYAGAIN     in migration, and the keys of      retried after a pause: the migration ends soon
                  one command are on both nodes
-    CLUSTERDOWN  the slot has no owner at the       waited for: a fail-over is under way
+    CLUSTERDOWN  the slot has no owner at the       retried after a pause: a fail-over is in progress
                  moment
 
-All of it within the time that one reply may take. After that the last refusal is raised.
+The total time is bounded by the timeout of a reply. After it the last refusal is raised.
 
-See docs/decisions/0055.
+See docs/decisions/0015.
 """
 
 import time
@@ -38,7 +38,7 @@ REDIRECTS = (AskError, ClusterDownError, TryAgainError)
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.2
 _PAUSE_AFTER_HOPS = 3
-"""Redirects in a row without a pause. More are two nodes that refer to each other until their views agree."""
+"""Redirects in a row without a pause. After more, two nodes refer to each other until their views agree."""
 
 _KEYLESS = frozenset({
     "ACL", "ASKING", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "FLUSHALL", "INFO", "LATENCY", "MODULE",
@@ -70,7 +70,7 @@ def slot_of(key: str | bytes) -> int:
 
 
 def group_by_slot(keys: Sequence[str], *, in_cluster: bool) -> list[list[str]]:
-    """Group keys so that one command can have each group: all of them on one server, by slot in a cluster."""
+    """Group keys for commands with several keys: one group on a single server, one per slot in a cluster."""
     groups: dict[int, list[str]] = {}
     for key in keys:
         groups.setdefault(slot_of(key) if in_cluster else 0, []).append(key)

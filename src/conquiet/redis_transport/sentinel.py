@@ -1,6 +1,6 @@
 """Clone a pool that finds its master by Sentinel.
 
-the caller's client is of the clone's kind        the clone asks the caller's Sentinel, and does not close it
+the caller's client is of the clone's kind        the clone uses the caller's Sentinel, and does not close it
 it is of the other kind (redis, redis.asyncio)    the clone has its own Sentinel, closed with the clone
 """
 
@@ -19,7 +19,7 @@ _KEPT = frozenset({
 
 
 class _OwnPool(redis.sentinel.SentinelConnectionPool):
-    """A pool that closes its Sentinel with itself."""
+    """A pool that also closes its Sentinel."""
 
     def disconnect(self, inuse_connections: bool = True) -> None:  # noqa: FBT001, FBT002 - redis-py's signature
         super().disconnect(inuse_connections)
@@ -29,7 +29,7 @@ class _OwnPool(redis.sentinel.SentinelConnectionPool):
 
 
 class _OwnAsyncPool(redis.asyncio.sentinel.SentinelConnectionPool):
-    """A pool that closes its Sentinel with itself, for asyncio."""
+    """A pool that also closes its Sentinel, for asyncio."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:  # noqa: FBT001, FBT002 - redis-py's signature
         await super().disconnect(inuse_connections)
@@ -39,7 +39,7 @@ class _OwnAsyncPool(redis.asyncio.sentinel.SentinelConnectionPool):
 
 
 def sync_pool(callers: AnySentinelPool, settings: dict[str, Any]) -> redis.ConnectionPool:
-    """Return a pool that finds the master as the caller's does; ``settings`` are those of its connections."""
+    """Return a pool that finds the master as the caller's does; ``settings`` apply to its connections."""
     manager: Any = callers.sentinel_manager
     if isinstance(manager, redis.sentinel.Sentinel):
         return redis.sentinel.SentinelConnectionPool(callers.service_name, manager, **settings)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Which node of a Redis Cluster owns which slot, and how to reach the nodes. For any thread.
 
-The nodes are asked by synchronous clients: the heartbeat's thread needs the answer while the event loop is blocked.
-Asyncio code asks in a thread of the table's own: handlers may occupy all threads of asyncio's default executor.
+The table is fetched by synchronous clients: the heartbeat's thread needs it while the event loop is blocked. Asyncio
+code fetches it in the table's own thread: handlers may occupy all threads of asyncio's default executor.
 
 See docs/decisions/0015.
 """
@@ -20,25 +20,25 @@ from redis.exceptions import RedisError
 from conquiet.redis_transport.client import ClusterSeeds, SyncClient, clone_to
 from conquiet.redis_transport.routing import NodeAddress, slot_of
 
-_ASK_TIMEOUT_S = 2.0
+_FETCH_TIMEOUT_S = 2.0
 _FRESH_S = 0.2
-"""How long a slot table is used without asking again. Several connections break together."""
+"""Time for which a slot table is not fetched again. Several connections break together."""
 
 
-def owners(reply: Iterable[Any], asked: NodeAddress) -> dict[range, NodeAddress]:
+def owners(reply: Iterable[Any], queried: NodeAddress) -> dict[range, NodeAddress]:
     """Return the owner of each range of slots from a reply to CLUSTER SLOTS. Pure.
 
-    A node that does not know its own address leaves it empty: it is the address that was asked.
+    A node that does not know its own address leaves it empty: it is the address that the reply came from.
     """
     found: dict[range, NodeAddress] = {}
     for first, last, (host, port, *_), *_ in reply:
         name = host.decode() if isinstance(host, bytes) else host or ""
-        found[range(first, last + 1)] = (asked[0] if name in {"", "?"} else name, port)
+        found[range(first, last + 1)] = (queried[0] if name in {"", "?"} else name, port)
     return found
 
 
 class SlotTable:
-    """The owners of all slots, as last read from a node. Opens no connection before the first question.
+    """The owners of all slots, as last read from a node. Opens no connection before the first ``refresh``.
 
     Args:
         seeds: How to reach the nodes.
@@ -50,16 +50,16 @@ class SlotTable:
         self._owners: dict[range, NodeAddress] = {}
         self._corrections: dict[int, NodeAddress] = {}
         self._lock = threading.Lock()
-        self._asked_at = -_FRESH_S
+        self._fetched_at = -_FRESH_S
         self._doubted_at = 0.0
-        self._asking: SyncClient | None = None
+        self._fetching: SyncClient | None = None
         self._ended = False
         self._thread: ThreadPoolExecutor | None = None
 
     @property
     def is_known(self) -> bool:
-        """True once a node has answered, and no owner has been found unreachable since."""
-        return bool(self._owners) and self._asked_at > self._doubted_at
+        """True once the table was fetched, and no owner has been found unreachable since."""
+        return bool(self._owners) and self._fetched_at > self._doubted_at
 
     @property
     def masters(self) -> list[NodeAddress]:
@@ -85,45 +85,45 @@ class SlotTable:
                 return address
         raise NodeUnreachableError("no node of the cluster has the slot of the stream")
 
-    def address_in(self, error_address: NodeAddress, asked: NodeAddress) -> NodeAddress:
+    def address_in(self, error_address: NodeAddress, queried: NodeAddress) -> NodeAddress:
         """Return the address to reach a node at that a redirect names. A redirect without a host means the same one."""
         host, port = error_address
-        return self.seeds.remap((host or asked[0], port))
+        return self.seeds.remap((host or queried[0], port))
 
     def correct(self, slot: int, address: NodeAddress) -> None:
-        """Note the owner that a MOVED has named, until the whole table is asked for again."""
+        """Record the owner that a MOVED has named, until the whole table is fetched again."""
         self._corrections[slot] = address
         if address not in self._owners.values():
             self.doubt()
 
     def doubt(self) -> None:
-        """Note that an owner could not be reached: ask before the next command."""
+        """Record that an owner could not be reached: the table is fetched before the next command."""
         self._doubted_at = time.monotonic()
 
-    def ask(self) -> None:
+    def refresh(self) -> None:
         """Fetch the table unless it is fresh and not in doubt.
 
         Raises:
-            RedisError: No node answered.
-            OSError: No node answered.
+            RedisError: No node replied.
+            OSError: No node replied.
         """
         with self._lock:
-            if time.monotonic() - self._asked_at >= _FRESH_S or self._asked_at <= self._doubted_at:
-                self._ask_nodes()
+            if time.monotonic() - self._fetched_at >= _FRESH_S or self._fetched_at <= self._doubted_at:
+                self._fetch()
 
-    async def ask_soon(self) -> None:
-        """Do what ``ask`` does, without blocking the event loop."""
+    async def refresh_async(self) -> None:
+        """Do what ``refresh`` does, without blocking the event loop."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="conquiet-cluster")
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.ask)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.refresh)
 
     def abort(self) -> None:
-        """Make a question under way fail, and every later one. Takes no lock: its holder may be the call to abort."""
+        """Make a running fetch fail, and every later one. Takes no lock: its holder may be the call to abort."""
         self._ended = True
-        asking = self._asking
-        if asking is not None:
+        fetching = self._fetching
+        if fetching is not None:
             with contextlib.suppress(RedisError, OSError):
-                asking.connection_pool.disconnect(inuse_connections=True)
+                fetching.connection_pool.disconnect(inuse_connections=True)
 
     def close(self) -> None:
         """End the thread. The table may be used again: a new thread is made when needed."""
@@ -132,26 +132,26 @@ class SlotTable:
             thread.shutdown(wait=False, cancel_futures=True)
 
     def try_lock(self) -> bool:
-        """Take the lock of ``ask`` if no question is under way; then ``unlock`` it."""
+        """Take the lock of ``refresh`` if no fetch is running; then ``unlock`` it."""
         return self._lock.acquire(blocking=False)
 
     def unlock(self) -> None:
         """Release what ``try_lock`` has taken."""
         self._lock.release()
 
-    def _ask_nodes(self) -> None:
-        """Ask the nodes one by one and use the first answer. The next question begins with another node.
+    def _fetch(self) -> None:
+        """Query the nodes one by one and use the first reply. The next fetch begins with another node.
 
-        The one that answered may be isolated, and its table old; those that did not answer come last.
+        The node that replied may be isolated, and its table old. Nodes that did not reply are tried last.
         """
         silent: list[NodeAddress] = []
         failure: RedisError | OSError = NodeUnreachableError("no node of the cluster is known")
-        asked_at = time.monotonic()
+        fetched_at = time.monotonic()
         for address in list(self._addresses):
             if self._ended:
                 raise NodeUnreachableError("the engine has ended")
             self._addresses.append(self._addresses.pop(0))
-            client = self._asking = clone_to(self.seeds.template, address, timeout_s=_ASK_TIMEOUT_S)
+            client = self._fetching = clone_to(self.seeds.template, address, timeout_s=_FETCH_TIMEOUT_S)
             try:
                 reply: Any = client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
             except (RedisError, OSError) as error:
@@ -159,20 +159,20 @@ class SlotTable:
                 silent.append(address)
                 continue
             finally:
-                self._asking = None
+                self._fetching = None
                 client.close()
             found = {slots: self.seeds.remap(owner) for slots, owner in owners(reply, address).items()}
             if found:
-                self._use(found, asked_at)
+                self._use(found, fetched_at)
                 self._addresses.sort(key=lambda known: known in silent)  # the others keep their order
                 return
         raise failure
 
-    def _use(self, found: dict[range, NodeAddress], asked_at: float) -> None:
+    def _use(self, found: dict[range, NodeAddress], fetched_at: float) -> None:
         self._owners = found
         self._corrections = {}
-        # Forget removed nodes: where nodes come back under other addresses, finding one that answers would take
-        # longer each time.
+        # Forget removed nodes: where nodes return under other addresses, finding a live one would take longer each
+        # time.
         known = {*found.values(), *self.seeds.addresses}
         self._addresses = [other for other in dict.fromkeys([*self._addresses, *known]) if other in known]
-        self._asked_at = asked_at
+        self._fetched_at = fetched_at

@@ -1,6 +1,6 @@
-"""A synchronous client of a Redis Cluster that looks like a client of one server. Each command is sent once.
+"""A synchronous client of a Redis Cluster with the interface of a client of one server. Each command is sent once.
 
-See ``cluster_client``, which does the same with asyncio, and docs/decisions/0055.
+See ``cluster_client``, which does the same with asyncio, and docs/decisions/0015.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
 
     Args:
         seeds: How to reach the nodes.
-        socket_timeout_s: How long a reply may take; so long redirects may take together, too.
+        socket_timeout_s: Longest wait for a reply, and longest total time of its redirects.
         table: The owners of the slots; its own by default.
     """
 
@@ -45,7 +45,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
         self._nodes: dict[NodeAddress, redis.Redis] = {}
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Send one command and return its reply. Errors are those of redis-py."""
+        """Send one command and return its reply. Raises redis-py's errors."""
         key = key_of(args)
         target = (self.owner(key), False)
         try:
@@ -68,7 +68,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
             return self
 
     def execute_many(self, commands: Sequence[NodeCommand]) -> list[Any]:
-        """Send commands, those of one node at once, and return their replies; errors are among them."""
+        """Send commands, one pipeline per node, and return their replies; errors are among them."""
         keys = [key_of(args) for args, _ in commands]
         by_node: dict[NodeAddress, list[int]] = {}
         for place, key in enumerate(keys):
@@ -88,8 +88,8 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
     def send_together(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands to one node, on one connection, and return their replies.
 
-        If the first is redirected, all of them go on: it has done nothing, and the others have to follow it. Refusals
-        of the others are among the replies.
+        If the first is redirected, all of them are sent to the other node: the first has done nothing, and the others
+        must follow it. Refusals of the others are among the replies.
         """
         key = key_of(commands[0][0])
         target = (self.owner(key), False)
@@ -119,10 +119,10 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
                 node.connection_pool.disconnect(inuse_connections=True)
 
     def owner(self, key: bytes | str | None) -> NodeAddress:
-        """Return the node of a key; asks the cluster if the last answer is in doubt."""
+        """Return the node of a key. Fetches the slot table again if it is in doubt."""
         if not self.table.is_known:
             try:
-                self.table.ask()
+                self.table.refresh()
             except (RedisError, OSError):
                 if not self.table.masters:
                     raise
@@ -157,7 +157,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
         return replies
 
     def _follow(self, command: NodeCommand, key: bytes | None, target: NodeTarget, failure: ConnectionFailure) -> Any:
-        """Send a command on to where it belongs, until it is answered or no node is left to try."""
+        """Send a command to the node that a redirect names, until a node executes it or none is left to try."""
         detour = Detour(self._timeout_s)
         while True:
             target = self.next_target(failure, key, target, detour)

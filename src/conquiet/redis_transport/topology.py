@@ -24,7 +24,7 @@ class Topology(Protocol):
     """True if a stream can move to another server between two commands."""
 
     def group_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
-        """Group the streams so that one command can read each group."""
+        """Group the streams by the commands that can read them together."""
         ...
 
     async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
@@ -42,11 +42,14 @@ class Topology(Protocol):
         """Return the synchronous client of the stream's last known server; one client per server.
 
         For one thread. Sends nothing, unless no server is known yet.
+
+        Raises:
+            QueueError: No server is known, and none could be found.
         """
         ...
 
     def refresh(self) -> None:
-        """Find out again which server holds what, after a refusal or a lost server. Same thread; may take seconds."""
+        """Fetch the owners again, after a refusal or a lost server. Same thread; may take seconds."""
         ...
 
     def abort(self) -> None:
@@ -54,19 +57,19 @@ class Topology(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close what was opened here. No connection may be in use any more."""
+        """Close the clients. No connection may be in use any more."""
         ...
 
 
 def known_address(topology: Topology, stream: str) -> str:
     """Return the address of a stream's server, for a log line; empty if no server is known. Never raises.
 
-    For what reports a failure in a thread of its own: a cluster of which no node answers fails here again, and the
-    thread would end.
+    For threads that report a failure: if no node of a cluster can be reached, this call fails again, and the error
+    would end the thread.
     """
     try:
         client = topology.client(stream)
-    except (RedisError, OSError, ConquietError):
+    except ConquietError:
         return ""
     return address_of(getattr(client, "connection_pool", None))
 
@@ -76,7 +79,7 @@ class SingleServer:
 
     Args:
         client: The caller's.
-        timeout_s: How long the synchronous client waits for a reply.
+        timeout_s: Longest wait of the synchronous client for a reply.
     """
 
     may_move = False
@@ -114,6 +117,6 @@ class SingleServer:
 
 
 def abort_client(client: redis.Redis) -> None:
-    """Close the connections of a client that another thread is using: its pending call fails at once."""
+    """Close the connections of a client that another thread is using: its pending call fails immediately."""
     with contextlib.suppress(RedisError, OSError):
         client.connection_pool.disconnect(inuse_connections=True)

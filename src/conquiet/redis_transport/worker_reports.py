@@ -1,12 +1,12 @@
-"""What a worker leaves in Redis when it renews its liveness key: who it is, and what it has done. Pure.
+"""Reports that a worker writes when it renews its liveness key: facts about the process, and counts. Pure.
 
     {stream}:workers:<group>                 hash: consumer -> JSON about the process (host, pid, version, health)
     {stream}:deploys                         sorted set: version -> when a worker of it first started
     {stream}:history:<group>:m:<hour>        hash: "<minute>:<counter>" -> number, kept for 9 hours
     {stream}:history:<group>:q:<day>         hash: "<quarter of an hour>:<counter>" -> number, kept for 15 days
 
-All of it is written by the one script call that renews the key, so a worker sends no further command for it. Only
-counters that have changed are written. The numbers are for people: a reply that was lost counts its numbers twice.
+The script call that renews the key writes all of it, so a worker sends no further command. It writes changed counters
+only. The numbers are for people: after a lost reply its numbers are counted twice.
 
 See docs/decisions/0052.
 """
@@ -15,8 +15,6 @@ from typing import Final
 
 from conquiet.redis_transport.hash_tags import slot_prefix
 
-MINUTES_PER_HOUR: Final = 60
-QUARTER_MINUTES: Final = 15
 QUARTERS_PER_DAY: Final = 96
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -62,8 +60,8 @@ return 1
 deploys, base of the history; ARGV: token, milliseconds, name, facts as JSON, version to mark or empty, then pairs of a
 counter and a number.
 
-The report is best effort: what this user may not write is left out. The keys of the history depend on the server's
-clock and are not in KEYS; they share the slot of those that are.
+The report is best effort: keys that this user may not write are left out. The keys of the history depend on the
+server's clock and are not in KEYS; they are in the same slot.
 """
 
 RECORD_LAST: Final = (
@@ -79,17 +77,17 @@ then pairs of a counter and a number."""
 
 
 def workers_key(stream: str, group: str) -> str:
-    """Return the hash of what the workers of a group say about themselves."""
+    """Return the hash of the facts that the workers of a group report."""
     return f"{slot_prefix(stream)}:workers:{group}"
 
 
 def deploys_key(stream: str) -> str:
-    """Return the sorted set of the versions whose workers have read a stream."""
+    """Return the sorted set of the worker versions that have read a stream."""
     return f"{slot_prefix(stream)}:deploys"
 
 
 def history_base(stream: str, group: str) -> str:
-    """Return what the keys of a group's history begin with."""
+    """Return the prefix of the keys of a group's history."""
     return f"{slot_prefix(stream)}:history:{group}"
 
 

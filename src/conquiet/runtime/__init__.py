@@ -1,17 +1,17 @@
-"""The async engine over Redis Streams: fetch, execute, settle, report what happened. SPEC(002).
+"""The async engine over Redis Streams: fetch, execute, settle, report. SPEC(002).
 
     Consumer            the engine with a user's handler        consumer.py, executor.py
-    Engine              the engine's life                       engine.py, assembly.py, shutdown.py
+    Engine              lifecycle: start, stop, health          engine.py, assembly.py, shutdown.py
     Fetcher             when to fetch                           fetcher.py, fetch_budget.py, stream_scheduler.py
     StreamReader        how to fetch                            stream_reader.py, pending_reader.py, claiming.py
-    WorkerPool          how many at once                        core/worker_pool.py
-    Runner, Settler     one message, and what becomes of it     runner.py, settler.py, message.py, context.py
+    WorkerPool          how many handlers run concurrently      core/worker_pool.py
+    Runner, Settler     runs and settles one message            runner.py, settler.py, message.py, context.py
     Acknowledger        many acknowledgements in one write      acknowledger.py
-    Heartbeat           keeps the leases of running messages    lease.py, leases.py
+    Heartbeat           extends the leases of running messages  lease.py, leases.py
     OutagePause         pauses while a server is unavailable    outage.py
-    EventDispatcher     calls the callbacks                     events.py
+    EventDispatcher     calls the callbacks                     engine_events.py
 
-No database is known here, and no policy: retries, delays and dead letters are the processor's.
+This package imports no database and holds no policy: retries, delays and dead letters belong to ``processor``.
 """
 
 from conquiet.core.constructor_help import describe_constructors

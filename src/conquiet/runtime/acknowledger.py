@@ -1,10 +1,10 @@
-"""Acknowledgements in batches: many ids in one XACK, sent with the next read where there is one.
+"""Acknowledge in batches: many ids in one XACK, sent in the same write as the next read if one is due.
 
-    handler returned ──▶ due ──▶ sent ──▶ confirmed: the lease is not kept any more
+    handler returned ──▶ due ──▶ sent ──▶ confirmed: the lease is released
                           ▲        │
                           └────────┴── connection lost: an error event, then sent again
 
-Sending XACK again is harmless, so nothing finished is forgotten while the process lives. If it dies before the ids are
+XACK is idempotent, so the acknowledger resends until the server confirms. If the process is killed before the ids are
 sent, the messages are delivered again: the preferred loss is a second run.
 """
 
@@ -26,11 +26,11 @@ from conquiet.runtime.message import AckScript, RuntimeMessage
 from conquiet.runtime.reconnect import Reconnect
 
 _PERMANENT = ("NOGROUP", "WRONGTYPE", "NOPERM")
-"""Refusals that another attempt cannot change. The ids stay pending on the server, if it still has them."""
+"""Errors that a retry cannot fix. The ids stay pending on the server, if it still has them."""
 
 
 def _command(how: str | AckScript, group: str, messages: Sequence[RuntimeMessage]) -> bytes:
-    """Return the command for messages of one stream: XACK, or the script that they ask for."""
+    """Return the command for messages of one stream: XACK, or their ``ack_script``."""
     if isinstance(how, str):
         return pack("XACK", how, group, *[message.id for message in messages])
     args = [value for message in messages for value in (message.id, *message.ack_args)]
@@ -38,9 +38,9 @@ def _command(how: str | AckScript, group: str, messages: Sequence[RuntimeMessage
 
 
 class AckBatch:
-    """Messages whose acknowledgements go out together, and the commands for it.
+    """Messages that are acknowledged together, and the commands that do it.
 
-    The sender of the commands then calls ``confirm`` or ``requeue``.
+    The sender of the commands calls ``confirm`` or ``requeue`` afterwards.
     """
 
     __slots__ = ("_acknowledger", "commands", "messages", "parts")
@@ -55,26 +55,26 @@ class AckBatch:
         self.commands = [_command(how, group, those) for how, those in by_command.items()]
 
     def confirm(self, replies: Sequence[Any]) -> None:
-        """Record the server's replies. What it refuses for the moment is due again, with the next batch."""
+        """Record the server's replies. Temporarily refused messages become due again with the next batch."""
         self._acknowledger.confirm(self, replies)
 
     def requeue(self) -> None:
-        """Make the batch due again: it may or may not have arrived."""
+        """Make the batch due again. The server may have received it or not."""
         self._acknowledger.requeue(self)
 
 
 class Acknowledger:
-    """Keeps what is due and sends it: with the reader's next command, or by itself when no read is coming.
+    """Collects acknowledgements and sends them: with the reader's next command, or separately if no read is due.
 
     Args:
-        connection: Used while the reader's own connection is blocked.
+        connection: Used while the reader's connection is blocked.
         group: The consumer group.
-        table: Messages whose lease is kept until they are confirmed.
-        reconnect: When to try again after ``connection`` breaks.
-        on_error: Notified of every failed flush.
+        table: Messages under lease. A message is removed once its acknowledgement is confirmed.
+        reconnect: Delays between attempts after ``connection`` breaks.
+        on_error: Called with the error of every failed flush.
 
     Attributes:
-        failed: Done with the last error once the connection is given up; cancelled once it was aborted.
+        failed: Future that gets the last error when reconnecting is given up. Cancelled if the connection is aborted.
     """
 
     def __init__(
@@ -93,27 +93,27 @@ class Acknowledger:
         self._on_error = on_error
         self._due: MicroBatcher[RuntimeMessage] = MicroBatcher(self._flush_batch, name="conquiet-acks")
         self.add = self._due.add
-        """Acknowledge a message soon: with all others of this iteration of the event loop."""
+        """Acknowledge a message in one batch with all others of this event loop iteration."""
         self._unconfirmed = 0
         self._closed = False
         self._confirmed = asyncio.Event()
         self.failed: asyncio.Future[QueueError] | None = None
-        # One user of the connection at a time: flushes, and callers of ``execute``.
+        # Serializes flushes and callers of ``execute`` on the connection.
         self._connection_lock = asyncio.Lock()
 
     @property
     def unconfirmed(self) -> int:
-        """Messages that are due or sent, and not confirmed."""
+        """Messages that are due or sent but not confirmed."""
         return len(self._due) + self._unconfirmed
 
     @property
     def _is_over(self) -> bool:
-        """True once nothing is sent any more."""
+        """True after the last send: closed, or reconnecting was given up."""
         return self._closed or (self.failed is not None and self.failed.done())
 
     @property
     def reconnects(self) -> int:
-        """Attempts to establish the lost connection again, so far."""
+        """Reconnect attempts so far."""
         return self._reconnect.total
 
     @property
@@ -132,7 +132,7 @@ class Acknowledger:
         return self._connection.identity
 
     def call_when_lost(self, call: Callable[[], None]) -> None:
-        """Call this when the connection has been closed, by the server too."""
+        """Set the callback for a closed connection, whether the client or the server closed it."""
         self._connection.on_lost = call
 
     async def open(self) -> None:
@@ -144,20 +144,20 @@ class Acknowledger:
         await self._connection.open()
 
     def abort(self) -> None:
-        """Abort every wait for the server, now and later."""
+        """Abort every current and future wait for the server."""
         self._connection.abort()
 
     def start(self) -> "asyncio.Future[QueueError]":
-        """Prepare for the running event loop. Returns what is done when the connection is given up."""
+        """Bind to the running event loop. Return ``failed``, which completes when reconnecting is given up."""
         self.failed = asyncio.get_running_loop().create_future()
         return self.failed
 
     def expect_reader(self) -> None:
-        """Leave what is due to the reader: its next command is a matter of microseconds."""
+        """Hold due acknowledgements for the reader, which sends its next command within microseconds."""
         self._due.held = True
 
     def expect_no_reader(self) -> None:
-        """Send what is due by ourselves: no read comes soon."""
+        """Send due acknowledgements on this connection, because no read follows soon."""
         if self._is_over:
             return
         self._due.held = False
@@ -165,7 +165,7 @@ class Acknowledger:
             self._due.flush_soon()
 
     async def acknowledge(self, message: RuntimeMessage) -> None:
-        """Acknowledge at once and return when the server has confirmed it.
+        """Acknowledge without batching and return when the server has confirmed it.
 
         Raises:
             QueueError: It could not be sent. It may have taken effect.
@@ -182,7 +182,7 @@ class Acknowledger:
         self._settle(batch, replies)
 
     async def execute(self, commands: list[bytes]) -> list[Any]:
-        """Send other commands over the acknowledging connection, opening it if necessary.
+        """Send other commands over the acknowledging connection. Opens it if necessary.
 
         Raises:
             ConnectionLostError: The connection broke or could not be opened.
@@ -195,7 +195,7 @@ class Acknowledger:
             return await self._connection.call(commands)
 
     def take_batch(self) -> AckBatch | None:
-        """Return what is due, for the reader to send."""
+        """Return the due acknowledgements for the reader to send."""
         if not self._due:
             return None
         return self._batch(self._due.take())
@@ -204,8 +204,8 @@ class Acknowledger:
         """See ``AckBatch.confirm``."""
         self._unconfirmed -= len(batch.messages)
         self._due.requeue(self._settle(batch, replies))
-        # The sender holds the batch while it decodes the next messages. Two generations of messages at once are enough
-        # to start the garbage collector with every read.
+        # The sender holds the batch while it decodes the next messages. Two generations of messages alive together are
+        # enough to start the garbage collector with every read.
         batch.messages, batch.parts = [], []
 
     def requeue(self, batch: AckBatch) -> None:
@@ -214,7 +214,7 @@ class Acknowledger:
         self._due.requeue(batch.messages)
 
     async def flush(self) -> None:
-        """Return when everything is confirmed, or when the connection is given up."""
+        """Return when everything is confirmed, or when reconnecting is given up."""
         while self.unconfirmed and self.failed is not None and not self._is_over:
             self._confirmed.clear()
             if self._due and not self._due.held:
@@ -226,7 +226,7 @@ class Acknowledger:
                 waiting.cancel()
 
     async def close(self) -> list[RuntimeMessage]:
-        """Stop flushing. Return what was not confirmed. Nothing is sent afterwards."""
+        """Stop flushing and return the unconfirmed messages. Nothing is sent afterwards."""
         self._closed = True
         left = await self._due.close()
         await self._connection.close()
@@ -240,13 +240,13 @@ class Acknowledger:
         return batch
 
     def _settle(self, batch: AckBatch, replies: Sequence[Any]) -> list[RuntimeMessage]:
-        """Let go of what is confirmed. Return what the server refuses now and may accept later."""
+        """Release the leases of confirmed messages. Return the messages that the server may accept later."""
         later: list[RuntimeMessage] = []
         for (stream, messages), reply in zip(batch.parts, replies, strict=True):
             if isinstance(reply, ResponseError):
                 self._on_error(translate(reply, stream=stream, group=self._group, command="XACK"))
                 if not isinstance(reply, NoPermissionError) and not str(reply).startswith(_PERMANENT):
-                    later += messages  # too few replicas, a full disk: the work is done, and must not be done again
+                    later += messages  # too few replicas, a full disk: resend, because the work is done
                     continue
             else:
                 count(QUEUE_MESSAGES_ACK_TOTAL, stream, n=reply)
@@ -257,7 +257,7 @@ class Acknowledger:
         return later
 
     async def _flush_batch(self, messages: list[RuntimeMessage]) -> None:
-        """Send one batch over our own connection."""
+        """Send one batch over the acknowledging connection."""
         batch = self._batch(messages)
         try:
             replies = await self.execute(batch.commands)
@@ -281,14 +281,14 @@ class Acknowledger:
     async def _wait_before_retry(
         self, error: QueueError, report: Callable[[BaseException], None] = lambda _: None
     ) -> None:
-        """Wait before the next attempt, or give the connection up. A refusal was reported with its batch."""
+        """Wait before the next attempt, or give up. Server errors were reported with their batch."""
         address = self._connection.address
         delay_s = None if self._connection.is_aborted else self._reconnect.delay_s(error, address)
         report(error)
         if delay_s is not None:
             await asyncio.sleep(delay_s)
             return
-        self._due.held = True  # what is due stays due, and is reported at the end
+        self._due.held = True  # due messages stay due and are reported by close()
         if self.failed is not None and not self.failed.done():
             if self._connection.is_aborted:
                 self.failed.cancel()

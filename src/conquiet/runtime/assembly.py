@@ -1,4 +1,4 @@
-"""Puts the parts of an engine together. Each part knows only those before it. Nothing is sent.
+"""Construct the parts of an engine. Each part depends only on earlier parts. Nothing is sent.
 
 Acknowledger ◀── Leases ◀── Settler ◀── Runner ◀── WorkerPool ◀── Fetcher ◀── Shard
 """
@@ -10,7 +10,6 @@ from conquiet.core.worker_pool import WorkerPool
 from conquiet.errors import QueueError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.redis_transport.async_connection import AsyncRedisConnection
-from conquiet.redis_transport.errors import RedisError
 from conquiet.redis_transport.topology import Topology
 from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.batch import BatchPool, MessagePool
@@ -36,11 +35,11 @@ from conquiet.runtime.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What the parts report to the engine. Names that end in ``_in_thread`` are called in the heartbeat's thread."""
+    """Callbacks from the parts to the engine. Names that end in ``_in_thread`` are called in the heartbeat thread."""
 
     error: Callable[..., None]
     lost_in_thread: Callable[[RuntimeMessage], None]
-    heartbeat_failed_in_thread: Callable[[RedisError | OSError], None]
+    heartbeat_failed_in_thread: Callable[[QueueError], None]
     heartbeat_succeeded_in_thread: Callable[[], None]
     name_taken_in_thread: Callable[[QueueError], None]
     stop: Callable[[BaseException], None]
@@ -92,8 +91,8 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
     pace = Pace()
     settler = Settler(
         executor,
+        leases=leases,
         acknowledge=acknowledgers[0].add if len(acknowledgers) == 1 else leases.acknowledge_soon,
-        release=lambda message: leases.release([message]),
         table=table,
         outage=outage,
         stop=reports.stop,
@@ -128,7 +127,7 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         )
         cap, on_free = settings.max_deliveries, capacity.notify
         pool = BatchPool(concurrency, batch_runner, batching=executor.batching, cap=cap, on_free=on_free)
-        # A worker is worth a batch, and the next one is gathered while it works.
+        # Each worker takes a whole batch, and the next batch is gathered while it runs.
         largest = executor.batching.largest
         slots, prefetch = concurrency * largest, max(prefetch, largest) if prefetch else 0
     reporter = WorkerReporter(stats, concurrency=concurrency) if settings.report_activity else None

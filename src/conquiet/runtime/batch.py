@@ -5,9 +5,9 @@
 
 An engine without batch handlers has none of this: its pool is the ``WorkerPool`` itself.
 
-A message that was delivered before is gathered into batches of half the size for each delivery. So a message that kills
-its process has half as many others beside it each time, and none after eight deliveries of a batch of 200. What was
-delivered more often than half of ``max_deliveries`` runs alone, as without batches (see ``claiming``).
+The batch size is halved for each earlier delivery of a message. A message that kills its process therefore runs with
+half as many others each time, and alone after eight deliveries of a batch of 200. A message delivered more often than
+half of ``max_deliveries`` runs alone, as without batches (see ``claiming``).
 
 See docs/decisions/0044.
 """
@@ -30,9 +30,9 @@ class Batch:
     """Messages that are executed together.
 
     Attributes:
-        key: What they have in common.
+        key: The key that ``Batching.find`` returned for all of them.
         messages: The messages.
-        size: Most messages that it could have.
+        size: Maximum number of messages.
         due_at: See ``BatchAssembler``.
     """
 
@@ -50,22 +50,22 @@ class Batching(Protocol):
 
     @property
     def largest(self) -> int:
-        """Most messages of a batch."""
+        """Maximum number of messages in a batch."""
         ...
 
     def find(self, message: RuntimeMessage) -> tuple[str, BatchSettings] | None:
-        """Return which messages it is executed with, and how they are gathered; None if it is executed by itself."""
+        """Return the batch key of a message and its batch settings. None if the message is executed alone."""
         ...
 
     async def execute_batch(
         self, key: str, messages: Sequence[RuntimeMessage], leases: LeaseManager
     ) -> Sequence[Settlement]:
-        """Execute messages together; return what becomes of each. Raises nothing but an end of the worker."""
+        """Execute messages together and return one settlement for each. Raises only errors that end the worker."""
         ...
 
 
 class MessagePool(Protocol):
-    """What fetchers and the shutdown need of a pool. Numbers are messages; ``WorkerPool`` of messages is one."""
+    """The pool interface of fetchers and shutdown. All numbers count messages. ``WorkerPool`` implements it."""
 
     @property
     def active(self) -> int:
@@ -74,12 +74,12 @@ class MessagePool(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Messages that wait for a worker."""
+        """Messages waiting for a worker."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Messages that are being handled, wait, or are gathered."""
+        """Messages being handled, waiting for a worker, or gathered for a batch."""
         ...
 
     @property
@@ -96,7 +96,7 @@ class MessagePool(Protocol):
         ...
 
     def put_alone(self, items: list[RuntimeMessage]) -> None:
-        """Add messages that run one at a time, with nothing beside them."""
+        """Add messages that run one at a time, with no other handler running."""
         ...
 
     def notify_below(self, waiting: int) -> None:
@@ -104,7 +104,7 @@ class MessagePool(Protocol):
         ...
 
     def pause(self) -> None:
-        """Start nothing more."""
+        """Stop starting messages."""
         ...
 
     def drain_queue(self) -> list[RuntimeMessage]:
@@ -112,7 +112,7 @@ class MessagePool(Protocol):
         ...
 
     async def wait_idle(self) -> None:
-        """Return when no handler runs and none will start."""
+        """Return when no handler is running and none will start."""
         ...
 
     def cancel_running(self) -> list[RuntimeMessage]:
@@ -125,13 +125,13 @@ class MessagePool(Protocol):
 
 
 class BatchPool:
-    """A worker pool whose items are messages and batches; it counts messages.
+    """A worker pool of messages and batches. It counts messages.
 
     Args:
-        limit: Most items at once.
+        limit: Maximum number of items handled concurrently.
         work: Handles an item.
-        batching: Says which messages are gathered.
-        cap: Deliveries after which a message is not executed; None for no limit.
+        batching: Decides which messages are batched.
+        cap: Deliveries after which a message is not executed. None means no limit.
         on_free: Called when a worker is free.
     """
 
@@ -177,7 +177,7 @@ class BatchPool:
         return _messages(self._pool.running)
 
     def put(self, items: list[RuntimeMessage]) -> None:
-        """See ``MessagePool``. What has a batch handler is gathered."""
+        """See ``MessagePool``. Messages with a batch handler are gathered into batches."""
         alone: list[Item] = []
         together: dict[tuple[str, int], tuple[float, list[RuntimeMessage]]] = {}
         find, runs_by_itself = self._batching.find, self._runs_by_itself
@@ -202,7 +202,7 @@ class BatchPool:
         """See ``MessagePool``."""
         self._pool.put_alone(list(items))
 
-    def notify_below(self, waiting: int) -> None:  # noqa: ARG002 - in messages; an item may be many of them
+    def notify_below(self, waiting: int) -> None:  # noqa: ARG002 - counts messages, but the pool counts items
         """See ``MessagePool``."""
         self._pool.notify_below(0)
 

@@ -1,4 +1,4 @@
-"""Runs the batch handler that a user passes to ``Consumer``: ``handler(messages, contexts)``."""
+"""Run the batch handler that a user passes to ``Consumer``: ``handler(messages, contexts)``."""
 
 import asyncio
 import contextvars
@@ -26,13 +26,13 @@ _KEY = ""
 
 
 class HandlerBatching:
-    """Gathers all messages, and runs one function with them.
+    """Puts all messages into one kind of batch and calls one function with each batch.
 
     Args:
         handler: ``async def handler(messages, contexts)``, or a plain function, which runs in a thread.
-        settings: How batches are gathered.
-        threads: Returns where plain functions run.
-        group: The consumer group; a handler that was made for another one is rejected.
+        settings: Size and waiting time of batches.
+        threads: Returns the thread pool for plain functions.
+        group: The consumer group. A handler made for another group is rejected.
     """
 
     def __init__(
@@ -47,23 +47,23 @@ class HandlerBatching:
         self._found = (_KEY, settings)
         self.largest = settings.size
 
-    def find(self, message: RuntimeMessage) -> tuple[str, BatchSettings]:  # noqa: ARG002 - all are alike
+    def find(self, message: RuntimeMessage) -> tuple[str, BatchSettings]:  # noqa: ARG002 - all messages share one key
         """See ``Batching``."""
         return self._found
 
     async def execute_batch(
         self,
-        key: str,  # noqa: ARG002 - there is one
+        key: str,  # noqa: ARG002 - there is only one key
         messages: Sequence[RuntimeMessage],
         leases: LeaseManager,
     ) -> list[Settlement]:
-        """See ``Batching``. A message that fails by itself stays pending."""
+        """See ``Batching``. A message that still fails when it is alone stays pending."""
         loop = asyncio.get_running_loop()
         contexts: list[MessageContext] = [
             MessageContext(message, leases) if self._is_async else SyncMessageContext(message, leases, loop)
             for message in messages
         ]
-        # SPEC(001): an entry is one JSON object, the caller's: it has no context that the span could link to.
+        # SPEC(001): an entry is the caller's JSON object only. It carries no trace context to link the span to.
         span = tracing.BatchSpan(
             "redis",
             messages[0].stream,
@@ -100,7 +100,7 @@ class HandlerBatching:
 
 
 def lost_lease(context: MessageContext) -> Outcome:
-    """Return an error if the message is not certainly ours any more; None if it is."""
+    """Return an error unless this consumer certainly still owns the message."""
     try:
         context.check_lease()
     except LeaseLostError as error:

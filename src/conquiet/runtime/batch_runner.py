@@ -1,6 +1,6 @@
-"""One batch, from its worker to the settlement of each message. Single messages go to ``Runner``.
+"""Run one batch and settle each of its messages. Single messages go to ``Runner``.
 
-each: lease still ours? ─▶ execute all together ─▶ acknowledge the successes at once, settle the others one by one
+each: still owned? ─▶ execute all together ─▶ acknowledge the successes together, settle each of the others
 """
 
 import asyncio
@@ -23,17 +23,17 @@ _RUNNING, _HELD = HandlerState.RUNNING, Ownership.HELD
 
 
 class BatchRunner:
-    """What a worker does with an item of a ``BatchPool``.
+    """Handles the items of a ``BatchPool``.
 
     Args:
         batching: Executes batches.
-        runner: Runs single messages; admits and reports those of a batch.
+        runner: Runs single messages. Admits and reports the messages of a batch.
         settler: Acknowledges.
-        leases: For contexts.
-        table: Messages whose lease is kept.
-        dispatcher: Notified of results.
-        claim_idle_s: How old a lease may be without a check.
-        outage: What is not started while it is paused is released.
+        leases: Lease operations for contexts.
+        table: Messages under lease.
+        dispatcher: Receives result events.
+        claim_idle_s: A lease older than this is checked before the run.
+        outage: While it is paused, unstarted messages are released.
     """
 
     def __init__(
@@ -58,9 +58,10 @@ class BatchRunner:
         self._outage = outage
 
     async def __call__(self, item: Item) -> None:
-        """Handle an item. Raises nothing but a cancellation or an end of the process."""
+        """Handle an item. Raises only a cancellation or an error that ends the process."""
         if isinstance(item, RuntimeMessage):
-            await self._runner(item)
+            if (rest := self._runner(item)) is not None:
+                await rest
         elif messages := await self._admitted(item.messages):
             await self._run(item.key, messages)
 
@@ -75,12 +76,12 @@ class BatchRunner:
         try:
             settlements = await self._batching.execute_batch(key, messages, self._leases)
         except ENDS as error:
-            # Cancelled by a forced stop, or the process is to end. What is committed is found by the next owner.
+            # Cancelled by a forced stop, or the process is ending. The next owner finds what was committed.
             for message in messages:
                 self._runner.fail(message, error, began)
                 self._table.release(message)
             raise
-        except BaseException as error:  # noqa: BLE001 - a defect of an executor: the worker lives on
+        except BaseException as error:  # noqa: BLE001 - a bug in an executor must not end the worker
             settlements = [KeepPending(error)] * len(messages)
         await self._settle(messages, settlements, began)
         if self._outage.is_on and not any(isinstance(settlement, Release) for settlement in settlements):
@@ -89,7 +90,7 @@ class BatchRunner:
             await self._dispatcher.wait_below_limit()
 
     async def _admitted(self, messages: Sequence[RuntimeMessage]) -> list[RuntimeMessage]:
-        """Return the messages that are to be run; the others are settled by then."""
+        """Return the messages to run. The others have been settled."""
         admitted = []
         now = time.monotonic()
         for message in messages:

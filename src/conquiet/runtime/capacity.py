@@ -1,4 +1,4 @@
-"""Notifies fetchers that they may fetch: a worker is free, another read has ended, a pause is over."""
+"""Notify fetchers that they may fetch: a worker is free, another read has ended, or a pause has ended."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 class CapacitySignal:
     """Calls every subscriber. Belongs to one event loop.
 
-    The pool and the outage pause notify, fetchers subscribe. Neither side knows the other.
+    The pool and the outage pause notify; fetchers subscribe. Neither side depends on the other.
     """
 
     __slots__ = ("_subscribers",)
@@ -15,10 +15,10 @@ class CapacitySignal:
         self._subscribers: list[Callable[[], None]] = []
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` at every notification. It must only note the fact: it runs inside the notifier."""
+        """Call ``callback()`` at every notification. It runs inside the notifier, so it must only set a flag."""
         self._subscribers.append(callback)
 
     def notify(self) -> None:
-        """Make the subscribers check again."""
+        """Call all subscribers."""
         for callback in self._subscribers:
             callback()

@@ -1,7 +1,7 @@
-"""When to claim stale entries, and at which cursor to continue. Pure: the reader makes the calls.
+"""Decide when to claim stale entries and at which cursor to continue. Pure: the reader makes the calls.
 
-While there is no new work, every second round claims as long as there are stale entries. Under load it is every fourth:
-otherwise constant load would starve stale messages.
+While there is no new work, every second round claims as long as there are stale entries. Under load every fourth round
+claims; without that, constant load would starve stale messages.
 """
 
 import random
@@ -17,8 +17,8 @@ class ClaimSchedule:
 
     Args:
         streams: The streams.
-        interval_s: Time between two scans of one stream, spread by half of it either way: hosts that started
-            together should not claim together.
+        interval_s: Time between two scans of one stream, jittered by ±50 % so that hosts that started together do not
+            claim together.
         rand: Source of numbers in [0, 1).
     """
 
@@ -26,18 +26,18 @@ class ClaimSchedule:
         self._interval_s = interval_s
         self._rand = rand
         self._cursor = dict.fromkeys(streams, START)
-        # The first one comes soon: after a crash, stale work is what a new process is for.
+        # Scan soon after the start: a process that replaces a crashed one should find its stale messages.
         self._next = {stream: interval_s * rand() * 0.5 for stream in streams}
         self._has_begun = False
         self._rounds_since_claim = _BUSY_ROUNDS
 
     def due(self, now: float, capacity: int, *, idle: bool) -> dict[str, int]:
-        """Return the streams to claim from in this round and how many entries each may bring, within the capacity.
+        """Return the streams to claim from in this round and the maximum number of entries of each.
 
         Args:
             now: The monotonic clock.
-            capacity: How many messages may be taken.
-            idle: The last read for new entries brought nothing.
+            capacity: Maximum number of messages over all streams.
+            idle: The last read found no new entries.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -50,24 +50,18 @@ class ClaimSchedule:
         return {stream: capacity // len(ready) for _, stream in ready}
 
     def next_due_s(self, now: float) -> float:
-        """Seconds until some stream is due; 0 if one is. Asked for after the first ``due``."""
+        """Return the seconds until the next stream is due, 0 if one is due now. Valid after the first ``due``."""
         return max(0.0, min(self._next.values()) - now)
 
     def cursor(self, stream: str) -> str:
-        """Return where to continue."""
+        """Return the cursor to continue the scan at."""
         return self._cursor[stream]
 
     def record(self, stream: str, cursor: str, now: float) -> None:
-        """Record how far a claim came. A cursor at the start means that the whole list was seen; else it goes on."""
+        """Record the cursor after a claim. A cursor at the start means that the scan is complete."""
         self._cursor[stream] = cursor
         self._next[stream] = now + self._interval_s * (0.5 + self._rand()) if cursor == START else now
 
     def postpone(self, stream: str, now: float) -> None:
-        """Claim from this stream later: it is paused now. Its cursor stays."""
+        """Delay the next claim from a paused stream. Its cursor is kept."""
         self._next[stream] = now + self._interval_s
-
-
-def after(message_id: str) -> str:
-    """Return the id right behind this one, for servers that know no exclusive ranges (before 6.2)."""
-    milliseconds, _, sequence = message_id.partition("-")
-    return f"{milliseconds}-{int(sequence or 0) + 1}"

@@ -1,13 +1,14 @@
-"""Taking over pending entries: one script that counts a delivery only where it may be counted.
+"""Claim pending entries with one script that counts a delivery only for entries that may start.
 
-XAUTOCLAIM and a read of our own pending entries count a delivery for every entry they return. An entry that waits
-behind one that kills the process is then charged for a run that never began. So the script sets the count itself:
+XAUTOCLAIM, and XREADGROUP for a consumer's pending entries, count a delivery for every entry they return. An entry
+queued behind another that kills the process would then be charged for a run that never began. So the script sets the
+delivery count:
 
-    up to half of ``max_deliveries``     counted when taken over, run beside others
-    above that (a suspect)               counted when its handler is called, and run alone
+    up to half of ``max_deliveries``     counted when claimed, runs concurrently with others
+    above that (a suspect)               counted when its handler is called, runs alone
 
-An innocent entry therefore passes the second half of its deliveries only by runs of its own. It also keeps what cannot
-be a message on the server: an entry that is too large, or that was found malformed before, is named but not sent.
+Crashes caused by other entries therefore charge an entry with at most half of ``max_deliveries``. The script also
+returns only the id of an entry that is too large or known to be malformed, not its content.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from conquiet.redis_transport.replies import text
 from conquiet.runtime.settings import RuntimeSettings
 
 OWN: Final = -1
-"""In place of an idle time: take what is pending under our own name."""
+"""In place of an idle time: claim the entries that are pending for this consumer already."""
 
 TAKE_OVER: Final = """
 local group, consumer, idle, cursor = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
@@ -61,12 +62,12 @@ for _, id in ipairs(ids) do
 end
 return {next_cursor, taken, deleted}
 """
-"""KEYS: stream; ARGV: group, consumer, idle time or -1, cursor, count, last delivery that is counted when an entry is
-taken over (0: all are), most bytes of a payload, the name of its field, the delivery cap, ids that are known to be
-malformed.
+"""KEYS: stream; ARGV: group, consumer, idle time or -1, cursor, count, highest delivery count that is counted when an
+entry is claimed (0: every one), maximum payload size in bytes, name of the payload field, the delivery cap, ids of
+known malformed entries.
 
-Returns the next cursor, entries as (id, fields or the number of a reason, delivery count, whether it was counted), and
-the ids of entries that were deleted.
+Returns the next cursor, entries as (id, fields or a reason number, delivery count, whether it was counted), and the ids
+of entries that were deleted.
 """
 
 CHARGE: Final = """
@@ -74,8 +75,8 @@ if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2]) == 0 
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')
 return 1
 """
-"""Count a delivery now that its handler is called. KEYS: stream; ARGV: group, consumer, id, count. Returns 0 if the
-entry belongs to another consumer."""
+"""Count a delivery when its handler is called. KEYS: stream; ARGV: group, consumer, id, count. Returns 0 if another
+consumer owns the entry."""
 
 _REASONS: Final = {0: "", 1: NOT_ONE_FIELD, 2: WRONG_FIELD, 3: TOO_LARGE}
 
@@ -86,10 +87,10 @@ class Taken:
 
     Attributes:
         id: Entry id.
-        fields: Names and values, as the server sent them; None if it cannot be a message.
-        reason: Why it cannot be one; empty if the caller knows the reason.
-        deliveries: Its delivery count, this delivery included.
-        charged: The server has counted this delivery.
+        fields: Raw names and values. None if the entry cannot be a message.
+        reason: Why it cannot be a message. Empty if the caller knows the reason.
+        deliveries: Delivery count, including this delivery.
+        charged: True if the server has counted this delivery.
     """
 
     id: str
@@ -101,7 +102,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """A reply of ``TAKE_OVER``."""
+    """The parsed reply of ``TAKE_OVER``."""
 
     cursor: str
     entries: list[Taken]
@@ -109,7 +110,7 @@ class TakenOver:
 
 
 def suspect_from(max_deliveries: int | None) -> int:
-    """Return the last delivery that is counted at once and run beside others; 0 if all are. Pure."""
+    """Return the highest delivery count that is counted at the claim. Above it an entry is a suspect. 0: no limit."""
     return 0 if max_deliveries is None else max_deliveries // 2
 
 
@@ -123,13 +124,13 @@ def take_over(
     count: int,
     known: list[str],
 ) -> bytes:
-    """Return the packed call."""
+    """Return the packed EVAL command."""
     limits = (suspect_from(settings.max_deliveries), settings.max_payload_bytes, FIELD, settings.max_deliveries or 0)
     return pack("EVAL", TAKE_OVER, 1, stream, *who, idle_ms, cursor, count, *limits, *known)
 
 
 def taken_over(reply: Any) -> TakenOver:
-    """Return the reply of ``TAKE_OVER`` as an object."""
+    """Parse the reply of ``TAKE_OVER``."""
     cursor, rows, deleted = reply
     return TakenOver(
         text(cursor),

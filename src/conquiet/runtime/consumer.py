@@ -19,32 +19,32 @@ from conquiet.runtime.settings import RuntimeSettings, require_streams, settings
 
 
 class Consumer(Engine):
-    """Reads streams as a member of a group and runs a handler for each message, so many at a time.
+    """Reads streams as a member of a group and runs a handler for each message, ``concurrency`` of them at a time.
 
     Args:
         streams: Keys of the streams. They are served fairly.
-        redis: A client, plain or of a Redis Cluster, of ``redis.asyncio`` or ``redis``. It stays as it is: the
-            engine opens three connections of its own to the same server (two for each slot of a cluster that a
-            stream lies in, and one for each node), one more for its housekeeping, and closes them at its end.
+        redis: A client of ``redis.asyncio`` or ``redis``, plain or for a Redis Cluster. It is neither used nor closed:
+            the engine opens three separate connections to the same server (on a cluster: two for each slot that holds
+            a stream, and one for each node) and one more for housekeeping, and closes them when it ends.
         handler: ``async def handler(message, ctx)``, or a plain function, which runs in a thread.
-        batch: Call the handler with up to so many messages at once: ``async def handler(messages, contexts)``. If it
-            raises, the batch is halved until the message that fails is alone: the handler may see a message again.
-        within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
-            others, but less by as long as the last batches took, and at least half of that time.
-        concurrency: Most handlers at once; of a batch handler, most batches.
-        group: The consumer group; created, from the stream's beginning on, if it is not there.
-        consumer_id: Our name in the group, the same for the whole life: by default
+        batch: Maximum number of messages per call: ``async def handler(messages, contexts)``. If the handler raises,
+            the batch is halved until the failing message is alone, so the handler may see a message again.
+        within_s: Deadline for the effect of the first message of a batch, 0.02 s by default. The batch is gathered for
+            this time minus the recent batch duration, but for at least half of it.
+        concurrency: Maximum number of handlers running concurrently. With ``batch``: of batches.
+        group: The consumer group. A missing group is created at the beginning of the stream.
+        consumer_id: Name of this consumer in the group, constant while it lives. Default:
             ``consumer-{hostname}-{pid}``, with a suffix for further engines of the process.
         on_exhausted: ``(message, ctx)``, called instead of the handler past ``max_deliveries``. The message
-            stays pending unless it calls ``ctx.ack()``. Without it, an ``error`` event is all that happens.
+            stays pending unless it calls ``ctx.ack()``. If it is None, the engine only emits an ``error`` event.
         on_malformed: ``(message, ctx)``, called instead of the handler with an entry that is no message or is larger
             than ``max_payload_bytes``; ``message.malformed`` is the reason, and ``message.data`` is empty. The entry
             stays pending unless it calls ``ctx.ack()``, and is passed here again once it is stale.
-        settings: Everything else. Its fields may be given as keywords instead.
+        settings: All other settings. Its fields may be passed as keywords instead.
     """
 
     @takes_fields_of(RuntimeSettings)
-    def __init__(  # noqa: PLR0913 - what a user may set, by keyword
+    def __init__(  # noqa: PLR0913 - user settings, keyword-only
         self,
         *,
         streams: Sequence[str],
@@ -94,7 +94,7 @@ class Consumer(Engine):
     async def _after_end(self) -> None:
         await self._housekeeper.aclose()
         if self._threads is not None:
-            # Not waited for: a thread cannot be cancelled. A handler that still runs in one is in the report.
+            # Do not wait: a thread cannot be cancelled. The stop report lists handlers that still run in one.
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _thread_pool(self) -> ThreadPoolExecutor:

@@ -1,4 +1,4 @@
-"""What a handler gets besides its message: acknowledge it early, check and extend its lease."""
+"""The context that is passed to a handler: acknowledge early, check and extend the lease."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ _HELD = Ownership.HELD  # an access to a member of an enum class costs as much a
 
 
 class LeaseManager(Protocol):
-    """The part of the engine that a context calls."""
+    """Lease operations of the engine, called by contexts."""
 
     claim_idle_s: float
     group: str
@@ -26,12 +26,12 @@ class LeaseManager(Protocol):
         ...
 
     async def extend(self, message: RuntimeMessage) -> bool:
-        """Extend the lease by ``claim_idle``; False, and an ``error`` event, if another consumer owns the entry."""
+        """Extend the lease to ``claim_idle_ms`` from now. False, with an ``error`` event, if it was lost."""
         ...
 
 
 class MessageContext:
-    """What an ``async def`` handler may do about its message."""
+    """Operations on the current message for an ``async def`` handler."""
 
     __slots__ = ("_leases", "message")
 
@@ -56,35 +56,35 @@ class MessageContext:
 
     @property
     def delivery_count(self) -> int:
-        """How often the server has delivered it, this time included."""
+        """Number of deliveries so far, including this one."""
         return self.message.delivery_count
 
     @property
     def acknowledged(self) -> bool:
-        """True once it was acknowledged early."""
+        """True after an early acknowledgement."""
         return self.message.acknowledged
 
     @property
     def lease_lost(self) -> bool:
-        """True once it is known that another consumer owns the message."""
+        """True once the engine knows that another consumer owns the message."""
         return self.message.lease_lost
 
     @property
     def lease_remaining_s(self) -> float:
-        """Seconds for which the message is certainly ours if no further extension succeeds; 0 if none."""
+        """Seconds until another consumer may claim the message if no further extension succeeds, at least 0."""
         if self.message.lease_lost:
             return 0.0
         return max(0.0, self.message.leased_at + self._leases.claim_idle_s - time.monotonic())
 
     def check_lease(self) -> None:
-        """Raise ``LeaseLostError`` unless the message is certainly still ours. Costs no round trip.
+        """Raise ``LeaseLostError`` unless this consumer certainly still owns the message. Costs no round trip.
 
         Call it right before a commit. After a long pause of the process (a stopped container, a
         suspended machine) it raises even before the heartbeat has noticed. An inbox row in the same
         transaction is the stronger fence: it also holds in the instant after this check.
         """
         message = self.message
-        # Nearly always; a batch asks for each of its messages.
+        # Fast path: a batch checks each of its messages.
         if message.ownership is _HELD and message.leased_at + self._leases.claim_idle_s > time.monotonic():
             return
         if self.lease_remaining_s <= 0.0 and not message.acknowledged:
@@ -98,7 +98,7 @@ class MessageContext:
     async def ack(self) -> None:
         """Acknowledge before the handler has ended. A second call does nothing.
 
-        From here on a crash loses the rest of the handler's work: that is what an early ack means.
+        A crash after this call loses the rest of the handler's work, because the message is not delivered again.
 
         Raises:
             LeaseLostError: Another consumer owns the message, or the handler has ended.
@@ -108,9 +108,10 @@ class MessageContext:
             await self._leases.acknowledge(self.message)
 
     async def extend(self) -> None:
-        """Ask the server now whether the message is ours, and keep it for another ``claim_idle``.
+        """Check on the server that this consumer owns the message and extend its lease to ``claim_idle_ms`` from now.
 
-        The heartbeat does that by itself; this is for certainty at one moment. After ``ack()`` it does nothing.
+        The heartbeat extends leases automatically; call this to be certain at one moment. After ``ack()`` it does
+        nothing.
 
         Raises:
             LeaseLostError: Another consumer owns it, or it was acknowledged elsewhere, or the handler has ended.
@@ -122,15 +123,16 @@ class MessageContext:
             self.message.lose()
             self.check_lease()
 
-    def settling(self) -> AbstractContextManager[None]:
-        """Wrap ``with`` around a call that acknowledges the entry by other means, and ``mark_acknowledged()`` in it.
+    def settling(self) -> AbstractContextManager[object]:
+        """Return a context manager for code that acknowledges the entry by other means.
 
-        The heartbeat has a thread of its own and may find the entry gone before the reply has arrived.
+        Call ``mark_acknowledged()`` inside it. The heartbeat thread may find the entry gone before the reply arrives;
+        inside the context it reports no lost lease.
         """
         return self.message.settling()
 
     def mark_acknowledged(self) -> None:
-        """Note that the entry was acknowledged by other means (a script of the application, for example)."""
+        """Record that the entry was acknowledged by other means, for example by a script of the application."""
         self.message.mark_acknowledged()
 
     def _reject_late(self) -> None:
@@ -146,7 +148,7 @@ class MessageContext:
 
 
 class SyncMessageContext(MessageContext):
-    """The same for a plain function, which runs in a thread. Calls block until the server has replied."""
+    """``MessageContext`` for a plain function, which runs in a thread. Calls block until the server has replied."""
 
     __slots__ = ("_loop",)
 

@@ -1,18 +1,18 @@
-"""The engine: fetch, execute, settle, report what happened. SPEC(002).
+"""The runtime engine: fetch, execute, settle, report. SPEC(002).
 
-Policy is not here. What becomes of a message is the decision of an ``Executor``: a user's handler (``Consumer``) or the
+Policy is not here. An ``Executor`` decides how each message is settled: a user's handler (``Consumer``) or the
 processor.
 
 A message is in exactly one of these places at any moment:
 
     in the stream ──read──▶ waiting for a worker ──▶ executing ──settlement──▶ acknowledged, moved or released
                                  │                      │
-                                 │ stop: released       └─ failed, cancelled or process died:
+                                 │ stop: released       └─ failed, cancelled or process killed:
                                  ▼                         stays pending until it is stale and claimed
-                      pending, uncharged, free for every consumer
+                      pending, uncharged, any consumer may claim it
 
-This file is the engine's life: starting, asking for the end, reporting. Its parts are put together in ``assembly``, the
-end itself is ``shutdown``; what fetches is a ``Shard``, one for a server and one per slot for a Redis Cluster.
+This module starts the engine, accepts stop requests and reports health. ``assembly`` constructs the parts, ``shutdown``
+ends them. A ``Shard`` fetches: one for a server, one per slot of a Redis Cluster.
 """
 
 import asyncio
@@ -28,13 +28,14 @@ from conquiet.core.background import wait_ready
 from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import Lifecycle, Status
 from conquiet.core.log import FactLogger
+from conquiet.core.settlement import Settlement
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.metrics.outages import OutageWatch, is_reported
 from conquiet.redis_transport.async_connection import ConnectionLostError
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.cluster import topology_of
-from conquiet.redis_transport.errors import ReadOnlyError, RedisError, translate
+from conquiet.redis_transport.errors import ReadOnlyError, translate
 from conquiet.redis_transport.topology import known_address
 from conquiet.runtime.assembly import Reports, assemble
 from conquiet.runtime.engine_events import Callback, EngineError, EventDispatcher
@@ -49,15 +50,15 @@ logger = FactLogger(__name__)
 
 
 class Engine:
-    """Reads streams as a member of a group and executes their messages, at most ``concurrency`` at once.
+    """Reads streams as a member of a group and executes their messages, at most ``concurrency`` concurrently.
 
     Args:
         streams: Keys of the streams. They are served fairly.
-        redis: A client, plain or of a Redis Cluster. The engine opens connections of its own to the same server.
-        executor: Decides what becomes of each message.
-        concurrency: Most messages executed at once.
+        redis: A client, plain or for a Redis Cluster. The engine opens separate connections to the same server.
+        executor: Runs each message and returns its settlement.
+        concurrency: Maximum number of messages executed concurrently.
         group: The consumer group.
-        consumer_id: Name of the engine in the group; made from host and process id if left out.
+        consumer_id: Name of the engine in the group. Default: derived from host name and process id.
         settings: Times and limits.
     """
 
@@ -96,7 +97,7 @@ class Engine:
         self._assemble()
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Change the most handlers at once, before the start: what ``conquiet worker --concurrency`` does."""
+        """Change the maximum number of concurrent handlers before the start. Used by ``conquiet worker``."""
         self._lifecycle.require_new("concurrency")
         self._concurrency = require_positive("concurrency", concurrency)
         self._assemble()
@@ -136,8 +137,6 @@ class Engine:
             forced=self._forced,
         )
 
-    # ------------------------------------------------------------ the face
-
     @property
     def consumer_id(self) -> str:
         """Name of the engine in the group."""
@@ -150,7 +149,7 @@ class Engine:
 
     @property
     def status(self) -> Status:
-        """Where the engine's life stands."""
+        """The lifecycle status of the engine."""
         return self._lifecycle.status
 
     @property
@@ -166,12 +165,12 @@ class Engine:
     def on(self, event: str, callback: Callback) -> None:
         """Call ``callback(event)`` for each ``started``, ``succeeded``, ``failed`` or ``error`` event.
 
-        Plain callbacks are called at once and should be quick; async ones in order, from a task of their own.
+        Plain callbacks are called inline and should be quick. Async callbacks are called in order, in a separate task.
         """
         self._dispatcher.on(event, callback)
 
     def off(self, event: str, callback: Callback) -> None:
-        """End a subscription of ``on``: no call is begun after this. Raises ``ConfigurationError`` if there is none."""
+        """End a subscription of ``on``: no call begins after this. Raises ``ConfigurationError`` if there is none."""
         self._dispatcher.off(event, callback)
 
     async def run(self) -> StopReport:
@@ -181,8 +180,8 @@ class Engine:
     async def start(self, stop_event: asyncio.Event | None = None) -> StopReport:
         """Consume until ``stop()`` is called or ``stop_event`` is set; then stop in order and return the report.
 
-        Cancelling the caller's task counts as a stop: the engine ends in order, then the cancellation goes on.
-        A second cancellation forces.
+        Cancelling the caller's task counts as a stop: the engine ends in order, then the cancellation is raised.
+        A second cancellation forces the stop.
 
         Raises:
             GroupMissingError: A group went away while running, and ``recreate_group`` is not set.
@@ -204,10 +203,10 @@ class Engine:
                 await asyncio.gather(watcher, return_exceptions=True)
 
     def stop(self) -> None:
-        """Ask for the end: nothing new is read or started, running handlers get the grace period.
+        """Request the stop: nothing new is read or started, running handlers get the grace period.
 
-        A second call forces: running handlers are cancelled. Safe in a signal handler and from any thread: it
-        assigns and wakes the loop, and takes no lock.
+        A second call cancels the running handlers. Safe in a signal handler and from any thread: it assigns and wakes
+        the loop, and takes no lock.
         """
         if self._stop_asked:
             self._on_loop(self._forced.set)
@@ -215,17 +214,25 @@ class Engine:
         self._request_stop()
 
     def pause_streams(self, streams: Collection[str]) -> None:
-        """Read nothing from these of our streams until called again without them. Call it on the event loop.
+        """Read nothing from these streams until called again without them. Call it on the event loop.
 
-        What was read already goes on.
+        Messages that were already read are still handled.
         """
         if isinstance(streams, str):
             raise ConfigurationError("pause_streams takes a list of stream names, not a single one")
         for shard in self._shards:
             shard.pause_streams(streams)
 
+    async def settle(self, message: RuntimeMessage, settlement: Settlement) -> None:
+        """Settle a message that was kept pending before.
+
+        Raises:
+            QueueError: The server cannot be reached or returns an error. The message stays pending.
+        """
+        await self._runner.settler.settle(message, settlement)
+
     async def wait_for_active_tasks(self) -> None:
-        """Return when no handler is running any more and everything that they finished is acknowledged."""
+        """Return when no handler is running and all finished messages are acknowledged."""
         await self._pool.wait_idle()
         await self._leases.flush()
 
@@ -253,13 +260,13 @@ class Engine:
         return self._stats[stream].read + self._stats[stream].claimed
 
     async def close(self) -> None:
-        """Release what was opened. An engine that has ended has done so already."""
+        """Release the connections. No effect after the engine has ended: it closed them itself."""
         if self._lifecycle.status in {Status.NEW, Status.STOPPED}:
             self._lifecycle.stop()
             await self._topology.close()
 
     async def __aenter__(self) -> Self:
-        """Start in the background; return once it consumes."""
+        """Start in the background and return once the engine consumes."""
         self._background = asyncio.create_task(self.start())
         await wait_ready(self._background, self._ready)
         return self
@@ -267,18 +274,16 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop in order. An engine that has failed meanwhile raises its error here."""
+        """Stop in order. If the engine has failed, its error is raised here."""
         self._request_stop()
         if self._background is not None:
             await self._background
 
     def _before_start(self) -> None:
-        """Check what can only be checked at the start."""
+        """Run checks that are only possible at the start. A hook for subclasses."""
 
     async def _after_end(self) -> None:
-        """Release what a subclass has opened."""
-
-    # ------------------------------------------------------------ the life
+        """Release the resources of a subclass. A hook for subclasses."""
 
     async def _live(self) -> StopReport:
         failure: BaseException | None = None
@@ -299,7 +304,7 @@ class Engine:
         except asyncio.CancelledError:
             if not self._lifecycle.is_stopping:
                 raise
-            # Stopped before anything was read: the opening was cancelled, and this is the end.
+            # Stopped before anything was read: ``_begin_stop`` cancelled the opening.
         except ConnectionLostError as lost:
             command = {"stream": self._streams[0], "group": self._group, "command": "XGROUP CREATE"}
             failure = translate(lost.reason, **command, sent=isinstance(lost.reason, ReadOnlyError))
@@ -329,9 +334,9 @@ class Engine:
             await shard.open()
 
     async def _fetch(self) -> None:
-        """Fetch for all shards until stopped. One that fails ends the others, in order."""
+        """Fetch for all shards until stopped. If one shard fails, the others are stopped in order."""
         for shard in self._shards:
-            # Nothing can be acknowledged any more: an engine that went on would do everything again elsewhere.
+            # Without acknowledgements everything would run again elsewhere, so the engine stops.
             shard.acknowledger.start().add_done_callback(_stop_if_failed(shard))
         tasks = [asyncio.create_task(shard.fetcher.run(), name="conquiet-fetcher") for shard in self._shards]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -349,7 +354,7 @@ class Engine:
         self._on_loop(self._begin_stop)
 
     def _stop_with(self, error: BaseException) -> None:
-        """End with this error."""
+        """Stop the engine with this error."""
         for shard in self._shards:
             shard.fail(error)
         self._begin_stop()
@@ -360,8 +365,6 @@ class Engine:
         self._pool.pause()
         for shard in self._shards:
             shard.stop()
-
-    # ------------------------------------------------------------ reports from other parts and threads
 
     def _report(self, error: BaseException, message: RuntimeMessage | None = None) -> None:
         if not is_reported(error):
@@ -375,10 +378,9 @@ class Engine:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call, *args)
 
-    def _heartbeat_failed_in_thread(self, error: RedisError | OSError) -> None:
-        translated = translate(error, stream=", ".join(self._streams), group=self._group, command="XCLAIM")
-        self._lease_outage.failed(translated, address=known_address(self._topology, self._streams[0]))
-        self._on_loop(self._report, translated)
+    def _heartbeat_failed_in_thread(self, error: QueueError) -> None:
+        self._lease_outage.failed(error, address=known_address(self._topology, self._streams[0]))
+        self._on_loop(self._report, error)
 
 
 def _stop_if_failed(shard: Shard) -> Callable[["asyncio.Future[QueueError]"], None]:

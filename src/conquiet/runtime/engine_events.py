@@ -1,9 +1,9 @@
-"""The events of an engine: four kinds, and the callbacks that subscribe to them.
+"""The four kinds of engine events, and the dispatcher that calls the subscribed callbacks.
 
     started ──▶ succeeded | failed         about one message
-    error                                  about the engine, or a message it could not or would not run
+    error                                  about the engine, or a message it did not run
 
-``succeeded`` means that the handler returned and its acknowledgement is on its way. If that cannot
+``succeeded`` means that the handler returned and its acknowledgement is queued or sent. If it cannot
 be sent, an ``error`` follows.
 """
 
@@ -52,11 +52,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class EngineError:
-    """Something went wrong that is not (only) a handler's failure.
+    """An error of the engine, or of a handler.
 
     Attributes:
-        error: What it was, as one of conquiet's errors where conquiet found it.
-        message: The message it is about, if there is one.
+        error: The exception. Errors that conquiet detects are ``ConquietError`` subclasses.
+        message: The affected message, if there is one.
     """
 
     error: BaseException
@@ -75,10 +75,10 @@ NAMES: dict[str, type[EngineEvent]] = {
 
 
 class EventDispatcher:
-    """Calls plain callbacks at once and async ones in order, from a task of its own.
+    """Calls plain callbacks inline and async callbacks in order, in a separate task.
 
-    A callback that raises is logged, by the class of its error, and changes nothing. Async callbacks that fall behind
-    slow down the handlers (``wait_below_limit()``), rather than fill the memory.
+    If a callback raises, the class of the error is logged and nothing else changes. Async callbacks that fall behind
+    slow down the handlers (``wait_below_limit()``), so the queue stays bounded.
     """
 
     def __init__(self, *, limit: int = 1_000) -> None:
@@ -86,7 +86,7 @@ class EventDispatcher:
         self._deferred: dict[type[EngineEvent], list[Callback]] = {kind: [] for kind in NAMES.values()}
         self._queue: deque[tuple[Callback, EngineEvent]] = deque()
         self._limit = limit
-        # Checked before an event is built: without a subscriber none is needed.
+        # Checked before an event is built: no event is built without a subscriber.
         self.subscribed: set[type[EngineEvent]] = set()
         self._wake = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -95,7 +95,7 @@ class EventDispatcher:
         self._closing = False
 
     def on(self, name: str, callback: Callback) -> None:
-        """Call ``callback(event)`` for every event of that name from now on."""
+        """Call ``callback(event)`` for every later event of this name."""
         kind = NAMES.get(name)
         if kind is None:
             raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
@@ -104,13 +104,13 @@ class EventDispatcher:
         reject_generator_function("callback", callback)
         require_arguments("callback", callback, "event")
         deferred = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
-            getattr(callback, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+            getattr(callback, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
         (self._deferred if deferred else self._plain)[kind].append(callback)
         self.subscribed.add(kind)
 
     def off(self, name: str, callback: Callback) -> None:
-        """End a subscription of ``on``: no call is begun after this. One that is queued is still made.
+        """End a subscription of ``on``: no event after this is queued. Calls already queued are still made.
 
         Raises:
             ConfigurationError: There is no such event, or the callback is not subscribed to it.
@@ -128,7 +128,7 @@ class EventDispatcher:
             self.subscribed.discard(kind)
 
     def emit(self, event: EngineEvent) -> None:
-        """Call the callbacks. Raises no error of a callback, never waits; call it on the event loop."""
+        """Call the callbacks on the event loop. Never waits and raises no error of a callback."""
         kind = type(event)
         for callback in tuple(self._plain[kind]):  # a callback may end a subscription
             try:
@@ -136,10 +136,10 @@ class EventDispatcher:
                 if inspect.isawaitable(result):  # a plain function that returned a coroutine
                     self._defer(functools.partial(_the_same, result), event)
             except (SystemExit, KeyboardInterrupt):
-                raise  # of the process, not of the callback: a signal came while it ran
+                raise  # a signal of the process arrived during the callback
             except BaseException as error:  # noqa: BLE001
-                # The caller's own mistake: it must not hurt the engine or the message. It does not wait for anything,
-                # so a cancellation is not meant for us: it has looked at something that was cancelled.
+                # A bug in the callback must not affect the engine or the message. A CancelledError is caught as well:
+                # a plain callback awaits nothing, so the cancellation was not addressed to this task.
                 _log_failure(callback, event, error)
         for callback in self._deferred[kind]:
             self._defer(callback, event)
@@ -150,22 +150,22 @@ class EventDispatcher:
 
     @property
     def is_full(self) -> bool:
-        """True while async callbacks are so far behind that handlers should wait."""
+        """True while the queue of async callbacks is at its limit. Handlers should wait."""
         return len(self._queue) >= self._limit
 
     async def wait_below_limit(self) -> None:
-        """Wait until the async callbacks have caught up a little."""
+        """Wait until the queue is below its limit."""
         while self.is_full and self._task is not None and not self._task.done():
             self._emptied.clear()
             await self._emptied.wait()
 
     def start(self) -> None:
-        """Begin to serve async callbacks."""
+        """Start the task that calls async callbacks."""
         self._owner = asyncio.current_task()
         self._task = asyncio.create_task(self._serve(), name="conquiet-events")
 
     async def close(self, *, timeout_s: float) -> int:
-        """Serve what is queued, at most that long, then cancel. Return how many calls were not made."""
+        """Make the queued calls for at most ``timeout_s``, then cancel. Return how many calls were not made."""
         if self._task is None:
             return len(self._queue)
         with contextlib.suppress(TimeoutError):
@@ -175,7 +175,7 @@ class EventDispatcher:
                     await self._emptied.wait()
         self._closing = True
         self._task.cancel()
-        # One that catches its cancellation and goes on is left behind, like a handler that does.
+        # A callback that suppresses its cancellation is abandoned, like such a handler.
         _, stubborn = await asyncio.wait({self._task}, timeout=timeout_s)
         if stubborn:
             logger.warning("event callback does not end")
@@ -189,8 +189,8 @@ class EventDispatcher:
             try:
                 await self._call_all()
             except asyncio.CancelledError:
-                # Any but ours at the end was meant for a callback, and may come after it: from a watchdog that was not
-                # cancelled in time. The other callbacks are still to be called.
+                # Unless this dispatcher is closing, the cancellation was meant for a callback and arrived after it
+                # ended, for example from a watchdog. The other callbacks must still be called.
                 if is_ending(self._owner) or self._closing:
                     raise
                 self._forgive()
@@ -214,7 +214,7 @@ class EventDispatcher:
                 _log_failure(callback, event, error)
             self._queue.popleft()
             if self._closing:
-                return  # we were cancelled, and the callback has kept that to itself
+                return  # close() cancelled this task, and the callback suppressed that
             if len(self._queue) * 2 <= self._limit:
                 self._emptied.set()
         self._emptied.set()
@@ -231,7 +231,7 @@ def _the_same(waiting: Awaitable[None], _: EngineEvent) -> Awaitable[None]:
 
 
 def _log_failure(callback: Callback, event: EngineEvent, error: BaseException) -> None:
-    # No text and no traceback, which ends in the text: it may quote the message, and often is the handler's own error.
+    # Neither the error text nor the traceback, which ends in it: the text may quote the message.
     logger.failure(
         logging.ERROR,
         "event callback failed",
@@ -243,7 +243,7 @@ def _log_failure(callback: Callback, event: EngineEvent, error: BaseException) -
 
 
 def _line_of(error: BaseException) -> str:
-    """Return where it was raised, as file and line."""
+    """Return the file and line where the error was raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

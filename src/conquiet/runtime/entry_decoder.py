@@ -1,4 +1,4 @@
-"""Turns raw stream entries into messages. Reports, once each, those that cannot be one."""
+"""Decode raw stream entries into messages. Each malformed entry is reported once."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -24,9 +24,9 @@ class EntryDecoder:
     Args:
         group: The consumer group, for errors.
         max_payload_bytes: Larger entries are malformed.
-        on_error: Notified of entries that cannot be delivered.
-        handles_malformed: Deliver malformed entries, too, with the reason in place of data.
-        decode: Reads entries of another format; None is the strict one.
+        on_error: Called with an error for entries that cannot be delivered.
+        handles_malformed: Also deliver malformed entries, with the reason in place of data.
+        decode: Reads entries of another format. None selects the strict format.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class EntryDecoder:
         self._handles_malformed = handles_malformed
         self._format = format_of(decode)
         self._malformed: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)
-        """Entries known to be malformed, by stream, the last thousand of each: they are not transferred again."""
-        # Malformed and deleted entries come back with every claim. One report each is enough.
+        """Known malformed entries, by stream, the last thousand of each: the server does not send them again."""
+        # Every claim returns malformed and deleted entries again. Each is reported once.
         self._reported = SeenIds()
 
     def known_malformed(self, stream: str) -> list[str]:
-        """Return the ids of entries that were found malformed."""
+        """Return the ids of known malformed entries."""
         return list(self._malformed[stream])
 
     def decode(self, stream: str, raw: Any, *, leased_at: float) -> list[RuntimeMessage]:
-        """Return the messages; what cannot be one is reported."""
+        """Return the messages. Report malformed and deleted entries."""
         limit, other_format = self._max_payload_bytes, self._format
         messages: list[RuntimeMessage] = []
         deleted = []
@@ -80,11 +80,11 @@ class EntryDecoder:
         return messages
 
     def malformed(self, stream: str, message_id: str, reason: str, *, leased_at: float) -> list[RuntimeMessage]:
-        """Report an entry that is no message, once. Return it, without its content, if malformed ones are delivered."""
+        """Report a malformed entry once. Return it, without its content, if malformed entries are delivered."""
         known = self._malformed[stream]
-        reason = reason or known.get(message_id, "")  # the script names a known one without its reason
+        reason = reason or known.get(message_id, "")  # the script returns known malformed entries without a reason
         if self._format is not None and reason in {NOT_ONE_FIELD, WRONG_FIELD}:
-            reason = TOO_LARGE  # the only entries that the script keeps; to it, several fields are a reason, too
+            reason = TOO_LARGE  # the script withholds only large entries; it may report several fields
         known[message_id] = reason
         if len(known) > _KNOWN:
             known.popitem(last=False)
@@ -105,12 +105,12 @@ class EntryDecoder:
         return [RuntimeMessage(stream, message_id, {}, b"", leased_at, malformed=reason)]
 
     def report_deleted(self, stream: str, deleted: list[str]) -> None:
-        """Report pending entries that are not in their stream any more."""
+        """Report pending entries that were deleted from their stream."""
         ids = [message_id for message_id in deleted if self._reported.add(stream, message_id)]
         if not ids:
             return
         count(QUEUE_MESSAGES_DELETED_TOTAL, stream, n=len(ids))
-        shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")  # noqa: PLR2004 - enough to start a search
+        shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")  # noqa: PLR2004 - enough to search for
         self._on_error(
             QueueError(
                 f"{len(ids)} pending entries of stream {printable(stream)!r} were deleted before they were handled "

@@ -1,7 +1,7 @@
-"""Runs one message and returns what becomes of it. The engine calls an executor; it knows no handler.
+"""Run one message and return its settlement. The engine calls an executor and never a handler.
 
-``HandlerExecutor`` runs the functions that a user passes to ``Consumer``. Their shape is the seed's: they return None
-or raise. The processor is an executor of its own.
+``HandlerExecutor`` runs the functions that a user passes to ``Consumer``; as the seed requires, they return None or
+raise. The processor has a separate executor.
 """
 
 import asyncio
@@ -41,54 +41,59 @@ if TYPE_CHECKING:
     from conquiet.runtime.batch import Batching
 
 MessageHandler = Callable[[RuntimeMessage, Any], Any]
-"""``async def handler(message, ctx)`` or a plain function of the same shape, which runs in a thread."""
+"""``async def handler(message, ctx)``, or a plain function with the same parameters, which runs in a thread."""
 
 BatchHandler = Callable[[list[RuntimeMessage], list[Any]], Any]
 """``async def handler(messages, contexts)`` or a plain function: see ``batch_executor``."""
 
 PendingSettlement = Settlement | Awaitable[Settlement]
-"""A settlement at once, or after a wait: a handler that never suspends costs no task switch."""
+"""A settlement, or an awaitable of one. A handler that never suspends costs no task switch."""
 
 Execute = Callable[[RuntimeMessage, LeaseManager], PendingSettlement]
 
 ENDS = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
-"""Errors that are raised further after a message is settled: they may be meant for the worker or the process."""
+"""Errors that are re-raised after a message is settled: they may be meant for the worker or the process."""
 
 
 class Executor(Protocol):
-    """Decides what becomes of messages. Raises nothing but a cancellation or an end of the process."""
+    """Runs messages and returns settlements. Raises only a cancellation or an error that ends the process."""
 
     handles_malformed: bool
-    """True if entries that are no messages are to be passed to ``malformed``."""
+    """True if malformed entries are passed to ``malformed``."""
 
     batching: "Batching | None"
-    """Executes batches; None if every message is executed by itself."""
+    """Executes batches. None if every message is executed alone."""
 
     def execute(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Run one message."""
         ...
 
     def exhausted(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
-        """Decide about a message that was delivered more often than ``max_deliveries``. It is not run."""
+        """Return the settlement of a message that was delivered more often than ``max_deliveries``. It is not run."""
         ...
 
     def malformed(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
-        """Decide about an entry that is no message."""
+        """Return the settlement of an entry that is not a message."""
         ...
 
-    async def store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
-        """Carry out a settlement that stores the message elsewhere and acknowledges its entry, in one step.
+    async def store(
+        self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter, leases: LeaseManager
+    ) -> Settlement | None:
+        """Store the message elsewhere and acknowledge its entry, in one step.
+
+        Returns:
+            None if it is stored; otherwise the settlement to carry out instead.
 
         Raises:
-            QueueError: The server cannot be reached or refuses. The entry may still be pending.
+            QueueError: The server cannot be reached or returns an error. The entry may still be pending.
         """
         ...
 
 
 def settlement_of(error: BaseException) -> Settlement:
-    """Return what becomes of a message whose handler has raised. Pure."""
+    """Return the settlement of a message after its handler raised ``error``. Pure."""
     if isinstance(error, InfrastructureError):
-        # Not the message's fault: counted, every message would pass the cap in an outage that is long enough.
+        # Do not count the delivery: in a long outage every message would exceed the cap.
         return Release(error)
     return KeepPending(error)
 
@@ -99,7 +104,7 @@ def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
         raise ConfigurationError(f"{name} must be callable: async def {name}(message, ctx)")
     reject_generator_function(name, function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     )
 
 
@@ -110,9 +115,9 @@ class HandlerExecutor:
         handler: Called with every message.
         on_exhausted: Called instead of it past ``max_deliveries``.
         on_malformed: Called instead of it with an entry that is no message.
-        threads: Returns where plain functions run.
-        group: The consumer group; a handler that was made for another one is rejected.
-        batch: How batches are gathered, if the handler is called with many messages.
+        threads: Returns the thread pool for plain functions.
+        group: The consumer group. A handler made for another group is rejected.
+        batch: Size and waiting time of batches, if the handler takes batches.
     """
 
     def __init__(
@@ -152,13 +157,15 @@ class HandlerExecutor:
         """See ``Executor``. The entry stays pending unless ``on_malformed`` acknowledges it."""
         return KEEP_PENDING if self._on_malformed is None else self._on_malformed(message, leases)
 
-    async def store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
-        """See ``Executor``. A user's handler returns no settlement that stores anything."""
+    async def store(
+        self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter, leases: LeaseManager
+    ) -> Settlement | None:
+        """See ``Executor``. Never called: a user's handler cannot return such a settlement."""
         raise NotImplementedError
 
 
 class _UserFunction:
-    """Calls a user's function as its kind demands: awaited, or in a thread. Returns ``success`` or a failure."""
+    """Awaits a user's async function, or calls a plain one in a thread. Returns ``success`` or a failure."""
 
     def __init__(
         self,
@@ -177,20 +184,20 @@ class _UserFunction:
         require_made_for(function, "group", group)
 
     def run(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
-        """Start at once. Context variables that the function sets end with it."""
+        """Start the function immediately. Context variables that it sets are discarded when it ends."""
         causation.enter((message.stream, message.id))
         if not self._is_async:
             return self._finish(self._in_thread(message, leases))
         try:
             begun = start_in_context(self._function(message, MessageContext(message, leases)), self._settlement)
-        except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and its worker must live on
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything and must not end its worker
             return self._settlement(None, error)
         if begun is None:
             return self._success
         return begun if type(begun) is Continuation else self._settlement(begun, None)
 
     def _settlement(self, result: object, error: BaseException | None) -> Settlement:
-        """Return what becomes of the message; raise an error that may be meant for the worker or the process."""
+        """Return the settlement of the message. Re-raise errors that may be meant for the worker or the process."""
         if error is None:
             if result is None:
                 return self._success
@@ -206,7 +213,7 @@ class _UserFunction:
     async def _finish(self, begun: Awaitable[Any]) -> Settlement:
         try:
             await begun
-        except BaseException as error:  # noqa: BLE001 - the same
+        except BaseException as error:  # noqa: BLE001 - as in run()
             return self._settlement(None, error)
         return self._success
 
@@ -218,11 +225,11 @@ class _UserFunction:
 
 
 def _traced(run: Execute, group: str) -> Execute:
-    """Return the executor with a span around each run. A handler that never suspends costs no coroutine here either."""
+    """Wrap each run in a span. A handler that never suspends costs no coroutine here either."""
 
     def execute(message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
-        assert tracing.active is not None  # noqa: S101 - asked when it was built
-        # SPEC(001): an entry is one JSON object, the caller's: there is no place in it for a context.
+        assert tracing.active is not None  # noqa: S101 - checked by the caller
+        # SPEC(001): an entry is the caller's JSON object only. It cannot carry a trace context.
         span = tracing.active.process("redis", message.stream, message_id=message.id, group=group)
         span.__enter__()
         try:
@@ -253,7 +260,7 @@ def _traced(run: Execute, group: str) -> Execute:
 
 
 def _record(span: tracing.Span, message: RuntimeMessage, settlement: Settlement) -> None:
-    """Note what becomes of the message."""
+    """Record the settlement in the span."""
     if not span.is_dropped:
         span.set("conquiet.settlement", settlement_name(settlement))
         if message.lease_lost:

@@ -1,7 +1,7 @@
-"""The loop that fetches: capacity first, then stale work, then new work.
+"""The fetch loop: wait for capacity, then claim stale entries, then read new ones.
 
-Capacity comes first because an entry that was read is ours: its idle time runs, and no other consumer can take it. So
-nothing is read that no worker will start soon; that is the back-pressure.
+Capacity comes first because reading makes this consumer the owner: the idle time starts, and no other consumer can take
+the entry until it is stale. Reading only what a worker will start soon is the back-pressure.
 
 See docs/decisions/0013.
 """
@@ -29,15 +29,15 @@ _PARTIAL_WAIT_MS = 100
 _OWN_PAGE = 100
 _FLUSH_S = 0.1
 _LONGEST_CLAIM_S = 10.0
-"""Longest time, on average, between two searches of a stream for stale entries."""
+"""Longest average time between two scans of a stream for stale entries."""
 
 
 class Phase(Enum):
-    """Where the loop is. While it is BUSY the next read takes due acknowledgements along."""
+    """The phase of the loop. While it is BUSY, the next read also sends due acknowledgements."""
 
-    BUSY = "busy"  # between two reads, or in one that does not wait
+    BUSY = "busy"  # between two reads, or in a non-blocking read
     WAITING = "waiting for capacity"
-    BLOCKED = "blocked"  # in a read that waits on the server
+    BLOCKED = "blocked"  # in a blocking read
     DISCONNECTED = "disconnected"  # no connection, or not started, or ended
 
 
@@ -48,9 +48,9 @@ class Fetcher:
         streams: Streams to read.
         reader: Reads them.
         connection: The reader's connection.
-        acknowledger: Its due acknowledgements go with the next read.
-        reconnect: When to connect again.
-        parts: What all fetchers of the engine share.
+        acknowledger: Its due acknowledgements are sent with the next read.
+        reconnect: Delays between reconnect attempts.
+        parts: The parts that all fetchers of the engine share.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Fetcher:
         self._waiter: asyncio.Future[None] | None = None
         self._found_last = self._read_to_end = False
         self._undelivered: list[str] = []
-        """Streams whose entries may have been in a reply that was lost."""
+        """Streams that may have had entries in a lost reply."""
         self._lost_reply = False
         self._failure: BaseException | None = None
         self._flushed_at = 0.0
-        # Of the last call that made entries ours, whether its reply has arrived or not.
+        # Time and kind of the last call that takes ownership of entries, with or without a reply.
         self._sent_at, self._claiming = time.monotonic(), False
         self.reads_begun = 0
         self.last_progress = time.monotonic()
@@ -101,36 +101,36 @@ class Fetcher:
 
     @property
     def is_blocked(self) -> bool:
-        """True while a read waits on the server."""
+        """True during a blocking read."""
         return self._phase is Phase.BLOCKED
 
     @property
     def is_unanswered(self) -> bool:
-        """True if a reply was lost, and the entries in it were not searched for yet."""
+        """True if a reply was lost and its entries were not recovered yet."""
         return self._lost_reply and bool(self._undelivered)
 
     def progress(self, last_end: float) -> float:
-        """Return when progress was last made. While waiting for capacity, that is when a handler ended."""
+        """Return the time of the last progress. While waiting for capacity, a handler that ends is progress."""
         waits_for_server = self._phase in {Phase.BUSY, Phase.BLOCKED}
         return self.last_progress if waits_for_server else max(self.last_progress, last_end)
 
     @property
     def is_stopping(self) -> bool:
-        """True once nothing more is to be read."""
+        """True after ``stop()``."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Read nothing more. A read in flight is not cancelled: its entries would be undelivered."""
+        """Stop reading. A read in flight is not cancelled: its entries would be lost in the reply."""
         self._stopping.set()
         self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """Stop, and let ``run()`` raise this."""
+        """Stop, and make ``run()`` raise this error."""
         self._failure = error
         self.stop()
 
     def pause_streams(self, streams: Collection[str]) -> None:
-        """Read and claim nothing from these streams, until called again without them. What was read goes on."""
+        """Read and claim nothing from these streams until called again without them. Read messages still run."""
         self._paused = frozenset(streams) & frozenset(self._all_streams)
         self.wake()
 
@@ -139,14 +139,14 @@ class Fetcher:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
             if self._phase is Phase.WAITING:
-                self._acknowledger.expect_reader()  # unless there is no capacity after all
+                self._acknowledger.expect_reader()  # reverted if there is still no capacity
 
     async def run(self) -> None:
         """Fetch until stopped.
 
         Raises:
-            GroupMissingError: A group is gone and was not to be created again.
-            QueueError: The connection could not be established again.
+            GroupMissingError: A group is gone and ``recreate_group`` is off.
+            QueueError: Reconnecting failed too often.
         """
         try:
             await self._fetch_until_stopped()
@@ -181,10 +181,10 @@ class Fetcher:
                     await self._recover_undelivered(capacity)
                 elif own and own[0][0] in self._streams:
                     own = await self._recover_own(own, capacity)
-                elif not await self._claim(capacity) and self._applied == self._paused:  # else apply that first
+                elif not await self._claim(capacity) and self._applied == self._paused:  # else apply it first
                     await self._read(capacity)
-                # What was fetched starts before anything else happens: what ends at once is acknowledged in the same
-                # write as the next read.
+                # Start fetched messages first: an immediate result is acknowledged in the same write as the next
+                # read.
                 await asyncio.sleep(0)
                 self._flush_stats()
             except ConnectionLostError as lost:
@@ -192,23 +192,23 @@ class Fetcher:
             except GroupMissingError as error:
                 await self._group_lost(error)
             except QueueError as error:
-                # The server answers but refuses: loading, read-only after a failover, out of memory.
+                # The server replies with an error: loading, read-only after a failover, out of memory.
                 await self._connect_again(error)
 
     def _return_budget(self) -> None:
-        """Return what was reserved for a read that has ended."""
+        """Return the reservation of a read that has ended."""
         self._budget.release(self)
         self._capacity.notify()
 
     def _capacity_now(self) -> int:
         prefetch = prefetch_now(self._pace.average_s, self._budget.slots, self._budget.prefetch)
-        if self._pool.waiting > prefetch // 2:  # one full read later is cheaper than a small one now
+        if self._pool.waiting > prefetch // 2:  # a full read later is cheaper than a small read now
             self._pool.notify_below(prefetch // 2)
             return 0
         return self._outage.limit(self._budget.available(self, self._pool.in_flight, prefetch))
 
     def _apply_paused_streams(self) -> None:
-        # Between two reads, so that no result is recorded for a stream that the scheduler does not know any more.
+        # Applied between two reads, so that no result is recorded for a stream that the new scheduler lacks.
         if self._applied != self._paused:
             self._applied = self._paused
             self._streams = tuple(stream for stream in self._all_streams if stream not in self._paused)
@@ -217,13 +217,13 @@ class Fetcher:
     async def _wait_while_all_paused(self) -> None:
         """Wait while every stream is paused."""
         self._return_budget()
-        self._enter(Phase.DISCONNECTED)  # no read is coming that would take acknowledgements along
+        self._enter(Phase.DISCONNECTED)  # no read follows that would send acknowledgements
         self._waiter = asyncio.get_running_loop().create_future()
         await asyncio.wait({self._waiter}, timeout=self._settings.slice_ms / 1000)
         self.last_progress = time.monotonic()
 
     async def _wait_for_capacity(self) -> int:
-        """Return how many entries may be fetched; 0 once stopping."""
+        """Return how many entries may be fetched, 0 after ``stop()``."""
         while not self._stopping.is_set():
             capacity = self._capacity_now()
             if capacity > 0:
@@ -232,7 +232,7 @@ class Fetcher:
             self._enter(Phase.WAITING)
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            flushing = loop.call_later(_FLUSH_S, self._flush_now)  # handlers may take hours to end
+            flushing = loop.call_later(_FLUSH_S, self._flush_now)  # handlers may run for hours
             try:
                 await self._waiter
             finally:
@@ -241,7 +241,7 @@ class Fetcher:
 
     async def _read(self, capacity: int) -> None:
         if (capacity := self._outage.limit(capacity)) == 0:
-            return  # an outage began while stale entries were claimed
+            return  # an outage began during the claim
         requests, wait_ms = self._plan(capacity)
         self.reads_begun += 1
         acks = self._acknowledger.take_batch()
@@ -252,7 +252,7 @@ class Fetcher:
         self._sent_at, self._claiming = time.monotonic(), False
         messages, found = await self._reader.read(requests, wait_ms=wait_ms, acks=acks)
         self._enter(Phase.BUSY)
-        self._reconnect.succeeded()  # not at any reply: a server that refuses writes still replies to queries
+        self._reconnect.succeeded()  # not after every reply: a read-only server still replies to queries
         for stream, number in found.items():
             self._stats[stream].read += number
         self._scheduler.record(requests, found)
@@ -263,7 +263,7 @@ class Fetcher:
         self._return_budget()
 
     def _plan(self, capacity: int) -> tuple[list[ReadRequest], int]:
-        """Return the reads and how long to wait in them."""
+        """Return the reads and how long they block."""
         requests = self._scheduler.plan(capacity)
         everywhere = len(requests) == 1 and len(requests[0].streams) == len(self._streams)
         if self._scheduler.any_full or not (everywhere or self._scheduler.all_were_empty) or not self._budget.may_block:
@@ -271,28 +271,28 @@ class Fetcher:
         wait_ms = self._settings.slice_ms
         most = self._outage.limit(self._budget.available_for_wait(self, self._pool.in_flight))
         if most <= 0:
-            return requests, 0  # others have reserved the rest meanwhile: a read that waits would name no stream
+            return requests, 0  # others have reserved the rest: a blocking read would have no streams
         if not everywhere or most < capacity:
-            # More streams than capacity. The prefetch takes the difference; the other streams are read in turn.
+            # More streams than capacity. The prefetch covers the difference; the other streams are read round-robin.
             requests = [self._scheduler.plan_wait(most)]
         if len(requests[0].streams) < len(self._streams) or self._budget.is_oversubscribed:
             wait_ms = min(wait_ms, _PARTIAL_WAIT_MS)
         return requests, min(wait_ms, int(self._claims.next_due_s(time.monotonic()) * 1000))
 
     async def _claim(self, capacity: int) -> bool:
-        """Claim stale entries where that is due. True if any was claimed."""
+        """Claim stale entries of the due streams. True if any was claimed."""
         now = time.monotonic()
         due = self._claims.due(now, capacity, idle=not self._found_last)
         claimed = False
         for stream, most in due.items():
-            # As of the beginning of this round: a stream that has just been resumed has its own pending entries read
-            # first, and an entry claimed before that would be among them.
+            # The streams at the beginning of this round: for a stream just resumed, the consumer's pending entries are
+            # read first, and they would include an entry claimed before that.
             if stream not in self._streams:
                 self._claims.postpone(stream, now)
                 continue
             self._sent_at, self._claiming = time.monotonic(), True
             messages, cursor = await self._reader.pending.claim(stream, self._claims.cursor(stream), most)
-            # Its reply has arrived: what is lost from now on is lost from the next call.
+            # The reply has arrived: a loss from here on concerns the next call.
             self._sent_at, self._claiming = time.monotonic(), False
             self._reconnect.succeeded()
             self._claims.record(stream, cursor, time.monotonic())
@@ -301,12 +301,12 @@ class Fetcher:
                 self._record_claimed(stream, len(messages))
                 self._deliver_again(messages)
         if due:
-            # Streams that were read to their end just now have no lag: that needs no command.
+            # After a read that emptied all streams the lag is 0: no command is needed.
             self.lag |= dict.fromkeys(due, 0) if self._read_to_end else await self._reader.lag(list(due))
         return claimed
 
     async def _recover_own(self, own: list[tuple[str, str]], capacity: int) -> list[tuple[str, str]]:
-        """Deliver a page of what an earlier process of this consumer id left pending. Return what is left to do."""
+        """Deliver a page of entries that an earlier process with this consumer id left pending. Return the rest."""
         (stream, cursor), *rest = own
         messages, next_cursor = await self._reader.pending.read_own(stream, cursor, min(capacity, _OWN_PAGE))
         self._reconnect.succeeded()
@@ -315,7 +315,7 @@ class Fetcher:
         return rest if next_cursor is None else [(stream, next_cursor), *rest]
 
     async def _recover_undelivered(self, capacity: int) -> None:
-        """Deliver the entries of a lost reply, as far as there is capacity."""
+        """Deliver the entries of a lost reply, up to the capacity."""
         stream = self._undelivered[0]
         sent_at, by_claim = self._sent_at, self._claiming
         messages, more = await self._reader.pending.recover_undelivered(
@@ -347,7 +347,7 @@ class Fetcher:
         self._deliver([message for message in messages if message.charge is not Charge.AT_START_ALONE])
 
     def _flush_stats(self) -> None:
-        """Pass counts to the metrics now and then: for a stream that costs as much as some messages."""
+        """Pass counts to the metrics every ``_FLUSH_S``: per stream that costs as much as several messages."""
         if self.last_progress >= self._flushed_at + _FLUSH_S:
             self._flushed_at = self.last_progress
             self._flush_now()
@@ -357,10 +357,10 @@ class Fetcher:
             self._stats[stream].flush(len(self._table.of(stream)))
 
     async def _connect_again(self, error: QueueError) -> None:
-        """Wait and connect again. The entries of a lost reply are fetched then, before anything else.
+        """Wait and reconnect. Afterwards the entries of a lost reply are recovered before anything else.
 
         Raises:
-            QueueError: It failed too often in a row.
+            QueueError: Too many consecutive attempts failed.
         """
         self._enter(Phase.DISCONNECTED)
         self._return_budget()
@@ -370,7 +370,7 @@ class Fetcher:
         while not self._stopping.is_set():
             delay_s = self._reconnect.delay_s(error, self._connection.address)
             if delay_s is None:
-                raise error  # reported once, as what the engine ended with
+                raise error  # not reported here: run() raises it
             self._on_error(error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
@@ -385,7 +385,7 @@ class Fetcher:
                 return
 
     async def _group_lost(self, error: GroupMissingError) -> None:
-        """Stop, or create the groups again if ``recreate_group`` is set."""
+        """Recreate the groups if ``recreate_group`` is set, else raise the error."""
         if not self._settings.recreate_group:
             raise error
         self._on_error(error)

@@ -12,17 +12,19 @@ class Health:
     """The state of an engine.
 
     Attributes:
-        status: Where its life stands.
-        connected: Its reading connection is up.
-        progress_age_s: Seconds since the server last replied to a read, or, while there is no capacity for one, since a
-            message was finished. On a cluster that of the reader which has waited longest.
+        status: Lifecycle status.
+        connected: The reading connection is open.
+        progress_age_s: Seconds since the server last replied to a read, or, while there is no capacity to read, since a
+            message was finished. On a cluster: the maximum over all readers.
         active: Handlers running.
         in_flight: Messages held: running, waiting for a slot, or not yet acknowledged.
-        unacknowledged: Finished messages whose acknowledgement is not confirmed yet.
-        lease_alive: The heartbeat's thread runs and its last extension was not too long ago.
+        unacknowledged: Finished messages without a confirmed acknowledgement.
+        lease_alive: The heartbeat thread runs and its last extension is recent enough.
         lag: Entries not yet delivered to the group, per stream, as of the last poll; None if unknown.
-        streams: What was done so far, per stream.
-        reconnects: Attempts to get a lost connection back, so far.
+        streams: Counts since the start, per stream.
+        reconnects: Reconnect attempts so far.
+        slots: Maximum number of concurrent handlers.
+        patience_s: Without progress for this long, an engine with free slots is not ready.
         paused: A server that the handler needs is unavailable, so nothing but a probe is fetched.
     """
 
@@ -42,12 +44,12 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """True only while the engine consumes: running, not paused, connected, leases alive, reading or fully busy."""
+        """True if the engine is running, connected, not paused, extends leases, and reads or has no free slot."""
         return not self.reason
 
     @property
     def reason(self) -> str:
-        """Why it is not ready; empty while it is."""
+        """Why the engine is not ready. Empty while it is ready."""
         reasons = {
             "not started": self.status is Status.NEW,
             "stopping or stopped": self.status in {Status.STOPPING, Status.STOPPED},
@@ -63,19 +65,19 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class StopReport:
-    """What an engine did and what it left behind.
+    """Totals of an engine, and the messages it could not finish.
 
     Attributes:
-        succeeded: Handlers that succeeded over its whole life.
+        succeeded: Handlers that succeeded since the start.
         failed: Handlers that failed.
-        released: Unstarted messages returned to the group, uncharged, for every consumer to claim at once.
-        unreleased: Unstarted messages that could not be released; they turn stale in time.
-        abandoned: ``(stream, id)`` of messages whose handler was cancelled, or still runs in a thread.
-        unacknowledged: ``(stream, id)`` of finished messages whose acknowledgement was not confirmed: they
-            will be delivered again.
-        unanswered_reads: Reads whose answer was lost with its connection, or aborted by a forced stop, and was not
-            searched for afterwards. Its entries, if any, are pending under our name, were not started, and turn stale
-            in time.
+        released: Unstarted messages returned to the group, uncharged. Any consumer can claim them immediately.
+        unreleased: Unstarted messages that could not be released. They can be claimed once they are stale.
+        abandoned: ``(stream, id)`` of messages with a handler that was cancelled, or still runs in a thread.
+        unacknowledged: ``(stream, id)`` of finished messages without a confirmed acknowledgement: they will be
+            delivered again.
+        unanswered_reads: Reads that lost their reply with the connection or through a forced stop, and were not
+            recovered afterwards. Their entries, if any, were not started. They are pending for this consumer and can
+            be claimed once they are stale.
     """
 
     succeeded: int

@@ -1,12 +1,12 @@
-"""Messages whose lease is kept, and the thread that extends it.
+"""The table of messages under lease, and the thread that extends the leases.
 
-The heartbeat has a thread and a synchronous connection of its own, so that a handler that blocks the
+The heartbeat uses a separate thread and a separate synchronous connection, so that a handler that blocks the
 event loop cannot starve it. It reads the table of held messages without a lock: the event loop inserts
-and removes, the thread takes copies, and each of these is one step under the interpreter lock.
+and removes, the thread takes copies, and each of these operations is atomic under the interpreter lock.
 
-An extension never takes a message back. XCLAIM does not ask who the owner is, so owner and extension are
-one script (``EXTEND_LEASE``); an entry that it does not extend belongs to another consumer, and its handler is
-notified.
+An extension never claims a message from another consumer. XCLAIM does not check the owner, so one script
+(``EXTEND_LEASE``) checks the owner and extends. An entry that it does not extend belongs to another consumer, and the
+lease is reported as lost.
 
 See docs/decisions/0012.
 """
@@ -22,7 +22,8 @@ from conquiet.core.redaction import printable
 from conquiet.core.seen_ids import SeenIds
 from conquiet.errors import LeaseLostError, QueueError
 from conquiet.redis_transport.client import SyncClient
-from conquiet.redis_transport.errors import RedisError
+from conquiet.redis_transport.client_commands import commands_sync
+from conquiet.redis_transport.errors import RedisError, translate
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
 from conquiet.redis_transport.topology import Topology
@@ -33,15 +34,16 @@ from conquiet.runtime.settings import RuntimeSettings
 logger = FactLogger(__name__)
 
 LeaseChunk = tuple[str, list[RuntimeMessage]]
-"""A stream, and messages of it."""
+"""A stream, and some of its messages."""
 
+_EXTENDING = "XCLAIM"
 _LOOK_S = 0.01
 _BATCH = 250
-"""Ids in one script call: the server does nothing else meanwhile, about a millisecond."""
+"""Ids per script call. A call blocks the server for about a millisecond."""
 
 
 class LeaseTable:
-    """Every message that was delivered to us and is not acknowledged, given up or released."""
+    """Messages delivered to this engine and not yet acknowledged, lost or released."""
 
     def __init__(self, streams: Iterable[str]) -> None:
         self._held: dict[str, dict[str, RuntimeMessage]] = {stream: {} for stream in streams}
@@ -51,42 +53,42 @@ class LeaseTable:
         return sum(map(len, self._held.values()))
 
     def of(self, stream: str) -> dict[str, RuntimeMessage]:
-        """The held messages of one stream, by id. The table itself, not a copy."""
+        """Return the held messages of one stream, by id: the live dict, not a copy."""
         return self._held[stream]
 
     def add(self, messages: Iterable[RuntimeMessage]) -> None:
-        """Take messages into custody."""
+        """Start extending the leases of these messages."""
         for message in messages:
             self._held[message.stream][message.id] = message
 
     def release(self, message: RuntimeMessage) -> None:
-        """Let go of a message. One that was let go of already is ignored, and so is another delivery of the entry."""
+        """Stop extending a lease. No effect if it was released already or belongs to a newer delivery of the entry."""
         held = self._held[message.stream]
         if held.get(message.id) is message:
             del held[message.id]
 
     def release_all(self, stream: str, messages: Iterable[RuntimeMessage]) -> None:
-        """The same for many of one stream."""
+        """Call ``release`` for many messages of one stream."""
         held = self._held[stream]
         for message in messages:
             if held.get(message.id) is message:
                 del held[message.id]
 
     def note_survived(self, message: RuntimeMessage) -> None:
-        """Note that a handler ended with an error of its own: this message does not kill its process."""
+        """Record that the handler of this message raised an error: the message does not kill its process."""
         self._survived.add(message.stream, message.id)
 
     def has_survived(self, message: RuntimeMessage) -> bool:
-        """True if its handler ended here before."""
+        """True after ``note_survived`` for this entry."""
         return self._survived.is_known(message.stream, message.id)
 
     def snapshot(self) -> list[RuntimeMessage]:
-        """Copy what is held now. Safe from another thread."""
+        """Return a copy of the held messages. Safe from another thread."""
         return [message for held in self._held.values() for message in list(held.values())]
 
 
 def due(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSettings) -> list[RuntimeMessage]:
-    """Return what should be extended: not fresh, not lost, and not held for longer than allowed. Pure."""
+    """Return the messages to extend: not recently extended, not lost, and held for at most ``max_lease_s``. Pure."""
     fresh = now - settings.heartbeat_s / 2
     return [
         message
@@ -98,12 +100,12 @@ def due(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSetting
 
 
 def is_overlong(message: RuntimeMessage, now: float, settings: RuntimeSettings) -> bool:
-    """True if the handler has had its message for ``max_lease_s``: others may have it now. Pure."""
+    """True if the handler has run for more than ``max_lease_s``: other consumers may claim the message. Pure."""
     return bool(message.started_at) and now - message.started_at > settings.max_lease_s
 
 
 def expired(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSettings) -> list[RuntimeMessage]:
-    """Return the overlong ones that are not certainly ours any more and whose holder does not know yet. Pure."""
+    """Return overlong messages with an expired lease that is not reported as lost yet. Pure."""
     return [
         message
         for message in messages
@@ -115,7 +117,7 @@ def expired(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSet
 
 
 def lease_lost(message: RuntimeMessage) -> LeaseLostError:
-    """Return the error for a message that another consumer owns by now."""
+    """Return the error for a message that another consumer owns."""
     return LeaseLostError(
         f"message {message.id} of stream {printable(message.stream)!r} belongs to another consumer by now; "
         "it was not acknowledged here",
@@ -125,22 +127,22 @@ def lease_lost(message: RuntimeMessage) -> LeaseLostError:
 
 
 class Heartbeat:
-    """The thread. ``on_lost`` and ``on_error`` are called in it; they must hand over to the event loop.
+    """The thread. It calls the callbacks, which must pass the work on to the event loop.
 
     Args:
-        servers: Where the streams are.
-        table: What we hold.
+        servers: The servers of the streams.
+        table: Messages under lease.
         group: The consumer group.
-        consumer_id: Our name in it.
-        settings: How often, and how long at most.
-        on_lost: Called with each message that turned out to be in other hands.
+        consumer_id: Name of this consumer in it.
+        settings: Interval of the extensions and maximum lease.
+        on_lost: Called for each message that another consumer has claimed.
         on_error: Called with the driver's error when an extension failed.
-        on_success: Called after each round that failed in nothing.
-        name: Our name in the group, renewed with the leases.
-        on_name_taken: Called when another engine has taken it: we stood still for too long.
+        on_success: Called after each round without an error.
+        name: The reservation of the consumer name, renewed with the leases.
+        on_name_taken: Called if another engine has taken the name because this process was suspended for too long.
     """
 
-    def __init__(  # noqa: PLR0913 - put together in one place
+    def __init__(  # noqa: PLR0913 - assembled in one place
         self,
         servers: Topology,
         table: LeaseTable,
@@ -149,7 +151,7 @@ class Heartbeat:
         consumer_id: str,
         settings: RuntimeSettings,
         on_lost: Callable[[RuntimeMessage], None],
-        on_error: Callable[[RedisError | OSError], None],
+        on_error: Callable[[QueueError], None],
         on_success: Callable[[], None] = lambda: None,
         name: NameReservation,
         on_name_taken: Callable[[QueueError], None],
@@ -166,23 +168,23 @@ class Heartbeat:
         self._doubtful: set[SyncClient] = set()
         self._stop = threading.Event()
         self._last_success = time.monotonic()
-        # A daemon: a process that ends without stopping its engine must not hang on it.
+        # A daemon thread: a process that ends without stopping its engine must not wait for it.
         self._thread = threading.Thread(target=self._run, name="conquiet-lease", daemon=True)
 
     @property
     def is_alive(self) -> bool:
-        """True while the thread runs and messages do not turn stale for want of it."""
+        """True while the thread runs and the last extension is recent enough to keep messages from becoming stale."""
         return self._thread.is_alive() and time.monotonic() - self._last_success < self._settings.claim_idle_s
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._last_success = time.monotonic()
         self._thread.start()
 
     async def stop(self, *, timeout_s: float) -> None:
-        """End the thread, in the middle of a call if need be. Does not wait for longer than so long.
+        """Stop the thread, aborting its current call, and wait for it for at most ``timeout_s``.
 
-        Looked at again and again, not waited for in a thread of asyncio's: handlers may have taken all of those.
+        The thread is polled, because handlers may occupy every thread of the default executor.
         """
         self._stop.set()
         self._name.changed.set()
@@ -191,7 +193,7 @@ class Heartbeat:
             await asyncio.sleep(_LOOK_S)
             self._servers.abort()
         if self._thread.is_alive():
-            # It is connecting, which cannot be aborted. It ends with the connect timeout.
+            # It is connecting, which cannot be aborted. It ends at the connect timeout.
             logger.warning("lease heartbeat has not ended yet")
 
     def _run(self) -> None:
@@ -203,13 +205,13 @@ class Heartbeat:
                     self._on_name_taken(taken)
             except Exception as error:  # noqa: BLE001 - see below
                 if self._stop.is_set():
-                    return  # cut off, in whatever way that shows; nothing is held any more
-                if isinstance(error, RedisError | OSError):
+                    return  # aborted by stop(); no lease is held any more
+                if isinstance(error, QueueError):
                     self._on_error(error)
                 else:
-                    # A defect of ours. Without its heartbeat the engine would look fine and lose its leases.
+                    # A bug in conquiet. If the thread ended here, the engine would look healthy and lose its leases.
                     logger.failure(logging.ERROR, "lease heartbeat failed", error)
-                # Sooner than usual: a message may be one failed beat away from turning stale.
+                # Retry sooner: a message may become stale after one more failed beat.
                 pause_s = self._settings.heartbeat_s / 4
             else:
                 self._last_success = time.monotonic()
@@ -217,13 +219,13 @@ class Heartbeat:
                 pause_s = self._settings.heartbeat_s
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for the next beat, or until a renewal is due at once. Returns True if the thread is to end."""
+        """Wait for the next beat or an immediate renewal. Return True if the thread must end."""
         self._name.changed.wait(seconds)
         self._name.changed.clear()
         return self._stop.is_set()
 
     def beat(self, now: float) -> None:
-        """Extend everything that is due, and report lost leases."""
+        """Extend the due leases and report lost ones."""
         held = self._table.snapshot()
         for message in expired(held, now, self._settings):
             self._lose(message)
@@ -231,20 +233,20 @@ class Heartbeat:
         for message in due(held, now, self._settings):
             by_stream.setdefault(message.stream, []).append(message)
         batches: dict[SyncClient, list[LeaseChunk]] = {}
-        failure: RedisError | OSError | None = None
+        failure: QueueError | None = None
         for stream, messages in by_stream.items():
             try:
                 theirs = batches.setdefault(self._servers.client(stream), [])
-            except (RedisError, OSError) as error:
+            except QueueError as error:
                 failure = error
             else:
                 theirs += [(stream, messages[at : at + _BATCH]) for at in range(0, len(messages), _BATCH)]
-        # Who has not answered last time is asked last: the streams of the other nodes are not to suffer from it.
+        # Extend on nodes that timed out last, so that they do not delay the others.
         doubtful, self._doubtful = self._doubtful, set()
         for client in sorted(batches, key=doubtful.__contains__):
             try:
                 self._extend(client, batches[client], time.monotonic())
-            except (RedisError, OSError) as error:
+            except QueueError as error:
                 self._doubtful.add(client)
                 failure = error
         if failure is not None:
@@ -252,20 +254,24 @@ class Heartbeat:
             raise failure
 
     def _extend(self, client: SyncClient, batches: list[LeaseChunk], now: float) -> None:
-        with client.pipeline(transaction=False) as pipe:
-            for stream, messages in batches:
-                # The script itself and not its digest: it is short, and the right to EVAL is all it takes.
-                pipe.eval(EXTEND_LEASE, 1, stream, *self._who, *(message.id for message in messages))
-            replies = pipe.execute(raise_on_error=False)
-        failure: RedisError | None = None
-        for (_, messages), kept_ids in zip(batches, replies, strict=True):
-            if isinstance(kept_ids, RedisError):
-                failure = kept_ids  # of this stream: what the server said about the others counts all the same
+        # The script itself and not its digest: it is short, and the right to EVAL is all it takes.
+        extensions = [
+            ("EVAL", EXTEND_LEASE, "1", stream, *self._who, *(message.id for message in messages))
+            for stream, messages in batches
+        ]
+        named = {"stream": ", ".join(dict(batches)), "group": self._who[0]}
+        replies = commands_sync(client, extensions, action=_EXTENDING, **named, keep_errors=True)
+        failure: QueueError | None = None
+        for (stream, messages), kept_ids in zip(batches, replies, strict=True):
+            if isinstance(
+                kept_ids, RedisError | OSError
+            ):  # concerns this stream only: the other replies are still used
+                failure = translate(kept_ids, stream=stream, group=self._who[0], command=_EXTENDING)
                 continue
             kept = {text(kept_id) for kept_id in kept_ids}
             for message in messages:
                 if message.id in kept:
-                    # The moment before the call, not after it: the server's clock started in between.
+                    # The time before the call, because the server's idle time starts during it.
                     message.leased_at = now
                 elif not message.has_ended:
                     self._lose(message)
@@ -273,6 +279,6 @@ class Heartbeat:
             raise failure
 
     def _lose(self, message: RuntimeMessage) -> None:
-        # Set here and not on the event loop: a handler that blocks the loop can still see it.
+        # Set in this thread, so that a handler that blocks the event loop can see it.
         if message.lose():
             self._on_lost(message)

@@ -1,4 +1,4 @@
-"""Commands about single entries that this engine owns: acknowledge, extend, charge, release."""
+"""Commands for single entries that this engine owns: acknowledge, extend, charge, release."""
 
 import asyncio
 import time
@@ -19,15 +19,15 @@ from conquiet.runtime.message import RuntimeMessage
 
 
 class Leases:
-    """The leases of one engine. It is the ``LeaseManager`` of every context.
+    """The leases of one engine. Implements ``LeaseManager`` for every context.
 
     Args:
-        acknowledgers: By stream; they have the connections.
+        acknowledgers: Acknowledgers by stream. Commands use their connections.
         group: The consumer group.
         consumer_id: Name of the engine in it.
-        claim_idle_s: How long an extension lasts.
-        table: Messages whose lease is kept.
-        on_error: Notified of lost leases, with their message, and of failed releases.
+        claim_idle_s: Duration of an extension.
+        table: Messages under lease.
+        on_error: Called for lost leases, with their message, and for failed releases.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class Leases:
         return ours
 
     async def charge(self, message: RuntimeMessage) -> bool:
-        """Count this delivery on the server now. False if the message belongs to another consumer.
+        """Count this delivery on the server. False if another consumer owns the message.
 
         Raises:
-            QueueError: The server refuses, or has not replied.
+            QueueError: The server returned an error or did not reply.
         """
         return bool(await self._call(message, CHARGE, message.id, message.delivery_count))
 
     async def release(self, messages: list[RuntimeMessage]) -> int:
-        """Return messages to the group, uncharged. Return how many the servers have accepted."""
+        """Release messages to the group, uncharged. Return how many the servers accepted."""
         by_connection: dict[Acknowledger, list[RuntimeMessage]] = {}
         for message in messages:
             by_connection.setdefault(self._acknowledgers[message.stream], []).append(message)
-        # Concurrently: a node that does not reply must not keep the messages of the others.
+        # Concurrently: a node that does not reply must not delay the others.
         return sum(await asyncio.gather(*(self._release(*those) for those in by_connection.items())))
 
     async def flush(self) -> None:

@@ -1,22 +1,22 @@
-"""One delivery of one stream entry, and the two states that it is in.
+"""One delivery of one stream entry, and its two states.
 
     progress      WAITING ──▶ RUNNING ──▶ SUCCEEDED | FAILED               written by the event loop
     ownership     HELD ──▶ SETTLING ──▶ ACKNOWLEDGED                       written by the event loop
-                   └─────▶ LOST                                            written by the heartbeat's thread, too
+                   └─────▶ LOST                                            written by event loop and heartbeat thread
 
-They are independent: a handler may acknowledge its message and go on, and it may lose its message while it runs.
+They are independent: a handler may acknowledge its message and continue, and it may lose its message while it runs.
 """
 
 import threading
 from enum import Enum
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 
 class HandlerState(Enum):
-    """How far the handler has come."""
+    """The state of the handler."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -27,8 +27,8 @@ class HandlerState(Enum):
 class Ownership(Enum):
     """Whether the entry is pending for this consumer.
 
-    ``SETTLING``: the server is being asked to acknowledge or move the entry. That it is not pending for us any more is
-    no loss then.
+    ``SETTLING``: a command that acknowledges or moves the entry is in flight. An entry that is no longer pending is not
+    a lost lease then.
     """
 
     HELD = "held"
@@ -45,8 +45,8 @@ class Charge(Enum):
     AT_START_ALONE = "at start, and nothing runs beside it"
 
 
-# The heartbeat's thread writes LOST. Without the lock it could overwrite an ACKNOWLEDGED that the loop has just
-# written, and a finished message would be reported as lost. Messages that are plainly acknowledged never take it.
+# The heartbeat thread writes LOST. Without the lock it could overwrite an ACKNOWLEDGED that the loop has just
+# written, and a finished message would be reported as lost. Batched acknowledgements never take the lock.
 _ownership_lock = threading.Lock()
 
 
@@ -54,12 +54,12 @@ _SETTLING = Ownership.SETTLING  # an access to a member of an enum class costs a
 
 
 class AckScript(msgspec.Struct, frozen=True, eq=False):
-    """A Lua script that acknowledges entries in place of XACK, and does more in the same step.
+    """A Lua script that replaces XACK and has further effects in the same step.
 
     Attributes:
-        source: Its text. It answers how many entries it has acknowledged, and a second call changes nothing.
-        keys: Its KEYS, the stream first.
-        head: Its first ARGV. Per entry follow the entry's id and ``RuntimeMessage.ack_args``.
+        source: The source. It must be idempotent and return how many entries it acknowledged.
+        keys: KEYS, the stream first.
+        head: The first ARGV. The id and ``RuntimeMessage.ack_args`` of each entry follow.
     """
 
     source: str
@@ -68,46 +68,53 @@ class AckScript(msgspec.Struct, frozen=True, eq=False):
 
 
 class Settling:
-    """See ``RuntimeMessage.settling``."""
+    """See ``RuntimeMessage.settling``.
 
-    __slots__ = ("_before", "_message")
+    Attributes:
+        has_moved: Set to True once a script has moved the entry. The message then stays ``SETTLING`` after the block,
+            until the engine carries out ``Moved``.
+    """
+
+    __slots__ = ("_before", "_message", "has_moved")
 
     def __init__(self, message: "RuntimeMessage") -> None:
         self._message = message
+        self.has_moved = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         message = self._message
         with _ownership_lock:
             self._before, message.ownership = message.ownership, _SETTLING
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._message.ownership is _SETTLING:
+        if self._message.ownership is _SETTLING and not self.has_moved:
             self._message.ownership = self._before
 
 
 class RuntimeMessage(msgspec.Struct, eq=False):
     """One delivery of one stream entry.
 
-    A msgspec struct, because one is built for every message: at a tenth of the cost of a class.
+    It is a msgspec struct, because one is built for every message, at a tenth of the cost of a class.
 
     Attributes:
         stream: Key of the stream.
         id: Entry id, ``milliseconds-sequence``.
         data: The decoded JSON object. Not part of ``repr()``: it may be personal data.
-        raw: The bytes it was decoded from: a handler may change ``data``.
-        leased_at: On the monotonic clock, a moment at which the entry was certainly ours.
-        delivery_count: How often the server has delivered the entry, this time and killed processes included.
-        started_at: The same clock when its handler was called; 0 before that.
-        progress: How far the handler has come.
-        ownership: Whether the entry is pending for us.
+        raw: The bytes it was decoded from. A handler may change ``data``.
+        leased_at: The last time, on the monotonic clock, at which this consumer certainly owned the entry.
+        delivery_count: Number of deliveries, including this one and those to killed processes.
+        started_at: When the handler was called, on the monotonic clock. 0 before that.
+        progress: State of the handler.
+        ownership: Whether the entry is pending for this consumer.
         charge: When the server counts this delivery.
-        malformed: Why the entry is no message; empty if it is one.
-        decoded: What an executor has decoded from it, for its settlement.
-        ack_script: Acknowledges it in place of XACK, if the executor has set one.
-        ack_args: What that script needs to know of this message.
-        cancel_requested: True once an executor was asked to cancel the work on it.
+        malformed: Why the entry is not a message. Empty if it is one.
+        decoded: The executor's decoded form of the message, used for its settlement.
+        ack_script: Script that replaces XACK, if the executor has set one.
+        ack_args: Arguments of that script for this message.
+        cancel_requested: True once cancellation of the handler was requested.
     """
 
     stream: str
@@ -128,7 +135,7 @@ class RuntimeMessage(msgspec.Struct, eq=False):
 
     @property
     def payload_bytes(self) -> bytes:
-        """The bytes of the payload, by the name under which an inbox looks for them."""
+        """The payload bytes, under the attribute name that the inbox reads."""
         return self.raw
 
     @property
@@ -138,7 +145,7 @@ class RuntimeMessage(msgspec.Struct, eq=False):
 
     @property
     def lease_lost(self) -> bool:
-        """True once it is known that the entry belongs to another consumer."""
+        """True once the engine knows that another consumer owns the entry."""
         return self.ownership is Ownership.LOST
 
     @property
@@ -147,16 +154,16 @@ class RuntimeMessage(msgspec.Struct, eq=False):
         return self.progress is HandlerState.SUCCEEDED or self.progress is HandlerState.FAILED
 
     def settling(self) -> "Settling":
-        """Report no loss while the server is asked to take the entry. ``mark_acknowledged()`` says that it has."""
+        """Return a context in which no lost lease is reported. ``mark_acknowledged()`` or ``has_moved`` confirms it."""
         return Settling(self)
 
     def mark_acknowledged(self) -> None:
-        """Note that the entry is not pending any more."""
+        """Record that the entry is no longer pending."""
         with _ownership_lock:
             self.ownership = Ownership.ACKNOWLEDGED
 
     def lose(self) -> bool:
-        """Note that the entry belongs to another consumer. False if that is known, or no loss. Any thread."""
+        """Record that another consumer owns the entry. False unless it was HELD. Safe from any thread."""
         with _ownership_lock:
             if self.ownership is not Ownership.HELD:
                 return False
@@ -164,7 +171,7 @@ class RuntimeMessage(msgspec.Struct, eq=False):
             return True
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Show what ``repr()`` shows, and no payload: a struct would give rich all of its fields."""
+        """Show the fields of ``repr()`` without the payload: rich would show every field of a struct."""
         return [("stream", self.stream), ("id", self.id), ("delivery_count", self.delivery_count)]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What an engine counts: gathered in plain numbers per message, handed to Prometheus per batch.
+"""Counters of an engine: collected in plain numbers per message, passed to Prometheus periodically.
 
 Four metric calls per message would cost more than the engine itself. Nothing is sampled or lost: the
 totals are the same, a moment later.
@@ -21,13 +21,14 @@ from conquiet.redis_transport.worker_reports import BUCKETS_S
 
 @dataclass(frozen=True, slots=True)
 class StreamCounts:
-    """What one engine has done on one stream since its start.
+    """Counts of one engine for one stream since its start.
 
     Attributes:
-        read: Messages had from the server as new, or as its own from before; a lost reply's are had later, and count.
+        read: Messages received as new, or as pending for this consumer from before. Messages of a lost reply count
+            when they are recovered.
         succeeded: Handlers that succeeded.
         failed: Handlers that failed.
-        claimed: Stale messages taken over.
+        claimed: Stale messages that were claimed.
     """
 
     read: int = 0
@@ -37,7 +38,7 @@ class StreamCounts:
 
 
 class StreamStats:
-    """The numbers of one stream. Written on the event loop only."""
+    """The counters of one stream. Written on the event loop only."""
 
     __slots__ = (
         "_flushed_failed",
@@ -71,18 +72,18 @@ class StreamStats:
 
     @property
     def counts(self) -> StreamCounts:
-        """A copy to show."""
+        """A snapshot of the counts."""
         return StreamCounts(read=self.read, succeeded=self.succeeded, failed=self.failed, claimed=self.claimed)
 
     def totals(self) -> dict[str, int]:
-        """Return everything counted so far, by the counter's name in the history. Safe from another thread."""
+        """Return all counts so far, by their names in the worker history. Safe from another thread."""
         found = {"ok": self.succeeded, "failed": self.failed}
         found |= {f"h{at}": number for at, number in enumerate(self._handling_counts) if number}
         return found | {f"w{at}": number for at, number in enumerate(self._wait_counts) if number}
 
     def flush(self, in_flight: int) -> None:
-        """Hand what has gathered to Prometheus."""
-        if self.handling_s:  # each success and each failure has left its duration here
+        """Pass the collected values to Prometheus."""
+        if self.handling_s:  # each success and each failure appends its duration
             count(RUNTIME_HANDLED_TOTAL, self._stream, n=self.succeeded - self._flushed_succeeded)
             count(RUNTIME_FAILED_TOTAL, self._stream, n=self.failed - self._flushed_failed)
             self._flushed_succeeded, self._flushed_failed = self.succeeded, self.failed
@@ -92,18 +93,18 @@ class StreamStats:
             observe_many(self._wait, self.wait_s, self._wait_counts)
             self.wait_s.clear()
         if in_flight != self._flushed_in_flight:
-            # By the difference: several engines of a process may read one stream, each for a group of its own.
+            # Add the difference: several engines of a process may read one stream for different groups.
             self._in_flight.inc(in_flight - self._flushed_in_flight)
             self._flushed_in_flight = in_flight
 
 
 def observe_many(histogram: Any, values: list[float], totals: list[int]) -> None:
-    """The same as ``observe`` for each value, at a tenth of the price: each bucket is touched once.
+    """Observe many values at a tenth of the cost of ``observe`` for each: every bucket is updated once.
 
     Args:
-        histogram: One whose buckets are ``BUCKETS_S``, which are the default of prometheus_client.
-        values: What to observe.
-        totals: Numbers by bucket for the history; the values are added to them.
+        histogram: A histogram with the buckets ``BUCKETS_S``, the default of prometheus_client.
+        values: The values to observe.
+        totals: Counts by bucket for the worker history. The values are added to them.
     """
     counts = [0] * (len(BUCKETS_S) + 1)
     for value in values:
@@ -116,7 +117,7 @@ def observe_many(histogram: Any, values: list[float], totals: list[int]) -> None
 
 @never_raises
 def _add_to_buckets(histogram: Any, found: list[tuple[int, int]], total: float) -> None:
-    # The attributes are prometheus_client's own and not public; a test compares the result with ``observe``.
+    # The attributes are private in prometheus_client. A test compares the result with ``observe``.
     histogram._sum.inc(total)  # noqa: SLF001
     for at, number in found:
         histogram._buckets[at].inc(number)  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""Reserving the consumer name: two live engines under one name would run each other's messages.
+"""Reserve the consumer name: two live engines under one name would run each other's messages.
 
-The name is reserved by a key that expires (``queue.liveness``). A name whose holder died is taken over: at once if the
-holder was a process of this machine that has ended, otherwise when its key expires. A key that is renewed while we
-watch has a live holder, and the start is refused.
+The name is reserved by a key that expires (``redis_transport.liveness``). If the holder was a process of this machine
+that has ended, the name is taken over immediately, otherwise when the key expires. If the key is renewed during this
+wait, its holder is alive and the engine does not start.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.errors import QueueError
 from conquiet.redis_transport.client import SyncClient
+from conquiet.redis_transport.client_commands import command_sync
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connection_id import ConnectionId
 from conquiet.redis_transport.errors import ResponseError
@@ -51,15 +52,15 @@ Connections = Callable[[], tuple[ConnectionId | None, ...]]
 
 
 class NameReservation:
-    """The keys of one engine, one for each stream.
+    """The liveness keys of one engine, one per stream.
 
     Args:
         group: The consumer group.
         consumer_id: The name.
-        reporter: Says what is left in Redis with each renewal; None leaves nothing.
+        reporter: Provides the worker report that is written with each renewal. None writes no report.
 
     Attributes:
-        changed: Set when the next renewal is due at once, because what was reported is not true any more.
+        changed: Set when the next renewal is due immediately, because the last report is outdated.
     """
 
     def __init__(self, group: str, consumer_id: str, reporter: WorkerReporter | None = None) -> None:
@@ -74,13 +75,13 @@ class NameReservation:
         self._is_renewing = False
 
     def connect(self, streams: Sequence[str], connections: Connections) -> None:
-        """Note which connections of ours read and acknowledge these streams; they are asked for at each report."""
+        """Register the function that returns the reading and acknowledging connections of these streams."""
         self._connections |= dict.fromkeys(streams, connections)
 
     async def report(self, streams: Sequence[str], call: Call) -> None:
-        """Renew at once after a reconnect: the connection that others know of is closed, and they take us for dead.
+        """Renew immediately after a reconnect: workers that see the reported connection closed assume this one dead.
 
-        A refusal is left to the next renewal.
+        An error reply is ignored; the next renewal tries again.
 
         Raises:
             ConnectionLostError: The connection broke.
@@ -99,7 +100,7 @@ class NameReservation:
         """Reserve the name in each stream.
 
         Raises:
-            QueueError: A live engine holds it. Nothing was read.
+            QueueError: A live engine holds the name. Nothing was read.
             ConnectionLostError: The connection broke.
         """
         for stream in streams:
@@ -122,7 +123,11 @@ class NameReservation:
                 await self._end_liveness_of_the_dead(stream, call)
 
     def renew(self, client_of: Callable[[str], SyncClient]) -> QueueError | None:
-        """Renew the keys, in the heartbeat's thread. Returns an error if another engine has taken the name."""
+        """Renew the keys. Called in the heartbeat thread. Return an error if another engine has taken the name.
+
+        Raises:
+            QueueError: The server returned an error or did not reply.
+        """
         self._is_renewing = True
         try:
             made: dict[Sequence[ConnectionId], bytes] = {}
@@ -131,7 +136,8 @@ class NameReservation:
                     return None
                 facts = self._facts(stream, made)
                 counts, totals = ([], {}) if self._reporter is None else self._reporter.new_counts(stream)
-                if not client_of(stream).eval(*self._renewal(stream, key, facts, counts)):
+                renewal = self._renewal(stream, key, facts, counts)
+                if not command_sync(client_of(stream), "EVAL", *renewal, stream=stream, group=self._group):
                     return self._taken(stream)
                 if self._reporter is not None:
                     self._reporter.confirm(stream, totals)
@@ -140,15 +146,15 @@ class NameReservation:
         return None
 
     async def release(self, streams: Sequence[str], call: Call) -> None:
-        """Release the name at a stop, and delete it from the groups in which nothing is pending under it.
+        """Release the name at a stop, and delete the consumer from groups in which nothing is pending for it.
 
-        A successor need not wait for the key to expire, and no name is left behind by a deployment.
+        A successor does not wait for the key to expire, and a deployment leaves no unused consumers behind.
         """
         self._closing = True
         keys = {stream: self._reserved.pop(stream) for stream in streams if stream in self._reserved}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_S):
-                while self._is_renewing:  # noqa: ASYNC110 - set by a thread
+                while self._is_renewing:  # noqa: ASYNC110 - set by another thread
                     await asyncio.sleep(0.01)
                 if keys:
                     who = (self._token, self._group, self._consumer_id)
@@ -161,7 +167,7 @@ class NameReservation:
                     await call(commands)
 
     async def _is_ours(self, stream: str, key: str, call: Call) -> bool:
-        # Before the call: a start that is broken off in it must release the name as well. The token is compared there.
+        # Before the call: a start that is cancelled during it must also release the name. The script checks the token.
         self._reserved[stream] = key
         (reply,) = await call([pack("EVAL", *self._renewal(stream, key, self._facts(stream, {}), ()))])
         if isinstance(reply, ResponseError):
@@ -171,10 +177,10 @@ class NameReservation:
         return bool(reply)
 
     async def _end_liveness_of_the_dead(self, stream: str, call: Call) -> None:
-        """Delete the liveness keys of workers of this machine that have ended without releasing their name.
+        """Delete the liveness keys of workers on this machine that ended without releasing their name.
 
-        The successor of a killed worker is usually the first to start on its machine: others learn of the death from
-        it, and not only when the key expires. Best effort: a server that refuses keeps its keys.
+        The successor of a killed worker is usually the first to start on the same machine, so other hosts learn of the
+        death before the key expires. Best effort: on an error reply the keys stay.
         """
         prefix = liveness_key(stream, self._group, "")
         (found,) = await call([pack("EVAL", HOLDERS, 1, registry_key(stream, self._group), prefix, _MOST_NAMES)])
@@ -185,7 +191,7 @@ class NameReservation:
                 await call([pack("EVAL", RELEASE_NAME, 1, prefix.encode() + name, holder)])
 
     def _renewal(self, stream: str, key: str, facts: bytes, counts: Sequence[str | int]) -> tuple[Any, ...]:
-        """Return the script that reserves the name or renews the reservation, the number of its keys, and its words."""
+        """Return the EVAL arguments that reserve the name or renew the reservation."""
         keys = key, registry_key(stream, self._group)
         who = self._token, LIVENESS_TTL_MS, self._consumer_id
         if self._reporter is None:
@@ -194,7 +200,7 @@ class NameReservation:
         return RENEW_NAME, 5, *keys, *report, *who, facts, self._reporter.unmarked_version(stream), *counts
 
     def _facts(self, stream: str, made: dict[Sequence[ConnectionId], bytes]) -> bytes:
-        """Return what the workers page shows of us; empty without a reporter. ``made``: those of this round."""
+        """Return the worker report as JSON, empty without a reporter. ``made`` caches the reports of this round."""
         if self._reporter is None:
             return b""
         known = self._connections.get(stream, tuple)()

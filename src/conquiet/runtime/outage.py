@@ -4,12 +4,12 @@
                       ▲                    │
                       └───────fault────────┘
 
-A handler that raises ``InfrastructureError`` has not failed its message: the message is released to the group with its
-delivery count from before. While paused nothing is fetched, and what was fetched before is released instead of started:
-other hosts may reach the server. While probing one message is fetched. Only a message that was started after the last
-fault decides: one that ran before says nothing about the server's state now. If no result comes within the longest
-pause (the handler is slow, or there is no message), consumption goes on as well: a fault then costs another pause, and
-no delivery.
+If a handler raises ``InfrastructureError``, its message is released to the group and the delivery is not counted. While
+paused, nothing is fetched, and messages fetched before are released instead of started, because other hosts may reach
+the server. While probing, one message is fetched. Only the result of a message started after the last fault ends the
+pause: an earlier start proves nothing about the current state of the server. If there is no result within the longest
+pause (the handler is slow, or there is no message), consumption resumes. A fault then costs another pause but no
+delivery.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ class _Phase(Enum):
     OPEN = "open"
     PAUSED = "paused"
     PROBING = "probing"  # one message may be fetched
-    PROBED = "probed"  # it was
+    PROBED = "probed"  # the message was fetched
 
 
 class OutagePause:
-    """Limits how much may be fetched. Belongs to the event loop's thread.
+    """Limits how much may be fetched. Belongs to the thread of the event loop.
 
     Args:
         group: The consumer group, for the log and the metric.
-        backoff: How long to pause before each probe.
-        on_change: Called when more may be fetched than before.
+        backoff: Pause before each probe.
+        on_change: Called when the limit is raised.
 
     Attributes:
-        is_on: True from the first fault until a message that was started later comes to another result.
+        is_on: True from the first fault until a message started later has another result.
     """
 
     def __init__(self, group: str, backoff: Backoff, *, on_change: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class OutagePause:
         self._backoff = backoff
         self._on_change = on_change
         self._phase = _Phase.OPEN
-        self._failures = 0  # in a row: the one that started the pause, and those of probes
+        self._failures = 0  # consecutive: the fault that started the pause, and failed probes
         self._began_at = 0.0
         self._last_fault_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -58,7 +58,7 @@ class OutagePause:
 
     @property
     def is_paused(self) -> bool:
-        """True while no message is to be started, not even a probe."""
+        """True while no message may start, not even a probe."""
         return self._phase is _Phase.PAUSED
 
     def limit(self, count: int) -> int:
@@ -68,14 +68,14 @@ class OutagePause:
         return min(count, 1) if self._phase is _Phase.PROBING else 0
 
     def record_fetch(self) -> None:
-        """Note that messages were fetched: while probing, the first of them is the probe."""
+        """Record that messages were fetched. While probing, the first of them is the probe."""
         if self._phase is _Phase.PROBING:
             self._phase = _Phase.PROBED
 
     def record_fault(self, error: BaseException | None, *, started_at: float) -> None:
-        """Pause because a message that was started then has met an infrastructure fault."""
+        """Pause because of an infrastructure fault in a message started at ``started_at``."""
         if self.is_on and started_at <= self._last_fault_at:
-            return  # it was running when the pause started
+            return  # it was already running when the pause started
         self._failures += 1
         self._last_fault_at = time.monotonic()
         pause_s = self._backoff.delay_s(self._failures)
@@ -95,7 +95,7 @@ class OutagePause:
         self._after(pause_s, self._probe)
 
     def record_result(self, *, started_at: float) -> None:
-        """Note another result, success or failure, of a message that was started then."""
+        """Record any other result, success or failure, of a message started at ``started_at``."""
         if self.is_on and started_at > self._last_fault_at:
             self._resume()
 

@@ -16,22 +16,22 @@ from conquiet.runtime.settings import RuntimeSettings
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What fetchers, readers and acknowledgers of one engine have in common.
+    """Parts that the fetchers, readers and acknowledgers of one engine share.
 
     Attributes:
         group: The consumer group.
         consumer_id: Name of the engine in it.
         settings: Times and limits.
-        table: Messages whose lease is kept.
+        table: Messages under lease.
         stats: Counts by stream.
-        pool: Runs what is fetched.
-        budget: What may still be fetched.
+        pool: Runs fetched messages.
+        budget: Limits the number of messages in flight.
         capacity: Notifies fetchers that they may fetch.
-        outage: Limits what is fetched.
-        pace: How fast handlers are.
+        outage: Limits fetching during an outage.
+        pace: Average handling time.
         name: Reserves the consumer name.
-        on_error: Notified of everything that goes wrong.
-        handles_malformed: Entries that are no messages are delivered, too.
+        on_error: Called with every error.
+        handles_malformed: Malformed entries are delivered as well as messages.
     """
 
     group: str

@@ -1,4 +1,4 @@
-"""Takes over pending entries: stale ones, our own from before a restart, and those of a lost reply."""
+"""Claim pending entries: stale entries, this consumer's entries from before a restart, entries of a lost reply."""
 
 import time
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from conquiet.errors import QueueError
 from conquiet.redis_transport.async_connection import AsyncRedisConnection
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError, translate
-from conquiet.redis_transport.ids import parse_id
+from conquiet.redis_transport.ids import next_id, parse_id
 from conquiet.redis_transport.replies import pending_rows
-from conquiet.runtime.claim_schedule import START, after
+from conquiet.runtime.claim_schedule import START
 from conquiet.runtime.claiming import OWN, Taken, TakenOver, take_over, taken_over
 from conquiet.runtime.entry_decoder import EntryDecoder
 from conquiet.runtime.lease import LeaseTable
@@ -27,11 +27,11 @@ class PendingReader:
     Args:
         connection: The reader's connection.
         group: The consumer group.
-        consumer_id: Our name in it.
+        consumer_id: Name of this consumer in it.
         settings: Sizes and times.
-        table: Messages in flight; none of them is delivered a second time.
-        decoder: Turns entries into messages.
-        newest: The last id that a read has brought from each stream.
+        table: Messages in flight. They are not delivered a second time.
+        decoder: Decodes entries into messages.
+        newest: The last id that a read returned, by stream.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class PendingReader:
         self._decoder = decoder
         self._newest = newest
         self._recovered: dict[str, str] = {}
-        """How far ``recover_undelivered`` has come in each stream since the last loss."""
+        """The position of ``recover_undelivered`` in each stream since the last loss."""
         self._has_autoclaim = True
 
     async def read_own(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str | None]:
-        """Return entries pending under our own name, and where to go on (None: that was all).
+        """Return entries that are pending for this consumer, and the next cursor (None: no more).
 
-        For the start of a stream. What is in flight by then (a reconnect brought it back) is left out.
+        Used at the start of a stream. Messages already in flight (recovered by a reconnect) are skipped.
         """
         sent_at = time.monotonic()
-        taken = await self._take_over(stream, idle_ms=OWN, cursor=after(cursor), count=count, command="XCLAIM")
+        taken = await self._take_over(stream, idle_ms=OWN, cursor=next_id(cursor), count=count, command="XCLAIM")
         held = self._table.of(stream)
         messages = [message for message in self._messages(stream, taken, sent_at) if message.id not in held]
         messages = await self._count_deliveries(stream, messages)
@@ -72,19 +72,19 @@ class PendingReader:
     async def recover_undelivered(
         self, stream: str, capacity: int, *, sent_at: float, by_claim: bool
     ) -> tuple[list[RuntimeMessage], bool]:
-        """Return the entries of a reply that never arrived: pending for us, young, and not in flight.
+        """Return the entries of a reply that never arrived: pending for this consumer, young, and not in flight.
 
-        They are not charged: no handler has seen them. A message that failed is not taken for one: a group delivers in
-        order, so the entries of a lost read stand behind everything that was read before; those of a lost claim are not
-        older than the claim. XCLAIM asks for the idle time just read, so that an entry that another consumer has
-        claimed meanwhile (which resets its idle time) stays there. The second value is True if there was no capacity
-        for all.
+        They are not charged: no handler has seen them. A failed message is never mistaken for one of these: a group
+        delivers in order, so entries of a lost read have greater ids than everything read before, and entries of a lost
+        claim have been idle for no longer than the claim is old. XCLAIM requires the idle time just read, so an entry
+        that another consumer has claimed since (which resets its idle time) stays there. The second value is True if
+        more entries are left.
 
         Args:
             stream: The stream.
-            capacity: How many may be returned.
-            sent_at: When the call was sent whose reply was lost.
-            by_claim: It was a claim, not a read.
+            capacity: Maximum number of returned messages.
+            sent_at: When the call without a reply was sent.
+            by_claim: The call was a claim, not a read.
         """
         held = self._table.of(stream)
         seen = (0, 0) if by_claim else parse_id(self._newest.get(stream, START))
@@ -92,12 +92,12 @@ class PendingReader:
         start = self._recovered.get(stream, "-")
         query = pack("XPENDING", stream, self._group, start, "+", _PAGE, self._consumer_id)
         rows = pending_rows(await self._call(stream, "XPENDING", query))
-        # Measured after the reply: before it, a slow connection would make lost entries seem too old. The price: a
-        # message that failed just before a lost claim, within the time of this reply, runs again at once.
+        # Measured after the reply: before it, a slow connection would make lost entries seem too old. The cost: a
+        # message that failed just before a lost claim, within the time of this reply, runs again immediately.
         young_ms = int((time.monotonic() - sent_at) * 1000) + 1
         lost = [row for row in rows if row.id not in held and row.idle_ms <= young_ms and parse_id(row.id) > seen]
         who = (stream, self._group, self._consumer_id)
-        # A released entry counts no delivery; the one that begins now is its first.
+        # A released entry has a delivery count of 0; this delivery is its first.
         counts = [max(1, row.deliveries) for row in lost[:capacity]]
         claims = [
             pack("XCLAIM", *who, row.idle_ms, row.id, "RETRYCOUNT", n) for row, n in zip(lost, counts, strict=False)
@@ -110,17 +110,17 @@ class PendingReader:
             if isinstance(reply, ResponseError):
                 if not messages:
                     raise self._translated(reply, stream, "XCLAIM")
-                more = True  # what we have is delivered; the next call meets the refusal
+                more = True  # deliver the claimed messages; the next call raises the error
                 break
             found = self._decoder.decode(stream, reply, leased_at=asked_at)
             for message in found:
                 message.delivery_count = deliveries
             messages += found
-            # Not read again: what fails at once would be taken for lost once more, without end.
-            self._recovered[stream] = after(row.id)
+            # Skip it next time: a message that fails immediately would be recovered again and again.
+            self._recovered[stream] = next_id(row.id)
         else:
             if passed is not None:
-                self._recovered[stream] = after(passed)
+                self._recovered[stream] = next_id(passed)
         self._table.add(messages)
         return messages, more
 
@@ -159,7 +159,7 @@ class PendingReader:
         return taken_over(reply)
 
     def _messages(self, stream: str, taken: TakenOver, leased_at: float) -> list[RuntimeMessage]:
-        """Turn what was taken over into messages with their delivery counts; what cannot be one is reported."""
+        """Return the claimed entries as messages with delivery counts. Report malformed and deleted entries."""
         messages: list[RuntimeMessage] = []
         for entry in taken.entries:
             if entry.fields is None:
@@ -181,8 +181,8 @@ class PendingReader:
 
     async def _claimed(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
         held = self._table.of(stream)
-        # What is in flight here went stale because our heartbeat was late, or because its handler is over its time. It
-        # is running and was not started again, so the claim must not count.
+        # A message in flight here became stale because the heartbeat was late or its handler exceeded max_lease_s. It
+        # is running and is not started again, so the claim must not be counted.
         ours = [held[message.id] for message in messages if message.id in held and message.charge is Charge.COUNTED]
         if ours:
             await self._undo_charge(stream, ours)
@@ -193,7 +193,7 @@ class PendingReader:
 
     async def _undo_charge(self, stream: str, running: list[RuntimeMessage]) -> None:
         expired = [message for message in running if message.lease_lost]
-        idle = {False: 0, True: self._settings.claim_idle_ms}  # an expired one stays free for other consumers
+        idle = {False: 0, True: self._settings.claim_idle_ms}  # an expired lease stays claimable
         calls = [
             pack(
                 "EVAL",
@@ -213,10 +213,10 @@ class PendingReader:
                 raise self._translated(reply, stream, "EVAL")
 
     async def _count_deliveries(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
-        """Ask how often these were delivered, and return those that are still ours.
+        """Set the delivery counts, and return the messages that are still pending for this consumer.
 
-        Only XPENDING has the count; new entries have 1. An entry is not ours any more if our own acknowledgement, on
-        the other connection, came between the claim and its reply.
+        Only XPENDING returns the count; new entries have 1. An entry is no longer pending if this engine acknowledged
+        it on the other connection between the claim and its reply.
         """
         if not messages:
             return messages
@@ -233,7 +233,7 @@ class PendingReader:
         return ours
 
     async def _claim_without_autoclaim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
-        """Claim by a page of XPENDING, filtered here, and XCLAIM. SPEC(002 CM-001.3)."""
+        """Claim with XPENDING, filtered here, and XCLAIM. SPEC(002 CM-001.3)."""
         sent_at = time.monotonic()
         min_idle_ms = self._settings.claim_idle_ms
         start = "-" if cursor == START else cursor
@@ -243,12 +243,12 @@ class PendingReader:
         stale = [row.id for row in rows if row.idle_ms >= min_idle_ms][:count]
         next_cursor = START
         if len(stale) == count:
-            next_cursor = after(stale[-1])
+            next_cursor = next_id(stale[-1])
         elif len(rows) == _PAGE:
-            next_cursor = after(rows[-1].id)
+            next_cursor = next_id(rows[-1].id)
         if not stale:
             return [], next_cursor
-        # The server checks the idle time again: two engines that read the same page do not both get an entry.
+        # XCLAIM checks the idle time again, so two engines that read the same page do not both claim an entry.
         packed = pack("XCLAIM", stream, self._group, self._consumer_id, min_idle_ms, *stale)
         raw = await self._call(stream, "XCLAIM", packed)
         entries = [item for item in raw if item is not None]
@@ -265,4 +265,4 @@ class PendingReader:
 
 
 class _NoSuchCommandError(Exception):
-    """The server's operator has disabled the command."""
+    """The command is disabled on the server."""

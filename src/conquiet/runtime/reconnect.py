@@ -1,4 +1,4 @@
-"""When to connect again: bounded, jittered, counted. The caller waits."""
+"""Decide when to reconnect: bounded, jittered, counted. The caller waits."""
 
 from conquiet.core.backoff import Backoff
 from conquiet.metrics.outages import OutageWatch
@@ -7,17 +7,17 @@ from conquiet.metrics.safety import count
 from conquiet.redis_transport.errors import is_redirect
 
 _REDIRECTS = 10
-"""So many redirects in a row are part of the migration of a slot."""
+"""Number of consecutive redirects that are considered a slot migration, not an outage."""
 
 
 class Reconnect:
-    """How often in a row a connection failed, and what follows from it.
+    """Counts consecutive failures of a connection and returns the delay before the next attempt.
 
     Args:
         backoff: Delay before each attempt.
         attempts: Maximum consecutive failures.
-        name: Which connection, for the metric.
-        outage: Logs that the server is unavailable, and that it is back.
+        name: Name of the connection, for the metric.
+        outage: Logs that the server is unavailable, and that it is available again.
     """
 
     def __init__(self, backoff: Backoff, attempts: int, name: str, outage: OutageWatch) -> None:
@@ -29,9 +29,9 @@ class Reconnect:
         self.total = 0
 
     def delay_s(self, error: BaseException, address: str) -> float | None:
-        """Note a failure. Returns how long to wait before the next attempt, or None to give up."""
+        """Record a failure. Return the delay before the next attempt, or None to give up."""
         self.failures += 1
-        # A slot that an operator moves is no outage. A plain client on a cluster is reported a moment later.
+        # A slot migration is not an outage. A non-cluster client on a cluster is reported after _REDIRECTS redirects.
         if self.failures > _REDIRECTS or not is_redirect(error):
             self._outage.failed(error, address=address)
         if self.failures > self._attempts:
@@ -41,11 +41,11 @@ class Reconnect:
         return self._backoff.delay_s(self.failures)
 
     def succeeded(self) -> None:
-        """The connection has really been used: the next failure is a first one again."""
+        """Reset the failure count after a successful command."""
         if self.failures:
             self.failures = 0
             self._outage.succeeded()
 
     def close(self) -> None:
-        """Report nothing any more: the engine ends."""
+        """Stop reporting: the engine ends."""
         self._outage.close()

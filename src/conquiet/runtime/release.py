@@ -1,10 +1,10 @@
-"""Release messages to the group uncharged, so that another consumer can start them at once.
+"""Release messages to the group uncharged, so that another consumer can start them immediately.
 
-Redis cannot undo a delivery. But XCLAIM can set what the group remembers of it: an idle time so long that every
-consumer finds the entry stale, and the delivery count from before, so that a stop or an outage costs no delivery. The
-owner is checked in the same step: an entry of another consumer is left alone.
+Redis cannot undo a delivery, but XCLAIM can set its metadata: an idle time that makes the entry stale for every
+consumer, and the previous delivery count, so that a stop or an outage costs no delivery. The same script checks the
+owner: an entry of another consumer is not changed.
 
-XNACK (Redis 8.8) would do the same. It is not used: this way works on every server from 5.0 on.
+XNACK (Redis 8.8) would do the same. It is not used because XCLAIM works on every supported server.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ for i = 4, #ARGV, 2 do
 end
 return given
 """
-"""KEYS: stream; ARGV: group, consumer, idle, then id and delivery count in turn. Answers how many were ours."""
+"""KEYS: stream; ARGV: group, consumer, idle time, then pairs of id and delivery count. Returns how many were owned."""
 
 
 def commands(messages: Sequence[RuntimeMessage], group: str, consumer_id: str) -> dict[str, bytes]:
-    """Return one packed command per stream. ``max(…, 0)``: an entry delivered once goes back as never delivered."""
+    """Return one packed command per stream. An entry delivered once is released with a delivery count of 0."""
     by_stream: dict[str, list[RuntimeMessage]] = {}
     for message in messages:
         by_stream.setdefault(message.stream, []).append(message)
@@ -50,7 +50,7 @@ def commands(messages: Sequence[RuntimeMessage], group: str, consumer_id: str) -
 
 
 def released(replies: Sequence[Any]) -> list[int]:
-    """Return how many entries each stream has released; a refusal (scripts forbidden) is none."""
+    """Return how many entries of each stream were released, 0 for an error reply (scripts forbidden)."""
     return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
 
 
@@ -63,4 +63,4 @@ for i = 4, #ARGV do
 end
 return 0
 """
-"""Take one delivery off entries that are ours. KEYS: stream; ARGV: group, consumer, idle time to set, ids."""
+"""Decrement the delivery count of owned entries. KEYS: stream; ARGV: group, consumer, idle time to set, ids."""

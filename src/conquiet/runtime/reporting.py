@@ -1,7 +1,7 @@
-"""What an engine leaves in Redis about itself: its process, its health, and what it has done since the last time.
+"""The report of an engine in Redis: its process, its health, and its counts since the last report.
 
-Written by the heartbeat thread when it renews the liveness key (``name_reservation``), in the same script call.
-Numbers are read without a lock: the event loop only adds to them.
+The heartbeat thread writes it when it renews the liveness key (``name_reservation``), in the same script call.
+Counts are read without a lock: the event loop only adds to them.
 
 See docs/decisions/0052.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conquiet.runtime.health import Health
 
 VERSION: Final = "CONQUIET_APP_VERSION"
-"""Environment variable that names the release of your program; the dashboard marks its first start as a deploy."""
+"""Environment variable with your program's version. The dashboard marks the first start of a version as a deploy."""
 
 _MOST_TEXT = 100
 
@@ -33,8 +33,8 @@ class WorkerReporter:
     """Describes one engine.
 
     Args:
-        stats: What it counts, by stream.
-        concurrency: Its handlers at once.
+        stats: Its counters, by stream.
+        concurrency: Maximum number of concurrent handlers.
     """
 
     def __init__(self, stats: Mapping[str, StreamStats], *, concurrency: int) -> None:
@@ -47,10 +47,11 @@ class WorkerReporter:
         self.health: Callable[[], Health] | None = None
 
     def facts(self, connections: Sequence[ConnectionId] = ()) -> bytes:
-        """Return what the workers page shows of this process, as JSON.
+        """Return the facts for the workers page as JSON.
 
         Args:
-            connections: Those that read and acknowledge. Only those to the server of the first are reported.
+            connections: The reading and acknowledging connections. Only connections to the server of the first one
+                are reported.
         """
         facts: dict[str, str | int | bool | list[int]] = {
             "host": hostname(),
@@ -74,11 +75,11 @@ class WorkerReporter:
         return msgspec.json.encode(facts)
 
     def unmarked_version(self, stream: str) -> str:
-        """Return the version if its start was not noted for this stream yet, else an empty string."""
+        """Return the version if its start was not recorded for this stream yet, else an empty string."""
         return "" if stream in self._marked else self.version
 
     def new_counts(self, stream: str) -> tuple[list[str | int], Totals]:
-        """Return pairs of a counter and its growth since the last confirmed report, and the totals to confirm."""
+        """Return pairs of counter and increase since the last confirmed report, and the totals to confirm."""
         totals = self._stats[stream].totals()
         before = self._reported.get(stream, {})
         pairs: list[str | int] = []
@@ -88,6 +89,6 @@ class WorkerReporter:
         return pairs, totals
 
     def confirm(self, stream: str, totals: Totals) -> None:
-        """Note that the server has these totals."""
+        """Record that the server has stored these totals."""
         self._reported[stream] = totals
         self._marked.add(stream)

@@ -1,6 +1,6 @@
-"""One message, from its worker to its settlement.
+"""Run one message and settle it.
 
-lease still ours? ─▶ no message? delivered too often? ─▶ charge ─▶ execute ─▶ settle ─▶ report
+still owned? ─▶ malformed? delivered too often? ─▶ charge ─▶ execute ─▶ settle ─▶ report
 """
 
 import asyncio
@@ -10,7 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from conquiet.core.log import FactLogger
 from conquiet.core.seen_ids import SeenIds
-from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, KeepPending, Release, RetryLater, Settlement
+from conquiet.core.settlement import (
+    ACKNOWLEDGE,
+    DeadLetter,
+    KeepPending,
+    Release,
+    RetryLater,
+    Settlement,
+)
 from conquiet.errors import DeliveriesExhaustedError, InfrastructureError
 from conquiet.metrics.registry import RUNTIME_EXHAUSTED_TOTAL
 from conquiet.metrics.safety import count
@@ -28,7 +35,7 @@ logger = FactLogger(__name__)
 
 _WEIGHT = 0.05
 
-# Looked up once: in Python 3.11 every access to a member of an enum class costs as much as a function call.
+# Bound once: in Python 3.11 every access to a member of an enum class costs as much as a function call.
 _RUNNING, _SUCCEEDED, _FAILED = HandlerState.RUNNING, HandlerState.SUCCEEDED, HandlerState.FAILED
 _HELD = Ownership.HELD
 
@@ -40,11 +47,11 @@ _FAILED_TEXT_OF_MOST = _FAILED_TEXT.replace("%(deliveries)s", "%(deliveries)s of
 
 
 class Pace:
-    """How fast handlers are, for the decision how much to prefetch.
+    """The average handling time, which determines the prefetch.
 
     Attributes:
-        average_s: Moving average of the handling time. Until the first message has ended it is long: nothing is
-            prefetched.
+        average_s: Moving average of the handling time. It is 1,000 s until the first handler ends, so nothing is
+            prefetched before that.
         last_end: When a handler last ended, on the monotonic clock.
     """
 
@@ -55,7 +62,7 @@ class Pace:
         self.last_end = time.monotonic()
 
     def record(self, began: float) -> float:
-        """Note that a handler has ended now; return how long it took."""
+        """Record that a handler ended now. Return its duration."""
         self.last_end = now = time.monotonic()
         duration_s = now - began
         average_s = self.average_s
@@ -63,7 +70,7 @@ class Pace:
         return duration_s
 
     def record_many(self, began: float, number: int) -> float:
-        """Note that so many handlers have ended now, which began together; return how long they took."""
+        """Record that ``number`` handlers that began together ended now. Return their duration."""
         duration_s = self.record(began)
         rest = (1.0 - _WEIGHT) ** (number - 1)
         self.average_s = duration_s + rest * (self.average_s - duration_s)
@@ -71,20 +78,20 @@ class Pace:
 
 
 class Runner:
-    """What a worker does with a message.
+    """Handles one message of the worker pool.
 
     Args:
-        executor: Decides what becomes of it.
-        settler: Carries that out.
-        leases: The engine, for contexts and for checks of an old lease.
-        charge: Counts a delivery on the server; False if the message belongs to another consumer.
+        executor: Runs the message and returns its settlement.
+        settler: Carries out the settlement.
+        leases: Lease operations, for contexts and to check an old lease.
+        charge: Counts a delivery on the server. Returns False if another consumer owns the message.
         flush: Returns when all acknowledgements are confirmed.
-        table: Messages whose lease is kept.
-        dispatcher: Notified of results.
+        table: Messages under lease.
+        dispatcher: Receives result events.
         stats: Counts by stream.
         settings: Limits.
-        outage: Notified of results; what is not started while it is paused is released.
-        pace: Notified of handling times.
+        outage: Receives results. While it is paused, unstarted messages are released.
+        pace: Receives handling times.
     """
 
     def __init__(  # noqa: PLR0913 - assembled in one place
@@ -105,12 +112,13 @@ class Runner:
         self._executor = executor
         self._execute = executor.execute
         self._acknowledge = settler.acknowledge
-        self._settler = settler
+        self.settler = settler
         self._leases = leases
         self._charge = charge
         self._flush = flush
         self._table = table
         self._dispatcher = dispatcher
+        self._subscribed = dispatcher.subscribed
         self._stats = stats
         self._cap = settings.max_deliveries
         self._claim_idle_s = settings.claim_idle_s
@@ -120,63 +128,99 @@ class Runner:
         self._record_pace_of_many = pace.record_many
         self._reported = SeenIds()
 
-    async def __call__(self, message: RuntimeMessage) -> None:  # noqa: C901 - the hot path, in one coroutine
-        """Handle one message and settle it. Raises nothing but a cancellation or an end of the process."""
+    def __call__(self, message: RuntimeMessage, *, is_admitted: bool = False) -> Awaitable[None] | None:
+        """Start one message. Return the rest of the work, or None if the message is settled.
+
+        A coroutine is created only for a message that needs one: a handler that suspends, or a call to the server.
+        It raises only a cancellation or an error that ends the process.
+        """
         began = time.monotonic()
-        if (
-            message.delivery_count != 1
+        is_new = message.delivery_count == 1
+        if not is_admitted and (
+            not is_new
             or began - message.leased_at > self._claim_idle_s
             or message.ownership is not _HELD
             or message.malformed
             or self._outage.is_on
         ):
-            if not await self.admit(message, began):
-                return
-            began = time.monotonic()
-        if message.delivery_count == 1:
+            return self._run_if_admitted(message, began)
+        if is_new:
             waited_s = time.time() - int(message.id.partition("-")[0]) / 1000
-            # Clocks differ. Not max(): its call costs as much as all the rest.
+            # Clocks of hosts differ, so it may be negative. Calling max() would double the cost of this statement.
             self._stats[message.stream].wait_s.append(waited_s if waited_s > 0.0 else 0.0)  # noqa: FURB136
         message.started_at = began
         message.progress = _RUNNING
-        subscribed = self._dispatcher.subscribed
-        if Started in subscribed:
+        if self._subscribed and Started in self._subscribed:
             self._dispatcher.emit(Started(message))
         try:
-            settlement = self._execute(message, self._leases)
-            if settlement is not ACKNOWLEDGE and not isinstance(settlement, Settlement):
-                settlement = await settlement
+            outcome = self._execute(message, self._leases)
         except ENDS as error:
-            # Cancelled by a forced stop, or by the handler itself, or the process is to end. The work is not done.
-            self.fail(message, error, began)
-            self._table.release(message)
+            self._end(message, error, began)
             raise
-        except BaseException as error:  # noqa: BLE001 - a defect of an executor: the worker lives on
+        except BaseException as error:  # noqa: BLE001 - a bug in an executor must not end the worker
+            outcome = KeepPending(error)
+        if outcome is ACKNOWLEDGE or type(outcome) is KeepPending or isinstance(outcome, Settlement):
+            rest = self._settle(message, outcome, began)
+        else:
+            rest = self._finish(message, outcome, began)
+        # The traceback of a failure refers to this frame. Without this line each failure is a reference cycle for the
+        # garbage collector, which costs more than the whole failure.
+        del outcome
+        return rest
+
+    async def _run_if_admitted(self, message: RuntimeMessage, now: float) -> None:
+        if await self.admit(message, now) and (rest := self(message, is_admitted=True)) is not None:
+            await rest
+
+    async def _finish(self, message: RuntimeMessage, outcome: Awaitable[Settlement], began: float) -> None:
+        """Wait for the handler, then settle its message."""
+        try:
+            settlement = await outcome
+        except ENDS as error:
+            self._end(message, error, began)
+            raise
+        except BaseException as error:  # noqa: BLE001 - as in _run
             settlement = KeepPending(error)
+        rest = self._settle(message, settlement, began)
+        del settlement  # a cycle, as in _run
+        if rest is not None:
+            await rest
+
+    def _end(self, message: RuntimeMessage, error: BaseException, began: float) -> None:
+        """Report a message after a cancellation or an error that ends the process. The message stays pending."""
+        self.fail(message, error, began)
+        self._table.release(message)
+
+    def _settle(self, message: RuntimeMessage, settlement: Settlement, began: float) -> Awaitable[None] | None:
+        """Settle a message. Return an awaitable for the remaining work, or None."""
         if settlement is ACKNOWLEDGE and message.ownership is _HELD:
             self._acknowledge(message)
             self.succeed(message, began)
         elif type(settlement) is KeepPending and settlement.failure is not None:
-            # The most frequent failure, without another coroutine.
-            self._settler.keep_pending(message, settlement)
+            self.settler.keep_pending(message, settlement)
             self.fail(message, settlement.failure, began)
         else:
-            await self.settle(message, settlement, began)
+            return self._settle_by_call(message, settlement, began)
+        if self._outage.is_on:
+            self._outage.record_result(started_at=began)
+        return self._dispatcher.wait_below_limit() if self._subscribed and self._dispatcher.is_full else None
+
+    async def _settle_by_call(self, message: RuntimeMessage, settlement: Settlement, began: float) -> None:
+        """Carry out a settlement that may need a call to the server."""
+        await self.settle(message, settlement, began)
         if self._outage.is_on and not isinstance(settlement, Release):
             self._outage.record_result(started_at=began)
-        # The traceback of a failure refers to this frame. Without this line each failure is a cycle that only the
-        # garbage collector finds, which costs more than the whole failure.
-        del settlement
-        if subscribed and self._dispatcher.is_full:
+        del settlement  # a cycle, as in _run
+        if self._subscribed and self._dispatcher.is_full:
             await self._dispatcher.wait_below_limit()
 
     async def admit(self, message: RuntimeMessage, now: float) -> bool:
-        """Return True if the message is to be run; otherwise it is settled by then."""
+        """Return True if the message may run. Otherwise it has been settled."""
         if self._outage.is_paused:
-            await self._settler.settle(message, Release())
+            await self.settler.settle(message, Release())
             return False
         if now - message.leased_at > self._claim_idle_s or message.lease_lost:
-            # It waited for a worker for too long, or the process was stopped: another consumer may be running it.
+            # It waited too long for a worker, or the process was suspended: another consumer may be running it.
             if not await self._is_ours(message, self._leases.extend):
                 return False
             now = time.monotonic()
@@ -185,21 +229,21 @@ class Runner:
             await self._decide(message, self._executor.malformed, is_first=True)
             return False
         if self._cap is not None and message.delivery_count > self._cap:
-            is_first = self._reported.add(message.stream, message.id)  # it comes again with every claim
+            is_first = self._reported.add(message.stream, message.id)  # every claim returns it again
             count(RUNTIME_EXHAUSTED_TOTAL, message.stream, n=int(is_first))
             await self._decide(message, self._executor.exhausted, is_first=is_first)
             return False
         if message.charge is Charge.AT_START_ALONE:
-            # It may kill the process: an unsent acknowledgement would be lost, and its message charged once more.
+            # It may kill the process. Unsent acknowledgements would be lost and their messages charged again.
             await self._flush()
         return message.charge is Charge.COUNTED or await self._is_ours(message, self._charge)
 
     async def _is_ours(self, message: RuntimeMessage, call: Callable[[RuntimeMessage], Awaitable[bool]]) -> bool:
-        """Make a call that succeeds only while the message is ours; let go of the message if it does not."""
+        """Make a call that returns True only for the owner of the message. Release the lease if it does not."""
         try:
             if not message.lease_lost and await call(message):
                 return True
-        except Exception as error:  # noqa: BLE001 - not known to be ours counts as lost: it stays pending
+        except Exception as error:  # noqa: BLE001 - unknown ownership counts as lost: the message stays pending
             self._dispatcher.emit(EngineError(error, message))
         message.progress = _FAILED
         message.lose()
@@ -221,11 +265,11 @@ class Runner:
                 settlement = await settlement
             failure = settlement.failure
             message.progress = _FAILED
-            await self._settler.settle(message, settlement)
+            failure = (await self.settler.settle(message, settlement)).failure or failure
         except ENDS as error:
             failure = error
             raise
-        except BaseException as error:  # noqa: BLE001 - the worker lives on, and the message stays pending
+        except BaseException as error:  # noqa: BLE001 - the message stays pending, and the worker continues
             failure = error
         finally:
             message.progress = _FAILED
@@ -235,20 +279,20 @@ class Runner:
                     self._dispatcher.emit(EngineError(failure, message))
 
     async def settle(self, message: RuntimeMessage, settlement: Settlement, began: float) -> None:
-        """Carry out anything but a plain success, then report it."""
+        """Carry out and report any settlement. Plain successes take a faster path."""
         failure = settlement.failure
         if failure is None and message.lease_lost:
-            # Done here, but another consumer owns it and settles it: acknowledging for that one would hide a run
-            # that may fail, and the fence belongs to the transaction.
+            # Do not acknowledge: another consumer owns the message now, and its run may fail. Preventing a double
+            # effect is the task of the transaction.
             failure = lease_lost(message)
             settlement = KeepPending(failure)
         message.progress = _SUCCEEDED if failure is None else _FAILED
         try:
-            await self._settler.settle(message, settlement)
+            failure = (await self.settler.settle(message, settlement)).failure or failure
         except asyncio.CancelledError as error:
             self.fail(message, failure or error, began)
             raise
-        except Exception as error:  # noqa: BLE001 - the server refuses: the message stays pending
+        except Exception as error:  # noqa: BLE001 - the server returned an error: the message stays pending
             failure = error
         if failure is None:
             self.succeed(message, began)
@@ -263,13 +307,13 @@ class Runner:
         stats.succeeded += 1
         stats.handling_s.append(duration_s)
         message.progress = _SUCCEEDED
-        if Succeeded in self._dispatcher.subscribed:
+        if self._subscribed and Succeeded in self._subscribed:
             self._dispatcher.emit(Succeeded(message, duration_s))
 
     def succeed_together(self, messages: Sequence[RuntimeMessage], began: float) -> None:
         """Count and report the successes of one call."""
         duration_s = self._record_pace_of_many(began, len(messages))
-        is_wanted = Succeeded in self._dispatcher.subscribed
+        is_wanted = Succeeded in self._subscribed
         for message in messages:
             stats = self._stats[message.stream]
             stats.succeeded += 1
@@ -285,15 +329,16 @@ class Runner:
         stats.failed += 1
         stats.handling_s.append(duration_s)
         message.progress = _FAILED
-        # An outage is logged once, not for each message. What the processor has stored, it has logged.
+        # An outage is logged once, not for each message. The processor logs messages that it stores.
         if not is_logged and logger.is_enabled(logging.WARNING) and not isinstance(error, InfrastructureError):
             self._log_failure(message, error, duration_s)
-        subscribed = self._dispatcher.subscribed
-        if Failed in subscribed:
+        if not self._subscribed:
+            return
+        if Failed in self._subscribed:
             self._dispatcher.emit(Failed(message, error, duration_s))
-        if EngineError in subscribed and not (isinstance(error, ENDS) or message.lease_lost):
-            # SPEC(002 CM-001.14): any error during processing is an ``error`` event, and a handler's is one. A lost
-            # lease is reported by the part that has found it.
+        if EngineError in self._subscribed and not (isinstance(error, ENDS) or message.lease_lost):
+            # SPEC(002 CM-001.14): any error during processing, including a handler's, is an ``error`` event. A lost
+            # lease is reported where it is detected.
             self._dispatcher.emit(EngineError(error, message))
 
     def _log_failure(self, message: RuntimeMessage, error: BaseException, duration_s: float) -> None:

@@ -1,4 +1,4 @@
-"""How an engine behaves, checked once when it is built."""
+"""Settings of an engine, validated when they are built."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,38 +13,38 @@ from conquiet.queue.retention import Retention, require_retention
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S
 
 RELEASED_IDLE_MS = 24 * 60 * 60 * 1000
-"""Idle time that a released entry gets: every consumer finds it stale, whatever its claim time."""
+"""Idle time of a released entry: the maximum of ``claim_idle_ms``, so that it is stale for every consumer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:
-    """Everything about ``runtime.Consumer`` that has a sensible default.
+    """Optional settings of ``runtime.Consumer``.
 
     Attributes:
-        block_ms: Longest wait of one read. The engine cuts it into shorter ones, so that a stop
-            and stale work are noticed.
-        claim_idle_ms: How long an entry must have been untouched before another consumer may claim it, a day at most.
-            The engine extends what it holds every third of that time.
-        prefetch: Most messages held beyond the free slots. Only as many are taken as the slots
-            will start within a blink, by the average handling time: slow handlers prefetch nothing.
-        max_deliveries: A message delivered more often than this is not run again; None never gives up.
-        max_lease_s: How long a running handler may keep its message from the others.
-        grace_s: How long running handlers may go on after a stop.
-        max_reconnects: Attempts in a row to get a lost connection back before the engine gives up.
-        reconnect: Delay between those attempts.
-        outage: How long to pause when the handler raises ``InfrastructureError``; see ``outage.py``.
-        recreate_group: Build a lost group again (from the stream's beginning) instead of stopping.
+        block_ms: Longest wait of one read. The engine splits it into shorter waits, so that it notices
+            stop requests and stale entries.
+        claim_idle_ms: Idle time after which another consumer may claim an entry, a day at most. The engine extends its
+            leases every third of this time.
+        prefetch: Maximum number of messages held beyond the free slots. Only messages that will start within 50 ms, by
+            the average handling time, are prefetched: slow handlers prefetch nothing.
+        max_deliveries: A message delivered more often than this is not run again. None means no limit.
+        max_lease_s: Longest time that the lease of a running handler is extended.
+        grace_s: How long running handlers may continue after a stop.
+        max_reconnects: Consecutive reconnect attempts before the engine gives up.
+        reconnect: Delay between reconnect attempts.
+        outage: Pause after the handler raises ``InfrastructureError``; see ``outage.py``.
+        recreate_group: Recreate a lost group (from the stream's beginning) instead of stopping.
         max_payload_bytes: Larger entries are malformed.
         decode: Reads entries that other programs write with several plain fields: a function from names and values
             (bytes) to ``message.data``. It runs on the event loop and must not wait. None accepts one field ``data``
             with a JSON object.
         priorities: Level of a stream, 0 if not named. While a stream of a higher level is full, all lower
-            ones together get a quarter of what is read, at every concurrency.
+            streams together get a quarter of the read entries, at every concurrency.
         retention: How long entries stay in the streams after every group has acknowledged them. None removes nothing:
-            the streams may belong to other programs. A ``Processor`` has a setting of its own, and ignores this one.
+            the streams may belong to other programs. A ``Processor`` has its own setting and ignores this one.
         log_tracebacks: Log whole tracebacks of handlers. They end in exception texts, which may quote messages.
-        report_activity: Leave in Redis, with each renewal of the liveness key, which process this is and what it has
-            done: what the dashboard shows. A ``Processor`` always does.
+        report_activity: Write the process and its counts to Redis with each renewal of the liveness key, for the
+            dashboard. A ``Processor`` always does.
     """
 
     block_ms: int = 5_000
@@ -96,17 +96,17 @@ class RuntimeSettings:
 
     @property
     def heartbeat_s(self) -> float:
-        """Time between two extensions: two may fail before a message turns stale."""
+        """Time between two extensions: two may fail before a message becomes stale."""
         return self.claim_idle_s / 3
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """How long an extension may take. Two servers that have fallen silent must not cost the others' leases."""
+        """Timeout of an extension. Two servers that do not reply must not cost the leases on the others."""
         return min(SOCKET_TIMEOUT_S, max(1.0, self.heartbeat_s / 2))
 
     @property
     def slice_ms(self) -> int:
-        """Longest single BLOCK. Short against the claim time, because a lease is counted from before the read."""
+        """Longest single BLOCK. Short compared to ``claim_idle_ms``, because a lease starts before the read."""
         return max(1, min(self.block_ms, 1_000, self.claim_idle_ms // 4))
 
 
@@ -120,7 +120,7 @@ def _require_priorities(priorities: object) -> None:
 
 
 def settings_from(settings: RuntimeSettings | None, options: dict[str, Any]) -> RuntimeSettings:
-    """Return the settings that were given together, or one by one, or not at all."""
+    """Return ``settings``, or settings built from ``options``, or the defaults."""
     if settings is not None:
         if options:
             raise ConfigurationError("pass settings or single options, not both")
@@ -134,7 +134,7 @@ def settings_from(settings: RuntimeSettings | None, options: dict[str, Any]) -> 
 
 
 def require_streams(streams: object) -> tuple[str, ...]:
-    """Return the streams as a tuple if there is at least one, each is a name, and none comes twice."""
+    """Return the streams as a tuple. Require at least one, each a valid name, without duplicates."""
     if isinstance(streams, str) or not isinstance(streams, list | tuple) or not streams:
         raise ConfigurationError("streams must be a list of at least one stream name")
     names = tuple(require_text("streams", name) for name in streams)

@@ -1,6 +1,6 @@
-"""Carries out what an executor has decided about a message. The only place in the engine that does."""
+"""Carry out the settlement that an executor returned. No other module of the engine does this."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import assert_never
 
 from conquiet.core.settlement import (
@@ -17,6 +17,7 @@ from conquiet.core.settlement import (
 from conquiet.errors import InfrastructureError
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import Ownership, RuntimeMessage
 from conquiet.runtime.outage import OutagePause
 
@@ -26,10 +27,10 @@ class Settler:
 
     Args:
         executor: Stores messages that are retried, deferred or dead-lettered.
+        leases: Releases messages to the group.
         acknowledge: Acknowledges a message soon, in a batch with others.
-        release: Returns a message to the group, uncharged.
-        table: Messages whose lease is kept.
-        outage: Paused by a release because of an infrastructure fault.
+        table: Messages under lease.
+        outage: Starts its pause when a message is released because of an infrastructure fault.
         stop: Ends the engine with an error.
     """
 
@@ -37,34 +38,37 @@ class Settler:
         self,
         executor: Executor,
         *,
+        leases: Leases,
         acknowledge: Callable[[RuntimeMessage], None],
-        release: Callable[[RuntimeMessage], Awaitable[object]],
         table: LeaseTable,
         outage: OutagePause,
         stop: Callable[[BaseException], None],
     ) -> None:
         self._executor = executor
+        self._leases = leases
         self.acknowledge = acknowledge
-        self._release_to_group = release
         self._table = table
         self._outage = outage
         self._stop = stop
 
-    async def settle(self, message: RuntimeMessage, settlement: Settlement) -> None:
-        """Carry it out.
+    async def settle(self, message: RuntimeMessage, settlement: Settlement) -> Settlement:
+        """Carry out a settlement. Return the one carried out: ``Executor.store`` may return another one instead.
 
         Raises:
-            QueueError: The server cannot be reached or refuses. The message stays pending.
+            QueueError: The server cannot be reached or returns an error. The message stays pending.
         """
         match settlement:
             case Acknowledge() if message.ownership is Ownership.HELD:
                 self.acknowledge(message)
-            case Acknowledge() | Moved():
+            case Acknowledge():
+                self._table.release(message)
+            case Moved():
+                message.mark_acknowledged()
                 self._table.release(message)
             case KeepPending():
                 self.keep_pending(message, settlement)
             case RetryLater() | Defer() | DeadLetter():
-                await self._store(message, settlement)
+                return await self._store(message, settlement)
             case Release(failure):
                 if isinstance(failure, InfrastructureError):
                     self._outage.record_fault(failure, started_at=message.started_at)
@@ -74,24 +78,28 @@ class Settler:
                 self._stop(failure)
             case _:
                 assert_never(settlement)
+        return settlement
 
     def keep_pending(self, message: RuntimeMessage, settlement: KeepPending) -> None:
-        """Stop extending the lease: the entry is claimed once it is stale. Needs no call to the server."""
+        """Stop extending the lease, so that the entry is claimed once it is stale. Makes no call to the server."""
         if settlement.failure is not None:
             self._table.note_survived(message)
         self._table.release(message)
 
-    async def _store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> None:
+    async def _store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> Settlement:
+        instead: Settlement | None = None
         try:
             if message.ownership is not Ownership.ACKNOWLEDGED:
-                # A message that is known to be lost is stored as well: the script checks the owner on the server.
+                # A message marked as lost is stored too: the script checks the owner on the server.
                 with message.settling():
-                    await self._executor.store(message, settlement)
-                    message.mark_acknowledged()
+                    instead = await self._executor.store(message, settlement, self._leases)
+                    if instead is None or isinstance(instead, Moved):
+                        message.mark_acknowledged()
         finally:
             self._table.release(message)
+        return settlement if instead is None else await self.settle(message, instead)
 
     async def _release(self, message: RuntimeMessage) -> None:
         if message.ownership is Ownership.HELD:
-            await self._release_to_group(message)
+            await self._leases.release([message])
         self._table.release(message)

@@ -1,6 +1,6 @@
-"""The streams that one command can read together, with the connections to fetch and acknowledge them.
+"""Streams that one command can read together, with the connections to fetch and acknowledge them.
 
-One server has one shard. A Redis Cluster has one for each slot that a stream lies in.
+One server has one shard. A Redis Cluster has one shard for each slot that holds a stream.
 
 See docs/decisions/0015.
 """
@@ -37,17 +37,17 @@ for _, command in ipairs(redis.acl_check_cmd and {
 end
 return 1
 """
-"""Do nothing, and fail if we may not do what we shall have to. Before Redis 7 only EVAL and XPENDING are found out."""
+"""Change nothing, and fail if the user lacks a needed right. Before Redis 7 only EVAL and XPENDING are checked."""
 
 
 class Shard:
-    """A reader with its connection, and an acknowledger with another one for while the first is blocked.
+    """A reader and an acknowledger with separate connections: the reader's may be blocked.
 
     Args:
         streams: Streams to fetch.
-        topology: Where they are.
-        acknowledger: Acknowledges them.
-        parts: What all shards of the engine share.
+        topology: The servers of the streams.
+        acknowledger: Acknowledges their messages.
+        parts: The parts that all shards of the engine share.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Shard:
 
     @property
     def reconnects(self) -> int:
-        """Attempts to establish a lost connection again, so far."""
+        """Reconnect attempts so far."""
         return self._reconnect.total + self.acknowledger.reconnects
 
     async def open(self) -> None:
@@ -97,7 +97,7 @@ class Shard:
 
         Raises:
             ConnectionLostError: A connection could not be established.
-            QueueError: The server refuses something that the engine cannot do without.
+            QueueError: The server refuses a command that the engine needs.
         """
         while True:
             try:
@@ -113,28 +113,28 @@ class Shard:
                 return
 
     def stop(self) -> None:
-        """Fetch nothing more, and end a read that waits."""
+        """Stop fetching and end a blocking read."""
         self.fetcher.stop()
         self.unblock_soon()
 
     def fail(self, error: BaseException) -> None:
-        """Stop, and let the fetcher raise this."""
+        """Stop, and make the fetcher raise this error."""
         self.fetcher.fail(error)
         self.unblock_soon()
 
     def pause_streams(self, streams: Collection[str]) -> None:
-        """Fetch nothing from those of our streams that are among these."""
+        """Fetch nothing from these streams. Streams of other shards are ignored."""
         self.fetcher.pause_streams(streams)
         if streams:
             self.unblock_soon()
 
     def abort(self) -> None:
-        """Abort every wait for the server, now and later. See ``AsyncRedisConnection.abort``."""
+        """Abort every current and future wait for the server. See ``AsyncRedisConnection.abort``."""
         self.connection.abort()
         self.acknowledger.abort()
 
     async def close(self) -> list[RuntimeMessage]:
-        """Close the connections. Return what was not confirmed to be acknowledged."""
+        """Close the connections. Return the messages without a confirmed acknowledgement."""
         try:
             if self._unblocking is not None:
                 await asyncio.gather(self._unblocking, return_exceptions=True)
@@ -148,7 +148,7 @@ class Shard:
         return unacknowledged
 
     async def _wait_if_moved(self, lost: ConnectionLostError) -> None:
-        """Wait a little if a node said that the slot is elsewhere. An unreachable server ends the start."""
+        """Wait before a retry if a node redirected to another node. An unreachable server ends the start."""
         moved = self._may_move and isinstance(lost.reason, ResponseError) and not self.fetcher.is_stopping
         error = translate(lost.reason, stream=self.streams[0], group=self._group, command="XGROUP CREATE")
         delay_s = self._reconnect.delay_s(error, self.connection.address) if moved else None
@@ -158,7 +158,7 @@ class Shard:
         await asyncio.sleep(delay_s)
 
     async def _check_rights(self) -> None:
-        """Check at the start that the server's user may work, and not when handlers have run already."""
+        """Check the rights of the server's user at the start, before any handler runs."""
         who = (self._group, self._consumer_id)
         replies = await self.connection.call([pack("EVAL", MAY_WORK, 1, stream, *who) for stream in self.streams])
         for stream, reply in zip(self.streams, replies, strict=True):
@@ -173,19 +173,19 @@ class Shard:
                 ) from reply
 
     def unblock_soon(self) -> None:
-        """End a read that waits on the server, without losing what it may bring."""
+        """End a blocking read without losing its entries."""
         if self.fetcher.is_blocked and (self._unblocking is None or self._unblocking.done()):
             self._unblocking = asyncio.create_task(self._unblock())
 
     async def _unblock(self) -> None:
-        # Only to be quick: without it (or without the right to it) the read ends with its slice.
-        # And only the read that waits now: after a pause the next one waits as well, and rightly.
+        # This only speeds up the stop: without it, or without the right to it, the read ends after slice_ms.
+        # Unblock the current read only: after a pause the next read must block again.
         read = self.fetcher.reads_begun
         with contextlib.suppress(ConnectionLostError):
             while (
                 self.fetcher.is_blocked and self.fetcher.reads_begun == read and self.connection.client_id is not None
             ):
-                # Client ids are each server's own: on another server it would hit a foreign connection.
+                # Client ids are unique per server: on another server this would unblock a foreign connection.
                 if self.connection.peer == self.acknowledger.peer:
                     await self.acknowledger.execute([pack("CLIENT", "UNBLOCK", self.connection.client_id)])
-                await asyncio.sleep(0.01)  # it may have come before the read itself
+                await asyncio.sleep(0.01)  # the UNBLOCK may have arrived before the read

@@ -1,13 +1,14 @@
-"""The end of an engine, in order: release, let handlers finish, acknowledge, close, report.
+"""Stop an engine in order: release, wait for handlers, acknowledge, close, report.
 
     pause the pool ──▶ release what was not started ──▶ grace for running handlers ──▶ cancel the rest
                                                                                             │
       report ◀── stop heartbeat and callbacks ◀── close connections ◀── last acknowledgements
 
-The heartbeat goes on until the last handler has ended: what runs in its grace period is still ours.
+The heartbeat extends leases until the last handler has ended, because handlers still own their messages in the grace
+period.
 
-Once the stop is forced, a server that replies has half a second for all of it. Then the connections are aborted, which
-makes every pending wait fail.
+Once the stop is forced, the last commands have half a second in total. Then the connections are aborted, which makes
+every wait for the server fail.
 
 See docs/decisions/0014.
 """
@@ -29,25 +30,25 @@ from conquiet.runtime.shard import Shard
 logger = FactLogger(__name__)
 
 _CANCELLED_S = 5.0
-"""How long handlers that were broken off, and callbacks that are behind, may take to come to their end."""
+"""Timeout for cancelled handlers and queued callbacks to end."""
 _ACKS_S = 5.0
 FORCED_STOP_TIMEOUT_S = 0.5
-"""The same, and for the last commands to a server, once the stop is forced."""
+"""Timeout for these, and for the last commands to a server, once the stop is forced."""
 _ABORT_AGAIN_S = 0.05
 
 
 class Shutdown:
-    """Stops the parts of one engine. Afterwards no task and no thread of theirs is left.
+    """Stops the parts of one engine. Afterwards none of their tasks and threads is left.
 
     Args:
-        shards: What fetches and acknowledges.
-        pool: What runs.
-        leases: Releases what was not started.
-        heartbeat: Keeps the leases meanwhile.
+        shards: Fetch and acknowledge.
+        pool: Runs the handlers.
+        leases: Releases unstarted messages.
+        heartbeat: Extends the leases until the handlers have ended.
         topology: Closed at the end.
         stats: Counts by stream.
-        grace_s: How long running handlers may go on.
-        forced: Set when that is not to be waited for.
+        grace_s: How long running handlers may continue.
+        forced: Set to end the grace period.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class Shutdown:
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for parts that are ending."""
+        """Timeout for parts that are ending."""
         return FORCED_STOP_TIMEOUT_S if self._forced.is_set() else _CANCELLED_S
 
     async def abort_when_forced(self) -> None:
-        """Cut the connections soon after the stop is forced, and again until cancelled."""
+        """Abort the connections ``FORCED_STOP_TIMEOUT_S`` after the stop is forced, repeatedly until cancelled."""
         await self._forced.wait()
         await asyncio.sleep(FORCED_STOP_TIMEOUT_S)
         self._aborted.set()
@@ -88,7 +89,7 @@ class Shutdown:
             await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def run(self) -> StopReport:
-        """Go through it all; nothing is being fetched any more."""
+        """Run all steps. The caller has stopped the fetchers."""
         self._pool.pause()
         unstarted = self._pool.drain_queue()
         released = await self._leases.release(unstarted)
@@ -98,7 +99,7 @@ class Shutdown:
             await _either(self._pool.wait_idle(), self._aborted, timeout_s=_CANCELLED_S)
         stubborn = await self._pool.close(timeout_s=self.patience_s)
         for message in self._pool.running:
-            # Its handler goes on, but its lease is not kept from now on: no result of it is a success.
+            # Its handler continues, but its lease is not extended any more: its result does not count as a success.
             if not message.has_ended:
                 message.lose()
         unacknowledged = await self._flush_and_close()
@@ -111,7 +112,7 @@ class Shutdown:
             failed=sum(stats.failed for stats in self._stats.values()),
             released=released,
             unreleased=len(unstarted) - released,
-            # Some have succeeded although they were cancelled: they wait for callbacks to catch up.
+            # Some succeeded and were cancelled while they waited for event callbacks.
             abandoned=tuple(
                 (message.stream, message.id) for message in cancelled if message.progress is not HandlerState.SUCCEEDED
             ),
@@ -122,14 +123,14 @@ class Shutdown:
         return report
 
     async def _flush_and_close(self) -> list[RuntimeMessage]:
-        """Send the last acknowledgements and close the connections. Returns what was not confirmed."""
+        """Send the last acknowledgements and close the connections. Return the unconfirmed messages."""
         await _either(_all_of([shard.acknowledger.flush() for shard in self._shards]), self._aborted, timeout_s=_ACKS_S)
         left = await asyncio.gather(*(shard.close() for shard in self._shards))
         return [message for messages in left for message in messages]
 
 
 async def _either(waiting: Coroutine[Any, Any, None], event: asyncio.Event, *, timeout_s: float) -> None:
-    """Return when the one has ended or the other has happened, and at the latest after so long."""
+    """Return when ``waiting`` has ended, when ``event`` is set, or after ``timeout_s``."""
     tasks = {asyncio.create_task(waiting), asyncio.create_task(event.wait())}
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -144,9 +145,10 @@ async def _all_of(waiting: list[Coroutine[Any, Any, None]]) -> None:
 async def wait_shielded(
     engine: asyncio.Task[StopReport], *, stop: Callable[[], None], force: Callable[[], None]
 ) -> StopReport:
-    """Wait for the engine, whatever happens to the caller's task meanwhile.
+    """Wait for the engine even if the caller's task is cancelled.
 
-    The first cancellation of the caller is a stop, the second one forces; then it goes on as a cancellation.
+    The first cancellation of the caller stops the engine, the second one forces the stop. The cancellation is raised
+    once the engine has ended.
     """
     cancelled: asyncio.CancelledError | None = None
     while not engine.done():
@@ -155,7 +157,7 @@ async def wait_shielded(
         except asyncio.CancelledError as error:
             if engine.done():
                 break
-            # A read that is broken off would strand entries: the engine is stopped, not cancelled.
+            # A cancelled read would leave entries pending: stop the engine, do not cancel it.
             if cancelled is not None:
                 force()
             cancelled = error
@@ -164,7 +166,7 @@ async def wait_shielded(
             break
     if cancelled is not None:
         if not engine.cancelled():
-            engine.exception()  # seen: the cancellation is what the caller gets
+            engine.exception()  # mark it as retrieved: the caller gets the cancellation
         raise cancelled
     return engine.result()
 

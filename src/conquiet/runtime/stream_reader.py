@@ -1,7 +1,7 @@
-"""Reads streams as a member of a group: creates groups, reads new entries and the group's lag.
+"""Read streams as a member of a group: create groups, read new entries and the group's lag.
 
 One reader has one connection and the streams of one server (in a Redis Cluster: of one node). It sends commands and
-decodes replies; when to read is the fetcher's decision. Pending entries are read by ``PendingReader``.
+decodes replies. The fetcher decides when to read. ``PendingReader`` reads pending entries.
 """
 
 import time
@@ -26,13 +26,13 @@ class StreamReader:
     """Reads for one member of one group.
 
     Args:
-        connection: A connection of its own. It may be blocked for as long as a read waits.
+        connection: A dedicated connection. A blocking read occupies it.
         group: The consumer group.
-        consumer_id: Our name in it.
+        consumer_id: Name of this consumer in it.
         settings: Sizes and times.
-        table: Messages in flight; none of them is delivered a second time.
-        on_error: Notified of entries that cannot be delivered.
-        handles_malformed: Deliver them, too, with the reason in place of data.
+        table: Messages in flight. They are not delivered a second time.
+        on_error: Called with an error for entries that cannot be delivered.
+        handles_malformed: Also deliver malformed entries, with the reason in place of data.
 
     Attributes:
         pending: Reads pending entries over the same connection.
@@ -74,13 +74,13 @@ class StreamReader:
         )
 
     async def create_groups(self, streams: Sequence[str]) -> list[str]:
-        """Create each group from its stream's first entry on, unless it is there. Returns those created."""
+        """Create missing groups at the first entry of their stream. Return the streams of the created groups."""
         packed = [create_group(stream, self._group) for stream in streams]
         created = []
         for stream, reply in zip(streams, await self._connection.call(packed), strict=True):
             if not isinstance(reply, ResponseError):
                 created.append(stream)
-                self._newest.pop(stream, None)  # its ids may start again
+                self._newest.pop(stream, None)  # its ids may restart
             elif not is_group_there_already(reply):
                 raise self._translated(reply, stream, "XGROUP CREATE")
             self._names[stream.encode()] = stream
@@ -89,14 +89,14 @@ class StreamReader:
     async def read(
         self, requests: Sequence[ReadRequest], *, wait_ms: int, acks: AckBatch | None = None
     ) -> tuple[list[RuntimeMessage], dict[str, int]]:
-        """Send acknowledgements and reads in one write; return the new messages, and their number by stream.
+        """Send acknowledgements and reads in one write. Return the new messages and their number by stream.
 
         Args:
             requests: One XREADGROUP each.
-            wait_ms: How long the server may wait for entries; 0 not at all. Only with a single request.
-            acks: Acknowledgements that go first. They are confirmed as soon as their replies arrive.
+            wait_ms: Blocking time of the read, 0 for a non-blocking read. Requires a single request.
+            acks: Acknowledgements to send first. They are confirmed as soon as their replies arrive.
         """
-        # A lease counts from before the read: the reply may have lain in our socket while we were stopped.
+        # A lease starts before the read: the reply may have been in the socket while this process was suspended.
         sent_at = time.monotonic()
         packed = [self._packed(request, wait_ms) for request in requests]
         try:
@@ -119,7 +119,7 @@ class StreamReader:
                     self._newest[stream] = raw[-1][0].decode()
                     fresh = self._decoder.decode(stream, raw, leased_at=sent_at)
                     if held := self._table.of(stream):
-                        # What is running here already comes again where the group was set back: by hand, or a failover.
+                        # Running messages are read again if the group was set back, by hand or by a failover.
                         fresh = [message for message in fresh if message.id not in held]
                     messages += fresh
                     found[stream] = len(fresh)
@@ -130,7 +130,7 @@ class StreamReader:
         return messages, found
 
     async def lag(self, streams: Sequence[str]) -> dict[str, int | None]:
-        """Return the entries not yet delivered to the group, where the server knows it (Redis 7.0+)."""
+        """Return the number of undelivered entries by stream, None if the server does not report it (before 7.0)."""
         replies = await self._connection.call([pack("XINFO", "GROUPS", stream) for stream in streams])
         return {stream: _lag(reply, self._group) for stream, reply in zip(streams, replies, strict=True)}
 
@@ -138,7 +138,7 @@ class StreamReader:
         key = (request, wait_ms)
         packed = self._reads.get(key)
         if packed is None:
-            if len(self._reads) >= 64:  # noqa: PLR2004 - capacity and waiting time vary without end
+            if len(self._reads) >= 64:  # noqa: PLR2004 - bounds the cache: capacity and waiting time vary
                 self._reads.clear()
             block = ("BLOCK", wait_ms) if wait_ms else ()
             news = [">"] * len(request.streams)
@@ -151,7 +151,7 @@ class StreamReader:
 
 
 def _meant(refusal: ResponseError, streams: Sequence[str]) -> str:
-    """Return the stream that the server names in its refusal of a read of many; all of them if it names none."""
+    """Return the stream that the error reply names, or all streams if it names none."""
     return next((stream for stream in streams if f"'{stream}'" in str(refusal)), ", ".join(streams))
 
 

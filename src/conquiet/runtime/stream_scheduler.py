@@ -1,12 +1,12 @@
-"""How a read is shared between streams. Pure.
+"""Divide a read between streams. Pure.
 
 COUNT of XREADGROUP counts per stream, so one command over all streams takes ``capacity / streams`` from each.
-That starves no stream, but with one full stream among a hundred empty ones it would fetch a hundredth of
-the capacity. So streams that filled their share last time ("hot") are read by a command of
-their own for three quarters of the capacity, and the others for the rest, in the same write.
+That starves no stream, but with one full stream among a hundred empty streams it would fetch a hundredth of
+the capacity. So streams that filled their share last time ("hot") are read by a separate command for three quarters of
+the capacity, and the others for the rest, in the same write.
 
-While a stream of a higher level is hot, all streams of lower levels together get a quarter of what is read. A worker
-with one free slot cannot share that slot, so the quarter is a balance kept from read to read: every entry read adds a
+While a stream of a higher level is hot, all streams of lower levels together get a quarter of the read entries. A
+worker with one free slot cannot divide that slot, so the quarter is a balance across reads: every entry read adds a
 quarter, every entry from a lower stream costs one. The ratio is the same at concurrency 1 and at 50.
 
 See docs/decisions/0049.
@@ -16,21 +16,21 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _PARTS = 4
-"""Streams of lower levels get one part of so many."""
+"""Streams of lower levels get 1/4 of the read entries."""
 
 _WORTHWHILE = 16
-"""Entries to read at least from a stream that has plenty."""
+"""Minimum number of entries to read from a full stream."""
 
 
 class ReadRequest(NamedTuple):
-    """One XREADGROUP: these streams, at most so many entries from each."""
+    """One XREADGROUP of these streams with COUNT ``each``."""
 
     streams: tuple[str, ...]
     each: int
 
 
 class StreamScheduler:
-    """Remembers which streams were served last and which were full. Makes no call."""
+    """Tracks which streams were served last and which were full. Makes no call."""
 
     def __init__(self, streams: Sequence[str], priorities: Mapping[str, int] | None = None) -> None:
         self._order = list(streams)
@@ -43,16 +43,16 @@ class StreamScheduler:
 
     @property
     def any_full(self) -> bool:
-        """True if a stream filled its share last time: there is more where that came from."""
+        """True if a stream returned its full share last time, so it probably has more entries."""
         return bool(self._hot)
 
     @property
     def all_were_empty(self) -> bool:
-        """True once every stream has been asked since the last message and had nothing."""
+        """True once every stream was read without result since the last message."""
         return len(self._empty) == len(self._order)
 
     def plan(self, capacity: int) -> list[ReadRequest]:
-        """Share ``capacity`` (1 or more) out. The sum of what the requests may bring is never above it."""
+        """Divide ``capacity`` (1 or more) between streams. The requests together never exceed it."""
         if len(self._order) == 1:
             return [ReadRequest((self._order[0],), capacity)]
         hot = self._favoured()
@@ -66,7 +66,7 @@ class StreamScheduler:
         return requests
 
     def _plan_level(self, hot: Sequence[str], others: Sequence[str], capacity: int) -> list[ReadRequest]:
-        """Share between the full streams and those of their level or above that were not full: three to one."""
+        """Divide three to one between full streams and streams of the same or a higher level that were not full."""
         if not capacity:
             return []
         if not hot:
@@ -74,7 +74,7 @@ class StreamScheduler:
         if not others:
             return [_share(_few(hot, capacity), capacity)]
         if capacity == 1:
-            # One slot: a full stream and one of the others in turn.
+            # One slot: alternate between a full stream and one of the others.
             self._others_turn = not self._others_turn
             return [ReadRequest(((others if self._others_turn else hot)[0],), 1)]
         rest = _share(others, max(1, capacity // 4))
@@ -82,7 +82,7 @@ class StreamScheduler:
         return [_share(_few(hot, left), left), rest]
 
     def _plan_lower(self, lower: Sequence[str], capacity: int) -> list[ReadRequest]:
-        """Spend what lower levels have saved up: one entry in four."""
+        """Spend the balance of the lower levels: one entry in four."""
         if not lower:
             self._balance = 0
             return []
@@ -92,18 +92,18 @@ class StreamScheduler:
         full = [stream for stream in lower if stream in self._hot]
         quiet = [stream for stream in lower if stream not in self._hot]
         self._lower_turns += 1
-        # Streams known to be full, else the share would go to empty ones; every fourth time the others are asked.
+        # Prefer streams known to be full, or the share would go to empty streams. Every fourth time read the others.
         look = quiet and (not full or self._lower_turns % _PARTS == 0)
         return [_share(quiet if look else _few(full, share), share)]
 
     def plan_wait(self, capacity: int) -> ReadRequest:
-        """Return the one request to wait with when all streams are empty: all streams, if there is capacity for all."""
+        """Return the blocking request for empty streams: all streams, or as many as ``capacity`` allows."""
         request = _share(self._order, capacity)
         self._rotate(set(request.streams))
         return request
 
     def record(self, requests: Sequence[ReadRequest], found: Mapping[str, int]) -> None:
-        """Record what the requests have brought."""
+        """Record the number of entries that the requests returned."""
         for request in requests:
             for stream in request.streams:
                 count = found.get(stream, 0)
@@ -127,14 +127,14 @@ class StreamScheduler:
                 count = found.get(stream, 0)
                 self._balance += count
                 if self._level.get(stream, 0) < top:
-                    # Asking an empty stream costs its share, or it would be repeated at once. It costs nothing if a
-                    # lower stream is known to be full, which has the share next.
+                    # Reading an empty stream costs its share, or it would be repeated immediately. It costs nothing if
+                    # a lower stream is known to be full, which gets the share next.
                     self._balance -= _PARTS * (count if lower_is_full else request.each)
-        # What lower streams could not use for want of entries is not owed to them later.
+        # Lower streams do not accumulate a share that they had no entries for.
         self._balance = min(self._balance, 2 * _PARTS - 1)
 
     def _favoured(self) -> list[str]:
-        """The full streams of the highest level that has one, longest unserved first."""
+        """Return the full streams of the highest level that has any, longest unserved first."""
         if not self._hot:
             return []
         top = max(self._level.get(stream, 0) for stream in self._hot)
@@ -149,8 +149,8 @@ class StreamScheduler:
 
 
 def _few(full: Sequence[str], capacity: int) -> Sequence[str]:
-    # Two entries from each of a hundred full streams would cost a hundred XACKs; many from a few, in turn,
-    # serve all streams just as well.
+    # Two entries from each of a hundred full streams would cost a hundred XACKs. Many entries from a few streams,
+    # round-robin, serve all streams just as well.
     return full[: max(1, capacity // _WORTHWHILE)]
 
 
@@ -165,10 +165,10 @@ def _share(streams: Sequence[str], capacity: int) -> ReadRequest:
 
 
 def prefetch_now(average_s: float, concurrency: int, limit: int, *, horizon_s: float = 0.05) -> int:
-    """How many messages beyond the free slots are worth holding: those that start within the horizon.
+    """Return how many messages to hold beyond the free slots: as many as start within the horizon.
 
-    A message that is held here cannot be read by an idle host. With handlers of a second nothing is
-    prefetched; with handlers of microseconds a round trip is saved for each.
+    An idle host cannot read a message that is held here. With handlers of a second nothing is prefetched; with handlers
+    of microseconds the prefetch saves a round trip for each.
     """
     if average_s <= 0.0:
         return limit

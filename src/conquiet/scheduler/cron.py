@@ -5,8 +5,8 @@ never given a time zone: it steps by whole hours and skips ticks where clocks mo
 Howe Island), and its six-field expressions lose a nightly run in spring. The two rules are Debian cron's:
 
     fixed        neither minute nor hour starts with "*"         "30 2 * * *"
-                 Each wall-clock time is due once. One that the clock jumps over is due at the end of the
-                 jump; of one that comes twice, only the first is due.
+                 Each wall-clock time is due once. A time that the clock jumps over is due at the end of the
+                 jump; a time that the clock shows twice is due the first time only.
     recurring    minute or hour starts with "*"                  "*/15 * * * *"
                  Due whenever the clock shows it: never in a jump forward, twice in an hour that repeats.
 """

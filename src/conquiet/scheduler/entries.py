@@ -45,25 +45,25 @@ class Every:
     It measures elapsed time: clock changes do not affect it.
 
     Attributes:
-        seconds: Length of the interval, at least 0.1.
+        interval_s: Length of the interval, at least 0.1.
         anchor: One of the due times; the others lie whole intervals before and after it.
     """
 
-    seconds: float
+    interval_s: float
     anchor: datetime = field(default=datetime.fromtimestamp(0, UTC), kw_only=True)
 
     def __post_init__(self) -> None:
-        seconds = require_seconds("seconds", self.seconds)
-        if not _SHORTEST_S <= seconds <= _LONGEST_S:
-            raise ConfigurationError(f"seconds must be between {_SHORTEST_S} and ten years, got {seconds}")
-        if abs(seconds * _MS - round(seconds * _MS)) > 1e-6:  # noqa: PLR2004 - noise of floats
-            raise ConfigurationError("seconds must be whole milliseconds")
+        interval_s = require_seconds("interval_s", self.interval_s)
+        if not _SHORTEST_S <= interval_s <= _LONGEST_S:
+            raise ConfigurationError(f"interval_s must be between {_SHORTEST_S} and ten years, got {interval_s}")
+        if abs(interval_s * _MS - round(interval_s * _MS)) > 1e-6:  # noqa: PLR2004 - noise of floats
+            raise ConfigurationError("interval_s must be whole milliseconds")
         to_ms("anchor", self.anchor)
 
     @property
     def every_ms(self) -> int:
         """The interval in milliseconds."""
-        return round(self.seconds * _MS)
+        return round(self.interval_s * _MS)
 
     @property
     def anchor_ms(self) -> int:
@@ -128,11 +128,11 @@ class ScheduleEntry:
         event: Event that is emitted.
         stream: Stream it is emitted to.
         data: Payload of the event: a JSON object.
-        catch_up: What happens to ticks later than ``grace_s``. ``skip`` drops them, ``one`` fires the newest
+        catch_up: Policy for ticks later than ``grace_s``. ``skip`` drops them, ``one`` fires the newest
             unless a punctual one fires now anyway, ``all`` fires them up to ``catch_up_limit``, newest kept.
-            What is not fired is counted as missed.
+            Dropped ticks are counted as missed.
         catch_up_limit: Most late ticks fired for ``all``.
-        grace_s: A tick that is late by up to this much is punctual and fires, whatever the policy.
+        grace_s: A tick that is late by up to this much is punctual and fires under every policy.
         jitter_s: Each tick is delayed by up to this much, by the same amount on every host.
     """
 

@@ -6,8 +6,8 @@
                                              now - grace
 
 A tick is late if its due time is past by more than the entry's grace. Punctual ticks always fire: a schedule of
-one second loses no ticks to an interruption of two. Jitter is not lateness, neither a tick's own nor that of the
-ticks before it, which it must wait for.
+one second loses no ticks to an interruption of two. Jitter is not lateness: neither the jitter of a tick nor the
+jitter of the ticks before it, which it must wait for.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from conquiet.scheduler.entries import FIRE_LIMIT, ScheduleEntry, When
 
 @dataclass(frozen=True, slots=True)
 class FirePlan:
-    """What to fire of one entry now.
+    """The ticks of one entry to fire now.
 
     Attributes:
         fire: Due times to fire, oldest first.
@@ -41,7 +41,7 @@ def plan_fires(entry: ScheduleEntry, decided: int, now: int) -> FirePlan:
     if upcoming is None or entry.fire_at(upcoming) > now:
         return FirePlan((), 0, decided, None if upcoming is None else entry.fire_at(upcoming))
 
-    # Before this point every tick is late, whatever its jitter: they are counted, not walked one by one.
+    # Before this point every tick is late with any jitter: they are counted, not walked one by one.
     long_past = max(decided, now - entry.grace_ms - entry.jitter_ms - 1)
     late_count = entry.when.count_between(decided, long_past)
     ready, upcoming = _ready(entry, long_past, now)
@@ -64,9 +64,9 @@ def plan_fires(entry: ScheduleEntry, decided: int, now: int) -> FirePlan:
 
 
 def last_passed(entry: ScheduleEntry, decided: int, now: int) -> int:
-    """Return the newest due time after ``decided`` whose tick could be fired by ``now``, or ``decided``.
+    """Return the due time of the newest tick after ``decided`` that could be fired by ``now``, or ``decided``.
 
-    A tick that is due but delayed by its jitter is still to come.
+    A tick that is due but delayed by its jitter is not passed yet.
     """
     long_past = max(decided, now - entry.jitter_ms - 1)
     ready, _ = _ready(entry, long_past, now)
@@ -90,7 +90,7 @@ def newest(when: When, after: int, until: int, count: int) -> list[int]:
 def _ready(entry: ScheduleEntry, after: int, now: int) -> tuple[list[int], int | None]:
     """Return the ticks after ``after`` that can be fired, and the first that cannot.
 
-    Ticks are fired in the order of their due times, so one that is still delayed delays those behind it.
+    Ticks are fired in the order of their due times, so a delayed tick delays the ticks after it.
     """
     ready: list[int] = []
     tick = entry.when.next_after(after)
@@ -101,9 +101,9 @@ def _ready(entry: ScheduleEntry, after: int, now: int) -> tuple[list[int], int |
 
 
 def _late(entry: ScheduleEntry, ready: list[int], decided: int, now: int) -> list[int]:
-    """Return those of the ready ticks that are late: the first ones, up to one that jitter delayed until just now.
+    """Return the late ticks among the ready ones: the first ones, up to a tick that jitter delayed until now.
 
-    Ticks behind such a one could not be fired before it, and are as punctual as it is.
+    Ticks after such a tick could not be fired before it, and are as punctual as it is.
     """
     limit = now - entry.grace_ms
     late = list(takewhile(lambda due: entry.fire_at(due) < limit, ready))
@@ -125,7 +125,7 @@ def _late_wanted(entry: ScheduleEntry, *, has_punctual: bool) -> int:
         case "skip":
             return 0
         case "one":
-            # "Run once for everything missed": a punctual run is that one.
+            # "Run once for everything missed": a punctual run is that run.
             return 0 if has_punctual else 1
         case "all":
             return entry.catch_up_limit

@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.processor.keys import keys_of
 from conquiet.redis_transport.client import AsyncClient
-from conquiet.redis_transport.errors import ResponseError, translate, translate_errors
+from conquiet.redis_transport.client_commands import command, commands
+from conquiet.redis_transport.errors import RedisError, translate
+from conquiet.redis_transport.replies import as_mapping, server_ms
 from conquiet.redis_transport.scripts import Arg, load_script
 from conquiet.scheduler import entry_codec
 from conquiet.scheduler.entries import Once, Origin, ScheduleEntry, from_ms
@@ -36,11 +37,12 @@ _BYTES_PER_CALL = 4 * 1024 * 1024
 _UNREADABLE_VERSION = -2
 """Neither a version of the server nor that of ``NO_VERSION``."""
 
+_ACTION = "schedule"
 _ACTIONS = {
     "declare": "storing a schedule entry",
     "control": "changing a schedule entry",
     "fire": "firing a schedule",
-    "load": "schedule",
+    "load": _ACTION,
 }
 """What each script does, for an error's text."""
 
@@ -102,7 +104,7 @@ NO_VERSION = Version(None, -1)
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSnapshot:
-    """The server's time and the version of each stream. ``refused``: streams whose keys the server does not show."""
+    """The server's time and the version of each stream. ``refused``: streams that the server does not show."""
 
     now: int
     versions: dict[str, Version]
@@ -136,24 +138,17 @@ class ScheduleStore:
     async def snapshot(self, known: Iterable[str] = ()) -> ScheduleSnapshot:
         """Return the time and the versions of all streams, in one round trip while no stream is new."""
         streams = sorted(known)
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.time()
-        pipeline.smembers(self._directory)
-        for stream in streams:
-            pipeline.hmget(self._state(stream), "epoch", "version")
-        time, members, *replies = await self._send(pipeline, keep_refusals=True)
+        sent = [("TIME",), ("SMEMBERS", self._directory), *map(self._read_version, streams)]
+        time, members, *replies = await self._send(sent)
         for reply in (time, members):
-            if isinstance(reply, ResponseError):
-                raise self._failure(reply) from reply
+            if isinstance(reply, RedisError | OSError):
+                raise self._failure(reply)
         states = dict(zip(streams, replies, strict=True))
         unknown = sorted({_text(member) for member in members if _is_stream_name(_text(member))} - states.keys())
         if unknown:
-            pipeline = self._client.pipeline(transaction=False)
-            for stream in unknown:
-                pipeline.hmget(self._state(stream), "epoch", "version")
-            states |= zip(unknown, await self._send(pipeline, keep_refusals=True), strict=True)
-        now = time[0] * 1_000 + time[1] // 1_000 if self._now_ms is None else self._now_ms()
-        refused = {stream: reply for stream, reply in states.items() if isinstance(reply, ResponseError)}
+            states |= zip(unknown, await self._send([*map(self._read_version, unknown)]), strict=True)
+        now = server_ms(time) if self._now_ms is None else self._now_ms()
+        refused = {stream: reply for stream, reply in states.items() if isinstance(reply, RedisError | OSError)}
         return ScheduleSnapshot(
             now,
             {stream: _version_of(reply) for stream, reply in states.items() if stream not in refused},
@@ -162,7 +157,7 @@ class ScheduleStore:
 
     async def load(self, stream: str) -> tuple[Version, list[Record], list[str]]:
         """Return a stream's version, its entries, and the names of those this release cannot read."""
-        definitions, raw = map(_pairs, await self._run("load", stream))  # both hashes as of one moment
+        definitions, raw = map(as_mapping, await self._run("load", stream))  # both hashes as of one moment
         state = {_text(field): _text(value) for field, value in raw.items()}
         found: list[Record] = []
         unreadable: list[str] = []
@@ -189,16 +184,15 @@ class ScheduleStore:
         """Store an entry unless it is stored already.
 
         Args:
-            entry: What to store.
+            entry: The entry.
             origin: Whether code declares it or it is added at run time.
             replace_existing: Replace a different entry of that name.
             past_is_done: A one-off time that is past counts as fired: the data that would show it is lost.
             position: Its state on the stream it moves from: the pause is kept, and the pointer if the times are.
         """
         times = entry_codec.times_digest(entry)
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.sadd(self._directory, entry.stream)
-        await self._send(pipeline, entry.stream)
+        member = ("SADD", self._directory, entry.stream)
+        await command(self._client, *member, action=_ACTION, stream=entry.stream, group=self._group)
         answer = await self._run(
             "declare",
             entry.stream,
@@ -276,18 +270,14 @@ class ScheduleStore:
         script = load_script("conquiet.scheduler", name, _ACTIONS[name])
         return await script.call(self._client, keys, arguments, stream=stream, group=self._group)
 
-    async def _send(self, pipeline: Any, stream: str = "*", *, keep_refusals: bool = False) -> list[Any]:
-        with translate_errors("schedule", stream=stream, group=self._group), reraise_swallowed_cancellation():
-            replies: list[Any] = await pipeline.execute(raise_on_error=not keep_refusals)
-        return replies
+    def _read_version(self, stream: str) -> tuple[str, ...]:
+        return "HMGET", self._state(stream), "epoch", "version"
 
-    def _failure(self, error: ResponseError, stream: str = "*") -> QueueError:
-        return translate(error, stream=stream, group=self._group, command="schedule")
+    async def _send(self, sent: Sequence[Sequence[Arg]]) -> list[Any]:
+        return await commands(self._client, sent, action=_ACTION, stream="*", group=self._group, keep_errors=True)
 
-
-def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
-    """Return a hash that a script has returned as names and values in turn."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+    def _failure(self, error: RedisError | OSError, stream: str = "*") -> QueueError:
+        return translate(error, stream=stream, group=self._group, command=_ACTION)
 
 
 def _version_of(reply: list[bytes | None]) -> Version:

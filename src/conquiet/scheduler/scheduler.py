@@ -41,7 +41,7 @@ _LONGEST_SILENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerHealth:
-    """Whether a scheduler does its work, without asking Redis.
+    """Health of a scheduler, without a command to Redis.
 
     Attributes:
         ready: True while rounds succeed: the last one less than 10 s ago.
@@ -127,7 +127,7 @@ class Scheduler(Schedules):
         """Store the declared entries, then fire until ``stop()`` or until ``stop_event`` is set.
 
         Raises:
-            QueueError: Redis did not answer at the start, or was unavailable for ``give_up_after_s``.
+            QueueError: Redis did not reply at the start, or was unavailable for ``give_up_after_s``.
         """
         self._life.start()
         logger.info("worker starts: scheduler of group %(group)s", group=self.group, entries=len(self._declared))
@@ -193,7 +193,7 @@ class Scheduler(Schedules):
         return self
 
     async def __aexit__(self, _kind: object, _error: BaseException | None, _trace: object) -> None:
-        """Stop and close. The error of a scheduler that gave up meanwhile is raised here."""
+        """Stop and close. Raises the error of a scheduler that gave up."""
         self._stop_once()
         try:
             if self._background is not None:
@@ -204,7 +204,7 @@ class Scheduler(Schedules):
     async def tick(self) -> int | None:
         """Run one round: fire what is due now and return when the next tick is due (ms), None if never.
 
-        ``run()`` repeats this. Call it directly in tests, or from a loop of your own.
+        ``run()`` repeats this. Call it directly in tests, or from your own loop.
         """
         now = await self._firer.refresh()
         next_due = await self._firer.fire(now)
@@ -224,7 +224,7 @@ class Scheduler(Schedules):
                 fresh = self._until_poll_s() > 0
                 wake_at = await (self._firer.fire(int(self._firer.server_now_ms())) if fresh else self.tick())
             except QueueError as error:
-                # Counted, logged, and raised after give_up_after_s. A script whose reply was lost is not
+                # Counted, logged, and raised after give_up_after_s. After a lost reply a script is not
                 # repeated: the next round reads from the pointer whether it took effect.
                 failures += 1
                 count(SCHEDULER_ERRORS_TOTAL, self.group)

@@ -27,7 +27,7 @@ class ScheduleStatus:
     """One entry and its state.
 
     Attributes:
-        entry: What was declared or added.
+        entry: The entry.
         origin: Whether code declares it or it was added at run time.
         next_run: When it fires next, jitter included; None if never again or while paused.
         last_fire: Due time of the last tick that was fired.
@@ -123,7 +123,7 @@ class Schedules:
         return removed
 
     async def pause(self, name: str) -> bool:
-        """Pause an entry on all hosts at once; restarts keep the pause. False if it is paused already.
+        """Pause an entry on all hosts, immediately; restarts keep the pause. False if it is paused already.
 
         Raises:
             ConfigurationError: There is no entry of that name.
@@ -134,7 +134,7 @@ class Schedules:
     async def resume(self, name: str) -> bool:
         """Resume a paused entry. False if it is not paused.
 
-        Ticks of the pause are dropped, neither fired nor missed; one that jitter delays until later is still to come.
+        Ticks of the pause are dropped, neither fired nor missed; a tick that jitter delays until later is fired.
         A one-off time that passed during the pause is a late tick: the entry's catch-up policy decides.
         """
         now, records = await self._named(name)

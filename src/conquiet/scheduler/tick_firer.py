@@ -1,6 +1,6 @@
-"""One round of the scheduler: reload what changed in Redis, plan what is due, fire it.
+"""One round of the scheduler: reload changed entries from Redis, plan due ticks, fire them.
 
-The clock is the server's TIME, read at every poll and again inside the firing script. A host's own clock only measures
+Times are read from the server (TIME) at every poll and again inside the firing script. A host's own clock only measures
 the time since it last saw the server's.
 """
 
@@ -70,23 +70,23 @@ class TickFirer:
     def server_now_ms(self) -> float:
         """Estimate the server's time."""
         # The server read its clock before its reply arrived, so the estimate is not ahead of it (unless this host's
-        # clock runs too fast, and then the firing script answers "early").
+        # clock runs too fast, and then the firing script returns "early").
         return self._server_ms + (self._clock.monotonic() - self._server_seen_at) * _MS
 
     async def store_declared(self, *, data_was_lost: bool = False) -> None:
-        """Store the entries of this program; move those that were stored on another stream."""
+        """Store the entries of this program; move entries that were stored on another stream."""
         records = await self._readable()
         for entry in self._declared.values():
             elsewhere = [one for one in records if one.entry.name == entry.name and one.entry.stream != entry.stream]
-            # Freeze, store, remove: a host that dies between two of these leaves an entry that no host fires, or one
-            # that only one stream's hosts fire, and the next start continues from there.
+            # Freeze, store, remove: a host killed between two of these leaves an entry that no host fires, or an
+            # entry that only the hosts of one stream fire, and the next start continues from there.
             position = None
             for record in elsewhere:
                 position = await self._store.freeze(record) or position
             outcome = await self._store.declare(
                 entry,
                 Origin.CODE,
-                # A one-off time that is past has most likely been fired: the loss preferred is that of a late one.
+                # A one-off time that is past has most likely been fired. The preferred loss is a late tick.
                 past_is_done=data_was_lost,
                 position=position,
             )
@@ -155,7 +155,7 @@ class TickFirer:
             )
 
     async def _readable(self) -> list[Record]:
-        """Return all records except those of streams that the server refuses to show: they prevent no start."""
+        """Return all records, without the streams that the server refuses to show: these prevent no start."""
         found: list[Record] = []
         snapshot = await self._store.snapshot()
         for stream in snapshot.versions:
@@ -169,7 +169,7 @@ class TickFirer:
         state.version, records, unreadable = await self._store.load(stream)
         live = [record for record in records if record.paused_since is None and self.is_wanted(record)]
         state.records = {record.entry.name: record for record in live}
-        state.wake_at = {record.entry.name: record.decided for record in live}  # due at once: the next plan corrects it
+        state.wake_at = {record.entry.name: record.decided for record in live}  # due now: the next plan corrects it
         undeclared = [record.entry.name for record in records if not self.is_wanted(record)]
         self._report("schedule entry is no longer declared and is not fired; remove() it", undeclared)
         self._report("schedule entry cannot be read by this release and is not fired", unreadable)
@@ -181,7 +181,7 @@ class TickFirer:
                 logger.warning(message, entry=name)
 
     def _due(self, now: int) -> dict[str, list[FireRequest]]:
-        """Plan every entry whose time has come; for one with nothing to fire only store its next time."""
+        """Plan every due entry; for an entry with nothing to fire only store its next time."""
         due: dict[str, list[FireRequest]] = {}
         for stream, state in self._streams.items():
             for name in state.due(now):
@@ -215,7 +215,7 @@ class TickFirer:
                     # Changed since the last poll; the next one notices that and reloads.
                     del state.wake_at[entry.name]
         if self._jobs is not None and fired:
-            # Afterwards, and only for jobs not yet known: a worker may have run one of them by now.
+            # Afterwards, and only for jobs not yet known: a worker may have run one of them already.
             await self._jobs.record_all(keys_of(stream), fired, only_new=True)
         return results[-1][-1]
 
@@ -223,7 +223,7 @@ class TickFirer:
 def _record_fired(stream: str, request: FireRequest, server_now: int) -> None:
     entry, plan = request.record.entry, request.plan
     count(SCHEDULER_FIRED_TOTAL, stream, n=len(plan.fire))
-    # Jitter is not lateness: a tick is due when it and those before it may be fired.
+    # Jitter is not lateness: a tick is due when it and the ticks before it may be fired.
     for fire_at in accumulate(map(entry.fire_at, plan.fire), max):
         observe(SCHEDULER_LATENESS_SECONDS, stream, value=max(0.0, (server_now - fire_at) / _MS))
     if plan.missed:

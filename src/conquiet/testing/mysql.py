@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 DATABASE = "conquiet"
 
 # Durable against the death of the process, not of the machine: with 2 the log is written at each commit and synced
-# once a second, and what was written is in the kernel's cache when the process dies. The doublewrite buffer stays
+# once a second, and written data is in the kernel's cache when the process is killed. The doublewrite buffer stays
 # on, because a kill can tear a page.
 _COMMON = (
     "--innodb-flush-log-at-trx-commit=2",
     "--innodb-buffer-pool-size=64M",
     "--skip-log-bin",
     "--max-connections=400",
-    # Cut connections are what fault tests are made of; the default blocks the host after 100 of them.
+    # Fault tests break many connections; the default blocks the host after 100 of them.
     "--max-connect-errors=4294967295",
     "--character-set-server=utf8mb4",
 )
@@ -38,7 +38,7 @@ class MySQLServer(PrivateServer):
     """mariadbd or mysqld with a root user without a password and one empty database, ``conquiet``.
 
     Args:
-        flavour: MariaDB or MySQL; by default the one that is installed, MariaDB first.
+        flavour: MariaDB or MySQL; by default the installed flavour, MariaDB first.
         binary: Program to run instead of the one found.
         extra_args: Further server options, such as ``("--innodb-lock-wait-timeout=1",)``.
     """
@@ -58,7 +58,7 @@ class MySQLServer(PrivateServer):
 
     @property
     def flavour(self) -> MySQLFlavour:
-        """Which of the two families this server belongs to."""
+        """The flavour of this server."""
         return self._program.flavour
 
     @property

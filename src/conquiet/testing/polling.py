@@ -1,7 +1,7 @@
 """Poll a condition with a deadline, in place of a sleep.
 
 A fixed sleep is either too short on a busy machine or too long on an idle one. These functions poll
-often, return as soon as the condition holds, and say what was missing when it does not.
+often, return as soon as the condition holds, and name the missing condition when it does not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def wait_until(
         predicate: Called at least once, even with a timeout of zero, and once more after the deadline.
         timeout_s: Longest wait.
         interval_s: Pause between two calls.
-        message: What was awaited; a callable is called only when the wait failed.
+        message: The awaited condition; a callable is called only when the wait failed.
 
     Raises:
         TimeoutError: The result was still falsy at the deadline.
@@ -100,5 +100,5 @@ def _load() -> str:
     """Return how busy the machine is: on an overloaded one the limit was too short, and nothing else is wrong."""
     try:
         return f"; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-    except (AttributeError, OSError):  # Windows, or a system that does not say
+    except (AttributeError, OSError):  # Windows, or a system without this information
         return ""

@@ -2,7 +2,7 @@
 
 For port 0 the kernel returns an *ephemeral* port. Such a port can be taken by any outgoing connection
 while a killed server is down; worse, a client that reconnects in a loop can connect to itself on it, and then
-the server cannot come back on its own port. So ports come from below the ephemeral range where that is known.
+the server cannot restart on its port. So ports come from below the ephemeral range where that is known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port = probe.getsockname()[1]
-        assert isinstance(port, int)  # noqa: S101 - typeshed says Any
+        assert isinstance(port, int)  # noqa: S101 - typeshed declares Any
         return port
 
 
@@ -46,7 +46,7 @@ def _first_ephemeral_port() -> int:
 
 def _can_bind(port: int) -> bool:
     with socket.socket() as probe:
-        # Without SO_REUSEADDR on purpose: a port whose old connections linger is not a good one to pick.
+        # Without SO_REUSEADDR on purpose: a port with lingering old connections is not free.
         try:
             probe.bind((LOOPBACK, port))
         except OSError:

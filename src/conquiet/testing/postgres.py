@@ -19,14 +19,14 @@ DATABASE = "postgres"
 USER = "postgres"
 
 # Durable against the death of the process, not of the machine: without fsync the log is still written at each commit,
-# and what was written is in the kernel's cache when the process dies. full_page_writes stays on, because a kill can
+# and written data is in the kernel's cache when the process is killed. full_page_writes stays on, because a kill can
 # tear a page.
 _SETTINGS = {
     "fsync": "off",
     "shared_buffers": "32MB",
     "max_connections": "400",
     "timezone": "UTC",
-    # Not "posix": what a killed server leaves in /dev/shm would stay there. These files lie in the data folder.
+    # Not "posix": a killed server would leave files in /dev/shm. These files are in the data folder.
     "dynamic_shared_memory_type": "mmap",
     "log_min_messages": "warning",
 }
@@ -81,7 +81,7 @@ class PostgresServer(PrivateServer):
     def follow(self, primary: PostgresServer) -> None:
         """Become a streaming replica of another server: give up the data, copy the other's, and start again.
 
-        A server that was killed, or was the primary before, follows the one that was promoted in its place.
+        A server that was killed, or was the primary before, follows the promoted server.
         """
         if self.is_running:
             self.kill()
@@ -113,8 +113,8 @@ class PostgresServer(PrivateServer):
         return self._as_account(argv)
 
     def _probe(self) -> str:
-        # The Unix socket lies in our own folder, so what answers there is this server. It answers with an error until
-        # recovery is over; the TCP port is bound by then or the server has given up.
+        # The Unix socket is in our folder, so the reply comes from this server. It replies with an error until recovery
+        # has ended; the TCP port is bound by then or the server has failed.
         version = handshakes.postgres_version(
             handshakes.connect_unix(self.unix_socket, timeout_s=handshakes.PROBE_TIMEOUT_S), USER, DATABASE
         )

@@ -62,7 +62,7 @@ class ServerCommand:
 class PrivateServer(ABC):
     """A real server that belongs to one test run. Use it as a context manager, or ``start`` and ``stop``.
 
-    It listens on 127.0.0.1 only, needs no root, and dies with the process that started it, even on SIGKILL.
+    It listens on 127.0.0.1 only, needs no root, and ends with the process that started it, even on SIGKILL.
     """
 
     product: ClassVar[str]
@@ -91,8 +91,8 @@ class PrivateServer(ABC):
     def _probe(self) -> str:
         """Return the version that *this* server reports by its own protocol; raise OSError while it is not ready.
 
-        The answer must be tied to this server, by a socket in its folder or by its name: on a lost race for
-        the port another server answers there.
+        The reply must be tied to this server, by a socket in its folder or by its name: on a lost race for
+        the port another server replies there.
         """
 
     def _prepare(self) -> None:  # noqa: B027 - most servers need none
@@ -146,7 +146,7 @@ class PrivateServer(ABC):
         return self._client().folder
 
     def start(self) -> Self:
-        """Start and return once the server answers.
+        """Start and return once the server replies.
 
         Raises:
             ServerStartError: It did not; the text carries its log.
@@ -181,7 +181,7 @@ class PrivateServer(ABC):
         self._status = ServerStatus.DOWN
 
     def restart(self) -> None:
-        """Start again on the same port with the same data; a running server is asked to shut down first."""
+        """Start again on the same port with the same data; a running server is shut down first."""
         self._require("restart", ServerStatus.RUNNING, ServerStatus.PAUSED, ServerStatus.DOWN)
         if self._status is ServerStatus.PAUSED:
             self.resume()
@@ -190,7 +190,7 @@ class PrivateServer(ABC):
         self._launch(retry_on_taken_port=False)
 
     def pause(self) -> None:
-        """Stop the server and all its processes (SIGSTOP): connections stay open, nothing answers."""
+        """Stop the server and all its processes (SIGSTOP): connections stay open, nothing replies."""
         self._require("pause", ServerStatus.RUNNING)
         self._client().pause()
         self._status = ServerStatus.PAUSED
@@ -231,7 +231,7 @@ class PrivateServer(ABC):
 
     # ------------------------------------------------------------------ internal
     def _launch(self, *, retry_on_taken_port: bool) -> bool:
-        """Run the command and wait for an answer. False only when the port was taken and may be changed."""
+        """Run the command and wait for a reply. False only when the port was taken and may be changed."""
         command = self._command()
         begun = time.monotonic()
         written_before = self._log_size()
@@ -250,7 +250,7 @@ class PrivateServer(ABC):
                 self._status = ServerStatus.RUNNING
                 return True
         self._status = ServerStatus.DOWN
-        self._client().kill()  # whatever the dead main process left behind
+        self._client().kill()  # children of the dead main process
         if retry_on_taken_port and _PORT_TAKEN.search(self._log_since(written_before)):
             return False
         raise self._failed(command, f"exited with code {report.exit_code} before it answered")

@@ -1,6 +1,6 @@
 """A TCP proxy that breaks connections on demand.
 
-It forwards between a client and a server and knows no protocol, so it does only what a network can do. ``faults``
+It forwards between a client and a server and knows no protocol, so it causes only faults of a network. ``faults``
 decides which bytes pass; this module moves them. One thread runs an event loop, and every control
 returns only when it has taken effect there, so a test needs no sleep after it.
 """
@@ -40,8 +40,8 @@ class Direction(Flag):
     BOTH = TO_SERVER | TO_CLIENT
 
 
-class Cut(Enum):
-    """How a connection is closed: FIN (the peer reads an end) or RST (the peer gets an error)."""
+class CloseMode(Enum):
+    """The way a connection is closed: FIN (the peer reads an end) or RST (the peer gets an error)."""
 
     FIN = "fin"
     RST = "rst"
@@ -59,7 +59,7 @@ class ProxyCounters:
 
 
 class _Pair:
-    """One client connection and the one to the server that belongs to it."""
+    """One client connection and its connection to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
@@ -67,9 +67,9 @@ class _Pair:
         self.talk = Conversation()
         self.pumps: list[asyncio.Task[None]] = []
 
-    def close(self, how: Cut) -> None:
+    def close(self, how: CloseMode) -> None:
         for writer in (self.client, self.server):
-            if how is Cut.RST:
+            if how is CloseMode.RST:
                 raw = writer.get_extra_info("socket")
                 if raw is not None and raw.fileno() >= 0:
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
@@ -160,12 +160,12 @@ class FaultProxy:
         )
 
     # ------------------------------------------------------------------ immediate faults
-    def cut(self, how: Cut = Cut.RST) -> int:
-        """End all connections now and return how many there were. New ones are still accepted."""
-        return self._now(lambda: self._cut(how))
+    def disconnect(self, how: CloseMode = CloseMode.RST) -> int:
+        """Close all connections now and return their number. New connections are still accepted."""
+        return self._now(lambda: self._disconnect(how))
 
     def refuse(self) -> None:
-        """Refuse new connections (ECONNREFUSED). Those that exist go on; ``cut()`` ends them."""
+        """Refuse new connections (ECONNREFUSED). Open connections continue; ``disconnect()`` closes them."""
         self._on_loop(self._close_listener())
 
     def accept(self) -> None:
@@ -188,14 +188,14 @@ class FaultProxy:
     def drop_next_request(self, matching: bytes | None = None) -> None:
         """Swallow the next request that contains ``matching`` and close its connection. The server never sees it.
 
-        Without ``matching`` it is the very next request, which may be a client's greeting.
+        Without ``matching`` it is the next request, which may be a client's greeting.
         """
         self._plan.arm(Fault(FaultKind.DROP_REQUEST, matching))
 
     def drop_next_reply(self, after_request_matching: bytes | None = None) -> None:
         """Forward the next such request, swallow its reply, close the connection.
 
-        The close comes when the reply does: by then the server has done what was asked.
+        The connection is closed when the reply arrives: the server has carried out the request by then.
         """
         self._plan.arm(Fault(FaultKind.DROP_REPLY, after_request_matching))
 
@@ -267,19 +267,19 @@ class FaultProxy:
 
     async def _close_all(self) -> None:
         await self._close_listener()
-        self._cut(Cut.RST, counted=False)
+        self._disconnect(CloseMode.RST, counted=False)
         for handler in self._handlers:
             handler.cancel()
         await asyncio.gather(*self._handlers, return_exceptions=True)
         # One more turn, in which the transports close their sockets.
         await asyncio.sleep(0)
 
-    def _cut(self, how: Cut, *, counted: bool = True) -> int:
+    def _disconnect(self, how: CloseMode, *, counted: bool = True) -> int:
         pairs = list(self._pairs)
         for pair in pairs:
             pair.close(how)
             if counted:
-                self._plan.count_cut()
+                self._plan.count_disconnect()
         return len(pairs)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -312,7 +312,7 @@ class FaultProxy:
         finally:
             self._pairs.discard(pair)
             self._plan.abandoned(pair.talk)
-            pair.close(Cut.FIN)
+            pair.close(CloseMode.FIN)
 
     async def _pump(self, pair: _Pair, reader: asyncio.StreamReader, way: Direction) -> None:
         """Move chunks one way until the sender ends, a fault strikes or the connection breaks."""
@@ -323,20 +323,20 @@ class FaultProxy:
             while chunk := await reader.read(_CHUNK):
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
-                # Decided after the wait: what is armed during a stall applies to the bytes held back by it.
+                # Decided after the wait: a fault that is armed during a stall applies to the bytes held back by it.
                 await self._flowing[way].wait()
                 decision = decide(pair.talk, chunk)
                 if decision.stall:  # before the request goes on: its reply must not overtake
                     self._flowing[Direction.TO_CLIENT].clear()
                 if decision.forward:
-                    # Counted first: a test that has read the bytes may read the counters at once.
+                    # Counted first: a test that has read the bytes may read the counters immediately.
                     self._moved[way] += len(decision.forward)
                     writer.write(decision.forward)
                     await writer.drain()
                 if decision.close:
-                    pair.close(Cut.FIN)
+                    pair.close(CloseMode.FIN)
                     return
             await self._flowing[way].wait()
-            writer.write_eof()  # half-closed, as the sender did: the other way may still have something to say
+            writer.write_eof()  # half-close only: the peer may still send
         except OSError:
-            pair.close(Cut.RST)  # passed on as it came
+            pair.close(CloseMode.RST)  # pass the reset on

@@ -1,4 +1,4 @@
-"""Fixtures with real servers, for conquiet's own tests and for those of its users.
+"""Fixtures with real servers, for the tests of conquiet and of its users.
 
 Installing conquiet does not load this plugin: the names of its fixtures are common, and a project may use them for
 its own. One line in the project's top ``conftest.py`` turns it on:
@@ -19,7 +19,7 @@ it: a skip would look like a pass.
 
 ``CONQUIET_TEST_REDIS_URL``, ``CONQUIET_TEST_DB_URL``, ``CONQUIET_TEST_POSTGRES_URL`` and ``CONQUIET_TEST_RABBIT_URL``
 replace the shared servers by running ones. ``CONQUIET_TEST_DB_FLAVOURS=mariadb,mysql`` names the MySQL servers that
-must exist; without it the tests run on those that are found.
+must exist; without it the tests run on the servers that are found.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def db_url(mysql_server: SharedMySQL) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_url(postgres_server: SharedPostgres) -> Iterator[str]:
-    """SQLAlchemy URL (psycopg) of an empty PostgreSQL database of the test's own, dropped afterwards."""
+    """Yield the SQLAlchemy URL (psycopg) of an empty PostgreSQL database for this test, dropped afterwards."""
     name = f"conquiet_test_{uuid4().hex[:12]}"
     postgres_server.ensure_running()
     yield postgres_server.create_database(name)
@@ -235,7 +235,7 @@ def private_mysql(
 
 @pytest.fixture
 def private_postgres(conquiet_servers: SharedServers) -> Iterator[Callable[..., PostgresServer]]:
-    """``private_postgres()`` starts a server of the test's own; see ``PostgresServer`` for the arguments."""
+    """Yield a factory: ``private_postgres()`` starts a server for this test; see ``PostgresServer``."""
     from contextlib import ExitStack
 
     from conquiet.testing.postgres import PostgresServer

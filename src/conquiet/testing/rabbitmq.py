@@ -21,7 +21,7 @@ from conquiet.testing.process import PrivateServer, ServerCommand
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CTL_TIMEOUT_S = 180.0  # it starts an Erlang machine of its own: over a minute on two cores at a load of 40
+_CTL_TIMEOUT_S = 180.0  # it starts an Erlang machine: over a minute on two cores at a load of 40
 _CONFIG = """\
 listeners.tcp.default = {host}:{port}
 management.tcp.ip = {host}
@@ -44,7 +44,7 @@ class RabbitMQServer(PrivateServer):
     """rabbitmq-server with the management plugin and the user ``guest``.
 
     Args:
-        binary: The ``rabbitmq-server`` script to run; ``rabbitmqctl`` is expected beside it.
+        binary: The ``rabbitmq-server`` script to run; ``rabbitmqctl`` must be in the same folder.
         extra_config: Further lines for ``rabbitmq.conf``, such as ``("heartbeat = 2",)``.
     """
 
@@ -79,7 +79,7 @@ class RabbitMQServer(PrivateServer):
         Args:
             method: GET, PUT, POST or DELETE.
             path: Path and query, already quoted.
-            body: What to send as JSON, or None.
+            body: The JSON value to send, or None.
             missing_ok: Return None for an object that does not exist, in place of raising.
         """
         return RabbitApi(self.management_url).request(method, path, body, missing_ok=missing_ok)
@@ -151,7 +151,7 @@ class RabbitMQServer(PrivateServer):
         version = handshakes.amqp_version(
             handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S)
         )
-        # The port alone does not prove that our node answers; the node's name does.
+        # The port alone does not prove that our node replies; the node's name does.
         overview = self.api("GET", "/api/overview")
         if overview["node"] != self._node:
             raise handshakes.NotReadyError(f"another node answers here: {overview['node']}")

@@ -1,11 +1,11 @@
-"""A private RabbitMQ cluster on the loopback: nodes to kill, to cut off, and quorum queues whose leader moves.
+"""A private RabbitMQ cluster on the loopback: nodes to kill and to isolate, and quorum queues with leaders that move.
 
-    kill_leader    the node that leads a quorum queue dies, and another one leads
+    kill_leader    the leader of a quorum queue is killed, and another node leads
     drain          maintenance: a node gives its leaders away and closes its connections, then serves again
-    cut_off        a partition: a node and the others do not reach each other, then they do again
+    isolate        a partition: a node and the others do not reach each other, then they do again
 
-The nodes share one cookie and one epmd, which has a process of its own: an epmd that a node has started would die with
-that node.
+The nodes share one cookie and one epmd, which runs as a separate process: an epmd that a node has started would end
+with that node.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 _WAIT_S = 120.0
-# A dead letter that was on its way when a node died (strategy "at-least-once") is sent again after so long. RabbitMQ
-# waits three minutes, and rabbitmq.conf has no name for it.
+# A dead letter that was in flight when a node was killed (strategy "at-least-once") is sent again after this time.
+# RabbitMQ waits three minutes, and rabbitmq.conf has no name for it.
 _ADVANCED_CONFIG = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 10000}]}].\n"
 
 
@@ -73,7 +73,7 @@ class RabbitMQNode(RabbitMQServer):
     ) -> None:
         super().__init__(binary=binary)
         self._cookie, self._shared_epmd_port, self._join = cookie, epmd_port, join
-        # A node that is cut off stops serving until it reaches the others again, and comes back by itself.
+        # An isolated node stops serving until it reaches the others again, and then rejoins.
         self._extra_config = ("cluster_partition_handling = pause_minority",)
         if join is not None:
             self._extra_config += (
@@ -96,7 +96,7 @@ class RabbitMQClusterServer:
     """A cluster of ``nodes`` nodes, started in about half a minute.
 
     Args:
-        nodes: How many; quorum queues need three to survive one.
+        nodes: Number of nodes; quorum queues need three to survive the loss of one.
         binary: See ``RabbitMQServer``.
     """
 
@@ -191,14 +191,14 @@ class RabbitMQClusterServer:
             wait_until(self._is_whole, timeout_s=_WAIT_S)
 
     @contextlib.contextmanager
-    def cut_off(self, node: RabbitMQNode) -> Iterator[None]:
-        """Cut a node off from the others for the length of the block, and wait until it is back.
+    def isolate(self, node: RabbitMQNode) -> Iterator[None]:
+        """Isolate a node from the others while the block runs, and wait until it has rejoined.
 
         Both sides close their connections and refuse new ones, because the cookies differ; clients reach all nodes.
         """
         others = ",".join(f"'{one.node}'" for one in self.nodes if one is not node)
-        cut = f"[begin erlang:set_cookie(N, cut_off), erlang:disconnect_node(N) end || N <- [{others}]]."
-        node.ctl("eval", cut)
+        isolation = f"[begin erlang:set_cookie(N, cut_off), erlang:disconnect_node(N) end || N <- [{others}]]."
+        node.ctl("eval", isolation)
         try:
             yield
         finally:

@@ -20,7 +20,7 @@ class RedisServer(PrivateServer):
 
     Args:
         binary: Program to run; found by :func:`conquiet.testing.discovery.find_redis` if left out.
-        aof: Keep an append-only file. Redis writes it before it answers, so what was answered survives ``kill()``
+        aof: Keep an append-only file. Redis writes it before it replies, so confirmed writes survive ``kill()``
             (but no power failure: it is not synced). Without it ``kill()`` loses everything.
         password: Required of every client.
         tls: Speak TLS on the port, with a certificate that the URL names as its authority.
@@ -56,7 +56,7 @@ class RedisServer(PrivateServer):
 
     @property
     def name(self) -> str:
-        """``redis`` or ``valkey``, as the server says itself."""
+        """``redis`` or ``valkey``, as the server reports."""
         return self._name
 
     @property
@@ -70,7 +70,7 @@ class RedisServer(PrivateServer):
         return self.folder / "server.crt"
 
     def call(self, *words: str | bytes) -> handshakes.RespReply:
-        """Send one command on a connection of its own, whatever the clients under test are doing."""
+        """Send one command on a separate connection."""
         with self._connect() as connection:
             return connection.call(*words)
 
@@ -86,7 +86,7 @@ class RedisServer(PrivateServer):
         port = ["--port", "0", "--tls-port"] if self._tls else ["--port"]
         argv = [str(self._binary), *port, str(self.port), "--bind", self.host, "--dir", str(self.folder)]
         argv += ["--unixsocket", str(self.unix_socket), "--daemonize", "no", "--save", ""]
-        # Not "everysec": while it syncs in the background Redis answers first and writes up to two seconds later.
+        # Not "everysec": while it syncs in the background Redis replies first and writes up to two seconds later.
         argv += ["--appendonly", "yes" if self._aof else "no", "--appendfsync", "no"]
         if self._tls:
             argv += ["--tls-cert-file", str(self.ca_file), "--tls-key-file", str(self.folder / "server.key")]
@@ -96,7 +96,7 @@ class RedisServer(PrivateServer):
         return ServerCommand((*argv, *self._extra_args), {})
 
     def _connect(self, timeout_s: float = handshakes.ANSWER_TIMEOUT_S) -> handshakes.Resp:
-        # The Unix socket lies in our own folder, so the answer comes from this server. Redis binds its TCP port
+        # The Unix socket is in our folder, so the reply comes from this server. Redis binds its TCP port
         # before it and exits when that fails.
         connection = handshakes.Resp(handshakes.connect_unix(self.unix_socket, timeout_s=timeout_s))
         if self._password:

@@ -1,9 +1,9 @@
 """A private Redis (or Valkey) Cluster: masters with a replica each, and what happens to a cluster in operation.
 
     move_slot        an operator moves a slot to another master, key by key, while clients work
-    kill_master      a master dies, and its replica takes over
+    kill_master      a master is killed, and its replica takes over
     switch_master    a replica and its master change places (a planned fail-over, which loses nothing)
-    pause_node       a node stops answering and keeps its connections (SIGSTOP), then goes on
+    pause_node       a node stops replying and keeps its connections (SIGSTOP), then continues
 
 All nodes are processes on the loopback that die with their owner, as every ``PrivateServer``.
 """
@@ -45,16 +45,21 @@ class ClusterNode(RedisServer):
         aof: See ``RedisServer``.
         password: See ``RedisServer``.
         tls: See ``RedisServer``.
-        extra_args: Replaced by those of a cluster's node.
+        extra_args: Replaced by the arguments of a cluster node.
     """
 
-    node_timeout_ms = 5_000
+    node_timeout_s = 5.0
 
     def _choose_ports(self) -> None:
         super()._choose_ports()
         self._extra_args = (
             *("--cluster-enabled", "yes", "--cluster-port", str(free_port())),
-            *("--cluster-node-timeout", str(self.node_timeout_ms), "--cluster-replica-validity-factor", "0"),
+            *(
+                "--cluster-node-timeout",
+                str(round(self.node_timeout_s * 1_000)),
+                "--cluster-replica-validity-factor",
+                "0",
+            ),
             *("--cluster-require-full-coverage", "no", "--cluster-allow-replica-migration", "no"),
             *("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"),
         )
@@ -76,7 +81,7 @@ class ClusterNode(RedisServer):
 
     @property
     def is_master(self) -> bool:
-        """True while the node says so itself."""
+        """True while the node reports that it is a master."""
         return self.replication()["role"] == "master"
 
 
@@ -90,7 +95,7 @@ class RedisClusterServer:
             its own accord.
         replicas: Replicas of each master.
         binary: Program to run; see ``RedisServer``.
-        node_timeout_ms: After this time without an answer a node is taken for dead. The default is long, so that a
+        node_timeout_s: A node without a reply for this time counts as dead. The default is long, so that a
             busy machine causes no fail-over; ``kill_master`` does not wait for it. Set it for tests of the cluster's
             own decision.
     """
@@ -101,11 +106,11 @@ class RedisClusterServer:
         masters: int = 3,
         replicas: int = 1,
         binary: str | os.PathLike[str] | None = None,
-        node_timeout_ms: int = 5_000,
+        node_timeout_s: float = 5.0,
     ) -> None:
         self._binary = binary
         self._masters, self._replicas = masters, replicas
-        self._node_timeout_ms = node_timeout_ms
+        self._node_timeout_s = node_timeout_s
         self.nodes: list[ClusterNode] = []
 
     # ------------------------------------------------------------------ life
@@ -116,7 +121,7 @@ class RedisClusterServer:
         self.nodes = [ClusterNode(binary=self._binary) for _ in range(self._masters * (1 + self._replicas))]
         try:
             for node in self.nodes:
-                node.node_timeout_ms = self._node_timeout_ms
+                node.node_timeout_s = self._node_timeout_s
             with ThreadPoolExecutor(len(self.nodes)) as pool:
                 list(pool.map(ClusterNode.start, self.nodes))
             self._form()
@@ -221,7 +226,7 @@ class RedisClusterServer:
         yield "closed"
 
     def move_slot(self, key: str, to: ClusterNode | None = None) -> ClusterNode:
-        """Move the slot of ``key``, with its keys, to another master, and return that one."""
+        """Move the slot of ``key``, with its keys, to another master, and return that master."""
         source = self.master_of(key)
         target = to or next(node for node in self.masters() if node is not source)
         for _ in self.moving_slot(key, target):
@@ -232,8 +237,8 @@ class RedisClusterServer:
     def kill_master(self, key: str, *, wait: bool = True) -> ClusterNode:
         """Kill the master of ``key`` (SIGKILL) and let its replica take over; return the dead node.
 
-        The replica takes over at once, without asking the others: a real fail-over, without the wait for
-        ``node_timeout_ms``. What was not replicated is lost, as in every fail-over of Redis.
+        The replica takes over immediately, without a vote of the others: a real fail-over, without the wait for
+        ``node_timeout_s``. Writes that were not replicated are lost, as in every fail-over of Redis.
         """
         master = self.master_of(key)
         replica = self.replica_of(master)
@@ -267,7 +272,7 @@ class RedisClusterServer:
 
     @contextlib.contextmanager
     def pause_node(self, node: ClusterNode) -> Iterator[None]:
-        """Stop a node (SIGSTOP) for the length of the block: connections stay open, nothing answers."""
+        """Stop a node (SIGSTOP) for the length of the block: connections stay open, nothing replies."""
         node.pause()
         try:
             yield

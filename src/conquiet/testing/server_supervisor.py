@@ -1,7 +1,7 @@
 """The process that owns one private server, so that no server outlives its test run.
 
-A test process can be killed with SIGKILL and then runs no clean-up of its own. So the server is not its child
-but the supervisor's, and the supervisor notices the owner's death by itself:
+A test process that is killed with SIGKILL runs no clean-up. So the server is not its child but the supervisor's, and
+the supervisor detects the death of the owner:
 
     owner (pytest) ══socket══ supervisor ──▶ server ──▶ processes that the server starts
                                   └── owns the temporary folder
@@ -9,17 +9,17 @@ but the supervisor's, and the supervisor notices the owner's death by itself:
 When the socket ends, or the owner's pid is gone, the supervisor kills every descendant and removes the folder.
 It is a *subreaper*: a process that daemonises itself (epmd does) becomes the supervisor's child instead of init's,
 and is found and killed too. Should the supervisor itself be killed, the kernel kills the server (PDEATHSIG) and only
-the folder is left behind: of the two leftovers, that is the one that does no harm.
+the folder is left behind: of the two leftovers, the folder does no harm.
 
 Not chosen: PR_SET_PDEATHSIG in the owner (it fires when the *thread* that forked ends, not the process), atexit
 (not run on SIGKILL), and a pid file swept by the next run (there may be none).
 
 This file is started as a script with ``python -I -S`` and imports the standard library only.
 
-Protocol: one JSON object per line on fd 0, one answer per request.
+Protocol: one JSON object per line on fd 0, one reply per request.
 ``{"op": "start", "argv": …, "env": …, "log": …, "account": [uid, gid] | null}``,
 ``{"op": "signal", "number": n}`` (whole tree), ``{"op": "terminate", "number": n}`` (main process only),
-``{"op": "kill"}`` (answers when all are gone), ``{"op": "poll"}``, ``{"op": "end"}``. The first line is the
+``{"op": "kill"}`` (replies when all are gone), ``{"op": "poll"}``, ``{"op": "end"}``. The first line is the
 supervisor's own: its folder.
 """
 
@@ -49,7 +49,7 @@ _IPC_RMID = 0
 _ON_LINUX = sys.platform.startswith("linux")
 _OWNER_CHECK_S = 1.0
 _KILL_DEADLINE_S = 20.0
-_REMOVE_DEADLINE_S = 8.0  # with the one above within the time for which the owner waits for an answer
+_REMOVE_DEADLINE_S = 8.0  # with the deadline above, shorter than the owner's wait for a reply
 _TICK_S = 0.005
 
 
@@ -113,7 +113,7 @@ def remove_shared_memory(makers: set[int]) -> None:
 
 
 class ServerSupervisor:
-    """Serve one owner until it ends or dies."""
+    """Serve one owner until it ends or is killed."""
 
     def __init__(self, channel: socket.socket, owner: int, folder: Path) -> None:
         self._channel = channel
@@ -123,7 +123,7 @@ class ServerSupervisor:
         self._main: int | None = None
         self._exit_code: int | None = None
         self._groups: set[int] = set()
-        # Kept so that Popen never waits for a pid by itself: _reap is the only one that does.
+        # Kept so that Popen never waits for a pid: only _reap does.
         self._spawned: list[subprocess.Popen[bytes]] = []
         if self._prctl is not None:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1)

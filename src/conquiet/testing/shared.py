@@ -1,4 +1,4 @@
-"""The servers of one test run: each started when first asked for, used by all, stopped at the end."""
+"""The servers of one test run: each started on first use, shared by all tests, stopped at the end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SharedServers:
     """Start servers on first use and stop them at the end of the run.
 
     Attributes:
-        used: ``"mariadb 10.11.6"`` and the like, in the order of first use: what the run reports at its end.
+        used: ``"mariadb 10.11.6"`` and the like, in the order of first use, for the report at the end of the run.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class SharedServers:
         return self._redis_cluster
 
     def mysql(self, flavour: MySQLFlavour | None) -> SharedMySQL:
-        """Return the server of that flavour. Both may run at once: tests come in any order."""
+        """Return the server of that flavour. Both may run concurrently: tests run in any order."""
         if flavour not in self._mysql:
             url = os.environ.get(DB_URL_VARIABLE)
             server = ExternalMySQL(url) if url else self.own(MySQLServer(flavour=flavour))

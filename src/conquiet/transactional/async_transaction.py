@@ -1,16 +1,16 @@
 """One transaction of an ``AsyncEngine`` that stays correct when its task is cancelled.
 
     connecting   shielded: a connection that arrives after the cancellation is closed, not lost
-    statements   cancelled at once; SQLAlchemy invalidates the connection, because its reply may still come
+    statements   cancelled immediately; SQLAlchemy invalidates the connection, because its reply may still arrive
     COMMIT       shielded: the task waits for the reply, then the cancellation continues. A lost reply is
                  CommitUnknownError
     ROLLBACK     shielded; after a cancellation the connection is closed instead, and the server rolls back
 
-Whatever happens, the connection goes back to its pool without a transaction, or it is closed. Nothing is left to the
-garbage collector.
+In every case the connection returns to its pool without a transaction, or it is closed. Nothing is left to the garbage
+collector.
 
-Preferred loss: a cancelled task that is in its COMMIT ends later than asked, because an abandoned COMMIT may or may not
-have happened. The wait is bounded: a server that does not answer is disconnected, and the COMMIT is then unknown.
+Preferred loss: a task that is cancelled during its COMMIT ends late, because an abandoned COMMIT may or may not have
+happened. The wait is bounded: a server that does not reply is disconnected, and the COMMIT is then unknown.
 
 See docs/decisions/0033.
 """
@@ -142,7 +142,7 @@ class AsyncTransaction:
         await connection.close()
 
     async def _identify(self, connection: AsyncConnection) -> TransactionId | None:
-        """Return the id of PostgreSQL's transaction, to ask for it if the reply to COMMIT is lost."""
+        """Return the id of PostgreSQL's transaction, to resolve it if the reply to COMMIT is lost."""
         try:
             found = await connection.run_sync(current_transaction)
         except DBAPIError as error:
@@ -161,7 +161,7 @@ class AsyncTransaction:
                 raise failure from error
             await connection.invalidate()
             if transaction is None:
-                return  # it has written nothing: committed or not is the same
+                return  # it has written nothing, so it does not matter whether it committed
             resolved = after_lost_reply(await resolve_commit_async(self._engine, transaction), failure)
             if resolved is not None:
                 raise resolved from error
@@ -204,14 +204,14 @@ async def _roll_back(connection: AsyncConnection, error: BaseException) -> None:
 
 
 async def _close(connection: AsyncConnection) -> None:
-    """Close a connection that arrived after its task had gone."""
+    """Close a connection that was opened after the task was cancelled."""
     if not connection.closed:
         await connection.invalidate()
         await connection.close()
 
 
 def _disconnect(connection: AsyncConnection) -> None:
-    """Close the socket under a connection that does not answer: what waits for a reply then fails."""
+    """Close the socket of a connection that does not reply, so that the wait for the reply fails."""
     inner = connection.sync_connection
     if inner is None or inner.closed or inner.invalidated:
         return
@@ -235,16 +235,16 @@ async def _finish(
     on_late: Callable[[], None] | None = None,
     on_detached: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> T:
-    """Run ``work`` to its end although the current task is cancelled; then let the cancellation continue.
+    """Run ``work`` to its end even if the current task is cancelled; then raise the cancellation.
 
     Args:
-        work: What must not be interrupted.
-        limit_s: How long a cancelled task waits for it.
-        on_late: Called when that time is over: makes ``work`` end soon.
+        work: The coroutine that must not be interrupted.
+        limit_s: Longest wait of a cancelled task for ``work``.
+        on_late: Called when that limit has passed: makes ``work`` end soon.
         on_detached: Run after ``work`` if the task did not wait for its end.
 
     Raises:
-        asyncio.CancelledError: The current task was cancelled meanwhile, and ``work`` has ended without an error.
+        asyncio.CancelledError: The current task was cancelled during ``work``, and ``work`` ended without an error.
     """
     task = asyncio.ensure_future(work)
     try:

@@ -5,12 +5,12 @@
     RabbitConsumer     syncer=for_rabbit_batch(handle, engine=…), batch=200
 
 One transaction for all messages of a batch: one inbox statement, one COMMIT, one acknowledgement. Messages that have
-had their effect are not in the list that the handler gets. What raises rolls everything back; the message that fails is
-then found by halving, in savepoints of a second transaction (``batch_source``), and the engine settles it by itself. A
-message whose lease was lost is taken out before the COMMIT.
+had their effect are not in the list that the handler gets. An error rolls everything back; the message that fails is
+then found by halving, in savepoints of a second transaction (``batch_source``), and the engine settles it alone. A
+message with a lost lease is removed before the COMMIT.
 
-``…_group`` is for handlers of single messages: each runs in a savepoint of the one transaction, and one that raises is
-rolled back to it and settled by itself.
+``for_processor_shared_transaction`` is for handlers of single messages. Each call runs in a savepoint of one
+transaction. A call that raises is rolled back to its savepoint, and its message is settled alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from conquiet.errors import ConfigurationError
 from conquiet.transactional.batch_source import AsyncBatches, SyncBatches
 from conquiet.transactional.handlers import agreed, checked_source, inbox_of, made_for
 from conquiet.transactional.inbox_keys import KeyFunction
-from conquiet.transactional.received import ReceivedFromRabbit, ReceivedMessage
+from conquiet.transactional.received_messages import ReceivedFromRabbit, ReceivedMessage
 from conquiet.transactional.schema import INBOX_TABLE
 from conquiet.transactional.session_source import AsyncSource
 
@@ -55,32 +55,13 @@ def for_processor_batch(
     """
     batches = _batches(handler, engine, inbox, key, "contexts", "session")
 
-    def of_one(ctx: "JobContext") -> ReceivedMessage:
-        return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
+    def work_of(contexts: "list[JobContext]") -> Callable[[Any, list[int]], Any]:
+        return lambda session, new: handler([contexts[one] for one in new], session)
 
-    def received(contexts: "list[JobContext]") -> list[ReceivedMessage]:
-        place = agreed("group", group, contexts[0].group)  # all of one processor
-        return [ReceivedMessage.of_job(ctx, place) for ctx in contexts]
-
-    def check(contexts: "list[JobContext]") -> Callable[[], None]:
-        return lambda: _check_leases([ctx.delivery for ctx in contexts])
-
-    if isinstance(batches, AsyncBatches):
-
-        async def handle_async(contexts: "list[JobContext]") -> object:
-            work = lambda session, new: handler([contexts[one] for one in new], session)  # noqa: E731 - a closure
-            return await batches.together(received(contexts), work, check(contexts))
-
-        return made_for("group", group, batches.source, batches.cancellable(handle_async, of_one))
-
-    def handle(contexts: "list[JobContext]") -> object:
-        work = lambda session, new: handler([contexts[one] for one in new], session)  # noqa: E731 - a closure
-        return batches.together(received(contexts), work, check(contexts))
-
-    return made_for("group", group, batches.source, batches.cancellable(handle, of_one))
+    return _of_processor(batches, group, batches.run_batch, work_of)
 
 
-def for_processor_group(
+def for_processor_shared_transaction(
     handler: "Callable[[Any, Any], Any]",
     *,
     engine: Any,
@@ -96,28 +77,30 @@ def for_processor_group(
     """
     batches = _batches(handler, engine, inbox, key, "ctx", "session")
 
+    def work_of(contexts: "list[JobContext]") -> Callable[[Any, int], Any]:
+        return lambda session, one: handler(contexts[one], session)
+
+    return _of_processor(batches, group, batches.run_each, work_of)
+
+
+def _of_processor(
+    batches: SyncBatches | AsyncBatches,
+    group: str | None,
+    run: Callable[..., Any],
+    work_of: "Callable[[list[JobContext]], Callable[[Any, Any], Any]]",
+) -> Callable[..., Any]:
     def of_one(ctx: "JobContext") -> ReceivedMessage:
         return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
 
-    def received(contexts: "list[JobContext]") -> list[ReceivedMessage]:
+    def start(contexts: "list[JobContext]") -> Any:
         place = agreed("group", group, contexts[0].group)  # all of one processor
-        return [ReceivedMessage.of_job(ctx, place) for ctx in contexts]
+        received = [ReceivedMessage.of_job(ctx, place) for ctx in contexts]
+        return run(received, work_of(contexts), lambda: _check_leases([ctx.delivery for ctx in contexts]))
 
-    def check(contexts: "list[JobContext]") -> Callable[[], None]:
-        return lambda: _check_leases([ctx.delivery for ctx in contexts])
+    async def start_async(contexts: "list[JobContext]") -> object:
+        return await start(contexts)
 
-    if isinstance(batches, AsyncBatches):
-
-        async def handle_async(contexts: "list[JobContext]") -> object:
-            work = lambda session, one: handler(contexts[one], session)  # noqa: E731 - a closure
-            return await batches.each(received(contexts), work, check(contexts))
-
-        return made_for("group", group, batches.source, batches.cancellable(handle_async, of_one))
-
-    def handle(contexts: "list[JobContext]") -> object:
-        work = lambda session, one: handler(contexts[one], session)  # noqa: E731 - a closure
-        return batches.each(received(contexts), work, check(contexts))
-
+    handle = start_async if isinstance(batches, AsyncBatches) else start
     return made_for("group", group, batches.source, batches.cancellable(handle, of_one))
 
 
@@ -143,13 +126,13 @@ def for_runtime_batch(
 
         async def handle_async(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> object:
             work = lambda session, new: handler([messages[one] for one in new], session)  # noqa: E731 - a closure
-            return await batches.together(received(messages, contexts), work, lambda: _check_leases(contexts))
+            return await batches.run_batch(received(messages, contexts), work, lambda: _check_leases(contexts))
 
         return made_for("group", group, batches.source, handle_async)
 
     def handle(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> object:
         work = lambda session, new: handler([messages[one] for one in new], session)  # noqa: E731 - a closure
-        return batches.together(received(messages, contexts), work, lambda: _check_leases(contexts))
+        return batches.run_batch(received(messages, contexts), work, lambda: _check_leases(contexts))
 
     return made_for("group", group, batches.source, handle)
 
@@ -181,7 +164,7 @@ def for_rabbit_batch(
                         raise RefusedError
 
             try:
-                return await batches.together(_received(messages, queue), work, _no_check) or True
+                return await batches.run_batch(_received(messages, queue), work, _no_check) or True
             except RefusedError:
                 return False
 
@@ -198,7 +181,7 @@ def for_rabbit_batch(
                 raise RefusedError
 
         try:
-            return batches.together(_received(messages, queue), work, _no_check) or True
+            return batches.run_batch(_received(messages, queue), work, _no_check) or True
         except RefusedError:
             return False
 

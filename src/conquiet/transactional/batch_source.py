@@ -1,19 +1,17 @@
 """The effects of many messages in one transaction.
 
-    together   BEGIN ─ inbox rows of all ─ handler(those that are new) ─ checks ─ COMMIT
-               the handler raises: ROLLBACK, then the message that fails is searched for in a second transaction:
+    run_batch  BEGIN ─ inbox rows of all ─ handler(new messages) ─ checks ─ COMMIT
+               the handler raises: ROLLBACK, then a second transaction searches for the failing message:
                BEGIN ─ inbox rows of all ─ SAVEPOINT ─ handler(a half) ─ … until it is alone ─ SAVEPOINT ─ handler(the
-               others) ─ the inbox row of the one that fails is deleted ─ checks ─ COMMIT
-    each       BEGIN ─ inbox rows of all ─ for each that is new: SAVEPOINT ─ handler(it) ─ RELEASE
+               others) ─ DELETE of the inbox row of the failing message ─ checks ─ COMMIT
+    run_each   BEGIN ─ inbox rows of all ─ for each new message: SAVEPOINT ─ handler(it) ─ RELEASE
                                                                  raises: ROLLBACK TO SAVEPOINT, its inbox row is deleted
                      ─ checks ─ COMMIT
 
-So messages that fail cost a batch one transaction more, however many they are. An error that has ended the whole
-transaction (a deadlock, a lost connection) is never one message's: it is raised.
+So any number of failing messages costs a batch one more transaction. An error that ends the whole transaction (a
+deadlock, a lost connection) is raised, not attributed to a message.
 
-See docs/decisions/0045.
-
-See docs/decisions/0044.
+See docs/decisions/0044 and 0045.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 W = TypeVar("W")
 
-_OUTER: Final = "SAVEPOINT conquiet_group"
+_OUTER: Final = "SAVEPOINT conquiet_batch"
 _SAVEPOINT: Final = "SAVEPOINT conquiet_member"
 ROLL_BACK: Final = "ROLLBACK TO SAVEPOINT conquiet_member"
 _NESTED: Final = 32
@@ -60,17 +58,17 @@ class SyncBatches:
         self._inbox = inbox
 
     def cancellable(self, handle: F, received: Callable[[Any], Any]) -> F:
-        """Note on a handler how a job of it is cancelled: by a row beside those of the effects."""
+        """Mark a handler with the function that cancels its jobs, by a row in the inbox."""
         if isinstance(self._inbox, Inbox):
             mark_cancellation(handle, SyncCancellation(self.source, self._inbox, received).mark)
         return handle
 
-    def together(
+    def run_batch(
         self, msgs: Sequence[Any], work: Callable[[Any, list[int]], object], check: Check
     ) -> list[Outcome] | None:
         """Run ``work(session, positions)`` once for all messages that have had no effect yet.
 
-        Returns None if all have had it now, or the outcome of each: None, or the error of a message by itself.
+        Returns None if all have had it now, or the outcome of each message: None, or its own error.
         """
         in_work = False
         try:
@@ -117,8 +115,8 @@ class SyncBatches:
             guard.allow_commit()
         return outcomes
 
-    def each(self, msgs: Sequence[Any], work: Callable[[Any, int], object], check: Check) -> list[Outcome]:
-        """Run ``work(session, position)`` in a savepoint of its own for each message that has had no effect yet."""
+    def run_each(self, msgs: Sequence[Any], work: Callable[[Any, int], object], check: Check) -> list[Outcome]:
+        """Run ``work(session, position)`` for each message that has had no effect yet, each in a savepoint."""
         outcomes: list[Outcome] = [None] * len(msgs)
         with DbSession(self.source.engine) as db, self._inbox.once_many(db, msgs) as first_time:
             guard = TransactionGuard(db.connection)
@@ -157,11 +155,11 @@ class SyncBatches:
     def _in_orm_savepoint(
         self, db: DbSession, maker: "sessionmaker[Any]", what: W, work: Callable[[Any, W], object]
     ) -> Outcome:
-        # SQLAlchemy's own savepoint: a flush that fails rolls back what SQLAlchemy knows to be open, and without a
-        # savepoint that is the transaction.
+        # SQLAlchemy's own savepoint: a failed flush rolls back the innermost savepoint that SQLAlchemy knows, or the
+        # transaction if there is none.
         savepoint = db.connection.begin_nested()
         try:
-            # Closed also after an error, before the savepoint around it: the session has a savepoint of its own.
+            # Closed also after an error, before the outer savepoint: the session has another savepoint.
             with maker(bind=db.connection) as session:
                 reject_awaitable("the handler", work(session, what))
                 session.commit()  # writes what it holds, and commits nothing
@@ -192,7 +190,7 @@ class AsyncBatches:
             mark_cancellation(handle, AsyncCancellation(self.source, self._inbox, received).mark)
         return handle
 
-    async def together(
+    async def run_batch(
         self, msgs: Sequence[Any], work: Callable[[Any, list[int]], Awaitable[object]], check: Check
     ) -> list[Outcome] | None:
         """See ``SyncBatches.together``."""
@@ -248,7 +246,7 @@ class AsyncBatches:
                 await run_in(connection, lambda unit: self._inbox.forget_in(unit, failed))
         return outcomes
 
-    async def each(
+    async def run_each(
         self, msgs: Sequence[Any], work: Callable[[Any, int], Awaitable[object]], check: Check
     ) -> list[Outcome]:
         """See ``SyncBatches.each``. One after the other: they share a connection."""

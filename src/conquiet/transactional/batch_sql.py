@@ -1,11 +1,11 @@
 """The SQL text that writes and reads many rows of inbox and outbox in one statement. Pure: texts and binds only.
 
     MySQL, MariaDB    INSERT … SELECT from JSON_TABLE; a duplicate is an error and nothing is written
-    PostgreSQL        INSERT … SELECT from a list ON CONFLICT DO NOTHING; it says which rows were written
+    PostgreSQL        INSERT … SELECT from a list ON CONFLICT DO NOTHING; it returns which rows were written
     SQLite            none: a statement costs no round trip there, and rows are written one by one
 
-The text does not depend on the number of rows. With a bind for each value, every number of rows would be a statement of
-its own, compiled and kept by SQLAlchemy.
+The text does not depend on the number of rows. With a bind for each value, SQLAlchemy would compile and cache one
+statement for every number of rows.
 
 See docs/decisions/0043.
 """
@@ -35,14 +35,14 @@ _KEY: Final = "source, consumer_group, message_id"
 
 @dataclass(frozen=True, slots=True)
 class BatchStatements:
-    """Statements on many inbox rows of one source and group. Binds: ``source``, ``grp`` and those of ``bind_rows``.
+    """Statements on many inbox rows of one source and group. Binds: ``source``, ``grp``, and ``bind_rows()``.
 
     Attributes:
         insert: Writes rows.
-        reports_written: Whether ``insert`` returns one row, and no error for a row that is there: ``written`` has the
-            ids that it has written, in hexadecimal, separated by commas; it is NULL if that is all of them. ``xid`` and
-            ``timeline`` are for ``note_transaction``.
-        find: Reads ``id`` and ``digest`` of the rows that are there, as they are committed now.
+        reports_written: Whether ``insert`` returns one row, and no error for a row that exists: ``written`` has the
+            ids that it wrote, in hexadecimal, separated by commas; it is NULL if it wrote all. ``xid`` and
+            ``timeline`` are for ``record_transaction``.
+        find: Reads ``id`` and ``digest`` of the existing rows, as committed now.
     """
 
     insert: TextClause
@@ -79,10 +79,9 @@ def _json(rows: list[Any]) -> str:
 def _for_mysql(dialect: MySqlDialect, name: str, *, digest: bool) -> BatchStatements:
     source, group = dialect.binary("source"), dialect.binary("grp")
     columns, value, found = (", digest", ", UNHEX(j.digest)", "i.digest") if digest else ("", "", "NULL")
-    # From the list to the table, row by row by the primary key. Left to the optimizer, it may read a small table from
-    # end to end, and wait for the rows of every other transaction.
-    # The list is a table of its own (derived): MySQL refuses to lock JSON_TABLE (error 3569), and MariaDB does not know
-    # FOR SHARE OF.
+    # From the list to the table, row by row by the primary key. The optimizer alone may read a small table from end to
+    # end, and wait for the rows of every other transaction.
+    # The list is a derived table: MySQL cannot lock JSON_TABLE (error 3569), and MariaDB does not know FOR SHARE OF.
     joined = (
         f"(SELECT j.id FROM {_JSON_ROWS} LIMIT {_MOST_ROWS}) AS j "  # noqa: S608
         f"STRAIGHT_JOIN {name} AS i FORCE INDEX (PRIMARY) ON i.source = {source} "
@@ -107,8 +106,8 @@ def _for_postgres(dialect: PostgresDialect, name: str, *, digest: bool) -> Batch
     listed = f"ARRAY(SELECT decode(r.id, 'hex') FROM unnest({ids}) AS r (id))"  # noqa: S608
     is_listed = f"source = :source AND consumer_group = :grp AND message_id = ANY({listed})"
     return BatchStatements(
-        # A row of the answer costs the client more than a row of the table costs the server: one row for all. The list
-        # of the written ones is made in a subquery, which runs only if it is asked for.
+        # A row of the result costs the client more than a row of the table costs the server: one row for all. The
+        # subquery lists the written rows, and runs only if some were not written.
         insert=text(
             f"WITH added AS (INSERT INTO {name} ({_KEY}, handled_at{columns}) SELECT CAST(:source AS bytea), "  # noqa: S608
             f"CAST(:grp AS bytea), decode(r.id, 'hex'), {dialect.now}{value} FROM unnest({ids}{more}) "
@@ -124,9 +123,9 @@ def _for_postgres(dialect: PostgresDialect, name: str, *, digest: bool) -> Batch
 
 @lru_cache(256)
 def outbox_insert_many(dialect: SqlDialect, table: str, *, wake: bool) -> TextClause | None:
-    """Return what writes messages of one target, event and delay; None where rows are written one by one.
+    """Return the INSERT of messages of one target, event and delay; None where rows are written one by one.
 
-    Binds: ``target``, ``event``, ``headers``, ``later`` and those of ``bind_messages``. Rows get their ``seq`` in the
+    Binds: ``target``, ``event``, ``headers``, ``later``, and ``bind_messages()``. Rows get their ``seq`` in the
     order given.
     """
     name = dialect.quote(table)

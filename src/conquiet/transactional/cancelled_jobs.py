@@ -1,10 +1,10 @@
-"""A cancelled job has an inbox row of its own: the database decides between its effect and its cancellation.
+"""Record cancelled jobs in the inbox, so that the database decides between a job's effect and its cancellation.
 
     effect       the message's inbox row, and the handler's statements
     cancelled    the message's inbox row, and the row of its cancellation
 
-Both are written in one transaction that begins with the message's inbox row, so only one of them can be committed,
-whatever happens to the workers: a run that was thought dead and commits late finds the row, or is found by it.
+Each is one transaction that begins with the message's inbox row, so only one of them can be committed. That includes a
+run that was presumed dead and commits late: it finds the row, or the cancellation finds its row.
 
 See docs/decisions/0046.
 """
@@ -12,10 +12,11 @@ See docs/decisions/0046.
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import mark_cancellation
 from conquiet.errors import JobCancelledError
 from conquiet.transactional.inbox import Inbox
-from conquiet.transactional.lease_check import Deduplicator, LeaseCheck
+from conquiet.transactional.lease_check import LeaseCheck
 from conquiet.transactional.session_source import AsyncSource, SyncSource
 from conquiet.transactional.unit_of_work import run_in, unit_of
 
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
     from conquiet.processor.context import JobContext, SyncJobContext
 
 Received = Callable[[Any], Any]
-"""Makes the message that an inbox knows from a ``JobContext``."""
+"""Builds the inbox's message from a ``JobContext``."""
 
 
 class SyncCancellation:
-    """Records cancellations of one handler's jobs beside their effects, on a synchronous engine.
+    """Records cancellations of one handler's jobs in its inbox, on a synchronous engine.
 
     Args:
         source: The handler's database.
         inbox: Its inbox.
-        received: Makes the inbox's message from the handler's context.
+        received: Builds the inbox's message from the handler's context.
     """
 
     def __init__(self, source: SyncSource, inbox: Inbox, received: Received) -> None:
@@ -51,7 +52,7 @@ class SyncCancellation:
         return self._source.effect_once(self._inbox, msg, record) or self._is_marked(msg)
 
     def raise_if_marked(self, ctx: Any) -> None:
-        """Raise ``JobCancelledError`` if the inbox row that a run has met is that of a cancellation."""
+        """Raise ``JobCancelledError`` if the inbox row that a run has found belongs to a cancellation."""
         if self._is_marked(self._received(ctx)):
             raise _cancelled(ctx)
 

@@ -1,7 +1,7 @@
-"""Count what the inbox decided once it is true: an effect counts when its transaction commits.
+"""Count the decisions of the inbox: an effect counts when its transaction commits.
 
-    first, reused_id      with COMMIT: a run that is rolled back has had no effect
-    duplicate, conflict   at once: nothing is to be committed
+    first, reused_id      at COMMIT: a run that is rolled back has had no effect
+    duplicate, conflict   immediately: there is nothing to commit
 
 With a ``DbSession``, and with the session of another framework, the count follows the server's reply to COMMIT. With
 the other sessions it follows SQLAlchemy's event, which comes just before COMMIT is sent.
@@ -46,7 +46,7 @@ def count_effect(unit: UnitOfWork, source: str, outcome: str, *, n: int = 1) -> 
 
 
 def count_single_effect(unit: UnitOfWork, source: str, outcome: str) -> None:
-    """Count the effect of a message that has a transaction of its own, and note it in its span."""
+    """Count the effect of a message in its own transaction, and record it in its span."""
     count_effect(unit, source, outcome)
     tracing.note("inbox.outcome", outcome)
 

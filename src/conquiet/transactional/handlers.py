@@ -1,4 +1,4 @@
-"""Handlers with a transaction and an inbox, for the engines that know no database.
+"""Wrap handlers in a transaction with an inbox, for the engines that import no database.
 
     runtime.Consumer     handler=for_runtime(handle, engine=…)
     Processor            @processor.handler("paid") … for_processor(handle, engine=…)
@@ -7,17 +7,18 @@
 ``engine`` decides which session the handler gets and whether it is ``async def``; see ``session_source``. A plain
 function is run in a thread by those engines, because a transaction blocks; an ``async def`` one runs on the event loop.
 
-The engine acknowledges when the handler returns, so the commit comes first. Errors leave as they are. Each of them
-leaves the message unacknowledged, ``CommitUnknownError`` too: it is delivered again, and the inbox decides.
+The engine acknowledges when the handler returns, so the commit comes first. Errors are raised unchanged. After each of
+them, also ``CommitUnknownError``, the message is not acknowledged: it is delivered again, and the inbox decides.
 
-The group, or the queue, comes from the engine that runs the handler. It is a part of the inbox key: two services that
-typed the same name by mistake would take each other's messages for their own duplicates.
+The group, or the queue, comes from the engine that runs the handler. It is a part of the inbox key: with two services
+that use the same name by mistake, each would skip messages of the other as duplicates.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import (
     mark_made_for,
     mark_pool_capacity,
@@ -31,8 +32,7 @@ from conquiet.errors import ConfigurationError, ConflictError
 from conquiet.transactional.cancelled_jobs import cancellable, cancellable_async
 from conquiet.transactional.inbox import Inbox
 from conquiet.transactional.inbox_keys import KeyFunction
-from conquiet.transactional.lease_check import Deduplicator
-from conquiet.transactional.received import ReceivedFromRabbit, ReceivedMessage
+from conquiet.transactional.received_messages import ReceivedFromRabbit, ReceivedMessage
 from conquiet.transactional.schema import INBOX_TABLE
 from conquiet.transactional.session_source import AsyncSource, SyncSource, source_of
 
@@ -53,7 +53,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def effect_once(
     engine: "Engine | sessionmaker[Any]", inbox: Deduplicator, msg: Any, work: Callable[[Any], object]
 ) -> bool:
-    """Run ``work(session)`` in a transaction of its own unless the message has had its effect. True if it ran.
+    """Run ``work(session)`` in a new transaction unless the message has had its effect. True if it ran.
 
     When this returns, the effect is committed, now or before: acknowledge.
     """
@@ -105,7 +105,7 @@ def for_runtime(
 ) -> Callable[..., Any]:
     """Return a handler for ``runtime.Consumer`` that runs ``handler(message, session)`` once per message.
 
-    Before the commit the lease is checked, which costs no round trip: the engine's heartbeat knows.
+    Before the commit the lease is checked, which costs no round trip: the engine's heartbeat knows its state.
 
     Args:
         handler: Does the work with the session it is given.
@@ -113,7 +113,7 @@ def for_runtime(
             ``async def``; see ``session_source``.
         group: Not needed: the consumer's group is taken. A name that is not the consumer's is refused.
         inbox: An ``Inbox``, a ``LeaseCheck`` around one (plain functions only), or the name of the inbox table.
-        key: See ``Inbox``; called with an object that has ``payload`` and ``id``. Not beside an inbox object.
+        key: See ``Inbox``; called with an object that has ``payload`` and ``id``. Not allowed with an inbox object.
 
     Raises:
         ConfigurationError: An argument is wrong. A ``group`` that disagrees is refused when the consumer is made, at
@@ -185,8 +185,8 @@ def for_processor(
             ``async def``; see ``session_source``.
         group: Not needed: the processor's group is taken. A name that is not the processor's is refused.
         inbox: An ``Inbox``, a ``LeaseCheck`` around one (plain functions only), or the name of the inbox table.
-        key: See ``Inbox``; called with an object that has ``payload`` (the job's data) and ``id``. Not beside an inbox
-            object.
+        key: See ``Inbox``; called with an object that has ``payload`` (the job's data) and ``id``. Not allowed with an
+            inbox object.
 
     Raises:
         ConfigurationError: An argument is wrong. A ``group`` that disagrees is refused when the handler is registered,
@@ -235,13 +235,13 @@ def for_rabbit(
 ) -> Callable[[Any], Any]:
     """Return a syncer for ``RabbitConsumer`` that runs ``handler(message, session)`` once per message.
 
-    A handler that returns False has its transaction rolled back, and the message is requeued or dead-lettered. A
-    conflict of the handler's own statements has the same result. Give the queue a dead-letter exchange: the second
+    If the handler returns False, its transaction is rolled back, and the message is requeued or dead-lettered. A
+    conflict in the handler's statements has the same result. Give the queue a dead-letter exchange: the second
     refusal in a row goes there.
 
-    A conflict on the inbox row means that another run of the message is not over: ``Requeue`` is raised, and no attempt
-    is counted. An ``InfrastructureError`` (the database is unavailable, the result of a COMMIT is unknown) goes through
-    to the consumer. Any other error stops the consumer.
+    A conflict on the inbox row means that another run of the message has not ended: ``Requeue`` is raised, and no
+    attempt is counted. An ``InfrastructureError`` (the database is unavailable, the result of a COMMIT is unknown) is
+    raised to the consumer. Any other error stops the consumer.
 
     Args:
         handler: Does the work. Returning nothing means done.
@@ -348,7 +348,7 @@ def checked_source(handler: Callable[..., Any], engine: object, *arguments: str)
 
 
 def inbox_of(inbox: str | Deduplicator, key: KeyFunction | None) -> Deduplicator:
-    """Return the inbox that an argument ``inbox`` stands for."""
+    """Return the inbox for an argument ``inbox``."""
     if isinstance(inbox, str):
         return Inbox(inbox, key=key)
     if isinstance(inbox, type) or not callable(getattr(inbox, "once", None)):
@@ -361,7 +361,7 @@ def inbox_of(inbox: str | Deduplicator, key: KeyFunction | None) -> Deduplicator
 
 
 def made_for(kind: str, given: str | None, source: SyncSource | AsyncSource, function: F) -> F:
-    """Note what the engine that runs the function checks at its start: the name given, and the size of the pool."""
+    """Mark a function with the facts that its engine checks at the start: the configured name and the pool size."""
     mark_pool_capacity(function, source.capacity)
     if given is not None:
         mark_made_for(function, require_text(kind, given))

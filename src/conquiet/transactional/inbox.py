@@ -1,4 +1,4 @@
-"""The inbox: a row in the handler's own transaction that records "the effect of this message is here".
+"""The inbox: a row in the handler's transaction that records that the message has had its effect.
 
     INSERT key ──┬─ inserted ─────────▶ first time: the handler runs, its statements commit with the row
                  ├─ waits ────────────▶ another run of the message is in progress; its end decides:
@@ -23,15 +23,15 @@ from sqlalchemy.engine import Engine
 
 from conquiet.core.functions import require_plain_function
 from conquiet.core.log import FactLogger
-from conquiet.core.validation import require_positive, require_seconds, require_table
+from conquiet.core.validation import require_table
 from conquiet.db.errors import DbErrorKind, fault_of
-from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LifecycleError, MessageInProgressError
 from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.transactional.effect_counts import count_single_effect
 from conquiet.transactional.inbox_batch import InboxEntry, record_many
 from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, key_of
+from conquiet.transactional.old_rows import delete_old_rows
 from conquiet.transactional.payload_digest import digest_of, is_same, key_of_other
 from conquiet.transactional.schema import INBOX_TABLE, NO_COLUMN, if_missing
 from conquiet.transactional.sql_dialect import SqlDialect, dialect_named, inbox_statements
@@ -52,17 +52,17 @@ _written: "WeakKeyDictionary[object, dict[str, dict[InboxKey, bytes | None]]]" =
 
 
 class Inbox:
-    """Remembers which messages have had their effect in this database.
+    """Records which messages have had their effect in this database.
 
     Holds no connection and may be shared by threads and tasks.
 
     Args:
         table: The table, as made by ``create_tables``.
         key: Chooses the key of a message, if not (stream, group, entry id): see ``key_of``. Return a
-            business key where one and the same message can arrive under several ids.
+            business key where the same message can arrive under several ids.
         compare_payload: Whether a digest of the payload is stored and compared when a key exists: the same
-            key with another payload is then a message of its own. None compares where the key is the id that Redis
-            gave the entry, because such an id can come twice (see ``payload_digest``), and trusts every other key.
+            key with another payload is then another message. None compares where the key is the id that Redis
+            assigned to the entry, because such an id can repeat (see ``payload_digest``), and trusts every other key.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Inbox:
             raise ConfigurationError("compare_payload must be True, False or None")
         self._key = key
         self._compare = compare_payload
-        # Engines whose inbox table was made by an earlier version and has no digests.
+        # Engines with an inbox table of an earlier version, without digests.
         self._without_digest: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
 
     def once(self, session: "SyncSession | AsyncSession | AsyncConnection", msg: Any) -> "InboxCheck[bool]":
-        """Record the message in the session's transaction. Gives True the first time. Use it before other statements.
+        """Record the message in the session's transaction; True the first time. Use it before other statements.
 
         >>> with DbSession(engine) as session, inbox.once(session, msg) as first_time:  # doctest: +SKIP
         ...     if first_time:
@@ -92,7 +92,7 @@ class Inbox:
             MessageInProgressError: Another run of the message did not end in time, or two runs waited for it. Nothing
                 was written; leave the message pending. It is a ``ConflictError``.
             MessageKeyError: The message has no usable key.
-            LifecycleError: This very transaction has recorded the message before.
+            LifecycleError: The same transaction has recorded the message before.
         """
         return InboxCheck(session, lambda unit: self.check(unit, msg))
 
@@ -104,14 +104,14 @@ class Inbox:
         >>> with DbSession(engine) as session, inbox.once_many(session, msgs) as first_time:  # doctest: +SKIP
         ...     new = [msg for msg, is_first in zip(msgs, first_time) if is_first]
 
-        Gives a list with True for each message that is here the first time, in the order of ``msgs``. The effect of the
-        others is in the database, or one and the same message is twice in ``msgs``. Use it before other statements;
+        Yields a list with True for each new message, in the order of ``msgs``. The effect of the others is in the
+        database, or the same message is twice in ``msgs``. Use it before other statements;
         with an asynchronous session write ``async with``. The owner of the session commits.
 
         Raises:
             MessageInProgressError: Another run of one of the messages did not end in time. Nothing was written.
             MessageKeyError: A message has no usable key.
-            LifecycleError: This very transaction has recorded one of the messages before.
+            LifecycleError: The same transaction has recorded one of the messages before.
         """
         return InboxCheck(session, lambda unit: self.check_many(unit, msgs))
 
@@ -121,7 +121,7 @@ class Inbox:
         Args:
             session: The transaction.
             key: Identifies the message.
-            digest: Of its payload, if the key may come again with another message; see ``payload_digest``.
+            digest: Of its payload, if another message may have the same key later; see ``payload_digest``.
         """
         return self.record_entry(unit_of(session), key, digest)
 
@@ -140,31 +140,19 @@ class Inbox:
         return await run_in(session, lambda unit: self._contains(unit, msg))
 
     def purge(self, engine: Engine, *, older_than_s: float, batch: int = 1_000, max_batches: int | None = None) -> int:
-        """Delete rows older than that and return how many. Safe while others insert; many short transactions.
+        """Delete rows older than ``older_than_s`` and return how many. Safe during inserts; many short transactions.
 
-        A row may go once its message cannot come back: docs/exactly-once.md says how long that is.
-        A message that comes back later than that has its effect a second time.
+        A row may be deleted once its message cannot be delivered again: see docs/exactly-once.md.
+        A message that is delivered again after that has its effect a second time.
 
         Args:
             engine: The database of the table.
             older_than_s: By the database's clock.
             batch: Rows per transaction.
-            max_batches: Stop after so many, even if there is more.
+            max_batches: Maximum number of transactions; None has no limit.
         """
-        require_seconds("older_than_s", older_than_s)
-        require_positive("batch", batch)
-        sql = dialect_named(engine.dialect.name)
-        statement = sql.inbox_purge(self.table)
-        deleted, batches = 0, 0
-        while max_batches is None or batches < max_batches:
-            with DbSession(engine) as session:
-                if sql.isolation is not None:
-                    session.execute(sql.isolation)
-                found = session.execute(statement, {"ago": sql.interval(older_than_s), "batch": batch})
-            deleted, batches = deleted + found, batches + 1
-            if found < batch:
-                break
-        return deleted
+        statement = dialect_named(engine.dialect.name).inbox_purge(self.table)
+        return delete_old_rows(engine, statement, older_than_s=older_than_s, batch=batch, max_batches=max_batches)
 
     def cancellation_key(self, msg: Any) -> InboxKey:
         """Return the key of the row that records that a message is cancelled; see ``cancelled_jobs``."""
@@ -192,7 +180,7 @@ class Inbox:
         return record_many(self, unit, entries)
 
     def forget(self, session: SyncSession, msgs: Sequence[Any]) -> None:
-        """Delete the rows that this very transaction has written for these messages: their effect was rolled back."""
+        """Delete the rows that this transaction has written for these messages, after their effect was rolled back."""
         self.forget_in(unit_of(session), msgs)
 
     def forget_in(self, unit: UnitOfWork, msgs: Sequence[Any]) -> None:
@@ -248,23 +236,23 @@ class Inbox:
         except ConflictError as error:
             raise self.in_progress(error, key.source) from error.__cause__
         except DbWriteError as error:
-            # 1062 may also come from a trigger of the user's. Taking that for our duplicate would lose the message.
+            # A trigger of the user may raise 1062 too. Treating that as our duplicate would lose the message.
             existing = self._find(unit, key) if _is_duplicate(error) else None
             if existing is None:
                 raise if_missing(error, self.table) from error.__cause__
         else:
             # PostgreSQL reports a duplicate by the row count: an error would end the transaction.
             existing = None if inserted else self._require(unit, key)
-        self.note_written(unit, {key: digest}, () if existing is None else (key,))
+        self.record_written(unit, {key: digest}, () if existing is None else (key,))
         return existing
 
-    def note_written(
+    def record_written(
         self, unit: UnitOfWork, entries: Mapping[InboxKey, bytes | None], existing: Collection[InboxKey]
     ) -> None:
-        """Remember which rows the transaction has written: all of ``entries`` but the existing ones.
+        """Record which rows the transaction has written: all of ``entries`` except the existing ones.
 
         Raises:
-            LifecycleError: One of the existing ones is of this very transaction.
+            LifecycleError: This transaction has written one of the existing rows.
         """
         written = _written.setdefault(unit.transaction, {}).setdefault(self.table, {})
         for key in existing:
@@ -287,7 +275,7 @@ class Inbox:
         )
 
     def _require(self, unit: UnitOfWork, key: InboxKey) -> "_Row":
-        """Return the row that an INSERT found. A purge may have deleted it since: then the message comes again."""
+        """Return the row that an INSERT found; raise if a purge has deleted it since: the next delivery decides."""
         found = self._find(unit, key)
         if found is None:
             raise self.row_vanished()
@@ -300,9 +288,9 @@ class Inbox:
         )
 
     def _touch(self, unit: UnitOfWork, key: InboxKey) -> None:
-        """Keep the row of an id as long as that of the message that had the id again.
+        """Refresh the older row of a reused id, so that both rows are purged together.
 
-        Purged before, it would let that message run a second time, under the plain id.
+        If it were purged first, the newer message could run a second time, under the plain id.
         """
         unit.execute(inbox_statements(unit.dialect, self.table).touch, _binds(unit, key))
 
@@ -329,13 +317,13 @@ class Inbox:
             result = run(False)  # noqa: FBT003 - the same
         except DbWriteError as error:
             if error.errno not in NO_COLUMN and if_missing(error, self.table) is error:
-                self._note_missing_digest(unit.engine, unit.dialect)
+                self._record_missing_digest(unit.engine, unit.dialect)
             raise
-        self._note_missing_digest(unit.engine, unit.dialect)
+        self._record_missing_digest(unit.engine, unit.dialect)
         return result
 
-    def _note_missing_digest(self, engine: Engine, dialect: SqlDialect) -> None:
-        # Refusing to work would stop every worker of a deployment whose tables are changed later, by an operator.
+    def _record_missing_digest(self, engine: Engine, dialect: SqlDialect) -> None:
+        # An error would stop every worker of a deployment until an operator has changed the tables.
         self._without_digest[engine] = True
         logger.warning(
             "inbox table is of an earlier version, without the column digest: a message whose entry id comes a second "

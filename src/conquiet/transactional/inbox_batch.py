@@ -1,12 +1,12 @@
-"""Records many messages in one transaction and returns which of them are first-time: one statement if all are.
+"""Record many messages in one transaction and return which of them are new: one statement if all are.
 
-    INSERT all keys ──┬─ all written ─────▶ all are first-time
+    INSERT all keys ──┬─ all written ─────▶ all are new
                       └─ some exist ──────▶ read those; same digest, or none: duplicates
                                             another digest: ``Inbox`` decides about each, as for a single message
                                             MySQL has written nothing then: INSERT the others
 
 Rows are written in the order of their ids, so two transactions with messages in common wait for each other and do not
-deadlock. A key that comes twice in one batch is first-time once.
+deadlock. A key that occurs twice in one batch is new once.
 
 See docs/decisions/0043.
 """
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from conquiet.transactional.inbox import Inbox
 
 MAX_ROWS: Final = 1_000
-"""Rows of one statement at most."""
+"""Maximum rows of one statement."""
 
 _MAX_ROUNDS: Final = 3
-"""Inserts of one list at most: between the INSERT that failed and the SELECT, a purge may delete what was there."""
+"""Maximum inserts of one list: between the failed INSERT and the SELECT, a purge may delete the existing rows."""
 
 
 class InboxEntry(NamedTuple):
@@ -45,7 +45,7 @@ def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry])
 
     Raises:
         MessageInProgressError: Another run of one of them did not end in time, or two runs waited for each other.
-        LifecycleError: This very transaction has recorded one of them before.
+        LifecycleError: The same transaction has recorded one of them before.
     """
     known: dict[InboxKey, bytes | None] = dict(entries)
     several = _repeated(entries, known) if len(known) < len(entries) else frozenset()
@@ -53,7 +53,7 @@ def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry])
     counts = {"first": 0, "duplicate": 0}
     if existing or several:
         first_time = _decided(inbox, unit, entries, known, several, existing, counts)
-    else:  # nearly always: nothing to look at for each message
+    else:  # nearly always
         first_time, counts["first"] = [True] * len(entries), len(entries)
     if entries:
         source = entries[0].key.source
@@ -101,14 +101,14 @@ def _decided(
 
 
 def _write(inbox: "Inbox", unit: UnitOfWork, entries: dict[InboxKey, bytes | None]) -> "dict[InboxKey, tuple[Any]]":
-    """Write what is not there; return the digests of what was there, each in a tuple."""
+    """Write the missing rows; return the digests of the existing ones, each in a tuple."""
     existing: dict[InboxKey, tuple[Any]] = {}
     for rows in _chunks(entries):
         if len(rows) == 1 or batch_statements(unit.dialect, inbox.table) is None:
             existing |= {key: row for key, digest in rows if (row := inbox.write_entry(unit, key, digest)) is not None}
         else:
             there = _Writer(inbox, unit).write(rows)
-            inbox.note_written(unit, dict(rows), there)
+            inbox.record_written(unit, dict(rows), there)
             existing |= there
     return existing
 
@@ -134,7 +134,7 @@ class _Writer:
         self._unit = unit
 
     def write(self, rows: list[tuple[InboxKey, bytes | None]]) -> "dict[InboxKey, tuple[Any]]":
-        """Write those that are not there; return the digests of the others."""
+        """Write the missing rows; return the digests of the existing ones."""
         existing: dict[InboxKey, tuple[Any]] = {}
         left = rows
         for _ in range(_MAX_ROUNDS):
@@ -142,7 +142,7 @@ class _Writer:
             if not unwritten:
                 return existing
             found = self._find(unwritten)
-            if not found and error is not None:  # the duplicate of a trigger of the user's, for example
+            if not found and error is not None:  # for example the duplicate of a user's trigger
                 raise if_missing(error, self._inbox.table) from error.__cause__
             existing |= found
             left = [row for row in unwritten if row[0] not in found]
@@ -153,7 +153,7 @@ class _Writer:
     def _insert(
         self, rows: list[tuple[InboxKey, bytes | None]]
     ) -> "tuple[list[tuple[InboxKey, bytes | None]], DbWriteError | None]":
-        """Insert; return the rows that were not written, and the error that says so: MySQL then writes none."""
+        """Insert; return the rows that were not written, and the error: MySQL then writes none."""
 
         def run(with_digest: bool) -> list[tuple[InboxKey, bytes | None]]:  # noqa: FBT001 - see ``on_any_version``
             has_digests = any(digest for _, digest in rows)
@@ -186,7 +186,7 @@ class _Writer:
 
     def _statements(self, with_digest: bool) -> BatchStatements:  # noqa: FBT001 - see ``on_any_version``
         statements = batch_statements(self._unit.dialect, self._inbox.table, digest=with_digest)
-        assert statements is not None  # noqa: S101 - asked before
+        assert statements is not None  # noqa: S101 - checked by the caller
         return statements
 
     def _binds(self, rows: list[tuple[InboxKey, bytes | None]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Which messages are the same message. Pure.
+"""Identify messages: two messages with one key are the same message. Pure.
 
 A key has three parts, because an effect belongs to the source of a message and to the group that handles
-it: two groups that read one stream each have an effect of their own.
+it: with two groups on one stream, a message has one effect in each.
 
     (source, group, id)      source: stream or queue; group: empty where there are none
 """
@@ -38,7 +38,7 @@ def key_of(msg: Any, key: KeyFunction | None = None) -> InboxKey:
 
     Args:
         msg: Something with ``stream`` (or ``source``), ``group`` and ``id``, such as a ``QueueMessage``; anything, if
-            the key function answers with a whole ``InboxKey``.
+            the key function returns a whole ``InboxKey``.
         key: Chooses the id, or the whole key, from the message.
 
     Raises:
@@ -62,7 +62,7 @@ def key_of(msg: Any, key: KeyFunction | None = None) -> InboxKey:
 
 
 def _usual_key(msg: Any) -> InboxKey | None:
-    """Return the key of a message as nearly all are, with short parts of ASCII; None for a closer look."""
+    """Return the key of a message with short ASCII parts, as nearly all have; None to check it in detail."""
     try:
         source, group, message_id = msg.stream, msg.group, msg.id
     except AttributeError:

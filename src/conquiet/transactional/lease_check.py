@@ -1,15 +1,16 @@
-"""The lease check: right before COMMIT, ask whether this worker still owns the message.
+"""The lease check: right before COMMIT, check that this worker still owns the message.
 
 It rolls back a run that has lost its lease, and reports that. It does not make the effect
-happen once: between its answer and the COMMIT another consumer can still claim the message. That
-gap can be made small and not closed, because two servers are involved. The inbox has no such gap.
+happen once: between the check and the COMMIT another consumer can still claim the message. That
+gap cannot be closed, because two servers are involved. The inbox has no such gap.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from conquiet.core import tracing
+from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import reject_awaitable, require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.db.session import DbSession
@@ -17,22 +18,11 @@ from conquiet.errors import ConfigurationError, LeaseLostError
 from conquiet.metrics.registry import FENCE_LEASE_LOST_TOTAL
 from conquiet.metrics.safety import count
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
 logger = FactLogger(__name__)
 
 
-class Deduplicator(Protocol):
-    """Decides whether a message's handler runs: an ``Inbox``, or a ``LeaseCheck`` around one."""
-
-    def once(self, session: DbSession, msg: Any) -> "AbstractContextManager[bool]":
-        """Give True if the handler is to run in this session's transaction."""
-        ...
-
-
 class LeaseCheck:
-    """Rolls a transaction back if its message was lost before the COMMIT. Goes wherever an inbox goes.
+    """Rolls a transaction back if its message was lost before the COMMIT. Can replace an ``Inbox`` in every argument.
 
     >>> consumer.run(handler=handle, engine=engine, inbox=LeaseCheck(consumer.extend, inbox))  # doctest: +SKIP
 
@@ -49,7 +39,7 @@ class LeaseCheck:
 
     @property
     def inbox(self) -> Deduplicator | None:
-        """What decides whether the handler runs."""
+        """The inbox that decides whether the handler runs."""
         return self._inbox
 
     @contextmanager
@@ -73,9 +63,9 @@ class LeaseCheck:
             yield first_time
 
     def _check(self, msg: Any) -> None:
-        answer = self._still_ours(msg)
-        reject_awaitable("still_ours", answer)
-        if answer:
+        is_ours = self._still_ours(msg)
+        reject_awaitable("still_ours", is_ours)
+        if is_ours:
             return
         source, message_id = str(getattr(msg, "stream", "")), str(getattr(msg, "id", ""))
         count(FENCE_LEASE_LOST_TOTAL, source)

@@ -1,6 +1,6 @@
 """The tables of the inbox and the outbox as SQLAlchemy ``MetaData``: for Alembic, and for ``create_all``.
 
-The same tables as those of the schema files; a test compares them on each database. The statements of this package do
+The tables are equal to the schema files; a test compares them on each database. The statements of this package do
 not use these objects (see ``sql_dialect``).
 """
 
@@ -50,8 +50,8 @@ class _Types:
         seq: Place in the outbox.
         flag: 0 or 1.
         count: Attempts.
-        index_prefix: Whether the name of an index begins with that of its table: PostgreSQL and SQLite want the names
-            of all indexes of a schema to differ.
+        index_prefix: Whether the name of an index begins with the name of its table: PostgreSQL and SQLite require
+            unique names of all indexes in a schema.
         options: Of the tables.
     """
 

@@ -1,16 +1,15 @@
-"""Create the tables of inbox and outbox, and bring tables of an earlier version to this one.
+"""Create the tables of inbox and outbox, and migrate tables of an earlier version.
 
 A table's version is kept in its comment ("conquiet schema 3"), so that it commits with the change it describes: on
-MySQL and MariaDB, where DDL is not transactional, one ALTER TABLE does both. What a table lacks is found by comparing
-it with ``metadata()``; a comment is never believed where a column is missing. SQLite has no comments: there the columns
-decide.
+MySQL and MariaDB, where DDL is not transactional, one ALTER TABLE does both. Missing columns are found by comparing the
+table with ``metadata()``; they override the version in the comment. SQLite has no comments: there the columns decide.
 
     version   inbox                    outbox
     1         key and time             without event and headers
     2         digest                   event
     3                                  headers
 
-Only additions are made: workers of the version before go on while the tables change, and can be brought back.
+Changes are additions only: workers of the version before continue while the tables change, and can be deployed again.
 
 See docs/decisions/0068.
 """
@@ -51,7 +50,7 @@ logger = FactLogger(__name__)
 
 _LOCK_WAIT_S: Final = 60
 _ALTER_WAIT_S: Final = 10
-"""How long an ALTER TABLE waits for transactions that use the table: all others wait behind it."""
+"""Longest wait of an ALTER TABLE for transactions that use the table: all others wait behind it."""
 
 _NOT_NOW: Final = frozenset({1142, 1205, "42501", "55P03"})
 """ALTER is not granted; a long transaction uses the table."""
@@ -59,7 +58,7 @@ _NOT_NOW: Final = frozenset({1142, 1205, "42501", "55P03"})
 _WRITTEN: Final = re.compile(rf"{SCHEMA_MARK} (\d+)")
 
 _PG_LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtext('conquiet create_tables'))")
-# Locks of MySQL are the server's, so the name contains the database; at most 64 characters. MySQL 9.7 has no MD5().
+# Locks of MySQL are server-wide, so the name contains the database; at most 64 characters. MySQL 9.7 has no MD5().
 _MYSQL_LOCK_NAME: Final = "CONCAT('conquiet.schema.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 40))"
 _MYSQL_LOCK: Final = text(f"SELECT GET_LOCK({_MYSQL_LOCK_NAME}, {_LOCK_WAIT_S})")
 _MYSQL_UNLOCK: Final = text(f"SELECT RELEASE_LOCK({_MYSQL_LOCK_NAME})")
@@ -75,7 +74,7 @@ class TableLayout:
         recorded: The version in its comment; None without one, and on SQLite.
         missing_columns: Columns it lacks.
         missing_indexes: Indexes it lacks.
-        statements: What brings it to this version. Empty if nothing is to do.
+        statements: The statements that migrate it to this version; empty if there is nothing to change.
     """
 
     table: str
@@ -123,10 +122,10 @@ def create_tables(engine: "Engine", *, inbox: str = INBOX_TABLE, outbox: str = O
 def migrate_tables(
     engine: "Engine", *, inbox: str = INBOX_TABLE, outbox: str = OUTBOX_TABLE, dry_run: bool = False
 ) -> tuple[str, ...]:
-    """Bring the tables of inbox and outbox to the layout of this version; return the statements.
+    """Migrate the tables of inbox and outbox to the layout of this version; return the statements.
 
     Creates missing tables, columns and indexes, and writes the version into the comments of the tables. A second call
-    finds nothing to do. Hosts that call it at the same time wait for each other. Workers may run meanwhile.
+    finds nothing to do. Hosts that call it at the same time wait for each other. Workers may continue to run.
 
     Args:
         engine: MySQL, MariaDB, PostgreSQL or SQLite.
@@ -136,8 +135,8 @@ def migrate_tables(
 
     Raises:
         ConfigurationError: A later version of conquiet made a table.
-        DbWriteError: The database refused a statement. What ran before stays on MySQL and MariaDB, where each statement
-            commits by itself; PostgreSQL and SQLite roll back. Calling again goes on from there.
+        DbWriteError: The database refused a statement. Earlier statements stay on MySQL and MariaDB, where each
+            statement commits; PostgreSQL and SQLite roll back. Another call continues from there.
         LockAcquisitionError: Another host is migrating for longer than a minute.
     """
     require_supported(engine)
@@ -177,7 +176,7 @@ def _layouts(connection: "Connection", inbox: str, outbox: str) -> tuple[TableLa
     database = connection.dialect.name
     wanted = metadata(database, inbox=inbox, outbox=outbox).tables
     create = statements(database, inbox=inbox, outbox=outbox)
-    # The statements of a table stand together in the file, the inbox first.
+    # The file has all statements of the inbox first, then those for the outbox.
     second = [index for index, statement in enumerate(create) if statement.startswith("CREATE TABLE")][1]
     return (
         _layout(connection, wanted[inbox], inbox, create[:second]),
@@ -232,7 +231,7 @@ def _alters(database: str, table: str, changes: list[str], comment: str | None) 
 
 
 def _comment(before: str, database: str) -> str:
-    """Return a table's comment with this version in it. Words of others are kept, as a text for an SQL literal."""
+    """Return a table's comment with this version in it, escaped for an SQL literal. Other text in it is kept."""
     marked = schema_comment()
     after = f"{before} ({marked})" if before else marked
     if _WRITTEN.search(before):
@@ -262,7 +261,7 @@ def _alter_or_warn(connection: "Connection", layout: TableLayout) -> None:
 
 
 def _savepoint(connection: "Connection") -> "AbstractContextManager[object]":
-    """Return what lets a PostgreSQL transaction survive an error; the others do anyway."""
+    """Return a savepoint, which PostgreSQL needs to continue a transaction after an error; the others need none."""
     return connection.begin_nested() if connection.dialect.name == "postgresql" else nullcontext()
 
 
@@ -313,7 +312,7 @@ def _locked(connection: "Connection") -> Iterator[None]:
 
 def _become_the_writer(connection: "Connection") -> None:
     connection.begin()
-    # An engine may begin transactions by itself (the recipe of SQLAlchemy's documentation).
+    # An engine may begin transactions in a listener (the recipe of SQLAlchemy's documentation).
     if not getattr(connection.connection.dbapi_connection, "in_transaction", False):
         _run(connection, "BEGIN IMMEDIATE")
 

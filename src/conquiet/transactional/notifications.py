@@ -1,7 +1,7 @@
-"""Waits for PostgreSQL's notification that an outbox has new rows, so that a relay need not wait for its next poll.
+"""Wait for PostgreSQL's notification that an outbox has new rows, so that a relay need not wait for its next poll.
 
-Only a hint: a notification that is lost costs one pause of the relay. Polling finds the row, and also finds what
-becomes due later. So every failure here is answered by waiting, and by listening again after a while.
+Only a hint: a lost notification costs one pause of the relay. Polling finds the row, and also finds rows that become
+due later. So after every failure the listener waits out the pause, and listens again after 5 s.
 """
 
 import time
@@ -45,16 +45,16 @@ class OutboxListener:
         return self._connection is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a notification, at most so long; True if rows may have been added. Never raises."""
+        """Wait for a notification, at most ``timeout_s``; True if rows may have been added. Never raises."""
         began = time.monotonic()
         try:
             if self._connection is None and began >= self._not_before:
                 self._connection = self._connect()
-                return True  # what was committed before is reported to no one
+                return True  # no notification is sent for rows that were committed before
             if self._connection is not None:
                 raw: Any = self._connection.connection.driver_connection
                 return any(True for _ in raw.notifies(timeout=timeout_s, stop_after=1))
-        except Exception as error:  # noqa: BLE001 - only a hint, see above; what the driver raises has many types
+        except Exception as error:  # noqa: BLE001 - only a hint, see above; the driver raises many types
             logger.info("no notifications from the database, polling", error=type(error).__name__)
             self._drop()
             self._not_before = time.monotonic() + _PAUSE_S

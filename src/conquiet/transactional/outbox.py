@@ -3,8 +3,8 @@
     business transaction:  your rows + outbox row ──COMMIT──▶ both or none
     relay:                 lock the row, publish, delete it ──COMMIT──▶ published at least once
 
-A message that is published straight from a handler can be out while its transaction rolls back, or
-lost while it commits. A row cannot.
+A message that a handler publishes directly can be sent although its transaction rolls back, or
+lost although it commits. A row cannot.
 
 See docs/decisions/0025.
 """
@@ -24,13 +24,14 @@ from conquiet.core.validation import require_positive, require_seconds, require_
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, DbWriteError
 from conquiet.transactional.inbox_keys import MAX_PART_BYTES
+from conquiet.transactional.old_rows import delete_old_rows
 from conquiet.transactional.outbox_batch import OutboxRows
 from conquiet.transactional.payload import MAX_PAYLOAD_BYTES, encode
 from conquiet.transactional.schema import OUTBOX_TABLE, if_missing
 from conquiet.transactional.sql_dialect import SqlDialect, dialect_named, outbox_statements
 from conquiet.transactional.statements import OutboxStatements
 from conquiet.transactional.unit_of_work import SyncSession, UnitOfWork, run_in, unit_of
-from conquiet.transactional.unserved import overdue_targets
+from conquiet.transactional.unserved_targets import overdue_targets
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -125,13 +126,13 @@ class Outbox:
                 names): between transactions that run at the same time there is no order to keep.
             event: For a target that carries several events: which handlers of a ``Processor`` are meant. RabbitMQ
                 gets it as the property ``type``, a stream as the field ``_event``.
-            delay_s: Seconds to wait before it is published. What follows it under the same key waits too.
+            delay_s: Seconds to wait before it is published. Later messages of the same key wait too.
             headers: Names and texts that travel with the message: in the envelope of a ``Processor``, in AMQP
                 headers. The current trace context is added if tracing is on.
 
         Raises:
             PayloadError: The payload cannot be a message.
-            ConfigurationError: An argument is wrong, or the target is none of those that were declared.
+            ConfigurationError: An argument is wrong, or the target was not declared.
         """
         return self._message(target, payload, key, event, delay_s, headers)(unit_of(session))
 
@@ -164,7 +165,7 @@ class Outbox:
         Args:
             session: See ``add``.
             target: See ``add``.
-            payloads: A JSON object for each message. One that cannot be a message refuses all.
+            payloads: A JSON object for each message. If one cannot be encoded, none is added.
             keys: The order key of each message; none has one if left out.
             event: See ``add``; of all.
             delay_s: See ``add``; of all.
@@ -246,7 +247,7 @@ class Outbox:
         return write
 
     def require_target(self, target: str) -> None:
-        """Raise ``ConfigurationError`` for a target that is none of those that were declared."""
+        """Raise ``ConfigurationError`` for a target that was not declared."""
         if self._targets is not None and target not in self._targets:
             raise ConfigurationError(
                 f"there is no target {printable(str(target))!r} in the outbox {self.table}; declared are: "
@@ -275,7 +276,7 @@ class Outbox:
             return overdue_targets(session, self.table, dialect_named(engine.dialect.name))
 
     def parked(self, engine: Engine, *, limit: int = _LISTED, after: int = 0) -> list[ParkedMessage]:
-        """Return parked rows, the oldest first; ``after`` is the ``seq`` of the last one that is known already."""
+        """Return parked rows, the oldest first; ``after`` is the ``seq`` of the last row of the page before."""
         _, statements = self._sql(engine)
         binds = {"limit": require_positive("limit", limit), "after": after}
         with self._session(engine) as session:
@@ -293,38 +294,26 @@ class Outbox:
         ]
 
     def unpark(self, engine: Engine, seq: int) -> bool:
-        """Let the relay try a parked row again, with all its attempts. False if there is no such row."""
+        """Make a parked row due again, with all its attempts. False if there is no such row."""
         _, statements = self._sql(engine)
         with self._session(engine) as session:
             return session.execute(statements.unpark, {"seq": seq}) > 0
 
     def purge(self, engine: Engine, *, older_than_s: float, batch: int = 1_000, max_batches: int | None = None) -> int:
-        """Delete *parked* rows older than that and return how many. The relay deletes published rows itself.
+        """Delete *parked* rows older than ``older_than_s`` and return how many. The relay deletes published rows.
 
         Args:
             engine: The database of the table.
             older_than_s: By the database's clock.
             batch: Rows per transaction.
-            max_batches: Stop after so many, even if there is more.
+            max_batches: Maximum number of transactions; None has no limit.
         """
-        require_seconds("older_than_s", older_than_s)
-        require_positive("batch", batch)
-        sql, _ = self._sql(engine)
-        statement = sql.outbox_purge(self.table)
-        deleted, batches = 0, 0
-        while max_batches is None or batches < max_batches:
-            with DbSession(engine) as session:
-                if sql.isolation is not None:
-                    session.execute(sql.isolation)
-                found = session.execute(statement, {"ago": sql.interval(older_than_s), "batch": batch})
-            deleted, batches = deleted + found, batches + 1
-            if found < batch:
-                break
-        return deleted
+        statement = dialect_named(engine.dialect.name).outbox_purge(self.table)
+        return delete_old_rows(engine, statement, older_than_s=older_than_s, batch=batch, max_batches=max_batches)
 
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[DbSession]:
-        """Open a session whose errors name the remedy for a missing table."""
+        """Open a session; its errors name the remedy for a missing table."""
         try:
             with DbSession(engine) as session:
                 yield session
@@ -337,7 +326,7 @@ class Outbox:
 
 
 def _encoded_headers(headers: tracing.Headers | None, target: str, *message_ids: str) -> bytes | None:
-    """Return what travels with messages: the caller's headers, the trace context, and the message that causes them."""
+    """Return the headers of messages: the caller's, the trace context, and the message that causes them."""
     given = causation.carried(tracing.require_headers(headers), target, *message_ids)
     carried = tracing.inject(given)
     return None if not carried else json.dumps(carried).encode()

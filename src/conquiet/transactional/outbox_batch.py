@@ -1,4 +1,4 @@
-"""Writes many messages into an outbox: one statement, whatever their number, up to a size that servers accept.
+"""Write many messages into an outbox: one statement for any number, up to a size that servers accept.
 
 See docs/decisions/0043.
 """

@@ -4,7 +4,7 @@
     with a key       scan_keyed     due rows, not locked; bounded
                      lock_heads     the oldest of each key, by primary key, skipping what another relay holds
                      read_keys      these keys from their beginning: read after the locks, so nothing is missed
-    both             settle         delete what is published, postpone or park what was refused
+    both             settle         delete published rows, postpone or park refused ones
 
 All of it needs READ COMMITTED: each statement sees what was committed before it, and no gap is locked.
 
@@ -60,7 +60,7 @@ class OutboxStore:
         return None if due_at is None else (due_at, seq)
 
     def lock_heads(self, session: DbSession, seqs: Sequence[int]) -> dict[int, bytes]:
-        """Lock rows and return the keys of those that were free, alive, due and the oldest of their keys."""
+        """Lock the rows that are free, not parked, due and the oldest of their keys; return their keys."""
         return {row["seq"]: bytes(row["k"]) for row in session.fetch_all(self._statements.lock_heads, {"seqs": seqs})}
 
     def read_keys(self, session: DbSession, keys: Sequence[bytes], *, last: int, count: int) -> list[OutboxMessage]:
@@ -74,7 +74,7 @@ class OutboxStore:
     def settle(
         self, session: DbSession, *, published: Sequence[int], refused: Iterable[tuple[Postpone | Park, str]]
     ) -> None:
-        """Delete what was published and record what was refused."""
+        """Delete published rows and record refusals."""
         if published:
             session.execute(self._statements.delete, {"seqs": json.dumps(published)})
         for decision, reason in refused:

@@ -1,4 +1,4 @@
-"""A relay's target for a partitioned stream: each message goes to the partition of its key, others in turn.
+"""Publish to a partitioned stream: each message to the partition of its key, messages without a key round-robin.
 
 See docs/decisions/0051.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Placed(NamedTuple):
-    """A payload on its way: its key, and the partition that has sent the key on."""
+    """A payload to send: its key, and the partition that redirected the key."""
 
     payload: bytes
     key: str | None
@@ -22,9 +22,9 @@ class _Placed(NamedTuple):
 
 
 class ToPartitions(ToProcessor):
-    """To the handlers of a ``PartitionedProcessor``; see ``ToProcessor``.
+    """Publishes to the handlers of a ``PartitionedProcessor``; see ``ToProcessor``.
 
-    Messages of one key go out in order. A batch is one step on the server for each partition.
+    Messages of one key are published in order. A batch is one step on the server for each partition.
 
     Args:
         redis: As for ``ToStream``.
@@ -65,7 +65,7 @@ class ToPartitions(ToProcessor):
                 self._router.note_sent_on(placed.key or "", placed.sent_by, layout)
 
     def _send_to(self, index: int, messages: Sequence[_Placed]) -> list[_Placed]:
-        """Send to one partition; return the messages whose keys belong to another one by now."""
+        """Send to one partition; return the messages that it redirects: their keys have moved to another one."""
         from conquiet.processor.keys import keys_of
         from conquiet.processor.partitions import partition_name
         from conquiet.processor.scripts import script

@@ -1,8 +1,8 @@
-"""Whether two messages with one id are one message. Pure.
+"""Decide whether two messages with one id are the same message. Pure.
 
-Redis makes entry ids from its clock. After a fail-over to a replica whose clock is behind, or after a stream was
-deleted and its server's clock set back, it makes ids again that other messages had. So the inbox stores a digest of
-the payload bytes beside an id that a server made, and compares it when the id exists already:
+Redis generates entry ids from its clock. After a fail-over to a replica with a slower clock, or after a stream was
+deleted and its server's clock set back, it assigns ids again that earlier messages had. So the inbox stores a digest of
+the payload bytes with an id that a server assigned, and compares it when the id exists already:
 
     stored digest    this digest    result
     equal            equal          the same message: a duplicate
@@ -10,18 +10,15 @@ the payload bytes beside an id that a server made, and compares it when the id e
     none             any            a duplicate: the row is of a version that stored none, or its id is the producer's
     any              none           a duplicate: nothing to compare
 
-An id that the *producer* made (an outbox id, the AMQP ``message_id``, a business key) says itself which messages are
-the same. It is trusted: the same order sent again with a new time stamp in it is still the same order.
+An id from the *producer* (an outbox id, the AMQP ``message_id``, a business key) is trusted: it defines which messages
+are the same. The same order sent again with a new time stamp in it is still the same order.
 """
 
 import hashlib
-import json
-import re
-from typing import Any, Final
+from typing import Any
 
+from conquiet.core.json_codec import canonical
 from conquiet.transactional.inbox_keys import MAX_PART_BYTES, InboxKey
-
-_ENTRY_ID: Final = re.compile(r"\d+-\d+")
 
 
 def digest_of(msg: Any, key: InboxKey, *, compare: bool | None) -> bytes | None:
@@ -30,7 +27,7 @@ def digest_of(msg: Any, key: InboxKey, *, compare: bool | None) -> bytes | None:
     Args:
         msg: The message; its ``payload_bytes``, or else its ``payload`` as JSON, is what counts.
         key: Its key.
-        compare: True always, False never; None where a server made the id.
+        compare: True always, False never; None where a server assigned the id.
     """
     if compare is False or (compare is None and not _made_by_server(msg, key)):
         return None
@@ -41,27 +38,22 @@ def digest_of(msg: Any, key: InboxKey, *, compare: bool | None) -> bytes | None:
 
 
 def is_same(stored: bytes | None, digest: bytes | None) -> bool:
-    """Return whether the row of an id is the row of this message. Without two digests the id alone decides."""
+    """Return whether the row of an id belongs to this message. Without two digests the id alone decides."""
     return not stored or not digest or stored == digest
 
 
 def key_of_other(key: InboxKey, digest: bytes) -> InboxKey:
-    """Return the key of a message whose id another message had before."""
+    """Return the key of a message with an id that another message had before."""
     message_id = f"{key.id}#{digest.hex()}"
     if len(message_id.encode()) > MAX_PART_BYTES:
         message_id = f"#{hashlib.sha256(message_id.encode()).hexdigest()}"
     return key._replace(id=message_id)
 
 
-def looks_like_entry_id(message_id: str) -> bool:
-    """Return whether an id has the form of those that Redis makes."""
-    return _ENTRY_ID.fullmatch(message_id) is not None
-
-
 def json_bytes(value: Any) -> bytes:
-    """Return bytes that are equal for equal JSON values, whatever the order of keys; none for what is not JSON."""
+    """Return ``canonical(value)``; no bytes if the value is not JSON."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        return canonical(value)
     except (TypeError, ValueError, RecursionError):
         return b""
 

@@ -1,4 +1,4 @@
-"""How much of the time a purge works: little while it keeps up, more while rows pile up. Pure."""
+"""Set the pace of a purge: slow while it keeps up, faster while old rows accumulate. Pure."""
 
 from typing import Final
 
@@ -9,9 +9,9 @@ LONGEST_PAUSE_S: Final = 60.0
 class PurgePace:
     """The share of the time in which passes of one host work.
 
-    It doubles while a pass does not come to an end, because more rows become old than are deleted, and is halved by
-    every pass that does. So it stays near what the table needs: one with 600 new rows a second needs about a hundredth,
-    and one that was not purged for months is emptied within hours.
+    It doubles while a pass does not end, because more rows become old than are deleted; every pass that ends halves it.
+    So it stays near what the table needs: a table with 600 new rows a second needs about a hundredth, and a table that
+    was not purged for months is emptied within hours.
 
     Args:
         least: The share to begin with.
@@ -30,16 +30,16 @@ class PurgePace:
         self.share = least
 
     def begin(self, now: float) -> None:
-        """Note that a pass begins."""
+        """Record that a pass begins."""
         self._since = now
 
     def pause_s(self, now: float, took_s: float) -> float:
-        """Return how long to wait after a full batch that took so long."""
+        """Return how long to wait after a full batch that took ``took_s``."""
         if now - self._since >= self._patience_s:
             self._since = now
             self.share = min(self.share * 2, self._most)
         return min(took_s * (1 / self.share - 1), LONGEST_PAUSE_S)
 
     def caught_up(self) -> None:
-        """Note that a pass has found nothing more to delete."""
+        """Record that a pass has deleted all old rows."""
         self.share = max(self.share / 2, self._least)

@@ -1,12 +1,12 @@
-"""Purging of the inbox and of parked outbox rows by age: in the background, by one host at a time.
+"""Purge inbox rows and parked outbox rows by age, in the background, on one host at a time.
 
     every interval_s:  try the lock ──┬─ another host purges: wait for the next time
                                       └─ ours: delete a batch, COMMIT, pause, again until none is old
 
-Each batch is a transaction of its own that deletes the oldest rows and locks nothing else, so it blocks no insert.
-The pause keeps its share of the server's work small: an insert that meets a deletion waits for the same disk. The share
-follows the need (``purge_pace``). The lock only saves work: two hosts that purge at the same time delete different
-rows, or wait for each other's few.
+Each batch is one transaction that deletes the oldest rows and locks nothing else, so it blocks no insert.
+The pause keeps its share of the server's work small, because inserts wait for the same disk. The share follows the need
+(``purge_pace``). The lock only saves work: two hosts that purge at the same time delete different rows, or wait briefly
+for each other.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -49,7 +50,7 @@ _LOCK_IDLE_S: Final = 120
 _SLICE_S: Final = 0.1
 _IDLE_SESSIONS_SINCE: Final = (14,)
 _BUSY_FACTOR: Final = 10
-"""A busy worker purges only if so many intervals have passed, and a pass that lasts for so many speeds up."""
+"""Intervals after which a busy worker purges nevertheless, and after which a pass that has not ended speeds up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +59,16 @@ class DatabaseRetention:
 
     Attributes:
         inbox_s: Age from which an inbox row is deleted; None keeps all. It must be longer than everything that can
-            bring a message back: claims, retries, replays of dead letters. A message that comes back later has its
-            effect a second time.
+            deliver a message again: claims, retries, replays of dead letters. A message that is delivered again later
+            has its effect a second time.
         parked_s: Age from which a *parked* outbox row is deleted; None keeps all. Such a row is a message that was
             never published, so this is off unless you set it.
         interval_s: Time between two passes of a host.
         batch: Rows deleted by one transaction.
-        share: Part of the time in which a pass works; it pauses for the rest. What it costs inserts is in
+        share: Part of the time in which a pass works; it pauses for the rest. The cost for inserts is in
             docs/housekeeping.md.
-        max_share: A pass that has not come to an end after ten intervals works twice as much, and so on up to this part
-            of the time (or ``share``, if that is more). It returns to ``share`` step by step.
+        max_share: A pass that has not ended after ten intervals doubles its share, up to this part of the time (or
+            ``share``, if that is more). It returns to ``share`` step by step.
     """
 
     inbox_s: float | None = INBOX_RETENTION_S
@@ -91,7 +92,7 @@ class DatabaseRetention:
 
 @dataclass(frozen=True, slots=True)
 class PurgeHealth:
-    """Whether a purger does its work. See ``core.lifecycle.Health``.
+    """Whether a purger does its work. See ``core.lifecycle.Readiness``.
 
     Attributes:
         ready: True while it runs and its last pass did not fail.
@@ -105,18 +106,18 @@ class PurgeHealth:
 class Purger:
     """Deletes old rows until it is stopped. Satisfies ``core.lifecycle.Worker``.
 
-    ``with Purger(engine, inbox=inbox):`` runs it in a thread beside a worker of yours; ``run()`` blocks. Every host may
-    run one.
+    ``with Purger(engine, inbox=inbox):`` runs it in a background thread; ``run()`` blocks. Every host may run one.
 
     Args:
         engine: The database of the tables. A pass uses two connections of its pool, one of them for a lock.
-        inbox: The inbox to purge; none is purged without.
-        outbox: The outbox whose parked rows to purge; none are purged without.
+        inbox: The inbox to purge; None purges none.
+        outbox: The outbox to purge of parked rows; None purges none.
         retention: Ages and pace.
-        is_idle: Called before each pass: False puts the pass off to another time or host, for ten intervals at most.
+        is_idle: Called before each pass: False postpones the pass, or leaves it to another host, for at most ten
+            intervals.
 
     Attributes:
-        is_background: True: workers beside it are ready even while its passes fail.
+        is_background: True: the other workers of the process are ready even while its passes fail.
     """
 
     is_background: Final = True
@@ -148,16 +149,16 @@ class Purger:
 
     @property
     def name(self) -> str:
-        """What it purges."""
+        """The tables that it purges."""
         return "purger:" + ",".join(one.table for one in (self._inbox, self._outbox) if one is not None)
 
     def run(self) -> None:
-        """Purge until ``stop()``. A database that is unavailable is logged once and tried again."""
+        """Purge until ``stop()``. An unavailable database is logged once and retried."""
         self._lifecycle.start()
         interval_s = self._retention.interval_s
         last_pass = time.monotonic()
         try:
-            # Spread: hosts that start together should not ask together.
+            # Jitter: hosts that start together should not purge together.
             while self._wait(interval_s * (0.5 + random.random())):  # noqa: S311
                 overdue = time.monotonic() - last_pass >= interval_s * _BUSY_FACTOR
                 if self._is_idle is None or overdue or self._is_idle():
@@ -168,16 +169,16 @@ class Purger:
             self._outage.close()
 
     def purge_now(self) -> int:
-        """Make one pass, if no other host is at it, and return how many rows were deleted."""
+        """Run one pass unless another host holds the purge lock; return the number of deleted rows."""
         with self._exclusive() as keep_lock:
             return 0 if keep_lock is None else self._purge(keep_lock)
 
     def stop(self) -> None:
-        """Ask for the end: the batch under way is finished. Only assigns, so it may be called in a signal handler."""
+        """Request the end: the current batch is finished. Only sets a flag, so a signal handler may call it."""
         self._lifecycle.stop()
 
     def health(self) -> PurgeHealth:
-        """Report whether it purges, without asking the database."""
+        """Report whether it purges, without a query."""
         status = self._lifecycle.status
         if status is not Status.RUNNING:
             return PurgeHealth(ready=False, reason="not started" if status is Status.NEW else status.value)
@@ -208,8 +209,8 @@ class Purger:
     # ------------------------------------------------------------ inside
 
     def _wait(self, pause_s: float) -> bool:
-        """Wait, in slices; False once a stop was asked for."""
-        # An event could wake the waiting thread at once, but setting it takes a lock, which a signal handler must not.
+        """Wait, in slices; False after ``stop()``."""
+        # An event could wake the thread immediately, but setting it takes a lock, which a signal handler must not do.
         deadline = time.monotonic() + pause_s
         while not self._lifecycle.is_stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
@@ -231,20 +232,15 @@ class Purger:
 
     def _purge(self, keep_lock: Callable[[], None]) -> int:
         keep, deleted = self._retention, 0
-        if self._inbox is not None and keep.inbox_s is not None:
-            inbox, age_s = self._inbox, keep.inbox_s
-            purged = self._in_batches(
-                lambda: inbox.purge(self._engine, older_than_s=age_s, batch=keep.batch, max_batches=1), keep_lock
-            )
-            count(INBOX_PURGED_TOTAL, inbox.table, n=purged)
-            deleted += purged
-        if self._outbox is not None and keep.parked_s is not None and not self._lifecycle.is_stopping:
-            outbox, parked_s = self._outbox, keep.parked_s
-            purged = self._in_batches(
-                lambda: outbox.purge(self._engine, older_than_s=parked_s, batch=keep.batch, max_batches=1), keep_lock
-            )
-            count(OUTBOX_PURGED_TOTAL, self._outbox.table, n=purged)
-            deleted += purged
+        for box, age_s, metric in (
+            (self._inbox, keep.inbox_s, INBOX_PURGED_TOTAL),
+            (self._outbox, keep.parked_s, OUTBOX_PURGED_TOTAL),
+        ):
+            if box is not None and age_s is not None:
+                purge_batch = partial(box.purge, self._engine, older_than_s=age_s, batch=keep.batch, max_batches=1)
+                purged = self._in_batches(purge_batch, keep_lock)
+                count(metric, box.table, n=purged)
+                deleted += purged
         if deleted:
             logger.info("old rows purged", worker=self.name, count=deleted)
         return deleted
@@ -269,8 +265,8 @@ class Purger:
     def _exclusive(self) -> Iterator[Callable[[], None] | None]:
         """Hold a lock of the database over all hosts.
 
-        Yields None if another host has it, else a function that keeps it, to be called before each batch. The lock
-        belongs to a connection: a killed process loses it at once, a host that vanished within two minutes.
+        Yields None if another host has it, else a function that keeps it, to be called before each batch. The lock is
+        tied to a connection: released immediately if the process dies, within two minutes if the host disappears.
         """
         take = _TAKE_LOCK.get(self._engine.dialect.name)
         if take is None or pool_capacity(self._engine) == 1:
@@ -280,15 +276,15 @@ class Purger:
             try:
                 yield (lambda: _ping(connection)) if take(connection, self._lock) else None
             finally:
-                # Freed at once for the next host: the server notices a closed connection in its own time.
+                # Released now for the next host: the server may notice a closed connection later.
                 with suppress(SQLAlchemyError):
                     connection.execute(_FREE_LOCKS[self._engine.dialect.name])
-                # Closed, and not returned to the pool: that frees the lock for certain, and the timeout was changed.
+                # Closed, and not returned to the pool: that certainly frees the lock, and its timeout was changed.
                 connection.invalidate()
 
 
 def _ping(connection: Connection) -> None:
-    """Use the connection, so that the server does not take its host for gone. Raises if the server has."""
+    """Use the connection, so that the server does not close it as idle. Raises if the server has closed it."""
     connection.execute(text("SELECT 1"))
 
 
@@ -317,4 +313,4 @@ _FREE_LOCKS: Final = {
     "mariadb": text("SELECT RELEASE_ALL_LOCKS()"),
     "postgresql": text("SELECT pg_advisory_unlock_all()"),
 }
-"""The connection has no locks but the one."""
+"""The connection holds only one lock."""

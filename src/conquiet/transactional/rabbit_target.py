@@ -1,7 +1,7 @@
-"""Publishing to RabbitMQ from a relay, with confirms.
+"""Publish to RabbitMQ from a relay, with confirms.
 
-The publisher lives on an event loop, the relay in a thread of its own. So the target keeps a loop in a
-background thread: there the connection answers heartbeats also while the relay sleeps.
+The publisher needs an event loop, and the relay is synchronous. So the target runs a loop in a background thread, where
+the connection replies to heartbeats also while the relay sleeps.
 """
 
 import asyncio
@@ -26,12 +26,13 @@ T = TypeVar("T")
 
 
 class ToRabbit:
-    """To a RabbitMQ queue (or an exchange), persistent, mandatory and confirmed. Close it when the relay is closed.
+    """Publishes to a RabbitMQ queue (or an exchange), persistent, mandatory and confirmed. Close it after the relay.
 
     The property ``timestamp`` is the time at which the row was written, ``type`` is the event it was added with.
 
-    A broker may refuse one message (its queue is full) and take the next. So messages of one key go out one
-    after the other, each when the one before is confirmed; different keys, and messages without one, go together.
+    A broker may refuse one message (its queue is full) and accept the next. So messages of one key are sent one
+    after the other, each after the confirmation of the one before; different keys, and messages without a key, are sent
+    together.
 
     Args:
         url: As for ``RabbitConsumer``.

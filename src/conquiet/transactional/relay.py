@@ -1,12 +1,12 @@
-"""The relay: publishes committed rows of the outbox to their targets.
+"""Publish committed rows of the outbox to their targets.
 
     scan ──▶ lock ──▶ publish ──▶ delete ──▶ COMMIT
                          │
                          └─ died here: the row is still there, and is published again with the same id
 
 Publish first, delete second. A crash in between publishes twice, and the receiver's inbox
-knows the id; the other order would lose the message. Any number of relays may run, on any hosts: rows
-that one has locked are skipped by the others, and a key belongs to the relay that holds its oldest row.
+skips the second; the other order would lose the message. Any number of relays may run, on any hosts: each skips rows
+that another relay has locked, and a key belongs to the relay that holds its oldest row.
 
 See docs/decisions/0025 and 0026.
 """
@@ -53,7 +53,7 @@ from conquiet.transactional.schema import if_missing
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.target_publisher import TargetPublisher, require_targets
 from conquiet.transactional.targets import Target
-from conquiet.transactional.unserved import UnservedTargets
+from conquiet.transactional.unserved_targets import UnservedTargets
 
 logger = FactLogger(__name__)
 
@@ -111,17 +111,17 @@ class OutboxRelay:
     """Publishes the rows of an outbox, for the targets it is given. ``run()`` until ``stop()``.
 
     Used by one thread; ``stop()`` and ``health()`` may be called from any. Rows for targets that this relay does not
-    have are left to others; those that no relay takes are reported (``unserved_targets``, a warning, a metric).
+    have are left to other relays; rows that no relay publishes are reported (``unserved_targets``, a log, a metric).
 
     Args:
-        engine: The database of the outbox. The relay opens connections of its own beside it; ``close()`` closes those.
+        engine: The database of the outbox. The relay opens its own connections; ``close()`` closes them.
         targets: By the names that ``Outbox.add`` was given.
-        outbox: Which outbox.
+        outbox: The outbox to read; None is the default table.
         batch: Rows per transaction; up to ten times as many while a target is quick and rows come in faster than they
             go out, as long as their payloads have less than 8 MB together.
         poll_s: Pause when there is nothing to do: how late a message may be. On PostgreSQL (with psycopg) a
             notification ends the pause when a message is committed.
-        max_attempts: After so many refusals a row is parked, with the reason.
+        max_attempts: Refusals after which a row is parked, with the reason.
         backoff: Between attempts at a refused row, and between attempts at a target that is unavailable.
 
     Raises:
@@ -197,17 +197,17 @@ class OutboxRelay:
             logger.info("worker stopped: relay of %(table)s", table=self._table)
 
     def stop(self) -> None:
-        """Ask for the end: the current batch is published and settled. A second call also cuts short its retries.
+        """Request the end: the current batch is published and settled. A second call also ends its retries.
 
-        Only assigns, so it may be called from a signal handler. A call of a target that is under way is not
-        interrupted: it has a timeout of its own.
+        Only sets flags, so a signal handler may call it. A running call of a target is not
+        interrupted: the target has its own timeout.
         """
         if self._life.is_stopping:
             self._forced = True
         self._life.stop()
 
     def health(self) -> RelayHealth:
-        """Return whether the relay publishes now. Asks no server, never raises."""
+        """Return whether the relay publishes now. Sends nothing, never raises."""
         if self._life.status is Status.NEW:
             return RelayHealth(ready=False, reason="not started")
         if self._life.status is not Status.RUNNING:
@@ -241,7 +241,7 @@ class OutboxRelay:
         return sorted(self._unserved.ages_s)
 
     def close(self) -> None:
-        """Close the connections that the relay opened. It may be called twice. Targets are the caller's."""
+        """Close the connections that the relay opened. It may be called twice. The caller closes the targets."""
         if self._listener is not None:
             self._listener.close()
         if self._owned:
@@ -258,7 +258,7 @@ class OutboxRelay:
         """Publish at most one batch for each target.
 
         Raises:
-            DbWriteError: The database. What was published and not yet deleted will be published again.
+            DbWriteError: The database failed. Rows published but not deleted are published again.
         """
         done = RelayStats()
         for route in self._routes:
@@ -266,7 +266,7 @@ class OutboxRelay:
                 route.has_more = False
                 continue
             try:
-                # Its own transaction for each target: what one refuses or cannot take does not delay the others.
+                # One transaction per target, so that a target that refuses messages does not delay the others.
                 with DbSession(self._engine) as session:
                     done += self._one_batch(session, route)
             except DbWriteError as error:
@@ -308,7 +308,7 @@ class OutboxRelay:
         return RelayStats(len(published), len(refused), parked, len(messages) - len(published) - len(refused))
 
     def _lock_batch(self, session: DbSession, route: _Route) -> list[OutboxMessage]:
-        """Lock a batch and return what of it may go out now, the oldest first."""
+        """Lock a batch and return the messages that may be published now, the oldest first."""
         route.store.begin(session)
         unkeyed = route.store.lock_unkeyed(session, count=route.publisher.batch)
         keyed, oldest_age_s, has_more = self._lock_keyed(session, route)
@@ -318,7 +318,7 @@ class OutboxRelay:
         return sorted([*unkeyed, *keyed], key=lambda message: message.seq)
 
     def _lock_keyed(self, session: DbSession, route: _Route) -> tuple[list[OutboxMessage], float, bool]:
-        """Return messages with a key, the age of the oldest one that is due, and whether the scan goes on."""
+        """Return messages with a key, the age of the oldest due message, and whether the scan continues."""
         store, batch = route.store, route.publisher.batch
         limit = batch * (1 if route.position is None else _SCAN_FACTOR)
         seen, age_s = store.scan_keyed(session, after=route.position, count=limit)
@@ -331,15 +331,15 @@ class OutboxRelay:
         if locked:
             keys = list(locked.values())
             last = max([*locked, *(seq for key in keys for seq in wanted.followers.get(key, ()))])
-            # Read again from the beginning of each key: a row older than the one we locked, committed only
-            # now, makes the key another relay's.
+            # Re-read from the first row of each key: if an older row was committed since, the key belongs to
+            # another relay.
             chosen = in_order(store.read_keys(session, keys, last=last, count=batch), locked.keys())
         at_the_end = wanted.examined == len(seen) < limit
         if at_the_end:
             route.position = None
         elif not chosen:
-            # Other relays hold these, or their keys wait for an older row: scan further, or the rows behind them
-            # would wait too.
+            # Other relays hold these rows, or their keys wait for an older row: scan further, or later rows would
+            # wait too.
             route.position = store.position_of(session, seen[wanted.examined - 1].seq)
         return chosen, age_s, not at_the_end
 
@@ -375,7 +375,7 @@ class OutboxRelay:
                 return
 
     def _sleep(self, duration_s: float) -> None:
-        # A plain flag cannot wake a sleeper, and an event must not be set in a signal handler: so, slices.
+        # In slices: a plain flag cannot wake a sleeper, and an event must not be set in a signal handler.
         deadline = time.monotonic() + duration_s
         while not self._life.is_stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))

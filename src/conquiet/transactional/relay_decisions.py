@@ -41,7 +41,7 @@ class OutboxMessage:
         due: Whether its time has come.
         event: The event it carries; None leaves that to the target.
         created_ms: When it was written, in milliseconds since the epoch, by the database's clock.
-        headers: What travels with it: names and texts, a trace context among them.
+        headers: Names and texts sent with it, including the trace context.
     """
 
     seq: int
@@ -88,7 +88,7 @@ class Plan:
     Attributes:
         lock: Rows to lock.
         followers: For each key the rows that may follow its first one, unlocked.
-        examined: How many rows of the scan this covers; those behind them were not examined.
+        examined: How many rows of the scan this covers; later rows were not examined.
     """
 
     lock: list[int]
@@ -130,7 +130,8 @@ def in_order(messages: Iterable[OutboxMessage], heads: AbstractSet[int]) -> list
 
     Args:
         messages: Without a key: locked ones. With a key: the oldest of their keys, without a gap.
-        heads: Rows that this relay has locked. A key whose first message is not among them is another relay's.
+        heads: Rows that this relay has locked. If the first message of a key is not among them, another relay owns
+            the key.
     """
     chosen: list[OutboxMessage] = []
     open_key: dict[bytes, bool] = {}
@@ -164,7 +165,7 @@ def batches_without_key_repeats(messages: Sequence[OutboxMessage]) -> list[list[
 
 
 def blocked_keys(messages: Sequence[OutboxMessage], outcomes: Sequence[PublishOutcome]) -> set[bytes]:
-    """Return the keys of messages that were not published: nothing younger of theirs may go out."""
+    """Return the keys of messages that were not published: later messages of these keys must wait."""
     return {
         message.key
         for message, outcome in zip(messages, outcomes, strict=True)

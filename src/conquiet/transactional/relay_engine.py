@@ -10,9 +10,9 @@ from conquiet.transactional.target_publisher import IDLE_LIMIT_S
 
 
 def own_engine(engine: Engine) -> Engine:
-    """Return an engine with connections of our own: same address and credentials, other session settings.
+    """Return an engine with separate connections: same address and credentials, other session settings.
 
-    Changing them on the caller's connections would follow these back into the caller's pool.
+    Settings changed on the caller's connections would stay when these return to the caller's pool.
     """
     if not is_mysql(engine) and not is_postgres(engine):  # SQLite: a memory database lives in one connection
         return engine

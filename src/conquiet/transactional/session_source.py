@@ -1,4 +1,4 @@
-"""Where a handler's session comes from, and one message's effect in it: the four kinds.
+"""Open the session of a handler and apply one message's effect in it: the four kinds of engine.
 
     engine=                 the handler gets       and is
     Engine                  DbSession              a plain function
@@ -31,7 +31,7 @@ from conquiet.transactional.transaction_guard import TransactionGuard
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 
-    from conquiet.transactional.lease_check import Deduplicator
+    from conquiet.core.deduplicator import Deduplicator
 
 Check = Callable[[], None]
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class SyncSource:
     def effect_once(
         self, inbox: "Deduplicator", msg: Any, work: Callable[[Any], object], before_commit: Check | None = None
     ) -> bool:
-        """Run ``work(session)`` in a transaction of its own unless the message has had its effect. True if it ran."""
+        """Run ``work(session)`` in a new transaction unless the message has had its effect. True if it ran."""
         with DbSession(self.engine) as db, inbox.once(db, msg) as first_time:
             if first_time:
                 if before_commit is not None:
@@ -71,13 +71,13 @@ class SyncSource:
         return first_time
 
     def read(self, work: Callable[[DbSession], T]) -> T:
-        """Return ``work(session)``, in a transaction of its own."""
+        """Return ``work(session)``, in a new transaction."""
         with DbSession(self.engine) as db:
             return work(db)
 
     def in_session(self, db: DbSession, work: Callable[[Any], object]) -> None:
         """Run ``work(session)`` with the kind of session that its handler gets, in an open transaction."""
-        # Before COMMIT: with a coroutine nothing was done, and the inbox row would say that it was.
+        # Before COMMIT: a coroutine has done nothing, and the inbox row would record an effect.
         if self.maker is None:
             reject_awaitable("the handler", work(db))
         else:
@@ -121,7 +121,7 @@ class AsyncSource:
     async def effect_once(
         self, inbox: Any, msg: Any, work: Callable[[Any], Awaitable[object]], before_commit: Check | None = None
     ) -> bool:
-        """Run ``await work(session)`` in a transaction of its own unless the message has had its effect.
+        """Run ``await work(session)`` in a new transaction unless the message has had its effect.
 
         True if it ran.
         """
@@ -140,7 +140,7 @@ class AsyncSource:
         return bool(first_time)
 
     async def read(self, work: "Callable[[AsyncConnection], Awaitable[T]]") -> T:
-        """Return ``await work(connection)``, in a transaction of its own."""
+        """Return ``await work(connection)``, in a new transaction."""
         from conquiet.transactional.async_transaction import AsyncTransaction
 
         async with AsyncTransaction(self.engine) as connection:
@@ -159,10 +159,10 @@ class AsyncSource:
 
 
 def source_of(engine: object) -> SyncSource | AsyncSource:
-    """Return the source of sessions that ``engine`` stands for.
+    """Return the source of sessions for an argument ``engine``.
 
     Raises:
-        ConfigurationError: It is none of the four kinds; the text says what to pass.
+        ConfigurationError: It is none of the four kinds; the text names the right argument.
     """
     if isinstance(engine, SyncSource | AsyncSource):  # one of another framework: see ``contrib.django``
         return engine
@@ -213,7 +213,7 @@ def _refuse_bind(maker: str, wanted: str, bind: object) -> NoReturn:
 
 
 def _require_joining(maker: str, settings: Mapping[str, Any], session_class: type[Session]) -> None:
-    """Raise if sessions would write elsewhere, or end a transaction that is not theirs."""
+    """Raise if sessions would write elsewhere, or end the transaction of the inbox."""
     if settings.get("binds") or session_class.get_bind is not Session.get_bind:
         raise ConfigurationError(
             f"the {maker} chooses a database for each statement (binds, or get_bind() of its Session class), so writes "

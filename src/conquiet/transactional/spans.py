@@ -1,4 +1,4 @@
-"""Spans of the relay: one for each message that goes out, a child of the span that wrote its row."""
+"""Spans of the relay: one for each published message, a child of the span that wrote its row."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ class SendSpans:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        assert tracing.active is not None  # noqa: S101 - asked by the caller
+        assert tracing.active is not None  # noqa: S101 - checked by the caller
         for message in self._messages:
             span = tracing.active.send(
                 self._system,

@@ -1,9 +1,9 @@
-"""The SQL text of the inbox and the outbox, for each database. Those on many rows at once are in ``batch_sql``.
+"""The SQL text of the inbox and the outbox, for each database. Statements on many rows are in ``batch_sql``.
 
 Pure: texts only. A database is a subclass of ``SqlDialect`` that sets the fragments in which it differs, and overrides
 a statement where a fragment is not enough. Column names need no quotes on any of them; table names are quoted.
 
-Times are compared by the database's own clock, so hosts whose clocks differ agree on what is due.
+Times are compared by the database's clock, so hosts with different clocks agree on what is due.
 ``UTC_TIMESTAMP`` and not ``NOW``: a session's time zone may have an hour that happens twice.
 """
 
@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from sqlalchemy import TextClause, bindparam, text
 
 from conquiet.db.commit_status import RETURNING
+from conquiet.db.sql import quoted
 from conquiet.errors import ConfigurationError
 from conquiet.transactional.statements import InboxStatements, OutboxStatements
 
@@ -35,7 +36,7 @@ class SqlDialect:
         age_us: Microseconds since ``created_at``.
         created_ms: ``created_at`` in milliseconds since the epoch.
         shared_lock: Makes a SELECT read what is committed now, and not the transaction's snapshot.
-        skip_locked: Makes a SELECT lock its rows and skip those that are locked.
+        skip_locked: Makes a SELECT lock its rows and skip rows that another transaction has locked.
         due_index: Names the index by due time, after a table's name. Without it the optimizer may walk the primary key
             for an ORDER BY seq LIMIT 1, over every row that waits.
         key_index: The same for the index by order key.
@@ -62,7 +63,7 @@ class SqlDialect:
 
     def quote(self, table: str) -> str:
         """Return a validated ``table`` or ``schema.table`` in this database's quotes."""
-        return ".".join(f"{self.mark}{part}{self.mark}" for part in table.split("."))
+        return quoted(table, self.mark)
 
     def interval(self, seconds: float) -> int | float | str:
         """Return the value of a bind ``later`` or ``ago``."""
@@ -81,7 +82,7 @@ class SqlDialect:
         raise NotImplementedError
 
     def delete_listed(self, table: str) -> TextClause:
-        """Return a DELETE of the rows whose ``seq`` is in ``:seqs``, a JSON array. It must touch no other row."""
+        """Return a DELETE of the rows with a ``seq`` in ``:seqs``, a JSON array. It must touch no other row."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ inbox
@@ -99,7 +100,6 @@ class SqlDialect:
             find=text(f"SELECT {found} AS digest FROM {name} WHERE {is_key}{self.shared_lock}"),  # noqa: S608
             delete=text(f"DELETE FROM {name} WHERE {is_key}"),  # noqa: S608
             touch=text(f"UPDATE {name} SET handled_at = {self.now} WHERE {is_key}"),  # noqa: S608
-            with_digest=digest,
         )
 
     def _inbox_insert(self, name: str, *, digest: bool) -> TextClause:
@@ -124,7 +124,7 @@ class SqlDialect:
         return text(f"SELECT {age_us} AS age FROM {self.quote(table)} ORDER BY handled_at LIMIT 1")  # noqa: S608
 
     def add_column(self, table: str, column: str) -> str:
-        """Return what adds a column that a table of an earlier version lacks."""
+        """Return the statement that adds a column to a table of an earlier version."""
         return f"ALTER TABLE {self.quote(table)} ADD COLUMN {column} {self.column_types[column]} NULL"
 
     # ------------------------------------------------------------------ outbox
@@ -189,7 +189,7 @@ class SqlDialect:
             ),
         )
 
-    def _outbox_insert(self, name: str, table: str, *, wake: bool) -> str:  # noqa: ARG002 - for those that can wake
+    def _outbox_insert(self, name: str, table: str, *, wake: bool) -> str:  # noqa: ARG002 - for dialects that can wake
         return (
             f"INSERT INTO {name} (message_id, target, order_key, free, event, payload, headers, created_at, due_at) "  # noqa: S608
             f"VALUES ({self.binary('id')}, {self.binary('target')}, {self.binary('key')}, :free, "
@@ -227,11 +227,11 @@ class MySqlDialect(SqlDialect):
         return text(f"DELETE FROM {table} WHERE {where} ORDER BY {column} LIMIT :batch")  # noqa: S608
 
     def delete_listed(self, table: str) -> TextClause:
-        """Return a DELETE that reads no other row than those listed.
+        """Return a DELETE that reads only the listed rows.
 
         For an IN over a large part of a small table, which an outbox usually is, MySQL and MariaDB read the table from
-        end to end, whatever index is forced on them, and wait for every row that another relay holds. Two relays that
-        do so wait for each other: one is rolled back, and publishes again what it has published.
+        end to end, even with a forced index, and wait for every row that another relay holds. Two relays that do so
+        wait for each other: one is rolled back, and publishes its messages again.
         """
         return text(
             "DELETE o FROM JSON_TABLE(:seqs, '$[*]' COLUMNS (seq BIGINT UNSIGNED PATH '$')) AS listed "
@@ -309,14 +309,14 @@ class PostgresDialect(SqlDialect):
         # The error of a duplicate would end the transaction. ON CONFLICT waits for the other run's transaction and then
         # reports 0 or 1 rows. The key is named: a duplicate of any other unique key stays an error.
         plain = super()._inbox_insert(name, digest=digest).text
-        # It returns the id of the transaction, which a lost reply to COMMIT is resolved with.
+        # It returns the id of the transaction, which resolves a lost reply to COMMIT.
         return text(f"{plain} ON CONFLICT (source, consumer_group, message_id) DO NOTHING RETURNING {RETURNING}")
 
     def _outbox_insert(self, name: str, table: str, *, wake: bool) -> str:
         plain = super()._outbox_insert(name, table, wake=wake)
         if not wake:
             return plain
-        # In one statement, so that it costs no trip of its own. The server delivers the notification at COMMIT.
+        # In one statement, so that it costs no further round trip. The server delivers the notification at COMMIT.
         return f"WITH added AS ({plain} RETURNING 1) SELECT pg_notify('{channel_of(table)}', '') FROM added"  # noqa: S608
 
     def delete_oldest(self, table: str, column: str, where: str) -> TextClause:
@@ -335,7 +335,7 @@ class PostgresDialect(SqlDialect):
         )
 
     def _target_names(self, name: str) -> str:
-        # SELECT DISTINCT would read every row: PostgreSQL does not step through an index from value to value by itself.
+        # SELECT DISTINCT would read every row: PostgreSQL does not step through an index from value to value.
         return (
             f"WITH RECURSIVE names AS ((SELECT target FROM {name} ORDER BY target LIMIT 1) UNION ALL "  # noqa: S608
             f"SELECT (SELECT o.target FROM {name} AS o WHERE o.target > names.target ORDER BY o.target LIMIT 1) "
@@ -345,7 +345,7 @@ class PostgresDialect(SqlDialect):
 
 def channel_of(table: str) -> str:
     """Return the channel on which PostgreSQL reports new rows of an outbox: its name, with the schema if it has one."""
-    # PostgreSQL cuts names after 63 bytes, LISTEN and pg_notify() alike only if we do it first.
+    # PostgreSQL truncates names to 63 bytes in LISTEN and pg_notify(), but not in the same way: shorten them here.
     return table if len(table) <= _MAX_CHANNEL else f"conquiet_{hashlib.sha256(table.encode()).hexdigest()[:32]}"
 
 

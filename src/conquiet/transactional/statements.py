@@ -14,14 +14,12 @@ class InboxStatements:
         find: Reads the digest of a row, as it is committed now.
         delete: Deletes a row.
         touch: Sets the time of a row to now.
-        with_digest: Whether ``insert`` has the bind ``digest``.
     """
 
     insert: TextClause
     find: TextClause
     delete: TextClause
     touch: TextClause
-    with_digest: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class TargetPublisher:
 
     @property
     def backs_off(self) -> bool:
-        """True while the target is left alone after it was unavailable."""
+        """True while the relay waits before it tries an unavailable target again."""
         return time.monotonic() < self._not_before
 
     def publish(self, messages: list[OutboxMessage], *, is_forced: Callable[[], bool] = lambda: False) -> Results:
@@ -65,10 +65,10 @@ class TargetPublisher:
 
         Args:
             messages: The batch.
-            is_forced: Returns True once the relay has to end now: the rest of the batch is deferred.
+            is_forced: Returns True after a second ``stop()``: the rest of the batch is deferred.
 
         Raises:
-            ConfigurationError: The target returned something else than results. Nothing is known of the batch.
+            ConfigurationError: The target did not return results. The state of the batch is unknown.
         """
         began = time.monotonic()
         try:
@@ -85,7 +85,7 @@ class TargetPublisher:
         except (ConquietError, OSError) as error:
             self._back_off(error)
             return [DEFERRED] * len(messages)
-        except Exception as error:  # noqa: BLE001 - a target of the user's may raise anything, because of one message
+        except Exception as error:  # noqa: BLE001 - a user's target may raise anything because of one message
             logger.failure(logging.WARNING, "target failed, publishing one by one", error, target=self.name)
             return self._isolate(messages, is_forced)
         self._require_results(results, len(messages))
@@ -93,7 +93,7 @@ class TargetPublisher:
         return results
 
     def _isolate(self, messages: list[OutboxMessage], is_forced: Callable[[], bool]) -> Results:
-        """Find the message that breaks the target. What went out before is published again, which is allowed."""
+        """Find the message that breaks the target. Messages sent before are published again, which is allowed."""
         results: Results = []
         blocked: set[bytes] = set()
         failures: list[Exception] = []
@@ -116,7 +116,7 @@ class TargetPublisher:
             if message.key is not None and result[0][0] is not PublishOutcome.PUBLISHED:
                 blocked.add(message.key)
         if len(failures) > 1 and PUBLISHED not in results:
-            # Not one of several was accepted: the target is at fault, whatever it raises when it is unavailable.
+            # None of several was accepted: the target is unavailable, also if it raises another exception.
             self._back_off(failures[0])
             return [DEFERRED] * len(messages)
         self._reached()
@@ -180,5 +180,5 @@ def _is_result(result: object) -> bool:
 
 
 def _is_target(target: object) -> bool:
-    """Return False for the class itself, whose publish() would fail for every message, and park it."""
+    """Return False for a class in place of an object: its publish() would fail, and park every message."""
     return callable(getattr(target, "publish", None)) and not isinstance(target, type)

@@ -1,6 +1,6 @@
-"""The targets of a relay. A target returns a result for each message, or raises if it is unavailable.
+"""Publish messages of a relay. A target returns a result for each message, or raises if it is unavailable.
 
-What identifies a message to its receiver:
+The id that identifies a message to its receiver:
 
     ToStream       the payload's field ``_outbox_id``    Inbox(key=by_outbox_id)
     ToProcessor    the envelope's id                     the processor's own id, through all attempts
@@ -37,13 +37,13 @@ MAX_PAYLOAD_BYTES: Final = 1_048_576
 class Target(Protocol):
     """Publishes messages.
 
-    Promises: messages of one key go out in the order given, and none goes out after one of its key that did
-    not. ``PUBLISHED`` means that the target has confirmed the message. An exception means that nothing is known of
-    any of them; all will be published again. ``OSError`` (or one of conquiet's errors) means that the target is
+    Promises: messages of one key are published in the order given, and none is published after a message of its key
+    that was not. ``PUBLISHED`` means that the target has confirmed the message. After an exception the state of all
+    messages is unknown; all are published again. ``OSError`` (or one of conquiet's errors) means that the target is
     unavailable: no attempt is counted then. After any other exception they are tried one by one, to find the message at
     fault; if several are tried and none is accepted, the target counts as unavailable after all.
 
-    A call, even with one message, must end within two minutes: a transaction of the outbox is open meanwhile.
+    A call, even with one message, must end within two minutes: a transaction of the outbox stays open during it.
     """
 
     def publish(self, messages: Sequence[OutboxMessage]) -> Results:
@@ -52,19 +52,19 @@ class Target(Protocol):
 
 
 class _Refused(Exception):  # noqa: N818 - leaves this module only as a result
-    """A message that this target can never take."""
+    """A message that this target can never accept."""
 
 
 class ToStream:
-    """To a Redis stream. A batch is one step on the server: all of it is there, in order, or none.
+    """Publishes to a Redis stream. A batch is one step on the server: all entries are added, in order, or none.
 
     Args:
         redis: ``redis.Redis``, ``redis.asyncio.Redis`` or a ``RedisCluster``. Only its settings are used: the target
-            opens a connection of its own at the first message, and ``close()`` closes it.
+            opens its own connection at the first message, and ``close()`` closes it.
         stream: Name of the stream.
         max_payload_bytes: Largest entry; as ``QueueConfig.max_payload_bytes`` of the consumers.
-        replicas: A message counts as published when so many replicas of the server have it, within a second. Without,
-            a fail-over may lose a message whose outbox row is deleted already.
+        replicas: Number of replicas that must have a message, within a second, before it counts as published. With 0
+            a fail-over may lose a message after its outbox row was deleted.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class ToStream:
     ) -> None:
         from conquiet.redis_transport.client import SOCKET_TIMEOUT_S  # needs the extra "redis"
         from conquiet.redis_transport.cluster_connection import open_connection
-        from conquiet.redis_transport.confirmation import Confirmation
+        from conquiet.redis_transport.replica_wait import ReplicaWait
 
         if not isinstance(stream, str):
             raise ConfigurationError(f"{type(self).__name__} takes a Redis client and the name of a stream")
         self.stream = require_text("stream", stream)
         self._max_bytes = require_positive("max_payload_bytes", max_payload_bytes)
-        self._confirmation = Confirmation(replicas)
+        self._wait = ReplicaWait(replicas)
         self._connection = open_connection(redis, socket_timeout_s=SOCKET_TIMEOUT_S)
 
     system = "redis"
@@ -108,21 +108,21 @@ class ToStream:
         return results
 
     def _send(self, encoded: Sequence[bytes], keys: Sequence[bytes | None]) -> None:  # noqa: ARG002 - for subclasses
-        """Write all entries, whose keys are given beside them, or none."""
+        """Write all entries or none. ``keys`` has the order key of each."""
         self._run(self._script(encoded), stream=self.stream)
 
     def _run(self, words: "Sequence[Arg]", *, stream: str) -> Any:
-        """Run a script, and wait for the replicas that were asked for."""
+        """Run a script, and wait for the configured number of replicas."""
         from conquiet.redis_transport.commands import pack
-        from conquiet.redis_transport.confirmed import checked_call
+        from conquiet.redis_transport.replica_wait import replicated_reply
 
-        how = self._confirmation
+        wait = self._wait
         packed = pack(*words)
-        if not how.replicas:
+        if not wait.replicas:
             return self._connection.call("EVAL", packed, stream=stream)
-        commands = [packed, *(pack(*one) for one in how.commands(stream))]
-        replies = self._connection.call_together("EVAL", commands, stream=stream, wait_s=how.timeout_s)
-        return checked_call(replies, how, stream=stream, group="", command="EVAL")
+        commands = [packed, *(pack(*one) for one in wait.commands(stream))]
+        replies = self._connection.call_together("EVAL", commands, stream=stream, wait_s=wait.timeout_s)
+        return replicated_reply(replies, wait, stream=stream, group="", command="EVAL")
 
     def close(self) -> None:
         """Close the connection. It may be called twice."""
@@ -155,7 +155,7 @@ class ToStream:
 
 
 class ToProcessor(ToStream):
-    """To the handlers of a ``Processor``: each message becomes an envelope, identified by its outbox id.
+    """Publishes to the handlers of a ``Processor``: each message becomes an envelope, identified by its outbox id.
 
     The envelope carries the time at which the row was written, and the row's key: messages of one key are published
     in order, and run one at a time and in order.
@@ -163,7 +163,7 @@ class ToProcessor(ToStream):
     Args:
         redis: As for ``ToStream``.
         stream: The processor's stream.
-        event: Which handlers are meant, for messages that were added without an event of their own.
+        event: The event of messages that were added without one.
         max_payload_bytes: Largest entry.
         replicas: As for ``ToStream``.
     """

@@ -1,4 +1,4 @@
-"""Keep one transaction one: refuse a COMMIT or a second BEGIN by the handler, remember an error that ended it.
+"""Keep the handler in one transaction: refuse its COMMIT or a second BEGIN, record an error that ended it.
 
 The inbox row and the handler's effect share a transaction. It would be split by
 
@@ -7,7 +7,7 @@ The inbox row and the handler's effect share a transaction. It would be split by
     a deadlock that the handler catches        the server has rolled back everything, the inbox row too: going on would
                                                commit the second half alone, so the error is raised at the end
 
-SQLAlchemy's events see all of it, whatever the handler uses: a connection, an ORM session, a library of its own.
+SQLAlchemy's events report all of it: from a connection, an ORM session, or a library that the handler calls.
 
 See docs/decisions/0033.
 """
@@ -51,14 +51,14 @@ class TransactionGuard:
         self.failure: BaseException | None = None
         self._may_commit = False
         _listen(connection.engine)
-        # Engine-wide, events would cost every statement of the application something.
+        # Per connection: engine-wide events would slow down every statement of the application.
         connection._has_events = True  # noqa: SLF001
         # An attribute, so that both end together. In a WeakKeyDictionary the traceback of a failure would keep the
         # connection, and with it the guard: memory that grows with each message.
         setattr(connection, _GUARD, self)
 
     def allow_commit(self) -> None:
-        """Let the next COMMIT pass.
+        """Allow the next COMMIT.
 
         Raises:
             DbWriteError: An error has ended the transaction, although the handler caught it.
@@ -68,14 +68,14 @@ class TransactionGuard:
         self._may_commit = True
 
     def take_over(self, connection: "Connection") -> None:
-        """Guard the connection again, after a part of its transaction that had a guard of its own."""
+        """Guard the connection again, after another guard was responsible for a part of its transaction."""
         other = _guard_of(connection)
         if other is not None and other is not self:
             self.failure = self.failure or other.failure
             setattr(connection, _GUARD, self)
 
     def on_commit(self) -> None:
-        """Refuse a COMMIT that is not ours."""
+        """Refuse a COMMIT that conquiet did not send."""
         if not self._may_commit:
             raise LifecycleError(_COMMIT)
 

@@ -1,12 +1,12 @@
-"""The transaction that the caller already has: one statement of ours goes into it, and the caller commits.
+"""Run statements of the inbox and the outbox in the caller's transaction, which the caller commits.
 
     DbSession                      its own execute: translated, counted, refused after a conflict
     Session, scoped_session        the connection of its transaction, which begins if there is none yet
     Connection                     itself
     AsyncSession, AsyncConnection  the same inside ``run_sync``: one greenlet for all statements of a call
-    of another framework           what its method ``conquiet_unit_of_work()`` returns
+    of another framework           the result of its method ``conquiet_unit_of_work()``
 
-Driver errors become ``DbWriteError`` here, whatever the kind of session: ``from`` the driver's own.
+Driver errors become ``DbWriteError`` here, for every kind of session, raised ``from`` the driver's error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
-from conquiet.db.commit_status import note_transaction
+from conquiet.db.commit_status import record_transaction
 from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError
@@ -53,7 +53,7 @@ class UnitOfWork(Protocol):
 
     @property
     def owner(self) -> "DbSession | Connection":
-        """What the transaction ends with."""
+        """The session or connection that ends the transaction."""
         ...
 
     def execute(self, statement: TextClause, binds: Binds) -> int:
@@ -61,7 +61,7 @@ class UnitOfWork(Protocol):
         ...
 
     def insert(self, statement: TextClause, binds: Binds) -> int:
-        """Run the statement that writes an inbox row, return how many it wrote, and note what it says beside."""
+        """Write an inbox row, record the transaction id that the statement returns, and return the row count."""
         ...
 
     def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
@@ -69,7 +69,7 @@ class UnitOfWork(Protocol):
         ...
 
     def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
-        """Return the one row there is, or None."""
+        """Return the only row, or None."""
         ...
 
     def fetch_all(self, statement: TextClause, binds: Binds) -> Sequence[Mapping[str, Any]]:
@@ -101,11 +101,11 @@ class _OfDbSession:
     def insert(self, statement: TextClause, binds: Binds) -> int:
         if self.dialect.name != _POSTGRES:
             return self.execute(statement, binds)
-        return _noted(self._session.connection, self.fetch_one(statement, binds))
+        return _record_row(self._session.connection, self.fetch_one(statement, binds))
 
     def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
         row = self.fetch_one(statement, binds)
-        _noted(self._session.connection, row)
+        _record_row(self._session.connection, row)
         return written_ids(row)
 
     def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
@@ -143,11 +143,11 @@ class _OfConnection:
     def insert(self, statement: TextClause, binds: Binds) -> int:
         if self.dialect.name != _POSTGRES:
             return self.execute(statement, binds)
-        return _noted(self._connection, self.fetch_one(statement, binds))
+        return _record_row(self._connection, self.fetch_one(statement, binds))
 
     def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
         row = self.fetch_one(statement, binds)
-        _noted(self._connection, row)
+        _record_row(self._connection, row)
         return written_ids(row)
 
     def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
@@ -164,10 +164,10 @@ class _OfConnection:
             raise as_write_error(error, _ABOUT) from error
 
 
-def _noted(connection: Connection, row: Mapping[str, Any] | None) -> int:
+def _record_row(connection: Connection, row: Mapping[str, Any] | None) -> int:
     if row is None:
         return 0
-    note_transaction(connection, row)
+    record_transaction(connection, row)
     return 1
 
 
@@ -214,7 +214,7 @@ async def run_in(session: Any, work: Callable[[UnitOfWork], T]) -> T:
         ConfigurationError: It is not an asynchronous session.
     """
     if not is_async(session):
-        unit_of(session)  # raises for what is no session at all
+        unit_of(session)  # raises if it is not a session
         raise ConfigurationError(
             f"a {type(session).__name__} is synchronous: write 'with inbox.once(session, msg)', "
             "'outbox.add(session, …)', or another method without _async"
@@ -245,8 +245,8 @@ def _connection_of(session: Session) -> Connection:
 
 
 def _refuse_autocommit(connection: Connection) -> None:
-    """Without a transaction the row would be committed by itself, with no error."""
-    if connection._is_autocommit_isolation():  # noqa: SLF001 - the public question costs a round trip
+    """Raise in autocommit mode: the row would be committed separately, without an error."""
+    if connection._is_autocommit_isolation():  # noqa: SLF001 - the public method costs a round trip
         raise ConfigurationError(
             f"the connection is in {_AUTOCOMMIT} mode: the inbox and the outbox need a transaction"
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 from sqlalchemy.engine import Engine
 
 from conquiet.app import App, AppSettings, TestApp
-from conquiet.processor import DeadRecord, ProcessorSettings
+from conquiet.processor import DeadRecord, JobHandle, ProcessorSettings, Progress
 from conquiet.processor.keys import keys_of
 from conquiet.testing import wait_until_async
 from conquiet.testing.discovery import available_mysql_flavours
@@ -45,6 +45,18 @@ class Running(Protocol):
         """Return the dead letters, oldest first."""
         ...
 
+    async def progress(self, job_id: str) -> Progress | None:
+        """Return what the handler of a job has reported last."""
+        ...
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Return when a condition is true."""
+        ...
+
+    async def emit_and_wait(self, event: str) -> Any:
+        """Emit a message and return what its handler returns."""
+        ...
+
 
 class InMemory:
     """``TestApp``."""
@@ -52,6 +64,7 @@ class InMemory:
     def __init__(self, app: TestApp) -> None:
         self._app = app
         self.deliver = app.deliver
+        self.emit_and_wait = app.emit_and_wait
 
     async def settle(self) -> None:
         await self._app.drain()
@@ -60,6 +73,13 @@ class InMemory:
 
     async def dead_letters(self) -> list[DeadRecord]:
         return self._app.dead_letters
+
+    async def progress(self, job_id: str) -> Progress | None:
+        return self._app.progress(job_id)
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        await self._app.drain()
+        assert condition()
 
 
 class OnServers:
@@ -70,6 +90,7 @@ class OnServers:
         self._group = app.assembly.group
         self._client = redis.asyncio.Redis.from_url(redis_url)
         self._engine = engine
+        self.emit_and_wait = app.emit_and_wait
 
     async def deliver(self, event: str, data: Mapping[str, Any], *, message_id: str) -> None:
         envelope = {"v": 1, "event": event, "id": message_id, "data": data}
@@ -102,6 +123,12 @@ class OnServers:
         from conquiet.processor import DeadLetters
 
         return [dead.record for dead in (await DeadLetters(self._client, self._keys.stream).list()).items]
+
+    async def progress(self, job_id: str) -> Progress | None:
+        return await JobHandle(self._client, self._keys.stream, job_id).progress()
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        await wait_until_async(condition, message="the condition is true")
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -60,7 +60,7 @@ async def test_a_group_rolls_a_failing_handler_back_to_its_savepoint_only(place:
     app = place.app()
     attempts: list[tuple[str, int]] = []
 
-    @app.handler("order.paid", group=10, within_s=0.3, retry=RetryPolicy.fixed(0.02, max_attempts=2))
+    @app.handler("order.paid", share_transaction=10, within_s=0.3, retry=RetryPolicy.fixed(0.02, max_attempts=2))
     def book(order: OrderPaid, session: Session, ctx: JobContext) -> None:
         session.execute(row(order))
         attempts.append((order.order_id, ctx.attempt))
@@ -107,7 +107,7 @@ async def test_a_group_may_ask_for_any_session(place: Place, kind: type) -> None
             raise ZeroDivisionError
 
     book.__annotations__["session"] = kind
-    app.handler("order.paid", group=3, within_s=0.3)(book)
+    app.handler("order.paid", share_transaction=3, within_s=0.3)(book)
     async with place.running(app) as running:
         for order_id in "abc":
             await running.deliver("order.paid", {"order_id": order_id}, message_id=order_id)
@@ -175,13 +175,13 @@ def test_a_handler_of_lists_without_a_batch_is_refused(app: App) -> None:
         async def book(orders: list[OrderPaid]) -> None: ...
 
 
-def test_a_group_without_a_session_is_refused(app: App) -> None:
+def test_a_shared_transaction_without_a_session_is_refused(app: App) -> None:
     with pytest.raises(ConfigurationError, match="no session"):
 
-        @app.handler("order.paid", group=10)
+        @app.handler("order.paid", share_transaction=10)
         async def book(order: OrderPaid) -> None: ...
 
 
-def test_a_batch_beside_a_group_is_refused(app: App) -> None:
+def test_a_batch_with_a_shared_transaction_is_refused(app: App) -> None:
     with pytest.raises(ConfigurationError, match="Leave one of them out"):
-        app.handler("order.paid", group=10, batch=10)
+        app.handler("order.paid", share_transaction=10, batch=10)

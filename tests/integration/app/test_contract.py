@@ -118,7 +118,7 @@ async def test_the_last_failed_attempt_is_a_dead_letter_with_its_reason(place: P
     assert "secret" not in dead.error + dead.traceback
 
 
-async def test_a_payload_that_does_not_fit_is_dead_lettered_at_once_with_its_field(place: Place) -> None:
+async def test_a_payload_that_does_not_fit_is_dead_lettered_with_its_field(place: Place) -> None:
     app = place.app()
 
     @app.handler("order.paid", retry=RETRY)

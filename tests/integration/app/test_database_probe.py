@@ -36,7 +36,7 @@ async def test_a_database_that_goes_away_and_returns_is_noticed(
 async def test_a_database_that_takes_connections_and_never_answers_is_noticed(
     postgres_url: str, fault_proxy: Callable[[str], FaultProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe waits with it and has no failure to report: only the age of its last answer tells."""
+    """The probe waits with it and has no failure to report: only the age of its last result shows the outage."""
     monkeypatch.setattr("conquiet.app.database_probe._STALE_S", 0.5)
     proxy = fault_proxy(postgres_url)
     probe = DatabaseProbe(create_engine(proxy.url_for(postgres_url)), interval_s=0.05)

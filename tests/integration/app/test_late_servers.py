@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, make_url
 
 from conquiet import App
 from conquiet.app import AppSettings
-from conquiet.app.server_wait import ServerWait, probe_database
+from conquiet.app.server_wait import ServerWait, check_database
 from conquiet.errors import DbWriteError
 from conquiet.testing import FaultProxy, wait_until_async
 from conquiet.testing.redis import RedisServer
@@ -51,7 +51,7 @@ async def test_a_port_that_accepts_and_hangs_up_is_not_an_answer(
     url = f"{driver}://user:secret@127.0.0.1:{closed_port}/shop"
     engine = create_engine(fault_proxy(url).url_for(url))
 
-    found = await probe_database(engine).ask()
+    found = await check_database(engine).run()
     engine.dispose()
 
     assert found is not None
@@ -61,9 +61,9 @@ async def test_a_server_that_answers_and_refuses_is_not_waited_for(postgres_url:
     for given in (postgres_url, db_url):
         engine = create_engine(make_url(given).set(username="stranger", password="wrong"))
 
-        assert await probe_database(engine).ask() is None
+        assert await check_database(engine).run() is None
         with pytest.raises(DbWriteError, match="looking for the app's tables failed"):
-            await probe_database(engine, lambda _connection: None).ask()
+            await check_database(engine, lambda _connection: None).run()
         engine.dispose()
 
 
@@ -77,11 +77,11 @@ async def test_a_database_that_goes_away_during_the_check_is_waited_for(
 
     def check(connection: Any) -> None:
         if not checks:
-            proxy.cut()
+            proxy.disconnect()
         checks.append(True)
         connection.exec_driver_sql("SELECT 1")
 
-    await ServerWait(60.0, lambda: False).until_up([probe_database(engine, check)])
+    await ServerWait(60.0, lambda: False).until_up([check_database(engine, check)])
     engine.dispose()
 
     assert len(checks) == 2

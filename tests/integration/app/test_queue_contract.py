@@ -239,7 +239,7 @@ async def test_an_unreadable_body_of_a_queue_dies_with_its_reason(place: QueuePl
         assert await place.dead() == [("m1", "body is not JSON")]
 
 
-async def test_a_batch_of_a_queue_has_each_effect_once_and_costs_only_the_guilty(place: QueuePlace) -> None:
+async def test_a_batch_has_each_effect_once_and_fails_only_the_guilty(place: QueuePlace) -> None:
     app = place.app()
     calls: list[list[str]] = []
 

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
-from tests.integration.batches.conftest import MakeDatabase
+from tests.integration.batches.conftest import Database, MakeDatabase
 
 from conquiet.db.session import DbSession
 from conquiet.transactional import for_processor_batch
@@ -129,7 +129,7 @@ async def test_an_async_batch_keeps_the_effects_of_the_others(kind: str, make_da
     assert len(database.effects()) == database.count("conquiet_inbox") == 18
 
 
-def test_a_check_of_a_call_that_was_rolled_back_is_dropped(mysql: Any) -> None:
+def test_a_check_of_a_call_that_was_rolled_back_is_dropped(mysql: Database) -> None:
     checked: list[int] = []
 
     def handle(some: list[Any], session: DbSession) -> None:

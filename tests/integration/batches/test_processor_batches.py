@@ -17,7 +17,7 @@ from conquiet.errors import ConfigurationError, DatabaseUnavailableError, LeaseL
 from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy
 from conquiet.processor.keys import keys_of
 from conquiet.testing import wait_until_async
-from conquiet.transactional import Inbox, InboxKey, for_processor_batch, for_processor_group
+from conquiet.transactional import Inbox, InboxKey, for_processor_batch, for_processor_shared_transaction
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -125,7 +125,7 @@ async def test_a_poisoned_async_batch_costs_only_the_guilty_message(
     made = (
         for_processor_batch(handle, engine=engine)
         if mode == "batch"
-        else for_processor_group(handle_one, engine=engine)
+        else for_processor_shared_transaction(handle_one, engine=engine)
     )
     processor.handler("paid", batch=12, within_s=5.0)(made)
     await shop.emit(12)
@@ -160,7 +160,7 @@ async def test_only_the_guilty_message_is_charged_and_dead_lettered_with_its_err
     made = (
         for_processor_batch(handle, engine=database.engine)
         if mode == "batch"
-        else for_processor_group(handle_one, engine=database.engine)
+        else for_processor_shared_transaction(handle_one, engine=database.engine)
     )
     processor.handler("paid", batch=20, within_s=5.0, retry=RetryPolicy.fixed(0.01, max_attempts=2))(made)
     await shop.emit(20)
@@ -320,7 +320,7 @@ async def test_an_orm_session_is_given_to_a_batch_and_to_a_group(shop: Shop, dat
     async with processor:
         await wait_until_async(shop.done, message="the batch is settled")
     second = shop.processor()
-    second.handler("paid", batch=5, within_s=5.0)(for_processor_group(handle_one, engine=maker))
+    second.handler("paid", batch=5, within_s=5.0)(for_processor_shared_transaction(handle_one, engine=maker))
     await shop.emit(5, first=10)
     async with second:
         await wait_until_async(shop.done, message="the group is settled")

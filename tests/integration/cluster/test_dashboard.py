@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 import redis
@@ -21,7 +20,7 @@ STREAMS = [f"shop-{number}" for number in range(8)]
 
 
 @pytest.fixture
-def raw(redis_cluster: RedisClusterServer) -> Iterator[Any]:
+def raw(redis_cluster: RedisClusterServer) -> Iterator[redis.RedisCluster]:
     made = redis.RedisCluster.from_url(redis_cluster.node_url, protocol=2)
     yield made
     made.close()
@@ -35,7 +34,9 @@ async def client(redis_cluster: RedisClusterServer) -> AsyncIterator[AsyncClient
     await app.close()
 
 
-async def test_streams_of_every_node_are_shown_and_dead_letters_replayed(client: AsyncClient, raw: Any) -> None:
+async def test_streams_of_every_node_are_shown_and_dead_letters_replayed(
+    client: AsyncClient, raw: redis.RedisCluster
+) -> None:
     assert len({slot_of(name) * 3 // 16_384 for name in STREAMS}) == 3, "streams of all three masters"
     for name in STREAMS:
         raw.xgroup_create(name, "processor", "0", mkstream=True)
@@ -77,10 +78,12 @@ async def test_streams_of_every_node_are_shown_and_dead_letters_replayed(client:
     assert raw.xlen(keys_of(STREAMS[3]).dead) == 0
 
 
-async def test_a_worker_without_connections_is_dead_on_whichever_node(client: AsyncClient, raw: Any) -> None:
+async def test_a_worker_without_connections_is_dead_on_whichever_node(
+    client: AsyncClient, raw: redis.RedisCluster
+) -> None:
     """Client ids are each node's own: those of one worker are asked for on the node that it has named."""
     for name in STREAMS:
-        node = raw.get_node_from_key(name)
+        node = raw.get_node_from_key(name)  # type: ignore[no-untyped-call] # of redis-py
         own = raw.get_redis_connection(node).client_id()
         run_id = raw.info("server", target_nodes=node)["run_id"]
         raw.xgroup_create(name, "processor", "0", mkstream=True)

@@ -34,14 +34,14 @@ SALES = Table("sales", METADATA, Column("id", String(40), primary_key=True))
 
 
 @pytest.fixture
-async def client(redis_cluster: RedisClusterServer) -> AsyncIterator[Any]:
+async def client(redis_cluster: RedisClusterServer) -> AsyncIterator[redis.asyncio.RedisCluster]:
     made = redis.asyncio.RedisCluster.from_url(redis_cluster.node_url)
     yield made
     await made.aclose()
 
 
 @pytest.fixture
-def raw(redis_cluster: RedisClusterServer) -> Iterator[Any]:
+def raw(redis_cluster: RedisClusterServer) -> Iterator[redis.RedisCluster]:
     made = redis.RedisCluster.from_url(redis_cluster.node_url, protocol=2)
     yield made
     made.close()
@@ -49,7 +49,7 @@ def raw(redis_cluster: RedisClusterServer) -> Iterator[Any]:
 
 @pytest.mark.spec("CM-006.3", "CM-006.4")
 async def test_retries_delays_jobs_and_dead_letters_follow_a_slot_that_moves(
-    redis_cluster: RedisClusterServer, client: Any, raw: Any
+    redis_cluster: RedisClusterServer, client: redis.asyncio.RedisCluster, raw: redis.RedisCluster
 ) -> None:
     settings = ProcessorSettings(job_ttl_s=60, retention=None, settle_backoff=Backoff(base_s=0.02, cap_s=0.2))
     processor = Processor(client, STREAMS, concurrency=8, settings=settings)
@@ -86,7 +86,7 @@ async def test_retries_delays_jobs_and_dead_letters_follow_a_slot_that_moves(
 
 
 async def test_a_paused_stream_and_event_stay_paused_over_a_fail_over(
-    redis_cluster: RedisClusterServer, client: Any, raw: Any
+    redis_cluster: RedisClusterServer, client: redis.asyncio.RedisCluster, raw: redis.RedisCluster
 ) -> None:
     processor = Processor(client, STREAMS[:2], settings=ProcessorSettings(retention=None))
     done: list[str] = []
@@ -115,7 +115,7 @@ def _is_read(processor: Any, stream: str) -> bool:
 
 
 async def test_two_schedulers_fire_each_tick_once_while_the_slot_moves(
-    redis_cluster: RedisClusterServer, client: Any, raw: Any
+    redis_cluster: RedisClusterServer, client: redis.asyncio.RedisCluster, raw: redis.RedisCluster
 ) -> None:
     # A step on several keys waits while its slot is on two nodes: "all" fires the ticks that are late by then.
     entries = [
@@ -126,7 +126,8 @@ async def test_two_schedulers_fire_each_tick_once_while_the_slot_moves(
     tasks = [asyncio.create_task(host.start()) for host in hosts]
 
     def fired(stream: str) -> list[str]:
-        return [json.loads(fields[b"data"])["id"] for _, fields in raw.xrange(stream)]
+        entries: Any = raw.xrange(stream)
+        return [json.loads(fields[b"data"])["id"] for _, fields in entries]
 
     await wait_until_async(lambda: len(fired(STREAMS[0])) >= 1)
     steps = redis_cluster.moving_slot(STREAMS[0])
@@ -149,7 +150,9 @@ async def test_two_schedulers_fire_each_tick_once_while_the_slot_moves(
         assert ticks == list(range(ticks[0], ticks[-1] + 1, 1_000))
 
 
-def test_sync_doors_and_targets_send_to_the_right_node(redis_cluster: RedisClusterServer, raw: Any) -> None:
+def test_sync_doors_and_targets_send_to_the_right_node(
+    redis_cluster: RedisClusterServer, raw: redis.RedisCluster
+) -> None:
     with SyncEmitter(raw, STREAMS[0]) as emitter:
         for stream in STREAMS:
             emitter.emit("sell", {"n": 1}, stream=stream)
@@ -162,7 +165,9 @@ def test_sync_doors_and_targets_send_to_the_right_node(redis_cluster: RedisClust
     assert [raw.xlen(stream) for stream in STREAMS] == [2] * 4
 
 
-def test_a_stream_is_trimmed_on_the_node_that_it_moved_to(redis_cluster: RedisClusterServer, raw: Any) -> None:
+def test_a_stream_is_trimmed_on_the_node_that_it_moved_to(
+    redis_cluster: RedisClusterServer, raw: redis.RedisCluster
+) -> None:
     with QueueConsumer(raw, QueueConfig("orders", "billing", "alice", block_ms=50)) as consumer:
         consumer.queue.enqueue_many([{"n": number} for number in range(250)])
         for message in consumer.queue.read(50, 250):
@@ -173,7 +178,7 @@ def test_a_stream_is_trimmed_on_the_node_that_it_moved_to(redis_cluster: RedisCl
 
 
 async def test_an_app_has_its_effect_once_and_emits_on_a_cluster(
-    redis_cluster: RedisClusterServer, tmp_path: Path, raw: Any
+    redis_cluster: RedisClusterServer, tmp_path: Path, raw: redis.RedisCluster
 ) -> None:
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     engine = create_engine(url)
@@ -204,7 +209,7 @@ def _count(engine: Any) -> int:
         return len(connection.execute(select(SALES.c.id)).all())
 
 
-def test_management_and_commands_see_all_nodes(redis_cluster: RedisClusterServer, raw: Any) -> None:
+def test_management_and_commands_see_all_nodes(redis_cluster: RedisClusterServer, raw: redis.RedisCluster) -> None:
     for stream in STREAMS:
         raw.xadd(stream, {"data": "{}"})
     with RedisAdmin.from_url(redis_cluster.url) as server:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 import redis.asyncio
@@ -20,13 +19,13 @@ LINE = KEYS.waiting("account-7")
 
 
 @pytest.fixture
-async def client(redis_cluster: RedisClusterServer) -> AsyncIterator[Any]:
+async def client(redis_cluster: RedisClusterServer) -> AsyncIterator[redis.asyncio.RedisCluster]:
     made = redis.asyncio.RedisCluster.from_url(redis_cluster.node_url)
     yield made
     await made.aclose()
 
 
-def a_processor(client: Any) -> tuple[Processor, asyncio.Event, list[int]]:
+def a_processor(client: redis.asyncio.RedisCluster) -> tuple[Processor, asyncio.Event, list[int]]:
     """Return a processor, what lets its handler end, and the numbers of the messages that it has handled."""
     settings = ProcessorSettings(retention=None, settle_backoff=Backoff(base_s=0.02, cap_s=0.2))
     runtime = RuntimeSettings(reconnect=Backoff(base_s=0.02, cap_s=0.2), max_reconnects=1_000)
@@ -55,7 +54,10 @@ async def divided(cluster: RedisClusterServer, moved: list[str]) -> Iterator[str
     ids=["line", "line and lengths", "stream and turns", "all but the line"],
 )
 async def test_a_turn_ends_when_its_keys_are_on_one_node(
-    redis_cluster: RedisClusterServer, client: Any, moved: list[str], caplog: pytest.LogCaptureFixture
+    redis_cluster: RedisClusterServer,
+    client: redis.asyncio.RedisCluster,
+    moved: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     processor, may_end, done = a_processor(client)
 
@@ -79,7 +81,7 @@ async def test_a_turn_ends_when_its_keys_are_on_one_node(
 
 
 async def test_an_emitted_message_waits_until_its_keys_are_on_one_node(
-    redis_cluster: RedisClusterServer, client: Any
+    redis_cluster: RedisClusterServer, client: redis.asyncio.RedisCluster
 ) -> None:
     processor, may_end, done = a_processor(client)
 
@@ -98,5 +100,5 @@ async def test_an_emitted_message_waits_until_its_keys_are_on_one_node(
     assert (ended, emitted.ahead, done) == (set(), 2, [0, 1, 2])
 
 
-async def _nothing_is_pending(client: Any) -> bool:
+async def _nothing_is_pending(client: redis.asyncio.RedisCluster) -> bool:
     return bool((await client.xpending(STREAM, "processor"))["pending"] == 0)

@@ -59,7 +59,7 @@ async def test_one_stream_uses_all_masters_while_slots_move(redis_cluster: Redis
         directory = StreamDirectory()
         while not directory.complete:
             directory.advance(server)
-        (glance,) = read_fleet(server, directory.keys())
+        (snapshot,) = read_fleet(server, directory.keys())
         trimmed = trim(server, "orders")
     commands = (["inspect", "orders"], ["jobs", "list", "orders", "--phase", "delayed"], ["keys", "orders"])
     shown, delayed, keys = [
@@ -73,7 +73,7 @@ async def test_one_stream_uses_all_masters_while_slots_move(redis_cluster: Redis
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
     assert (report.partitions, [one.pending for one in report.groups]) == (PARTITIONS, [0])
     assert [one.key for one in listed.streams] == ["orders"]
-    assert (glance.partitions, glance.added, glance.length) == (PARTITIONS, 90, report.length)
+    assert (snapshot.partitions, snapshot.added, snapshot.length) == (PARTITIONS, 90, report.length)
     assert trimmed.length <= report.length
     assert json.loads(shown.output)["partitions"] == PARTITIONS
     assert {job["id"] for job in json.loads(delayed.output)["jobs"]} == {one.id for one in later}

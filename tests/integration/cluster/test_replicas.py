@@ -20,13 +20,15 @@ from conquiet.transactional import ToStream
 
 
 @pytest.fixture
-def raw(redis_cluster: RedisClusterServer) -> Iterator[Any]:
+def raw(redis_cluster: RedisClusterServer) -> Iterator[redis.RedisCluster]:
     made = redis.RedisCluster.from_url(redis_cluster.node_url, protocol=2)
     yield made
     made.close()
 
 
-async def test_what_a_replica_has_confirmed_survives_its_master(redis_cluster: RedisClusterServer, raw: Any) -> None:
+async def test_what_a_replica_has_confirmed_survives_its_master(
+    redis_cluster: RedisClusterServer, raw: redis.RedisCluster
+) -> None:
     client = redis.asyncio.RedisCluster.from_url(redis_cluster.node_url)
     processor = Processor(client, ["orders"], settings=ProcessorSettings(replicas=1, replicas_timeout_s=5.0))
     with RedisStreamsQueue(raw, QueueConfig("orders", "billing", "alice")) as queue, SyncEmitter(raw, "orders") as sync:
@@ -40,7 +42,8 @@ async def test_what_a_replica_has_confirmed_survives_its_master(redis_cluster: R
             queue.enqueue({"n": 10}, idempotency_key="ten", replicas=1, replicas_timeout_s=5.0),
         ]
     dead = await asyncio.to_thread(redis_cluster.kill_master, "orders")
-    kept = [entry_id.decode() for entry_id, _ in raw.xrange("orders")]
+    entries: Any = raw.xrange("orders")
+    kept = [entry_id.decode() for entry_id, _ in entries]
     await processor.close()
     await client.aclose()
     await asyncio.to_thread(redis_cluster.revive, dead)
@@ -48,7 +51,9 @@ async def test_what_a_replica_has_confirmed_survives_its_master(redis_cluster: R
     assert kept == sent
 
 
-async def test_without_a_replica_the_error_says_what_is_where(redis_cluster: RedisClusterServer, raw: Any) -> None:
+async def test_without_a_replica_the_error_says_what_is_where(
+    redis_cluster: RedisClusterServer, raw: redis.RedisCluster
+) -> None:
     client = redis.asyncio.RedisCluster.from_url(redis_cluster.node_url)
     # Before the pause: the node that the client asks for the slots may be the replica that is paused.
     await client.initialize()
@@ -87,7 +92,7 @@ async def test_without_a_replica_the_error_says_what_is_where(redis_cluster: Red
 
 
 @pytest.mark.parametrize("wrong", [-1, True, 1.5, "1"])
-def test_a_wrong_number_of_replicas_is_refused(raw: Any, wrong: Any) -> None:
+def test_a_wrong_number_of_replicas_is_refused(raw: redis.RedisCluster, wrong: Any) -> None:
     with StreamProducer(raw, "orders") as producer, pytest.raises(ConfigurationError, match="replicas must be"):
         producer.enqueue({}, replicas=wrong)
 

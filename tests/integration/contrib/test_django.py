@@ -1,4 +1,4 @@
-"""The Django door, in processes of its own: Django's settings can be set once in a process."""
+"""The Django integration, in separate processes: Django's settings can be set once in a process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The Flask door: a message is published if its request commits."""
+"""The Flask extension: a message is published if its request commits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from conquiet import App
 from conquiet.app import TestApp
-from conquiet.contrib.flask import FlaskDoor
+from conquiet.contrib.flask import FlaskExtension
 from conquiet.errors import ConfigurationError, LifecycleError
 
 METADATA = MetaData()
@@ -31,7 +31,7 @@ class Shop:
 
     app: App
     web: Flask
-    door: FlaskDoor
+    extension: FlaskExtension
     engine: Engine
     seen: list[str]
 
@@ -61,11 +61,11 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         seen.append(order.name)
 
     web = Flask("shop")
-    door = FlaskDoor(app, web)
+    extension = FlaskExtension(app, web)
 
     def order(name: str) -> None:
-        door.session.execute(insert(ORDERS).values(name=name))
-        door.emit("order.paid", OrderPaid(name))
+        extension.session.execute(insert(ORDERS).values(name=name))
+        extension.emit("order.paid", OrderPaid(name))
 
     @web.post("/orders/<name>")
     def create(name: str) -> tuple[str, int]:
@@ -88,7 +88,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         raise ValueError
 
     app.create_tables()
-    yield Shop(app, web, door, engine, seen)
+    yield Shop(app, web, extension, engine, seen)
     app.assembly.database.sync_engine().dispose()
     engine.dispose()
 
@@ -125,14 +125,14 @@ async def test_a_commit_that_fails_is_an_error_response(shop: Shop) -> None:
 async def test_a_session_of_the_applications_own_is_committed_by_itself(shop: Shop) -> None:
     sessions: list[Session] = []
     web = Flask("own")
-    door = FlaskDoor(shop.app, session=lambda: sessions[-1])
-    door.init_app(web)
+    extension = FlaskExtension(shop.app, session=lambda: sessions[-1])
+    extension.init_app(web)
 
     @web.post("/orders/<name>")
     def create(name: str) -> tuple[str, int]:
         with Session(shop.engine) as session:
             sessions.append(session)
-            door.emit("order.paid", OrderPaid(name))
+            extension.emit("order.paid", OrderPaid(name))
             if name == "kept":
                 session.commit()
         return "", 201
@@ -144,9 +144,9 @@ async def test_a_session_of_the_applications_own_is_committed_by_itself(shop: Sh
 
 def test_outside_of_a_request_the_sentence_says_what_to_call(shop: Shop) -> None:
     with pytest.raises(LifecycleError, match=r"no request is being handled here: outside of one call app\.emit_sync"):
-        shop.door.emit("order.paid", OrderPaid("a"))
+        shop.extension.emit("order.paid", OrderPaid("a"))
 
 
 def test_arguments_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="app must be a conquiet App, got a Flask"):
-        FlaskDoor(Flask("shop"))  # type: ignore[arg-type]
+        FlaskExtension(Flask("shop"))  # type: ignore[arg-type]

@@ -6,15 +6,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Self
 
 import pytest
 import pytest_asyncio
-import redis as redis_py
+from httpx import ASGITransport, AsyncClient
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+from starlette.requests import Request
+from tests.redis_clients import RawRedis
 
-from conquiet.dashboard import Dashboard
+from conquiet.dashboard import EVERYTHING, Access, Dashboard, DashboardSettings, dashboard
 from conquiet.dashboard.server import Listener, make_server, standalone
 from conquiet.processor.dead_letter_record import DeadRecord, encode_record
 from conquiet.processor.keys import keys_of
@@ -114,9 +116,10 @@ def serve(redis_url: str) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def raw(redis_url: str) -> Iterator[redis_py.Redis]:
-    with redis_py.Redis.from_url(redis_url) as client:
-        yield client
+def raw(redis_url: str) -> Iterator[RawRedis]:
+    client = RawRedis.from_url(redis_url, protocol=2)
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")
@@ -157,8 +160,11 @@ async def page(serve: Serve, context: BrowserContext) -> AsyncIterator[Page]:
     assert hosts <= {"127.0.0.1"}
 
 
+LogIn = Callable[[Served], Awaitable[None]]
+
+
 @pytest.fixture
-def log_in(page: Page) -> Callable[[Served], Any]:
+def log_in(page: Page) -> LogIn:
     async def enter(served: Served) -> None:
         await page.goto(f"{served.url}/login")
         await page.fill("#token", TOKEN)
@@ -177,7 +183,7 @@ AddDead = Callable[..., None]
 
 
 @pytest.fixture
-def add_dead(raw: redis_py.Redis) -> AddDead:
+def add_dead(raw: RawRedis) -> AddDead:
     """``add_dead("orders", 3, event=…, error=…, payload=…)``: dead letters of a group that exists."""
 
     def add(stream: str, count: int, *, event: str = "paid", error: str = "ValueError", **facts: Any) -> None:
@@ -205,3 +211,25 @@ def add_dead(raw: redis_py.Redis) -> AddDead:
         pipe.execute()
 
     return add
+
+
+def all_rights(_request: Request) -> Access:
+    return Access("ann", EVERYTHING)
+
+
+OpenClient = Callable[..., AsyncClient]
+
+
+@pytest.fixture
+async def open_client(redis_url: str) -> AsyncIterator[OpenClient]:
+    """``open_client(authorize=…, **settings)``: a client of a dashboard that gives all rights by default."""
+    apps: list[Dashboard] = []
+
+    def build(authorize: Any = all_rights, **settings: Any) -> AsyncClient:
+        app = dashboard(DashboardSettings(redis_url=redis_url, **settings), authorize=authorize)
+        apps.append(app)
+        return AsyncClient(transport=ASGITransport(app), base_url="http://127.0.0.1", follow_redirects=True)
+
+    yield build
+    for app in apps:
+        await app.close()

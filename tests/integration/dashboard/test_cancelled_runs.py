@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from tests.integration.dashboard.test_requests import open_client, post  # noqa: F401 - a fixture
+from tests.integration.dashboard.conftest import AddDead, OpenClient
+from tests.integration.dashboard.test_requests import post
+from tests.redis_clients import RawRedis
 
 from conquiet.dashboard import runs as dashboard_runs
 from conquiet.errors import ConfigurationError
@@ -31,7 +33,11 @@ async def start(client: Any, *, rate: str) -> tuple[str, dict[str, str]]:
     return run, {"id": run, "stream": "orders", "do": "discard"}
 
 
-async def test_a_cancelled_run_stops_and_leaves_the_rest(open_client: Any, add_dead: Any, raw: Any) -> None:  # noqa: F811
+async def test_a_cancelled_run_stops_and_leaves_the_rest(
+    open_client: OpenClient,
+    add_dead: AddDead,
+    raw: RawRedis,
+) -> None:
     """At one a second the run would take minutes: it cannot be done before the cancel comes."""
     add_dead("orders", 400)
     client = open_client()
@@ -47,9 +53,9 @@ async def test_a_cancelled_run_stops_and_leaves_the_rest(open_client: Any, add_d
 
 
 async def test_a_run_confirmed_before_its_count_has_ended_is_carried_out(
-    open_client: Any,  # noqa: F811
-    add_dead: Any,
-    raw: Any,
+    open_client: OpenClient,
+    add_dead: AddDead,
+    raw: RawRedis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The page shows the count while the task that counted still writes the audit. No page is open afterwards."""
@@ -85,7 +91,7 @@ class Overtaken(BulkRuns):
         return found
 
 
-async def test_a_cancel_is_not_overwritten_by_a_confirm_or_a_count(redis_url: str, add_dead: Any) -> None:
+async def test_a_cancel_is_not_overwritten_by_a_confirm_or_a_count(redis_url: str, add_dead: AddDead) -> None:
     add_dead("orders", 3)
     async with redis.asyncio.Redis.from_url(redis_url) as client:
         runs = BulkRuns(client, "quick")
@@ -94,12 +100,12 @@ async def test_a_cancel_is_not_overwritten_by_a_confirm_or_a_count(redis_url: st
             for _ in range(2)
         ]
         counted, counting = made
-        await runs.carry_out(counted.id)
+        await runs.execute(counted.id)
         overtaken = Overtaken(client, runs)
 
         with pytest.raises(ConfigurationError, match="the run is cancelled; it cannot become running"):
             await overtaken.confirm(counted.id)
-        await overtaken.carry_out(counting.id)
+        await overtaken.execute(counting.id)
 
         states = [found.state for one in made if (found := await runs.get(one.id)) is not None]
     assert states == [RunState.CANCELLED] * 2

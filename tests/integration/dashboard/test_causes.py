@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from tests.integration.dashboard.test_requests import open_client  # noqa: F401 - a fixture
+from tests.integration.dashboard.conftest import OpenClient
+from tests.redis_clients import RawRedis
 
 from conquiet.core.causation import MessageRef, read_cause
 from conquiet.processor import Emitter, Processor, ProcessorSettings
@@ -16,7 +17,7 @@ from conquiet.testing import wait_until_async
 MESSAGES = 3
 
 
-def causes(raw: Any, stream: str = "emails") -> dict[str, MessageRef | None]:
+def causes(raw: RawRedis, stream: str = "emails") -> dict[str, MessageRef | None]:
     """Return the cause of each message in a stream, by its id."""
     found = [json.loads(fields[b"data"]) for _, fields in raw.xrange(stream)]
     return {one["id"]: read_cause(one.get("headers")) for one in found}
@@ -24,8 +25,8 @@ def causes(raw: Any, stream: str = "emails") -> dict[str, MessageRef | None]:
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_a_batch_message_is_the_cause_of_what_its_context_emits(
-    open_client: Any,  # noqa: F811
-    raw: Any,
+    open_client: OpenClient,
+    raw: RawRedis,
     redis_url: str,
     kind: str,
 ) -> None:
@@ -61,8 +62,8 @@ async def test_a_batch_message_is_the_cause_of_what_its_context_emits(
     assert "Attempt 1</b> succeeded after" in page
 
 
-async def test_what_a_batch_of_several_emits_by_itself_names_no_cause(raw: Any, redis_url: str) -> None:
-    """It cannot be told which of them it is. A batch of one can: the message that follows the batch."""
+async def test_what_a_batch_of_several_emits_by_itself_names_no_cause(raw: RawRedis, redis_url: str) -> None:
+    """The cause may be any message of the batch. With a batch of one it is known."""
     async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as client:
         processor = Processor(client, ["orders"])
         emitter = Emitter(client, "emails")
@@ -85,7 +86,7 @@ async def test_what_a_batch_of_several_emits_by_itself_names_no_cause(raw: Any, 
 
 
 @pytest.mark.parametrize("kind", ["async", "plain", "batch"])
-async def test_a_handler_of_a_plain_engine_names_the_entry_it_handles(raw: Any, redis_url: str, kind: str) -> None:
+async def test_a_handler_of_a_plain_engine_names_the_entry_it_handles(raw: RawRedis, redis_url: str, kind: str) -> None:
     async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as client:
         emitter = Emitter(client, "emails")
         loop = asyncio.get_running_loop()

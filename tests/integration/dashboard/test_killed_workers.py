@@ -10,6 +10,8 @@ import pytest
 import redis as redis_py
 import redis.asyncio
 from playwright.async_api import Page, expect
+from tests.integration.dashboard.conftest import Serve
+from tests.redis_clients import RawRedis
 
 from conquiet.dashboard.connections import ConnectionWatch
 from conquiet.dashboard.servers import Servers
@@ -46,7 +48,7 @@ def connect(redis_url: str) -> Iterator[Callable[[], redis_py.Redis]]:
         client.close()
 
 
-def report(raw: redis_py.Redis, *clients: int, server: str = "") -> None:
+def report(raw: RawRedis, *clients: int, server: str = "") -> None:
     """Leave in Redis what a live worker of another machine leaves, with these connections."""
     info: Any = raw.info("server")
     facts = {"host": "far", "pid": 7, "server": server or info["run_id"], "clients": clients}
@@ -58,7 +60,7 @@ def report(raw: redis_py.Redis, *clients: int, server: str = "") -> None:
     raw.hset(workers_key("orders", "processor"), NAME, json.dumps(facts))
 
 
-def closed_connection(raw: redis_py.Redis, connect: Callable[[], redis_py.Redis]) -> int:
+def closed_connection(raw: RawRedis, connect: Callable[[], redis_py.Redis]) -> int:
     """Return the id of a connection that the server has closed."""
     number = int(connect().client_id())
     assert raw.client_kill_filter(_id=str(number)) == 1
@@ -72,7 +74,7 @@ async def judged(servers: Servers, watch: ConnectionWatch | None = None) -> Stre
 
 
 async def test_a_worker_without_connections_is_dead_before_its_liveness_ends(
-    servers: Servers, raw: redis_py.Redis, connect: Callable[[], redis_py.Redis]
+    servers: Servers, raw: RawRedis, connect: Callable[[], redis_py.Redis]
 ) -> None:
     alive = connect()
     report(raw, closed_connection(raw, connect), int(alive.client_id()))
@@ -83,11 +85,11 @@ async def test_a_worker_without_connections_is_dead_before_its_liveness_ends(
     worker = await judged(servers)
     assert worker.state is ConsumerState.DEAD
     assert worker.disconnected
-    assert worker.lease_ms is not None
+    assert worker.lease_s is not None
 
 
 async def test_a_worker_that_connects_again_between_two_looks_is_alive(
-    servers: Servers, raw: redis_py.Redis, connect: Callable[[], redis_py.Redis]
+    servers: Servers, raw: RawRedis, connect: Callable[[], redis_py.Redis]
 ) -> None:
     report(raw, closed_connection(raw, connect))
     again = connect()
@@ -104,7 +106,7 @@ async def test_a_worker_that_connects_again_between_two_looks_is_alive(
 
 
 async def test_connections_of_another_process_of_the_server_prove_nothing(
-    servers: Servers, raw: redis_py.Redis, connect: Callable[[], redis_py.Redis]
+    servers: Servers, raw: RawRedis, connect: Callable[[], redis_py.Redis]
 ) -> None:
     """After a restart or a failover the ids are those of the server that was there before."""
     report(raw, closed_connection(raw, connect), server="0" * 40)
@@ -114,7 +116,7 @@ async def test_connections_of_another_process_of_the_server_prove_nothing(
 
 @pytest.mark.parametrize("refused", ["-client|list", "-info"])
 async def test_without_the_right_to_ask_the_liveness_key_decides(
-    redis_url: str, raw: redis_py.Redis, connect: Callable[[], redis_py.Redis], refused: str
+    redis_url: str, raw: RawRedis, connect: Callable[[], redis_py.Redis], refused: str
 ) -> None:
     """And the server is not asked again with each look: it records each refusal."""
     raw.acl_log_reset()
@@ -145,7 +147,7 @@ async def test_without_the_right_to_ask_the_liveness_key_decides(
     raw.acl_deluser("viewer")
 
 
-def clients_of(raw: redis_py.Redis) -> list[int] | None:
+def clients_of(raw: RawRedis) -> list[int] | None:
     """Return the connections that the worker ``w-1`` has reported last; None if it has reported nothing."""
     report: Any = raw.hget(workers_key("orders", "shop"), "w-1")
     return None if report is None else list(json.loads(report).get("clients", ()))
@@ -167,14 +169,14 @@ def a_consumer(client: Any, handler: Any, monkeypatch: pytest.MonkeyPatch) -> Co
     )
 
 
-def close_all(raw: redis_py.Redis, clients: list[int]) -> None:
+def close_all(raw: RawRedis, clients: list[int]) -> None:
     assert {int(one["id"]) for one in raw.client_list()} >= set(clients)
     for number in clients:
         raw.client_kill_filter(_id=str(number))
 
 
 async def test_a_worker_reports_its_new_connection_when_it_has_connected_again(
-    redis_url: str, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, raw: RawRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not with its next heartbeat: it would be shown as dead until then."""
 
@@ -191,7 +193,7 @@ async def test_a_worker_reports_its_new_connection_when_it_has_connected_again(
 
 
 async def test_a_busy_worker_reports_that_the_server_has_closed_its_connections(
-    redis_url: str, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, raw: RawRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads nothing while its handlers run, and connects again when one has ended: until then it reports none."""
     started, may_end = asyncio.Event(), asyncio.Event()
@@ -216,8 +218,8 @@ async def test_a_busy_worker_reports_that_the_server_has_closed_its_connections(
 @pytest.mark.xdist_group("browser")
 async def test_a_worker_killed_on_another_machine_turns_red(
     page: Page,
-    serve: Any,
-    raw: redis_py.Redis,
+    serve: Serve,
+    raw: RawRedis,
     start_worker: Callable[[], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

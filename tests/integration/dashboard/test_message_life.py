@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 from sqlalchemy import create_engine, text
-from tests.integration.dashboard.test_requests import open_client  # noqa: F401 - a fixture
+from tests.integration.dashboard.conftest import OpenClient
+from tests.redis_clients import RawRedis
 
 from conquiet.core.backoff import Backoff
 from conquiet.core.causation import MessageRef, read_cause
@@ -57,9 +58,9 @@ async def shop(redis_url: str, tmp_path: Path) -> AsyncIterator[tuple[Processor,
 
 
 async def test_a_messages_life_has_attempts_effect_and_what_it_caused(
-    open_client: Any,  # noqa: F811
+    open_client: OpenClient,
     shop: tuple[Processor, str],
-    raw: Any,
+    raw: RawRedis,
 ) -> None:
     processor, db_url = shop
     client = open_client(db_url=db_url)
@@ -90,7 +91,7 @@ async def test_a_messages_life_has_attempts_effect_and_what_it_caused(
     assert SECRET not in follower
 
 
-async def test_the_cause_travels_in_the_row_of_the_outbox_too(shop: tuple[Processor, str], raw: Any) -> None:
+async def test_the_cause_travels_in_the_row_of_the_outbox_too(shop: tuple[Processor, str], raw: RawRedis) -> None:
     processor, db_url = shop
 
     await processor.emit("paid", {}, id="order-1")

@@ -1,7 +1,7 @@
 """The pages of the database and of RabbitMQ, before real ones."""
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,19 @@ import pika
 import pytest
 from httpx import ASGITransport, AsyncClient
 from sqlalchemy import create_engine
+from tests.integration.dashboard.conftest import OpenClient
 
 from conquiet.dashboard import EVERYTHING, Access, Dashboard, DashboardSettings, dashboard
 from conquiet.db import DbSession
 from conquiet.testing import wait_until_async
+from conquiet.testing.rabbitmq import RabbitMQServer
 from conquiet.transactional import Outbox, create_tables
 
 SECRET = "body-7f3a9c"
 
 
 @pytest.fixture
-async def open_client(redis_url: str) -> AsyncIterator[Callable[..., AsyncClient]]:
+async def open_client(redis_url: str) -> AsyncIterator[OpenClient]:
     apps: list[Dashboard] = []
 
     def build(**settings: Any) -> AsyncClient:
@@ -47,7 +49,7 @@ async def has_history(client: AsyncClient, queue: str) -> bool:
     return "Published in the hour" in answer.text and SECRET not in answer.text
 
 
-async def test_the_database_page_shows_the_outbox_and_missing_tables(open_client: Any, tmp_path: Path) -> None:
+async def test_the_database_page_shows_the_outbox_and_missing_tables(open_client: OpenClient, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     engine = create_engine(url)
     client = open_client(db_url=url)
@@ -65,7 +67,7 @@ async def test_the_database_page_shows_the_outbox_and_missing_tables(open_client
 
 
 async def test_the_rabbitmq_page_looks_at_dead_letters_without_their_bodies(
-    open_client: Any, amqp_url: str, rabbitmq_server: Any
+    open_client: OpenClient, amqp_url: str, rabbitmq_server: RabbitMQServer
 ) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()

@@ -12,10 +12,13 @@ from urllib.parse import urlencode
 import pytest
 import redis as redis_py
 from playwright.async_api import Browser, Page, expect
+from tests.integration.dashboard.conftest import AddDead, Serve
+from tests.redis_clients import RawRedis
 
 from conquiet.redis_transport.liveness import liveness_key, registry_key
 from conquiet.redis_transport.worker_reports import deploys_key, workers_key
 from conquiet.testing import wait_until_async
+from conquiet.testing.redis import RedisServer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("browser")]
 
@@ -40,7 +43,7 @@ PATHS = (
 LONG_NAME = "a-stream-with-a-very-long-name-" * 6
 
 
-async def test_each_page_renders_without_errors_and_fits_a_phone(page: Page, serve: Any, add_dead: Any) -> None:
+async def test_each_page_renders_without_errors_and_fits_a_phone(page: Page, serve: Serve, add_dead: AddDead) -> None:
     add_dead("orders", 3)
     add_dead(LONG_NAME, 3, event="an.event.with.a.long.name" * 4, error="shop." * 30 + "E")
     served = serve()
@@ -59,7 +62,7 @@ async def test_each_page_renders_without_errors_and_fits_a_phone(page: Page, ser
     await expect(page.locator(".story")).to_contain_text("Dead")
 
 
-async def test_live_values_change_without_a_reload(page: Page, serve: Any, raw: redis_py.Redis) -> None:
+async def test_live_values_change_without_a_reload(page: Page, serve: Serve, raw: RawRedis) -> None:
     raw.xgroup_create("orders", "processor", "0", mkstream=True)
     served = serve()
     await page.goto(served.url)
@@ -79,7 +82,7 @@ async def test_live_values_change_without_a_reload(page: Page, serve: Any, raw: 
     assert await page.evaluate("window.stillHere")
 
 
-async def test_focus_and_ticks_survive_a_live_update(page: Page, serve: Any, add_dead: Any) -> None:
+async def test_focus_and_ticks_survive_a_live_update(page: Page, serve: Serve, add_dead: AddDead) -> None:
     add_dead("orders", 2)
     served = serve()
     await page.goto(f"{served.url}/dead")
@@ -94,7 +97,7 @@ async def test_focus_and_ticks_survive_a_live_update(page: Page, serve: Any, add
 
 @pytest.mark.parametrize("change", ["a row before it goes", "a row before it comes", "a notice comes"])
 async def test_focus_survives_an_update_that_changes_what_is_around(
-    page: Page, serve: Any, raw: redis_py.Redis, change: str
+    page: Page, serve: Serve, raw: RawRedis, change: str
 ) -> None:
     """An element that is replaced or moved loses the focus, and with it a keyboard user the place."""
     for stream in ("b-orders", "d-orders"):
@@ -117,7 +120,7 @@ async def test_focus_survives_an_update_that_changes_what_is_around(
 
 
 async def test_a_worker_killed_on_this_machine_turns_red_at_once(
-    page: Page, serve: Any, raw: redis_py.Redis, start_worker: Callable[[], Any]
+    page: Page, serve: Serve, raw: RawRedis, start_worker: Callable[[], Any]
 ) -> None:
     """Within two seconds on a machine without other work: its liveness key is still there, its process is not."""
     served = serve()
@@ -141,7 +144,7 @@ async def test_a_worker_killed_on_this_machine_turns_red_at_once(
 
 
 async def test_a_worker_of_another_machine_turns_red_when_its_liveness_ends(
-    page: Page, serve: Any, raw: redis_py.Redis
+    page: Page, serve: Serve, raw: RawRedis
 ) -> None:
     raw.xgroup_create("orders", "processor", "0", mkstream=True)
     raw.xgroup_createconsumer("orders", "processor", "far-1")
@@ -160,7 +163,7 @@ async def test_a_worker_of_another_machine_turns_red_when_its_liveness_ends(
 
 
 async def test_a_filter_and_a_bulk_replay_work_to_the_end(
-    page: Page, serve: Any, add_dead: Any, raw: redis_py.Redis, log_in: Callable[[Any], Any], token: str
+    page: Page, serve: Serve, add_dead: AddDead, raw: RawRedis, log_in: Callable[[Any], Any], token: str
 ) -> None:
     add_dead("orders", 300, event="paid", error="shop.CardDeclined")
     add_dead("orders", 20, event="mailed", error="OSError")
@@ -185,7 +188,7 @@ async def test_a_filter_and_a_bulk_replay_work_to_the_end(
 
 
 async def test_selected_dead_letters_are_discarded_by_keyboard_alone(
-    page: Page, serve: Any, add_dead: Any, raw: redis_py.Redis, token: str
+    page: Page, serve: Serve, add_dead: AddDead, raw: RawRedis, token: str
 ) -> None:
     add_dead("orders", 3)
     served = serve(token)
@@ -214,7 +217,7 @@ async def press_until(page: Page, key: str, condition: str) -> None:
     raise AssertionError(f"{key} never reached {condition}")
 
 
-async def test_pages_can_be_read_without_a_script(browser: Browser, serve: Any, add_dead: Any) -> None:
+async def test_pages_can_be_read_without_a_script(browser: Browser, serve: Serve, add_dead: AddDead) -> None:
     add_dead("orders", 2)
     served = serve()
     context = await browser.new_context(java_script_enabled=False)
@@ -241,7 +244,7 @@ EVIL = (
 
 
 async def test_hostile_names_errors_and_payloads_stay_inert(
-    page: Page, serve: Any, add_dead: Any, raw: redis_py.Redis, log_in: Callable[[Any], Any], token: str
+    page: Page, serve: Serve, add_dead: AddDead, raw: RawRedis, log_in: Callable[[Any], Any], token: str
 ) -> None:
     names = [
         "s-" + "".join(one for one in evil if one.isprintable()).translate({ord("{"): "(", ord("}"): ")"})
@@ -274,7 +277,7 @@ async def test_hostile_names_errors_and_payloads_stay_inert(
         await assert_inert(page)
 
 
-async def test_hostile_groups_workers_and_records_stay_inert(page: Page, serve: Any, raw: redis_py.Redis) -> None:
+async def test_hostile_groups_workers_and_records_stay_inert(page: Page, serve: Serve, raw: RawRedis) -> None:
     """Whatever can write to Redis can write these."""
     for evil in EVIL:
         facts = dict.fromkeys(("host", "version", "reason", "conquiet"), evil) | {"ready": False, "at_ms": 1}
@@ -310,7 +313,9 @@ def query(stream: str) -> str:
     return urlencode({"stream": stream})
 
 
-async def test_a_redis_that_goes_away_is_shown_and_comes_back(page: Page, serve: Any, private_redis: Any) -> None:
+async def test_a_redis_that_goes_away_is_shown_and_comes_back(
+    page: Page, serve: Serve, private_redis: Callable[..., RedisServer]
+) -> None:
     server = private_redis()
     with redis_py.Redis.from_url(server.url) as client:
         client.xadd("orders", {"data": "{}"})

@@ -5,37 +5,23 @@ import html
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from httpx import ASGITransport, AsyncClient
-from starlette.requests import Request
+from httpx import AsyncClient
+from tests.integration.dashboard.conftest import AddDead, OpenClient
+from tests.redis_clients import RawRedis
 
-from conquiet.dashboard import EVERYTHING, Access, Dashboard, DashboardSettings, dashboard
+from conquiet.dashboard import Access, Dashboard
 from conquiet.dashboard.explanations import explain
+from conquiet.processor import Emitted
 from conquiet.testing import wait_until_async
 
 SECRET = "payload-7f3a9c"
 
-
-def all_rights(_request: Request) -> Access:
-    return Access("ann", EVERYTHING)
-
-
-@pytest.fixture
-async def open_client(redis_url: str) -> AsyncIterator[Callable[..., AsyncClient]]:
-    apps: list[Dashboard] = []
-
-    def build(authorize: Any = all_rights, **settings: Any) -> AsyncClient:
-        app = dashboard(DashboardSettings(redis_url=redis_url, **settings), authorize=authorize)
-        apps.append(app)
-        return AsyncClient(transport=ASGITransport(app), base_url="http://127.0.0.1", follow_redirects=True)
-
-    yield build
-    for app in apps:
-        await app.close()
+Emit = Callable[..., Awaitable[Emitted]]
 
 
 async def post(client: AsyncClient, page: str, path: str, **fields: str) -> Any:
@@ -67,13 +53,16 @@ async def read_live(app: Dashboard, path: str, query: str) -> str:
     return sent.decode()
 
 
-async def test_no_byte_of_a_payload_is_in_any_response(open_client: Any, add_dead: Any, emit: Any, raw: Any) -> None:
+async def test_no_byte_of_a_payload_is_in_any_response(
+    open_client: OpenClient, add_dead: AddDead, emit: Emit, raw: RawRedis
+) -> None:
     add_dead("orders", 5, data={"note": SECRET, "email": SECRET})
     raw.xadd("orders", {"data": json.dumps({"event": "x", "data": SECRET})})
     await emit("paid", {"note": SECRET}, id="late-1", delay_s=3_600.0)
     await emit("paid", {"note": SECRET}, id="now-1")
     client = open_client()
-    app = client._transport.app
+    transport: Any = client._transport
+    app = transport.app
 
     pages = [route.path for route in app.routes if "GET" in route.methods and "{" not in route.path]
     dead_id = raw.xrevrange("{orders}:dead", count=1)[0][0].decode()
@@ -98,7 +87,9 @@ async def test_no_byte_of_a_payload_is_in_any_response(open_client: Any, add_dea
     assert all(name in read_at_all for name in ("paid-4", "late-1", "now-1"))  # their messages were shown
 
 
-async def test_a_payload_is_revealed_by_setting_right_and_redaction_together(open_client: Any, add_dead: Any) -> None:
+async def test_a_payload_is_revealed_by_setting_right_and_redaction_together(
+    open_client: OpenClient, add_dead: AddDead
+) -> None:
     add_dead("orders", 1, data={"note": SECRET, "email": "jane@example.org"})
     shown = open_client(reveal=True)
     hidden = open_client(reveal=True, authorize=lambda _: Access("bob", {"view", "replay"}))
@@ -117,7 +108,9 @@ async def test_a_payload_is_revealed_by_setting_right_and_redaction_together(ope
     assert "orderspaid" in await shown_by(own)
 
 
-async def test_rights_hold_for_the_very_action_and_stream(open_client: Any, add_dead: Any, raw: Any) -> None:
+async def test_rights_hold_for_the_very_action_and_stream(
+    open_client: OpenClient, add_dead: AddDead, raw: RawRedis
+) -> None:
     add_dead("orders", 1)
     add_dead("emails", 1)
     client = open_client(authorize=lambda _: Access("ann", {"view:orders*", "replay:orders*"}))
@@ -133,7 +126,7 @@ async def test_rights_hold_for_the_very_action_and_stream(open_client: Any, add_
     assert raw.xlen("{emails}:dead") == 1
 
 
-async def test_actions_are_recorded_before_and_after(open_client: Any, add_dead: Any, raw: Any) -> None:
+async def test_actions_are_recorded_before_and_after(open_client: OpenClient, add_dead: AddDead, raw: RawRedis) -> None:
     add_dead("orders", 1)
     client = open_client()
 
@@ -147,7 +140,7 @@ async def test_actions_are_recorded_before_and_after(open_client: Any, add_dead:
     assert raw.hkeys("{orders}:paused") == []
 
 
-async def test_many_streams_cost_few_commands_while_the_doctor_examines(open_client: Any, raw: Any) -> None:
+async def test_many_streams_cost_few_commands_while_the_doctor_examines(open_client: OpenClient, raw: RawRedis) -> None:
     pipe = raw.pipeline(transaction=False)
     for number in range(1_000):
         pipe.xgroup_create(f"stream-{number:04}", "processor", "0", mkstream=True)
@@ -173,14 +166,16 @@ async def test_many_streams_cost_few_commands_while_the_doctor_examines(open_cli
     assert text.count("<tr id=") == 50
 
 
-async def test_a_page_of_many_dead_letters_reads_the_newest_only(open_client: Any, add_dead: Any, raw: Any) -> None:
+async def test_a_page_of_many_dead_letters_reads_the_newest_only(
+    open_client: OpenClient, add_dead: AddDead, raw: RawRedis
+) -> None:
     add_dead("orders", 5_000)
     client = open_client()
 
     text = (await client.get("/dead?stream=orders")).text
 
     assert "The newest 500 of 5\u202f000" in text
-    assert "Look at the newest 5\u202f000" in text
+    assert "Show the newest 5\u202f000" in text
     assert "paid-4999" in text
     older = re.search(r'href="(/dead\?[^"]*before=[^"]+)"', text)
     assert older is not None
@@ -189,7 +184,9 @@ async def test_a_page_of_many_dead_letters_reads_the_newest_only(open_client: An
     assert "paid-4999" not in second.partition('id="acts"')[2]
 
 
-async def test_causes_beyond_the_newest_are_looked_at_page_by_page(open_client: Any, add_dead: Any, raw: Any) -> None:
+async def test_causes_beyond_the_newest_are_looked_at_page_by_page(
+    open_client: OpenClient, add_dead: AddDead, raw: RawRedis
+) -> None:
     add_dead("orders", 10, error="OldError")
     add_dead("orders", 5_000, error="NewError")
     client = open_client()
@@ -209,7 +206,7 @@ async def test_causes_beyond_the_newest_are_looked_at_page_by_page(open_client: 
 
 
 async def test_a_dead_letter_is_edited_and_retried_and_hidden_values_stay(
-    open_client: Any, add_dead: Any, raw: Any
+    open_client: OpenClient, add_dead: AddDead, raw: RawRedis
 ) -> None:
     add_dead("orders", 1, data={"n": 1, "card": SECRET})
     client = open_client(reveal=True)
@@ -231,7 +228,7 @@ async def test_a_dead_letter_is_edited_and_retried_and_hidden_values_stay(
 
 
 async def test_nothing_is_edited_without_the_right_or_what_may_be_seen(
-    open_client: Any, add_dead: Any, raw: Any
+    open_client: OpenClient, add_dead: AddDead, raw: RawRedis
 ) -> None:
     add_dead("orders", 1, data={"n": 1})
     dead_id = raw.xrevrange("{orders}:dead", count=1)[0][0].decode()
@@ -251,7 +248,7 @@ async def test_nothing_is_edited_without_the_right_or_what_may_be_seen(
 
 
 @pytest.fixture
-async def emit(redis_url: str) -> AsyncIterator[Any]:
+async def emit(redis_url: str) -> AsyncIterator[Emit]:
     """``emit("mail.send", id=…, delay_s=…)``: a message of the stream ``orders``, which a group reads."""
     import redis.asyncio
 
@@ -262,7 +259,7 @@ async def emit(redis_url: str) -> AsyncIterator[Any]:
         yield Emitter(own, "orders").emit
 
 
-async def test_jobs_are_listed_by_state_and_found_by_id(open_client: Any, emit: Any) -> None:
+async def test_jobs_are_listed_by_state_and_found_by_id(open_client: OpenClient, emit: Emit) -> None:
     await emit("mail.send", {"note": SECRET}, id="late-1", delay_s=3_600.0)
     await emit("mail.send", {"note": SECRET}, id="now-1")
     client = open_client()
@@ -279,7 +276,7 @@ async def test_jobs_are_listed_by_state_and_found_by_id(open_client: Any, emit: 
     assert SECRET not in delayed + life
 
 
-async def test_a_job_is_run_now_or_cancelled(open_client: Any, emit: Any, raw: Any) -> None:
+async def test_a_job_is_run_now_or_cancelled(open_client: OpenClient, emit: Emit, raw: RawRedis) -> None:
     for name in ("a", "b", "c"):
         await emit("mail.send", {}, id=name, delay_s=3_600.0)
     client = open_client()
@@ -295,7 +292,9 @@ async def test_a_job_is_run_now_or_cancelled(open_client: Any, emit: Any, raw: A
     assert raw.zcard("{orders}:delayed") == 1
 
 
-async def test_all_jobs_that_match_are_cancelled_after_a_dry_run(open_client: Any, emit: Any, raw: Any) -> None:
+async def test_all_jobs_that_match_are_cancelled_after_a_dry_run(
+    open_client: OpenClient, emit: Emit, raw: RawRedis
+) -> None:
     for number in range(150):
         await emit("mail.send" if number % 3 else "other", {}, id=str(number), delay_s=3_600.0)
     client = open_client()
@@ -314,7 +313,9 @@ async def test_all_jobs_that_match_are_cancelled_after_a_dry_run(open_client: An
     assert raw.zcard("{orders}:delayed") == 50
 
 
-async def test_retrying_jobs_are_counted_apart_from_delayed_ones(open_client: Any, emit: Any, raw: Any) -> None:
+async def test_retrying_jobs_are_counted_apart_from_delayed_ones(
+    open_client: OpenClient, emit: Emit, raw: RawRedis
+) -> None:
     await emit("mail.send", {"attempt": 5}, id="late-1", delay_s=3_600.0)
     retry = {"v": 1, "event": "mail.send", "id": "again-1", "attempt": 2, "data": {"attempt": 1}}
     raw.zadd("{orders}:delayed", {json.dumps(retry, separators=(",", ":")): 4_000_000_000_000})
@@ -335,7 +336,7 @@ def shown_by(name: str, text: str) -> list[str]:
     return re.findall(rf'title="{meaning}[^"]*">(?:<dt>[^<]*</dt><dd>)?([^<]*)<', text)
 
 
-async def test_jobs_are_found_by_their_key(open_client: Any, emit: Any) -> None:
+async def test_jobs_are_found_by_their_key(open_client: OpenClient, emit: Emit) -> None:
     await emit("mail.send", {}, id="a", key="customer-1", delay_s=3_600.0)
     await emit("mail.send", {}, id="b", key="customer-2", delay_s=3_600.0)
     client = open_client()

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import redis.asyncio
-from tests.integration.dashboard.test_requests import open_client  # noqa: F401 - a fixture
+from tests.integration.dashboard.conftest import AddDead, OpenClient
+from tests.redis_clients import RawRedis
 
 from conquiet.management.bulk_runs import BulkRuns, RunAction, RunState
 from conquiet.processor.dead_letters import DeadFilter
@@ -36,10 +36,10 @@ def start_dashboard(redis_url: str) -> Iterator[Callable[[], "subprocess.Popen[b
 
 
 async def test_a_killed_dashboard_leaves_nothing_half_done_and_another_goes_on(
-    open_client: Any,  # noqa: F811
+    open_client: OpenClient,
     start_dashboard: Callable[[], "subprocess.Popen[bytes]"],
-    add_dead: Any,
-    raw: Any,
+    add_dead: AddDead,
+    raw: RawRedis,
     redis_url: str,
 ) -> None:
     add_dead("orders", MESSAGES)
@@ -48,7 +48,7 @@ async def test_a_killed_dashboard_leaves_nothing_half_done_and_another_goes_on(
         run = await runs.create(
             action=RunAction.REPLAY, stream="orders", where=DeadFilter(), user="ann", rate_per_s=100.0
         )
-        await runs.carry_out(run.id)  # counts
+        await runs.execute(run.id)  # counts
         await runs.confirm(run.id)
 
         first = start_dashboard()

@@ -218,7 +218,7 @@ def test_a_cut_cable_at_every_step(
 ) -> None:
     proxy = fault_proxy(db_url)
     far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])
-    saboteur = Saboteur(lambda _: proxy.cut())
+    saboteur = Saboteur(lambda _: proxy.disconnect())
     saboteur.stand_before_the_driver(monkeypatch)
     log, steps = WriteLog(), steps_of(strategy)
 

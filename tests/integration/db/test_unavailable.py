@@ -328,7 +328,7 @@ def test_a_connection_lost_on_return_logs_nothing_of_the_handlers_error(
     caplog.set_level(logging.DEBUG)
     proxy = fault_proxy(db_url)
     far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])
-    event.listen(far, "reset", lambda *_: proxy.cut())
+    event.listen(far, "reset", lambda *_: proxy.disconnect())
 
     with pytest.raises(CustomerError):
         fail(far)

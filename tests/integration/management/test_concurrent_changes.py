@@ -50,7 +50,7 @@ class Overtaken(RedisAdmin):
 
 
 @pytest.mark.parametrize(
-    "wanted", [PendingFilter(consumer="alice"), PendingFilter(min_deliveries=1), PendingFilter(min_idle_ms=1)]
+    "wanted", [PendingFilter(consumer="alice"), PendingFilter(min_deliveries=1), PendingFilter(min_idle_s=0.001)]
 )
 def test_reclaim_leaves_what_another_worker_claimed_meanwhile(
     client: Redis, make_queue: MakeQueue, wanted: PendingFilter

@@ -18,7 +18,7 @@ from conquiet.management.doctor import Finding, Severity
 from conquiet.management.doctor.mysql import examine_mysql
 from conquiet.management.doctor.rabbit import examine_rabbit
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
-from conquiet.management.doctor.retention import find_comebacks
+from conquiet.management.doctor.retention import find_redelivery_sources
 from conquiet.rabbitmq_api import RabbitApiError
 from conquiet.testing import RabbitMQServer, RedisServer, wait_until
 from conquiet.testing.discovery import MySQLFlavour, available_mysql_flavours
@@ -87,7 +87,7 @@ def test_trouble_in_streams_is_found(durable: tuple[RedisAdmin, Redis]) -> None:
     ids = [row["message_id"] for row in pending]
     client.xack("orders", "billing", *ids[:30])
     client.xclaim("orders", "billing", "alice", 0, [ids[35]], retrycount=50)
-    limits = RedisLimits(max_lag=5, max_done=20, max_deliveries=10, alive_ms=20)
+    limits = RedisLimits(max_lag=5, max_done=20, max_deliveries=10, alive_s=0.02)
 
     wait_until(lambda: "redis.dead_consumers" in serious(examine_redis(server, limits)))
     found = examine_redis(server, limits)
@@ -462,7 +462,7 @@ def test_what_can_bring_a_message_back_is_found(server: RedisAdmin, client: Redi
     client.xadd(f"{{{stream}}}:dead", {"data": "{}"}, id=f"{now_ms - 40 * day_ms}-0")
     client.zadd(f"{{{stream}}}:delayed", {"{}": now_ms + 2 * day_ms})
 
-    found = {one.what: round(one.after_s / 86_400) for one in find_comebacks(server) if one.stream == stream}
+    found = {one.what: round(one.after_s / 86_400) for one in find_redelivery_sources(server) if one.stream == stream}
 
     assert found == {"a pending entry": 5, "a dead letter": 40, "a delayed message": 2}
 
@@ -475,6 +475,6 @@ def test_what_comes_back_from_another_partition_is_found(server: RedisAdmin, cli
         client.xadd(name, {"data": "{}"})
     client.xadd(f"{{{stream}:1}}:dead", {"data": "{}"}, id=f"{old_ms}-0")
 
-    found = [(one.what, round(one.after_s / 86_400)) for one in find_comebacks(server) if one.stream == stream]
+    found = [(one.what, round(one.after_s / 86_400)) for one in find_redelivery_sources(server) if one.stream == stream]
 
     assert found == [("a dead letter", 40)]

@@ -1,4 +1,4 @@
-"""All streams at a glance: right numbers, few commands, odd names."""
+"""All streams in one reading: right numbers, few commands, odd names."""
 
 from typing import Any
 

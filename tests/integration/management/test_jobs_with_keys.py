@@ -18,7 +18,7 @@ from conquiet.testing import wait_until_async
 class Place:
     """A processor whose handler keeps what it has run, and the operator's view of its stream."""
 
-    def __init__(self, client: Any, stream: str) -> None:
+    def __init__(self, client: redis.asyncio.Redis, stream: str) -> None:
         self.processor = Processor(client, [stream], concurrency=4, settings=ProcessorSettings(refresh_s=0.1))
         self.jobs = JobAdmin(client, stream)
         self.order = KeyOrder(client, stream)

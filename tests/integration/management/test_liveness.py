@@ -20,7 +20,7 @@ from conquiet.runtime import Consumer
 from conquiet.testing import wait_until
 
 MakeQueue = Callable[..., RedisStreamsQueue]
-BRIEF_MS = 200
+BRIEF_S = 0.2
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def names(server: RedisAdmin, stream: str) -> list[str]:
     return [one.name for group in describe_stream(server, stream).groups for one in group.consumers]
 
 
-def consumer_state(server: RedisAdmin, stream: str, alive_ms: int) -> str:
-    (group,) = describe_stream(server, stream, alive_ms=alive_ms).groups
+def consumer_state(server: RedisAdmin, stream: str, alive_s: float) -> str:
+    (group,) = describe_stream(server, stream, alive_s=alive_s).groups
     return group.consumers[0].state.value
 
 
@@ -82,13 +82,13 @@ def test_a_live_worker_on_a_quiet_stream_is_not_removed(
     stream: str = request.getfixturevalue(worker)
     client.xadd(stream, {"data": "{}"})  # makes the consumer known to the server
     wait_until(lambda: names(server, stream) == ["alice"])
-    wait_until(lambda: describe_stream(server, stream).groups[0].consumers[0].idle_ms > BRIEF_MS)
+    wait_until(lambda: (describe_stream(server, stream).groups[0].consumers[0].idle_s or 0) > BRIEF_S)
 
     with pytest.raises(OperatorError, match=r"is alive|is not proved dead|may be alive"):
-        remove_consumer(server, stream, "billing", "alice", new_owner="bob", min_idle_ms=BRIEF_MS)
+        remove_consumer(server, stream, "billing", "alice", new_owner="bob", min_idle_s=BRIEF_S)
 
     assert names(server, stream) == ["alice"]
-    assert consumer_state(server, stream, BRIEF_MS) != "dead"
+    assert consumer_state(server, stream, BRIEF_S) != "dead"
 
 
 def test_a_live_worker_that_has_had_no_entry_is_listed(quiet_engine: str, client: Redis, server: RedisAdmin) -> None:
@@ -101,12 +101,12 @@ def test_a_live_worker_that_has_had_no_entry_is_listed(quiet_engine: str, client
 
 @pytest.fixture
 def abandoned(make_queue: MakeQueue, server: RedisAdmin) -> str:
-    """A stream with three entries pending for alice, who is gone for longer than ``BRIEF_MS``."""
+    """A stream with three entries pending for alice, who is gone for longer than ``BRIEF_S``."""
     queue = make_queue()
     queue.enqueue_many([{"n": number} for number in range(3)])
     queue.read(100, 3)
     stream = queue.config.stream_key
-    wait_until(lambda: describe_stream(server, stream).groups[0].consumers[0].idle_ms > BRIEF_MS)
+    wait_until(lambda: (describe_stream(server, stream).groups[0].consumers[0].idle_s or 0) > BRIEF_S)
     return stream
 
 
@@ -114,19 +114,19 @@ def test_a_liveness_key_is_proof_of_life_whatever_is_forced(client: Redis, newer
     client.set(liveness_key(abandoned, "billing", "alice"), "token", px=LIVENESS_TTL_MS)
 
     with pytest.raises(OperatorError, match="is alive: its worker keeps a liveness key"):
-        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_ms=0, force=True)
+        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_s=0, force=True)
 
     assert names(newer, abandoned) == ["alice"]
-    assert consumer_state(newer, abandoned, BRIEF_MS) == "idle"
+    assert consumer_state(newer, abandoned, BRIEF_S) == "idle"
 
 
 def test_the_key_of_another_consumer_proves_nothing(client: Redis, newer: RedisAdmin, abandoned: str) -> None:
     client.set(liveness_key(abandoned, "billing", "bob"), "token", px=LIVENESS_TTL_MS)
     client.set(liveness_key(abandoned, "mailing", "alice"), "token", px=LIVENESS_TTL_MS)
 
-    assert consumer_state(newer, abandoned, BRIEF_MS) == "dead"
+    assert consumer_state(newer, abandoned, BRIEF_S) == "dead"
     assert (
-        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_ms=0, force=True).transferred
+        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_s=0, force=True).transferred
         == 3
     )
 
@@ -137,27 +137,27 @@ def test_a_server_that_counts_no_attempts_needs_force(
     monkeypatch.setattr("conquiet.management.liveness.COUNTS_ATTEMPTS_SINCE", (999, 0))
 
     with pytest.raises(OperatorError, match=r"before Redis 7\.2 .* make sure that it is stopped, then give --force"):
-        remove_consumer(server, abandoned, "billing", "alice", new_owner="bob", min_idle_ms=BRIEF_MS)
-    assert consumer_state(server, abandoned, BRIEF_MS) == "unknown"
+        remove_consumer(server, abandoned, "billing", "alice", new_owner="bob", min_idle_s=BRIEF_S)
+    assert consumer_state(server, abandoned, BRIEF_S) == "unknown"
     assert names(server, abandoned) == ["alice"]
 
     assert (
-        remove_consumer(server, abandoned, "billing", "alice", new_owner="bob", min_idle_ms=0, force=True).transferred
+        remove_consumer(server, abandoned, "billing", "alice", new_owner="bob", min_idle_s=0, force=True).transferred
         == 3
     )
 
 
 def test_less_than_a_minute_without_a_read_is_no_proof(newer: RedisAdmin, abandoned: str) -> None:
     with pytest.raises(OperatorError, match="is not proved dead by less than 60 s"):
-        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_ms=BRIEF_MS)
+        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_s=BRIEF_S)
 
     with pytest.raises(OperatorError, match="may be alive"):
-        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_ms=60_000)
+        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_s=60)
 
 
 def test_force_does_not_overrule_the_idle_time(newer: RedisAdmin, abandoned: str) -> None:
     with pytest.raises(OperatorError, match="may be alive"):
-        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_ms=3_600_000, force=True)
+        remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_s=3_600, force=True)
 
     assert names(newer, abandoned) == ["alice"]
 
@@ -170,7 +170,7 @@ def test_a_removal_keeps_the_idle_times_of_transferred_entries(
     for row in rows:
         client.xclaim(abandoned, "billing", "alice", 0, [row["message_id"]], idle=3_600_000, justid=True)
 
-    remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_ms=0, force=True)
+    remove_consumer(newer, abandoned, "billing", "alice", new_owner="bob", min_idle_s=0, force=True)
 
     handed: Any = client.xpending_range(abandoned, "billing", "-", "+", 10)
     assert [(row["consumer"], row["times_delivered"]) for row in handed] == [(b"bob", 1)] * 3
@@ -181,20 +181,20 @@ def test_dead_owners_are_only_those_that_are_proved_dead(
     server: RedisAdmin, newer: RedisAdmin, abandoned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead_owners = PendingFilter(dead_owners_only=True)
-    assert len(list_pending(newer, abandoned, "billing", dead_owners, alive_ms=BRIEF_MS)) == 3
+    assert len(list_pending(newer, abandoned, "billing", dead_owners, alive_s=BRIEF_S)) == 3
 
     monkeypatch.setattr("conquiet.management.liveness.COUNTS_ATTEMPTS_SINCE", (999, 0))
-    monkeypatch.setattr("conquiet.management.pending.ALIVE_MS", BRIEF_MS)
+    monkeypatch.setattr("conquiet.management.pending.ALIVE_S", BRIEF_S)
 
-    assert list_pending(server, abandoned, "billing", dead_owners, alive_ms=BRIEF_MS) == []
-    assert {row.owner for row in list_pending(server, abandoned, "billing", alive_ms=BRIEF_MS)} == {"unknown"}
+    assert list_pending(server, abandoned, "billing", dead_owners, alive_s=BRIEF_S) == []
+    assert {row.owner for row in list_pending(server, abandoned, "billing", alive_s=BRIEF_S)} == {"unknown"}
     assert reclaim(server, abandoned, "billing", dead_owners).ids == ()
 
 
 def test_the_doctor_calls_nothing_dead_that_is_not_proved(
     server: RedisAdmin, newer: RedisAdmin, abandoned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = RedisLimits(alive_ms=BRIEF_MS)
+    limits = RedisLimits(alive_s=BRIEF_S)
 
     def said(where: RedisAdmin) -> list[str]:
         found = examine_redis(where, limits)

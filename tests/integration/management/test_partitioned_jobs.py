@@ -1,10 +1,9 @@
 """The jobs and keys of a partitioned stream are seen and changed as those of one stream."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-import redis.asyncio
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError
 from conquiet.management import JobChange, JobFilter, JobPhase, PartitionedJobs
@@ -26,13 +25,14 @@ def stream(key_prefix: str) -> str:
 
 
 @pytest.fixture
-async def aio(redis_url: str) -> AsyncIterator[Any]:
-    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
-        yield own
+async def aio(redis_url: str) -> AsyncIterator[RawAsyncRedis]:
+    own = RawAsyncRedis.from_url(redis_url, protocol=2)
+    yield own
+    await own.aclose()
 
 
 @pytest.fixture
-async def names(aio: Any, stream: str) -> list[str]:
+async def names(aio: RawAsyncRedis, stream: str) -> list[str]:
     """Spread jobs over three partitions: twelve wait, twelve are delayed, one in each is dead. Return their keys."""
     await PartitionedStream(aio, stream).grow(PARTITIONS)
     found = [partition_name(stream, index) for index in range(PARTITIONS)]
@@ -51,7 +51,7 @@ async def names(aio: Any, stream: str) -> list[str]:
 
 
 @pytest.fixture
-def jobs(aio: Any, stream: str, names: list[str]) -> PartitionedJobs:
+def jobs(aio: RawAsyncRedis, stream: str, names: list[str]) -> PartitionedJobs:
     return PartitionedJobs(aio, stream)
 
 
@@ -98,7 +98,7 @@ async def test_a_job_is_shown_and_changed_in_whatever_partition_it_is(jobs: Part
 
 
 async def test_a_dead_letter_of_any_partition_is_edited_and_retried(
-    jobs: PartitionedJobs, aio: Any, names: list[str]
+    jobs: PartitionedJobs, aio: RawAsyncRedis, names: list[str]
 ) -> None:
     last = (await aio.xrange(keys_of(names[2]).dead))[0][0].decode()
 
@@ -146,7 +146,7 @@ async def test_a_reset_empties_all_partitions(jobs: PartitionedJobs, stream: str
     assert await ids(jobs, "waiting") == []
 
 
-async def test_keys_of_all_partitions_are_reported_together(aio: Any, stream: str, names: list[str]) -> None:
+async def test_keys_of_all_partitions_are_reported_together(aio: RawAsyncRedis, stream: str, names: list[str]) -> None:
     emitter = PartitionedEmitter(aio, stream, settings=ProcessorSettings())
     await emitter.emit_many([NewMessage("pay", key=f"key-{number % 6}") for number in range(18)])
     order = PartitionedKeyOrder(aio, stream)

@@ -93,7 +93,7 @@ def test_a_consumer_is_removed_from_all_partitions_it_reads(
 ) -> None:
     client.xgroup_delconsumer(fill[1], GROUP, "alice")
 
-    done = remove_consumer(server, stream, GROUP, "alice", new_owner="bob", min_idle_ms=0, force=True)
+    done = remove_consumer(server, stream, GROUP, "alice", new_owner="bob", min_idle_s=0, force=True)
 
     assert done.transferred == 4
     assert [[one["name"] for one in client.xinfo_consumers(name, GROUP)] for name in fill] == [[b"bob"], [], [b"bob"]]

@@ -114,7 +114,7 @@ def test_pending_lists_owner_deliveries_and_trimmed_entries(
     client.xdel(queue.config.stream_key, found[0][0])
 
     def alice_is_dead() -> bool:
-        rows = list_pending(newer, queue.config.stream_key, "billing", alive_ms=20)
+        rows = list_pending(newer, queue.config.stream_key, "billing", alive_s=0.02)
         return all(row.owner == "dead" for row in rows)
 
     wait_until(alice_is_dead)
@@ -181,7 +181,7 @@ def test_entries_reclaimed_for_a_consumer_belong_to_it(server: RedisAdmin, make_
 def test_reclaim_leaves_alone_what_was_touched_meanwhile(server: RedisAdmin, make_queue: MakeQueue) -> None:
     queue = filled(make_queue)
 
-    done = reclaim(server, queue.config.stream_key, "billing", PendingFilter(min_idle_ms=60_000))
+    done = reclaim(server, queue.config.stream_key, "billing", PendingFilter(min_idle_s=60))
 
     assert done.ids == ()
     assert counts(server, queue) == {"alice": 4}
@@ -211,7 +211,7 @@ def test_a_consumer_with_pending_entries_needs_a_new_owner(server: RedisAdmin, m
     queue = filled(make_queue)
 
     with pytest.raises(OperatorError, match="4 entries pending"):
-        remove_consumer(server, queue.config.stream_key, "billing", "alice", min_idle_ms=0, force=True)
+        remove_consumer(server, queue.config.stream_key, "billing", "alice", min_idle_s=0, force=True)
 
     assert counts(server, queue) == {"alice": 4}
 
@@ -220,7 +220,7 @@ def test_retiring_hands_everything_over_and_keeps_delivery_counts(server: RedisA
     queue = filled(make_queue, count=2_500, taken=2_300)
 
     done = remove_consumer(
-        server, queue.config.stream_key, "billing", "alice", new_owner="bob", min_idle_ms=0, force=True
+        server, queue.config.stream_key, "billing", "alice", new_owner="bob", min_idle_s=0, force=True
     )
 
     assert done.transferred == 2_300
@@ -233,12 +233,12 @@ def test_removing_a_missing_consumer_is_an_error(server: RedisAdmin, make_queue:
     queue = filled(make_queue)
 
     with pytest.raises(NoSuchStreamError, match="has no consumer 'carol'"):
-        remove_consumer(server, queue.config.stream_key, "billing", "carol", min_idle_ms=0, force=True)
+        remove_consumer(server, queue.config.stream_key, "billing", "carol", min_idle_s=0, force=True)
     with pytest.raises(NoSuchStreamError, match="has no consumer group 'mailing'; there is: billing"):
-        remove_consumer(server, queue.config.stream_key, "mailing", "alice", min_idle_ms=0, force=True)
+        remove_consumer(server, queue.config.stream_key, "mailing", "alice", min_idle_s=0, force=True)
     with pytest.raises(OperatorError, match="own new owner"):
         remove_consumer(
-            server, queue.config.stream_key, "billing", "alice", new_owner="alice", min_idle_ms=0, force=True
+            server, queue.config.stream_key, "billing", "alice", new_owner="alice", min_idle_s=0, force=True
         )
 
 
@@ -249,7 +249,7 @@ def test_a_removal_counts_what_was_really_transferred(server: RedisAdmin, client
     client.xdel(queue.config.stream_key, rows[0]["message_id"])
 
     done = remove_consumer(
-        server, queue.config.stream_key, "billing", "alice", new_owner="bob", min_idle_ms=0, force=True
+        server, queue.config.stream_key, "billing", "alice", new_owner="bob", min_idle_s=0, force=True
     )
 
     assert done.transferred == counts(server, queue)["bob"]
@@ -261,7 +261,7 @@ def test_a_consumer_without_work_is_simply_deleted(server: RedisAdmin, make_queu
     queue.ack(queue.read(100)[0])
 
     assert (
-        remove_consumer(server, queue.config.stream_key, "billing", "alice", min_idle_ms=0, force=True).transferred == 0
+        remove_consumer(server, queue.config.stream_key, "billing", "alice", min_idle_s=0, force=True).transferred == 0
     )
     assert counts(server, queue) == {}
 

@@ -37,7 +37,7 @@ class Order(msgspec.Struct):
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[Any]:
+def client(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as made:
         yield made
 
@@ -54,7 +54,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]
     assert SECRET not in whole
 
 
-def processor(client: Any, prefix: str, handler: Handler, **options: Any) -> Processor:
+def processor(client: redis.Redis, prefix: str, handler: Handler, **options: Any) -> Processor:
     made = Processor(client, [f"{prefix}orders"], runtime=RUNTIME, settings=RETRY, **options)
     made.handler("paid")(handler)
     return made
@@ -76,7 +76,7 @@ def with_password(url: str, password: str) -> str:
 
 
 async def test_a_wrong_password_of_the_database(
-    client: Any, key_prefix: str, db_url: str, lines: Callable[[], list[str]]
+    client: redis.Redis, key_prefix: str, db_url: str, lines: Callable[[], list[str]]
 ) -> None:
     engine = create_engine(with_password(db_url, SECRET))
     async with processor(client, key_prefix, for_processor(lambda ctx, session: None, engine=engine)) as made:
@@ -88,7 +88,9 @@ async def test_a_wrong_password_of_the_database(
     assert line.startswith("WARNING")
 
 
-async def test_a_missing_table(client: Any, key_prefix: str, tmp_path: Path, lines: Callable[[], list[str]]) -> None:
+async def test_a_missing_table(
+    client: redis.Redis, key_prefix: str, tmp_path: Path, lines: Callable[[], list[str]]
+) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     async with processor(client, key_prefix, for_processor(lambda ctx, session: None, engine=engine)) as made:
         await made.emit("paid", {"mail": CANARY})
@@ -99,7 +101,7 @@ async def test_a_missing_table(client: Any, key_prefix: str, tmp_path: Path, lin
     assert "conquiet db init" in line
 
 
-async def test_a_bug_in_a_handler(client: Any, key_prefix: str, lines: Callable[[], list[str]]) -> None:
+async def test_a_bug_in_a_handler(client: redis.Redis, key_prefix: str, lines: Callable[[], list[str]]) -> None:
     async def charge(ctx: JobContext) -> None:
         raise KeyError(ctx.data["mail"])
 
@@ -128,7 +130,7 @@ async def test_redis_away(
     through = redis.Redis.from_url(proxy.url_for(redis_url))
     async with processor(through, key_prefix, handle):
         proxy.refuse()
-        proxy.cut()
+        proxy.disconnect()
         await shown(lines, "Redis at 127.0.0.1", "is unavailable")
         await asyncio.sleep(0.5)  # an outage of many attempts
         proxy.accept()
@@ -143,14 +145,18 @@ async def test_redis_away(
 
 
 async def test_the_database_away(
-    client: Any, key_prefix: str, db_url: str, fault_proxy: Callable[[str], FaultProxy], lines: Callable[[], list[str]]
+    client: redis.Redis,
+    key_prefix: str,
+    db_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    lines: Callable[[], list[str]],
 ) -> None:
     proxy = fault_proxy(db_url)
     engine = create_engine(proxy.url_for(db_url))
     create_tables(engine)
     async with processor(client, key_prefix, for_processor(lambda ctx, session: None, engine=engine)) as made:
         proxy.refuse()
-        proxy.cut()
+        proxy.disconnect()
         engine.dispose()
         await made.emit("paid", {"mail": CANARY})
         begin = await shown(lines, "consumption paused")
@@ -164,7 +170,7 @@ async def test_the_database_away(
 
 
 async def test_a_pool_that_is_too_small(
-    client: Any, key_prefix: str, db_url: str, lines: Callable[[], list[str]]
+    client: redis.Redis, key_prefix: str, db_url: str, lines: Callable[[], list[str]]
 ) -> None:
     engine = create_engine(db_url, pool_size=1, max_overflow=0, pool_timeout=0.2)
     create_tables(engine)
@@ -182,7 +188,7 @@ async def test_a_pool_that_is_too_small(
     assert "The pool lends at most 1 at once" in line
 
 
-async def test_a_group_that_was_deleted(client: Any, key_prefix: str, lines: Callable[[], list[str]]) -> None:
+async def test_a_group_that_was_deleted(client: redis.Redis, key_prefix: str, lines: Callable[[], list[str]]) -> None:
     async def handle(ctx: JobContext) -> None:
         """Do nothing."""
 
@@ -200,7 +206,7 @@ async def test_a_group_that_was_deleted(client: Any, key_prefix: str, lines: Cal
     assert f"{key_prefix}orders" in line
 
 
-async def test_an_event_without_a_handler(client: Any, key_prefix: str, lines: Callable[[], list[str]]) -> None:
+async def test_an_event_without_a_handler(client: redis.Redis, key_prefix: str, lines: Callable[[], list[str]]) -> None:
     async def handle(ctx: JobContext) -> None:
         """Do nothing."""
 
@@ -233,7 +239,7 @@ async def test_a_payload_that_does_not_fit(redis_url: str, key_prefix: str, line
     assert "int" in line
 
 
-async def test_a_lost_lease(client: Any, key_prefix: str, lines: Callable[[], list[str]]) -> None:
+async def test_a_lost_lease(client: redis.Redis, key_prefix: str, lines: Callable[[], list[str]]) -> None:
     stream = f"{key_prefix}orders"
     started = asyncio.Event()
 
@@ -244,6 +250,7 @@ async def test_a_lost_lease(client: Any, key_prefix: str, lines: Callable[[], li
     async with processor(client, key_prefix, handle) as made:
         emitted = await made.emit("paid", {"mail": CANARY})
         await asyncio.wait_for(started.wait(), 60)
+        assert emitted.entry_id is not None
         client.xclaim(stream, "processor", "another", 0, [emitted.entry_id])
         line = await shown(lines, "LeaseLostError")
 

@@ -100,7 +100,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[Any]:
+def client(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as made:
         yield made
 
@@ -116,7 +116,7 @@ def attribute(span: ReadableSpan, name: str) -> Any:
     return (span.attributes or {}).get(name)
 
 
-def request(traces: Traces, engine: Engine, client: Any, stream: str) -> None:
+def request(traces: Traces, engine: Engine, client: redis.Redis, stream: str) -> None:
     """Do what a web request does: write a row in a transaction. Then the relay publishes it."""
     with traces.tracer.start_as_current_span("POST /orders"), DbSession(engine) as session:
         Outbox().add(session, stream, {"mail": CANARY}, event="paid")
@@ -125,7 +125,7 @@ def request(traces: Traces, engine: Engine, client: Any, stream: str) -> None:
 
 
 async def test_a_request_is_one_trace_through_outbox_redis_and_rabbitmq(
-    traces: Traces, engine: Engine, client: Any, amqp_url: str, queue: str, key_prefix: str
+    traces: Traces, engine: Engine, client: redis.Redis, amqp_url: str, queue: str, key_prefix: str
 ) -> None:
     stream = f"{key_prefix}orders"
     done = asyncio.Event()
@@ -157,13 +157,13 @@ async def test_a_request_is_one_trace_through_outbox_redis_and_rabbitmq(
     assert (handled.kind, sent.kind, last.kind) == (SpanKind.CONSUMER, SpanKind.PRODUCER, SpanKind.CONSUMER)
     assert attribute(handled, names.SYSTEM) == "redis"
     assert attribute(last, names.SYSTEM) == "rabbitmq"
-    assert attribute(handled, names.INBOX_OUTCOME) == "first"
+    assert attribute(handled, "conquiet.inbox.outcome") == "first"
     assert attribute(handled, names.ATTEMPT) == 1
     assert CANARY not in "".join(span.to_json() for span in traces.spans)
 
 
 async def test_a_worker_killed_between_commit_and_acknowledgement_stays_in_the_trace(
-    traces: Traces, engine: Engine, client: Any, redis_url: str, key_prefix: str
+    traces: Traces, engine: Engine, client: redis.Redis, redis_url: str, key_prefix: str
 ) -> None:
     stream = f"{key_prefix}orders"
     request(traces, engine, client, stream)
@@ -177,12 +177,12 @@ async def test_a_worker_killed_between_commit_and_acknowledgement_stays_in_the_t
         await wait_until_async(lambda: bool(traces.named(f"process {stream}")))
 
     (again,) = traces.named(f"process {stream}")
-    assert attribute(again, names.INBOX_OUTCOME) == "duplicate"
+    assert attribute(again, "conquiet.inbox.outcome") == "duplicate"
     assert traces.chain(again)[-1] == "POST /orders"
 
 
 async def test_a_retry_links_to_the_first_attempt_and_shows_its_number(
-    traces: Traces, client: Any, key_prefix: str
+    traces: Traces, client: redis.Redis, key_prefix: str
 ) -> None:
     stream = f"{key_prefix}orders"
     processor = Processor(client, [stream], settings=SETTINGS)
@@ -207,7 +207,24 @@ async def test_a_retry_links_to_the_first_attempt_and_shows_its_number(
     assert CANARY not in "".join(span.to_json() for span in traces.spans)
 
 
-async def test_context_link_begins_a_trace_of_its_own(traces: Traces, client: Any, key_prefix: str) -> None:
+async def test_a_held_foreign_entry_has_a_span_of_its_settlement(
+    traces: Traces, client: redis.Redis, key_prefix: str
+) -> None:
+    instrument(tracer_provider=traces.provider)
+    stream = f"{key_prefix}orders"
+    processor = Processor(client, [stream], settings=SETTINGS)
+    processor.handler("paid")(lambda ctx: None)
+    client.xadd(stream, {"data": '{"temperature":21}'})
+
+    async with processor:
+        await processor.emit("paid", {})
+        await wait_until_async(lambda: bool(traces.named(f"dead_letter {stream}")))
+
+    (settled,) = traces.named(f"dead_letter {stream}")
+    assert settled.kind is SpanKind.CLIENT
+
+
+async def test_context_link_begins_a_trace_of_its_own(traces: Traces, client: redis.Redis, key_prefix: str) -> None:
     instrument(tracer_provider=traces.provider, context="link")
     stream = f"{key_prefix}orders"
     processor = Processor(client, [stream], settings=SETTINGS)
@@ -227,7 +244,7 @@ async def test_context_link_begins_a_trace_of_its_own(traces: Traces, client: An
     assert seen == ["a"]
 
 
-async def test_the_runtime_has_a_span_for_each_message(traces: Traces, client: Any, key_prefix: str) -> None:
+async def test_the_runtime_has_a_span_for_each_message(traces: Traces, client: redis.Redis, key_prefix: str) -> None:
     stream = f"{key_prefix}orders"
     client.xadd(stream, {"data": "{}"})
 
@@ -239,14 +256,14 @@ async def test_the_runtime_has_a_span_for_each_message(traces: Traces, client: A
 
     (handled,) = traces.named(f"process {stream}")
     assert attribute(handled, names.GROUP) == "processor"
-    assert attribute(handled, names.SETTLEMENT) == "keep_pending"
+    assert attribute(handled, "conquiet.settlement") == "keep_pending"
     assert attribute(handled, names.ERROR_TYPE) == "ValueError"
 
 
 @pytest.mark.parametrize("suspends", [False, True])
 async def test_the_span_of_the_runtime_is_current_in_its_handler_alone(
     traces: Traces,
-    client: Any,
+    client: redis.Redis,
     key_prefix: str,
     caplog: pytest.LogCaptureFixture,
     suspends: bool,  # noqa: FBT001 - a parameter of the test

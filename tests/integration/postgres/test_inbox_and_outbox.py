@@ -322,7 +322,7 @@ def test_a_key_belongs_to_the_relay_that_holds_its_oldest_row(engine: Engine, ta
 def test_an_older_row_committed_after_the_lock_holds_its_key_back(
     engine: Engine, target: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numbers are given when rows are written, and rows are seen when they are committed: the lock cannot tell."""
+    """Numbers are given when rows are written, but rows are visible only when they are committed."""
     lock_heads = OutboxStore.lock_heads
     with OutboxRelay(engine, {"ledger": target}) as relay, ExitStack() as slow:
         Outbox().add(slow.enter_context(DbSession(engine)), "ledger", {"n": "a1"}, key="a")
@@ -402,7 +402,7 @@ def test_polling_finds_what_no_notification_reports(
     assert target.arrived.wait(30)
 
 
-def test_a_listener_that_lost_its_connection_leaves_it_to_polling_and_listens_again(
+def test_a_listener_without_a_connection_polls_until_it_listens_again(
     engine: Engine,
     make_engine: MakeEngine,
     postgres_url: str,
@@ -416,7 +416,7 @@ def test_a_listener_that_lost_its_connection_leaves_it_to_polling_and_listens_ag
     relay = start_relay(make_engine(proxy.url_for(postgres_url)), poll_s=0.05)
     wait_until(lambda: listens(relay), message="the relay listens")
 
-    proxy.cut()
+    proxy.disconnect()
     add(engine, "after the cut")
 
     wait_until(lambda: target.names == named("after the cut"), message="published")

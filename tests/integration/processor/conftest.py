@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-import redis.asyncio
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.core.backoff import Backoff
 from conquiet.core.json_codec import decode_payload
@@ -26,24 +26,25 @@ def stream(keys: Keys) -> str:
 
 
 @pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+async def client(redis_url: str) -> AsyncIterator[RawAsyncRedis]:
     """What the test looks at the server with; its replies are the same with every redis-py."""
-    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
-        yield own
+    own = RawAsyncRedis.from_url(redis_url, protocol=2)
+    yield own
+    await own.aclose()
 
 
 @pytest.fixture
-async def make_processor(client: redis.asyncio.Redis, stream: str) -> AsyncIterator[MakeProcessor]:
+async def make_processor(client: RawAsyncRedis, stream: str) -> AsyncIterator[MakeProcessor]:
     """``make_processor(url=…, streams=…, concurrency=…, runtime=…, **settings)``."""
     made: list[Processor] = []
-    clients: list[redis.asyncio.Redis] = []
+    clients: list[RawAsyncRedis] = []
 
     def make(
         *, url: str | None = None, streams: list[str] | None = None, runtime: Any = None, **options: Any
     ) -> Processor:
         own = client
         if url is not None:
-            own = redis.asyncio.Redis.from_url(url)
+            own = RawAsyncRedis.from_url(url)
             clients.append(own)
         engine: dict[str, Any] = {
             name: options.pop(name) for name in ("concurrency", "group", "consumer_id") if name in options
@@ -70,7 +71,7 @@ async def make_processor(client: redis.asyncio.Redis, stream: str) -> AsyncItera
 class Place:
     """What is on the server, read without the code under test."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
+    def __init__(self, client: RawAsyncRedis, keys: Keys) -> None:
         self.client = client
         self.keys = keys
 
@@ -99,5 +100,5 @@ class Place:
 
 
 @pytest.fixture
-def place(client: redis.asyncio.Redis, keys: Keys) -> Place:
+def place(client: RawAsyncRedis, keys: Keys) -> Place:
     return Place(client, keys)

@@ -1,11 +1,13 @@
 """A cancellation of a call is never swallowed, at whatever turn of the event loop it comes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import redis.asyncio
+from tests.integration.conftest import Call
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.processor import DeadFilter, DeadLetters, Emitter, JobContext, Processor, RetryPolicy
 from conquiet.redis_transport.client import clone_async
@@ -15,7 +17,10 @@ from conquiet.testing import wait_until_async
 
 @pytest.mark.parametrize("call", ["emit", "replay"])
 async def test_a_cancelled_call_ends_at_whatever_turn_of_the_loop(
-    client: redis.asyncio.Redis, stream: str, call: str, turns_that_swallow_a_cancellation: Any
+    client: RawAsyncRedis,
+    stream: str,
+    call: str,
+    turns_that_swallow_a_cancellation: Callable[[Call], Awaitable[list[int]]],
 ) -> None:
     """redis-py and Python 3.11 swallow it in one turn out of a few: the task would go on with its next call."""
     own = clone_async(client)
@@ -34,7 +39,7 @@ async def test_a_cancelled_call_ends_at_whatever_turn_of_the_loop(
     assert went_on == []
 
 
-async def test_a_task_that_cleans_up_after_a_cancellation_may_call(client: redis.asyncio.Redis, stream: str) -> None:
+async def test_a_task_that_cleans_up_after_a_cancellation_may_call(client: RawAsyncRedis, stream: str) -> None:
     own = clone_async(client)
     emitter = Emitter(own, stream)
 
@@ -55,7 +60,7 @@ async def test_a_task_that_cleans_up_after_a_cancellation_may_call(client: redis
 
 @pytest.mark.parametrize("limit_s", [None, 60.0])
 async def test_a_handler_that_awaits_a_cancelled_task_has_failed(
-    make_processor: Callable[..., Processor], place: Any, limit_s: float | None
+    make_processor: Callable[..., Processor], place: Place, limit_s: float | None
 ) -> None:
     processor = make_processor()
     runs: list[int] = []
@@ -78,7 +83,7 @@ async def test_a_handler_that_awaits_a_cancelled_task_has_failed(
 
 
 async def test_a_handler_that_a_stop_breaks_off_has_not_failed(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor(runtime=RuntimeSettings(grace_s=0.0))
     begun = asyncio.Event()

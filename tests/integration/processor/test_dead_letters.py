@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS, PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL
 from conquiet.processor import (
@@ -19,6 +22,7 @@ from conquiet.processor import (
     ReplayReport,
     RetryPolicy,
 )
+from conquiet.processor.keys import Keys
 from conquiet.redis_transport.client import clone_async
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
@@ -29,7 +33,7 @@ NESTED = '{"reason":"r","id":"m","entry_id":"1-0","group":"g","payload":' + '{"a
 
 @pytest.mark.spec("CM-006.4", "CM-002.7")
 async def test_a_message_without_attempts_left_becomes_a_dead_letter_with_its_story(
-    make_processor: Callable[..., Processor], place: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, stream: str
 ) -> None:
     processor = make_processor()
     entries: list[str] = []
@@ -61,8 +65,8 @@ async def test_a_message_without_attempts_left_becomes_a_dead_letter_with_its_st
     assert "DE02" not in repr(dead)
 
 
-async def test_the_text_of_an_error_is_kept_only_where_it_is_meant_to_be(
-    make_processor: Callable[..., Processor], place: Any
+async def test_error_text_is_kept_on_request_and_the_text_of_reject_always(
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     texts = {}
     for store in (False, True):
@@ -81,7 +85,7 @@ async def test_the_text_of_an_error_is_kept_only_where_it_is_meant_to_be(
 
 
 async def test_no_credential_is_stored_with_an_error(
-    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor(store_error_text=True)
 
@@ -104,7 +108,7 @@ async def test_no_credential_is_stored_with_an_error(
 
 
 async def test_a_cause_is_recorded_by_type_and_frames_only(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
 
@@ -125,7 +129,7 @@ async def test_a_cause_is_recorded_by_type_and_frames_only(
 
 
 async def test_without_a_grace_an_unknown_event_is_dead_at_once(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor(retry=RetryPolicy.fixed(0, max_attempts=5), unknown_grace_s=0)
     processor.handler("pay")(_raising(AssertionError()))
@@ -150,7 +154,12 @@ async def test_without_a_grace_an_unknown_event_is_dead_at_once(
     ],
 )
 async def test_what_is_no_message_is_dead_lettered_and_stops_no_other(
-    make_processor: Callable[..., Processor], client: Any, stream: str, place: Any, fields: Any, reason: str
+    make_processor: Callable[..., Processor],
+    client: RawAsyncRedis,
+    stream: str,
+    place: Place,
+    fields: Any,
+    reason: str,
 ) -> None:
     processor = make_processor()
     handled = asyncio.Event()
@@ -174,10 +183,10 @@ async def test_what_is_no_message_is_dead_lettered_and_stops_no_other(
     assert report == ReplayReport(matched=1, unreplayable=1)
 
 
-async def test_what_kills_its_workers_is_a_dead_letter_and_is_not_run_again(
-    make_processor: Callable[..., Processor], client: Any, stream: str, place: Any
+async def test_a_message_that_kills_its_workers_is_dead_lettered(
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, stream: str, place: Place
 ) -> None:
-    """The server counts deliveries, those to killed processes too."""
+    """It is not run again: the server counts the deliveries to killed processes too."""
     processor = make_processor(runtime=RuntimeSettings(max_deliveries=3, claim_idle_ms=2_000))
     runs: list[str] = []
 
@@ -199,7 +208,7 @@ async def test_what_kills_its_workers_is_a_dead_letter_and_is_not_run_again(
     assert (dead.record.reason, dead.record.deliveries, dead.record.id) == ("deliveries_exhausted", 4, "m")
 
 
-async def test_pages_go_through_all_of_them(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_pages_go_through_all_of_them(make_processor: Callable[..., Processor], place: Place) -> None:
     letters = await _dead(make_processor, place, 25)
 
     seen: list[str] = []
@@ -215,7 +224,7 @@ async def test_pages_go_through_all_of_them(make_processor: Callable[..., Proces
     assert await letters.count() == 25
 
 
-async def test_groups_say_what_they_died_of(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_groups_say_what_they_died_of(make_processor: Callable[..., Processor], place: Place) -> None:
     letters = await _dead(make_processor, place, 5)
 
     groups = await letters.groups()
@@ -228,7 +237,7 @@ async def test_groups_say_what_they_died_of(make_processor: Callable[..., Proces
 
 
 async def test_a_replayed_message_gets_all_its_attempts_again(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     letters = await _dead(make_processor, place, 6)
     progress: list[ReplayReport] = []
@@ -252,8 +261,8 @@ async def test_a_replayed_message_gets_all_its_attempts_again(
     assert seen == {f"m{number}": ({"n": number}, 1, 1) for number in (1, 3, 5)}
 
 
-async def test_one_dead_letter_a_limited_number_or_a_time_range_can_be_replayed(
-    make_processor: Callable[..., Processor], place: Any
+async def test_dead_letters_are_replayed_by_id_by_number_or_by_time(
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     letters = await _dead(make_processor, place, 6)
     page = await letters.list()
@@ -267,7 +276,7 @@ async def test_one_dead_letter_a_limited_number_or_a_time_range_can_be_replayed(
 
 
 async def test_of_two_who_replay_the_same_one_does(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     await _dead(make_processor, place, 300)
     before = len(await place.attempts())
@@ -281,7 +290,7 @@ async def test_of_two_who_replay_the_same_one_does(
         await own.aclose()
 
 
-async def test_a_rate_is_kept_by_waiting(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_a_rate_is_kept_by_waiting(make_processor: Callable[..., Processor], place: Place) -> None:
     letters = await _dead(make_processor, place, 6)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -291,7 +300,7 @@ async def test_a_rate_is_kept_by_waiting(make_processor: Callable[..., Processor
     assert loop.time() - began >= 0.45  # the first at once, the sixth after half a second
 
 
-async def test_discarded_ones_are_gone(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_discarded_ones_are_gone(make_processor: Callable[..., Processor], place: Place) -> None:
     letters = await _dead(make_processor, place, 6)
 
     assert await letters.discard(DeadFilter(event="odd"), dry_run=True) == 3
@@ -301,7 +310,7 @@ async def test_discarded_ones_are_gone(make_processor: Callable[..., Processor],
 
 
 async def test_retention_keeps_the_newest_and_counts_what_falls(
-    make_processor: Callable[..., Processor], place: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, stream: str
 ) -> None:
     letters = await _dead(make_processor, place, 6, dead_letters_max=4)
 
@@ -314,7 +323,7 @@ async def test_retention_keeps_the_newest_and_counts_what_falls(
 
 
 async def test_retention_by_age_applies_when_the_next_one_dies(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     letters = await _dead(make_processor, place, 3)
     await asyncio.sleep(0.06)
@@ -324,7 +333,7 @@ async def test_retention_by_age_applies_when_the_next_one_dies(
     assert await letters.count() == 1
 
 
-async def test_depth_and_age_are_measured(make_processor: Callable[..., Processor], place: Any, stream: str) -> None:
+async def test_depth_and_age_are_measured(make_processor: Callable[..., Processor], place: Place, stream: str) -> None:
     await _dead(make_processor, place, 3)
     processor = make_processor()
     processor.handler("pay")(_raising(AssertionError()))
@@ -337,7 +346,12 @@ async def test_depth_and_age_are_measured(make_processor: Callable[..., Processo
     ("settings", "kept"), [({"dead_letters_max_age_s": 3_600}, 1), ({"dead_letters_max": 2}, 2)], ids=["age", "count"]
 )
 async def test_a_retention_holds_also_when_nothing_dies_any_more(
-    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any, settings: dict[str, Any], kept: int
+    make_processor: Callable[..., Processor],
+    place: Place,
+    client: RawAsyncRedis,
+    keys: Keys,
+    settings: dict[str, Any],
+    kept: int,
 ) -> None:
     for age_ms in (7_200_000, 3_601_000, 60_000):
         await client.xadd(keys.dead, {"data": "x"}, id=f"{int(time.time() * 1000) - age_ms}-0")
@@ -351,8 +365,8 @@ async def test_a_retention_holds_also_when_nothing_dies_any_more(
 
 
 @pytest.mark.parametrize("data", ["not ours", b"\xff", NESTED], ids=["text", "bytes", "nested"])
-async def test_what_others_write_into_the_dead_letters_is_shown_and_can_be_discarded(
-    client: Any, make_processor: Callable[..., Processor], keys: Any, data: Any
+async def test_foreign_dead_letters_are_listed_and_can_be_discarded(
+    client: RawAsyncRedis, make_processor: Callable[..., Processor], keys: Keys, data: Any
 ) -> None:
     await client.xadd(keys.dead, {"data": data})
     letters = make_processor().dead_letters()
@@ -365,7 +379,7 @@ async def test_what_others_write_into_the_dead_letters_is_shown_and_can_be_disca
 
 
 async def _dead(
-    make_processor: Callable[..., Processor], place: Any, count: int, *, prefix: str = "m", **settings: Any
+    make_processor: Callable[..., Processor], place: Place, count: int, *, prefix: str = "m", **settings: Any
 ) -> DeadLetters:
     """Let so many messages die, half of each kind."""
     processor = make_processor(concurrency=20, **settings)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.management import JobAdmin, JobChange, JobPhase
 from conquiet.processor import DeadFilter, JobContext, NewMessage, Processor, Reject, RetryPolicy
@@ -17,7 +18,7 @@ from conquiet.testing import wait_until_async
 
 
 @pytest.fixture
-async def processor(client: Any, stream: str) -> AsyncIterator[Processor]:
+async def processor(client: RawAsyncRedis, stream: str) -> AsyncIterator[Processor]:
     """A processor with the settings that a user gets who sets none."""
     made = Processor(client, [stream], concurrency=8)
     yield made
@@ -25,20 +26,22 @@ async def processor(client: Any, stream: str) -> AsyncIterator[Processor]:
 
 
 @pytest.fixture
-async def jobs(client: Any, stream: str) -> AsyncIterator[JobAdmin]:
+async def jobs(client: RawAsyncRedis, stream: str) -> AsyncIterator[JobAdmin]:
     own = clone_async(client)
     yield JobAdmin(own, stream)
     await own.aclose()
 
 
-def is_long(client: Any, stream: str, entries: int) -> Callable[[], Any]:
+def is_long(client: RawAsyncRedis, stream: str, entries: int) -> Callable[[], Any]:
     async def check() -> bool:
         return bool(await client.xlen(stream) == entries)
 
     return check
 
 
-async def test_a_retry_outlives_the_entry_of_its_first_attempt(processor: Processor, client: Any, stream: str) -> None:
+async def test_a_retry_outlives_the_entry_of_its_first_attempt(
+    processor: Processor, client: RawAsyncRedis, stream: str
+) -> None:
     attempts: list[tuple[str, int]] = []
 
     @processor.handler("pay", retry=RetryPolicy.fixed(1.5, max_attempts=3))
@@ -59,7 +62,7 @@ async def test_a_retry_outlives_the_entry_of_its_first_attempt(processor: Proces
 
 
 async def test_a_delayed_message_runs_in_a_stream_that_was_emptied(
-    processor: Processor, client: Any, stream: str, keys: Keys
+    processor: Processor, client: RawAsyncRedis, stream: str, keys: Keys
 ) -> None:
     seen: list[str] = []
 
@@ -78,7 +81,7 @@ async def test_a_delayed_message_runs_in_a_stream_that_was_emptied(
 
 
 async def test_a_dead_letter_is_replayed_long_after_its_entry_is_gone(
-    processor: Processor, client: Any, stream: str
+    processor: Processor, client: RawAsyncRedis, stream: str
 ) -> None:
     seen: list[tuple[str, int]] = []
     healed = False
@@ -106,7 +109,9 @@ async def test_a_dead_letter_is_replayed_long_after_its_entry_is_gone(
     assert sorted(seen) == sorted((f"m{n}", n) for n in range(20))
 
 
-async def test_the_order_by_key_holds_while_entries_are_removed(processor: Processor, client: Any, stream: str) -> None:
+async def test_the_order_by_key_holds_while_entries_are_removed(
+    processor: Processor, client: RawAsyncRedis, stream: str
+) -> None:
     effects: dict[str, list[int]] = defaultdict(list)
 
     @processor.handler("book", retry=RetryPolicy.fixed(0.02, max_attempts=3))
@@ -130,7 +135,7 @@ async def test_the_order_by_key_holds_while_entries_are_removed(processor: Proce
 
 
 async def test_jobs_of_a_trimmed_stream_are_listed_moved_and_cancelled(
-    processor: Processor, client: Any, stream: str, jobs: JobAdmin
+    processor: Processor, client: RawAsyncRedis, stream: str, jobs: JobAdmin
 ) -> None:
     seen: list[str] = []
 
@@ -167,7 +172,7 @@ async def test_jobs_of_a_trimmed_stream_are_listed_moved_and_cancelled(
 
 
 async def test_an_entry_goes_only_when_every_group_has_acknowledged_it(
-    processor: Processor, client: Any, stream: str
+    processor: Processor, client: RawAsyncRedis, stream: str
 ) -> None:
     """Undelivered to the other group: all stay. Pending there: that one stays. Acknowledged: it goes."""
     seen: list[str] = []

@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, PayloadError, QueueError
 from conquiet.processor import Emitted, JobContext, NewMessage, Processor
+from conquiet.processor.keys import Keys
 from conquiet.processor.scripts import script
 from conquiet.queue import RedisStreamsQueue
 from conquiet.testing import wait_until_async
 
 
 async def test_an_id_is_emitted_once_within_its_window(
-    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor(dedupe_window_s=90)
 
@@ -33,7 +36,7 @@ async def test_an_id_is_emitted_once_within_its_window(
 
 
 async def test_an_id_counts_for_delayed_messages_and_within_one_chunk(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
 
@@ -46,7 +49,7 @@ async def test_an_id_counts_for_delayed_messages_and_within_one_chunk(
     assert len(await place.attempts()) == 1
 
 
-async def test_messages_without_an_id_get_one_each(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_messages_without_an_id_get_one_each(make_processor: Callable[..., Processor], place: Place) -> None:
     processor = make_processor(chunk_size=7)
 
     sent = await processor.emit_many([NewMessage("pay", {"n": n}) for n in range(50)])
@@ -56,7 +59,7 @@ async def test_messages_without_an_id_get_one_each(make_processor: Callable[...,
 
 
 async def test_a_chunk_is_there_as_a_whole_or_not_at_all(
-    make_processor: Callable[..., Processor], client: Any, keys: Any, place: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     """One bad message is found before anything is sent."""
     processor = make_processor()
@@ -72,7 +75,7 @@ async def test_a_chunk_is_there_as_a_whole_or_not_at_all(
 
 
 async def test_a_refusal_names_the_stream_and_no_payload(
-    make_processor: Callable[..., Processor], client: Any, stream: str
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, stream: str
 ) -> None:
     await client.set(stream, "not a stream")
 
@@ -97,7 +100,7 @@ async def test_a_refusal_names_the_stream_and_no_payload(
     ],
 )
 async def test_wrong_arguments_are_refused_before_anything_is_sent(
-    make_processor: Callable[..., Processor], client: Any, options: dict[str, Any]
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, options: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigurationError):
         await make_processor().emit("pay", **options)
@@ -111,7 +114,7 @@ async def test_a_naive_datetime_is_refused(make_processor: Callable[..., Process
 
 
 async def test_of_a_burst_only_the_last_message_is_handled(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
     seen: list[Any] = []
@@ -120,7 +123,7 @@ async def test_of_a_burst_only_the_last_message_is_handled(
     async def index(ctx: JobContext) -> None:
         seen.append(ctx.data)
 
-    # Before anybody moves what is due: a machine that stalls must not cut the burst in two.
+    # Before a host moves due messages: a machine that stalls must not cut the burst in two.
     for number in range(5):
         await processor.emit("index", {"n": number}, delay_s=0.1, debounce="page-1")
     await processor.emit("index", {"n": "other"}, delay_s=0.1, debounce="page-2")
@@ -157,7 +160,7 @@ async def test_a_message_can_be_read_and_written_by_the_plain_queue(
         await wait_until_async(lambda: seen == [{"n": 1}, {"n": 2}])
 
 
-async def test_a_handler_can_emit_and_follow_up_once(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_a_handler_can_emit_and_follow_up_once(make_processor: Callable[..., Processor], place: Place) -> None:
     processor = make_processor()
     seen: list[str] = []
 
@@ -177,7 +180,7 @@ async def test_a_handler_can_emit_and_follow_up_once(make_processor: Callable[..
     assert await place.attempts() == [("m", 1), ("m:receipt", 1)]
 
 
-async def test_every_script_is_in_the_package_and_loads(client: Any) -> None:
+async def test_every_script_is_in_the_package_and_loads(client: RawAsyncRedis) -> None:
     from importlib import resources
 
     names = [path.name[:-4] for path in resources.files("conquiet.processor").joinpath("lua").iterdir()]
@@ -191,7 +194,11 @@ async def test_every_script_is_in_the_package_and_loads(client: Any) -> None:
     ("broken", "options"), [("stream", {}), ("delayed", {"delay_s": 60}), ("wake", {"delay_s": 60})]
 )
 async def test_a_refused_emit_leaves_no_mark_and_nothing_of_its_chunk(
-    make_processor: Callable[..., Processor], client: Any, keys: Any, broken: str, options: dict[str, Any]
+    make_processor: Callable[..., Processor],
+    client: RawAsyncRedis,
+    keys: Keys,
+    broken: str,
+    options: dict[str, Any],
 ) -> None:
     processor = make_processor()
     chunk = [NewMessage("pay", id="a", **options), NewMessage("pay", id="b", **options), NewMessage("pay", delay_s=60)]
@@ -208,7 +215,7 @@ async def test_a_refused_emit_leaves_no_mark_and_nothing_of_its_chunk(
 
 @pytest.mark.parametrize("broken", ["wake", "delayed"])
 async def test_a_refused_debounce_leaves_what_waits(
-    make_processor: Callable[..., Processor], client: Any, keys: Any, broken: str
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys, broken: str
 ) -> None:
     processor = make_processor()
     first = await processor.emit("pay", {"n": 1}, delay_s=60, debounce="x")
@@ -224,7 +231,7 @@ async def test_a_refused_debounce_leaves_what_waits(
 
 
 async def test_times_beyond_every_clock_never_become_due(
-    make_processor: Callable[..., Processor], client: Any, keys: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor(dedupe_window_s=1e300)
 

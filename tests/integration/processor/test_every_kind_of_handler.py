@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.processor import Processor, RetryPolicy
 from conquiet.testing import wait_until_async
@@ -36,14 +38,14 @@ def note(times: list[float], _ctx: Any) -> None:
     times.append(time.time())
 
 
-async def settled(place: Any) -> bool:
+async def settled(place: Place) -> bool:
     return bool(await place.pending() == 0 and await place.waiting() == 0)
 
 
 @pytest.mark.spec("CM-006.3", "CM-002.6")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_kind_of_handler_is_retried_by_a_separate_message(
-    make_processor: Callable[..., Processor], place: Any, kind: str
+    make_processor: Callable[..., Processor], place: Place, kind: str
 ) -> None:
     processor = make_processor()
     runs: list[tuple[int, str]] = []
@@ -68,7 +70,7 @@ async def test_every_kind_of_handler_is_retried_by_a_separate_message(
 @pytest.mark.spec("CM-006.4", "CM-002.7")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_kind_of_handler_without_attempts_left_dead_letters_with_the_error(
-    make_processor: Callable[..., Processor], place: Any, kind: str
+    make_processor: Callable[..., Processor], place: Place, kind: str
 ) -> None:
     processor = make_processor()
 
@@ -91,8 +93,8 @@ async def test_every_kind_of_handler_without_attempts_left_dead_letters_with_the
 
 
 @pytest.mark.spec("CM-006.2", "CM-002.5")
-async def test_every_kind_of_handler_is_spared_a_message_whose_time_has_not_come(
-    make_processor: Callable[..., Processor], client: Any, stream: str
+async def test_no_kind_of_handler_gets_a_message_before_its_time(
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, stream: str
 ) -> None:
     """All kinds at once, each with a stream of its own: the wait is long against any stall on the message's way."""
     calls: dict[str, list[float]] = {kind: [] for kind in KINDS}

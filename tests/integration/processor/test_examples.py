@@ -1,4 +1,4 @@
-"""The example of this room does what it says."""
+"""The example of processor does what it describes."""
 
 import os
 import subprocess

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-import redis.asyncio
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.processor import NewMessage, Processor, ProcessorSettings
 from conquiet.queue import housekeeping
@@ -25,7 +25,7 @@ SOAK = int(os.environ.get("CONQUIET_SOAK", "5000000" if TORTURE else "20000"))
 DEPLOYS = 50 if TORTURE else 6
 
 
-def make(client: redis.asyncio.Redis, stream: str, seen: list[int], **options: Any) -> Processor:
+def make(client: RawAsyncRedis, stream: str, seen: list[int], **options: Any) -> Processor:
     processor = Processor(client, [stream], concurrency=50, **options)
 
     @processor.handler("order")
@@ -39,11 +39,11 @@ def orders(numbers: Iterable[int]) -> list[NewMessage]:
     return [NewMessage("order", {"n": n}) for n in numbers]
 
 
-async def names(client: Any, stream: str) -> list[str]:
+async def names(client: RawAsyncRedis, stream: str) -> list[str]:
     return [row["name"].decode() for row in await client.xinfo_consumers(stream, "processor")]
 
 
-async def test_the_stream_is_short_by_default_once_all_is_done(client: Any, stream: str) -> None:
+async def test_the_stream_is_short_by_default_once_all_is_done(client: RawAsyncRedis, stream: str) -> None:
     seen: list[int] = []
     async with make(client, stream, seen) as processor:
         await processor.emit_many(orders(range(1_000)))
@@ -58,7 +58,7 @@ async def test_the_stream_is_short_by_default_once_all_is_done(client: Any, stre
     assert not await client.exists(housekeeping_key(stream))
 
 
-async def test_traffic_trims_although_another_host_holds_the_lease_for_long(client: Any, stream: str) -> None:
+async def test_traffic_trims_although_another_host_holds_the_lease_for_long(client: RawAsyncRedis, stream: str) -> None:
     """Its holder saw a quiet stream, and gets none of the messages that come then."""
     await client.set(housekeeping_key(stream), "another host", px=3_600_000)
     seen: list[int] = []
@@ -71,7 +71,7 @@ async def test_traffic_trims_although_another_host_holds_the_lease_for_long(clie
         await wait_until_async(is_short)
 
 
-async def test_without_retention_nothing_is_removed(client: Any, stream: str) -> None:
+async def test_without_retention_nothing_is_removed(client: RawAsyncRedis, stream: str) -> None:
     seen: list[int] = []
     async with make(client, stream, seen, settings=ProcessorSettings(retention=None)) as processor:
         await processor.emit_many(orders(range(100)))
@@ -80,7 +80,7 @@ async def test_without_retention_nothing_is_removed(client: Any, stream: str) ->
     assert await client.xlen(stream) == 100
 
 
-async def test_a_clean_stop_removes_the_name(client: Any, stream: str) -> None:
+async def test_a_clean_stop_removes_the_name(client: RawAsyncRedis, stream: str) -> None:
     seen: list[int] = []
     async with make(client, stream, seen) as processor:
         await processor.emit("order", {"n": 1})
@@ -91,7 +91,7 @@ async def test_a_clean_stop_removes_the_name(client: Any, stream: str) -> None:
     assert not await client.exists(registry_key(stream, "processor"))
 
 
-async def test_a_stop_with_pending_entries_keeps_the_name(client: Any, stream: str) -> None:
+async def test_a_stop_with_pending_entries_keeps_the_name(client: RawAsyncRedis, stream: str) -> None:
     """Deleting the consumer would drop the entry from the group."""
     begun = asyncio.Event()
     processor = Processor(client, [stream], consumer_id="left")
@@ -114,7 +114,9 @@ async def test_a_stop_with_pending_entries_keeps_the_name(client: Any, stream: s
     assert (await client.xpending(stream, "processor"))["pending"] == 1
 
 
-async def test_names_at_the_end_are_the_live_workers(client: Any, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_at_the_end_are_the_live_workers(
+    client: RawAsyncRedis, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rolling restarts of four workers, every third one killed: its name and its key stay behind."""
     monkeypatch.setattr(housekeeping, "_NAMES_S", 0.1)
     seen: list[int] = []
@@ -144,7 +146,7 @@ async def test_names_at_the_end_are_the_live_workers(client: Any, stream: str, m
 
 
 @pytest.mark.timeout(600 + SOAK // 500)
-async def test_a_stream_under_traffic_stays_short_beside_a_slow_group(client: Any, stream: str) -> None:
+async def test_a_stream_under_traffic_stays_short_beside_a_slow_group(client: RawAsyncRedis, stream: str) -> None:
     """What both groups are done with is never more than one second of traffic, and the slow group gets everything."""
     seen: list[int] = []
     read_slow, last_slow = 0, (0, 0)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import (
@@ -31,7 +33,7 @@ SOON = RuntimeSettings(
     "error", [DatabaseUnavailableError, CommitUnknownError, InfrastructureError, MessageInProgressError]
 )
 async def test_an_infrastructure_fault_costs_no_attempt_and_no_message(
-    make_processor: Callable[..., Processor], place: Any, error: type[Exception]
+    make_processor: Callable[..., Processor], place: Place, error: type[Exception]
 ) -> None:
     """Ten faults in a row, where three attempts are allowed, and no exception is retried by the policy."""
     processor = make_processor(runtime=SOON)
@@ -79,7 +81,7 @@ async def test_an_infrastructure_fault_leaves_its_job_waiting(
 
 @pytest.mark.parametrize("acked", [False, True])
 async def test_a_late_infrastructure_fault_of_a_thread_is_not_a_timeout(
-    make_processor: Callable[..., Processor], place: Any, *, acked: bool
+    make_processor: Callable[..., Processor], place: Place, *, acked: bool
 ) -> None:
     processor = make_processor(runtime=RuntimeSettings(claim_idle_ms=600_000))
     errors: list[BaseException] = []
@@ -145,11 +147,11 @@ async def test_a_refused_connection_has_sent_nothing_and_names_the_address(
     assert address in str(caught.value)
     assert "s3cret" not in str(caught.value)
     assert "emit_now" not in str(caught.value)
-    assert "tick" not in str(caught.value)
+    assert "promote_due" not in str(caught.value)
 
 
 async def test_a_thousand_concurrent_emits_do_not_run_out_of_connections(
-    make_processor: Callable[..., Processor], client: Any, stream: str, redis_url: str
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, stream: str, redis_url: str
 ) -> None:
     processor = make_processor(url=redis_url)
 

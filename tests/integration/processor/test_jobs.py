@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet import SyncEmitter
 from conquiet.processor import (
@@ -21,11 +23,12 @@ from conquiet.processor import (
 )
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.jobs import JobRecorder
+from conquiet.processor.keys import Keys
 from conquiet.testing import wait_until_async
 
 
 async def test_without_a_ttl_nothing_is_kept_about_jobs(
-    make_processor: Callable[..., Processor], client: Any, keys: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor()
     processor.handler("pay")(_nothing)
@@ -68,7 +71,7 @@ async def test_a_job_goes_through_its_states(make_processor: Callable[..., Proce
 
 
 async def test_a_dead_job_is_known_and_a_finished_one_is_forgotten(
-    make_processor: Callable[..., Processor], client: Any, keys: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys
 ) -> None:
     """The server forgets; here its clock is helped along, so that no machine can be too slow to look in time."""
     processor = make_processor(job_ttl_s=90)
@@ -91,8 +94,8 @@ async def test_a_dead_job_is_known_and_a_finished_one_is_forgotten(
         assert (await processor.jobs.count(stream))[JobState.DEAD] == 1
 
 
-async def test_finished_jobs_leave_the_index_some_at_a_time(client: Any, keys: Any) -> None:
-    """After a quiet time all of them are over, and a million at once would hold everybody up."""
+async def test_finished_jobs_leave_the_index_some_at_a_time(client: RawAsyncRedis, keys: Keys) -> None:
+    """After a quiet time all of them have expired, and a million in one call would block the server."""
     await client.zadd(keys.jobs("succeeded"), {f"m{number}": 1 for number in range(1_500)})
     recorder = JobRecorder(client, ttl_s=90)
     left = []
@@ -123,7 +126,7 @@ async def test_jobs_of_a_state_can_be_paged_through(make_processor: Callable[...
 
 
 async def test_a_state_that_cannot_be_written_fails_no_message(
-    make_processor: Callable[..., Processor], client: Any, keys: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys
 ) -> None:
     await client.set(keys.jobs("running"), "in the way")
     processor = make_processor(job_ttl_s=60)
@@ -135,7 +138,7 @@ async def test_a_state_that_cannot_be_written_fails_no_message(
 
 
 async def test_a_job_that_fails_after_its_ack_is_dead_and_forgotten(
-    make_processor: Callable[..., Processor], client: Any, keys: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor(job_ttl_s=90)
 
@@ -151,7 +154,7 @@ async def test_a_job_that_fails_after_its_ack_is_dead_and_forgotten(
         assert (await processor.jobs.count(keys.stream))[JobState.RUNNING] == 0
 
 
-async def test_a_state_that_comes_late_changes_nothing(client: Any, keys: Any) -> None:
+async def test_a_state_that_comes_late_changes_nothing(client: RawAsyncRedis, keys: Keys) -> None:
     """Two hosts write about one job, and the slower one's news is older."""
     recorder, jobs = JobRecorder(client, ttl_s=90), Jobs(client)
     told = [
@@ -176,7 +179,7 @@ async def test_a_state_that_comes_late_changes_nothing(client: Any, keys: Any) -
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_of_a_burst_only_the_job_that_waits_is_known(
-    make_processor: Callable[..., Processor], redis_url: str, keys: Any, kind: str
+    make_processor: Callable[..., Processor], redis_url: str, keys: Keys, kind: str
 ) -> None:
     processor = make_processor(job_ttl_s=90)
     with redis.Redis.from_url(redis_url) as own, SyncEmitter(own, keys.stream, processor._settings) as emitter:
@@ -195,8 +198,10 @@ async def test_of_a_burst_only_the_job_that_waits_is_known(
 
 
 @pytest.mark.parametrize("slower", ["first", "second"])
-async def test_of_two_that_debounce_only_the_waiting_job_is_known(client: Any, keys: Any, slower: str) -> None:
-    """Whichever of them hears late, or never, what became of its message."""
+async def test_of_two_that_debounce_only_the_waiting_job_is_known(
+    client: RawAsyncRedis, keys: Keys, slower: str
+) -> None:
+    """Even if one of them learns late, or never, the outcome of its message."""
     settings = ProcessorSettings(job_ttl_s=90)
     slow = _SlowReplies(client)
     clients: list[Any] = [slow, client] if slower == "first" else [client, slow]
@@ -218,7 +223,7 @@ async def test_of_two_that_debounce_only_the_waiting_job_is_known(client: Any, k
     assert sum((await jobs.count(keys.stream)).values()) == 1
 
 
-async def test_a_replaced_job_is_forgotten_also_by_who_keeps_no_states(client: Any, keys: Any) -> None:
+async def test_a_replaced_job_is_forgotten_also_by_who_keeps_no_states(client: RawAsyncRedis, keys: Keys) -> None:
     settings = ProcessorSettings(job_ttl_s=90)
     await Emitter(client, keys.stream, settings, jobs=JobRecorder(client, ttl_s=90)).emit(
         "pay", delay_s=60, debounce="x"
@@ -231,7 +236,7 @@ async def test_a_replaced_job_is_forgotten_also_by_who_keeps_no_states(client: A
 
 
 async def test_a_debounced_message_waits_also_where_its_state_cannot_be_written(
-    client: Any, keys: Any, caplog: pytest.LogCaptureFixture
+    client: RawAsyncRedis, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
     emitter = Emitter(client, keys.stream, ProcessorSettings(job_ttl_s=90), jobs=JobRecorder(client, ttl_s=90))
     await client.set(keys.jobs("delayed"), "in the way")
@@ -245,9 +250,13 @@ async def test_a_debounced_message_waits_also_where_its_state_cannot_be_written(
 
 @pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.DEAD])
 async def test_an_end_that_could_not_be_written_is_written_later(
-    client: Any, keys: Any, end: JobState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: RawAsyncRedis,
+    keys: Keys,
+    end: JobState,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One lost connection, and the job would run for ever."""
+    """Otherwise one lost connection would leave the job running in the records."""
     monkeypatch.setattr("conquiet.processor.jobs._PAUSE_S", 0.0)
     gone: Any = _Gone(client)
     recorder, jobs = JobRecorder(gone, ttl_s=90), Jobs(client)
@@ -256,7 +265,7 @@ async def test_an_end_that_could_not_be_written_is_written_later(
 
     await recorder.record(keys, Envelope("pay", "m"), end)
     recorder.retry_failed()
-    await recorder.record(keys, Envelope("pay", "n"), JobState.RUNNING)  # lost, and not told after its end
+    await recorder.record(keys, Envelope("pay", "n"), JobState.RUNNING)  # lost, and not reported after its end
     await recorder.record(keys, Envelope("pay", "n"), end)
     recorder.retry_failed()
     await recorder.record(keys, Envelope("pay", "o"), end)
@@ -269,7 +278,7 @@ async def test_an_end_that_could_not_be_written_is_written_later(
 
 
 async def test_an_end_that_cannot_be_written_is_given_up_at_the_end(
-    client: Any, keys: Any, caplog: pytest.LogCaptureFixture
+    client: RawAsyncRedis, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone: Any = _Gone(client, times=5)
     recorder = JobRecorder(gone, ttl_s=90)
@@ -284,7 +293,7 @@ async def test_an_end_that_cannot_be_written_is_given_up_at_the_end(
 
 
 async def test_a_processor_tries_to_write_ends_again(
-    make_processor: Callable[..., Processor], client: Any, keys: Any, monkeypatch: pytest.MonkeyPatch
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("conquiet.processor.jobs._PAUSE_S", 0.0)
     processor = make_processor(job_ttl_s=90, refresh_s=0.05)
@@ -303,7 +312,7 @@ async def test_a_processor_tries_to_write_ends_again(
 class _Gone:
     """A client whose connection is lost so many times."""
 
-    def __init__(self, client: Any, times: int = 0) -> None:
+    def __init__(self, client: RawAsyncRedis, times: int = 0) -> None:
         self._client = client
         self.times = times
 
@@ -317,7 +326,7 @@ class _Gone:
 class _SlowReplies:
     """A client whose replies are held back."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: RawAsyncRedis) -> None:
         self._client = client
         self.answered = asyncio.Event()
         self.go = asyncio.Event()
@@ -339,7 +348,7 @@ async def _state(jobs: Any, stream: str, job_id: str, state: JobState) -> bool:
 
 
 async def test_finished_jobs_leave_the_index_of_a_quiet_stream(
-    make_processor: Callable[..., Processor], client: Any, keys: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys
 ) -> None:
     """Writing a state removes them, but here none is written any more."""
     processor = make_processor(job_ttl_s=90)
@@ -350,5 +359,5 @@ async def test_finished_jobs_leave_the_index_of_a_quiet_stream(
         await wait_until_async(lambda: _is_empty(client, keys.jobs("succeeded")))
 
 
-async def _is_empty(client: Any, key: str) -> bool:
+async def _is_empty(client: RawAsyncRedis, key: str) -> bool:
     return int(await client.zcard(key)) == 0

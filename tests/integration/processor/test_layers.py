@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.processor import JobContext, Processor
+from conquiet.processor.keys import Keys
 from conquiet.redis_transport.liveness import registry_key
 from conquiet.runtime import Consumer
 from conquiet.runtime.engine import Engine
@@ -16,7 +19,7 @@ from conquiet.testing import wait_until_async
 
 
 @pytest.mark.spec("CM-002.1", "CM-002.2", "CM-002.3", "CM-002.4", "CM-002.5", "CM-002.6", "CM-002.7")
-async def test_the_engine_alone_knows_no_policy(client: Any, stream: str, keys: Any, place: Any) -> None:
+async def test_the_engine_alone_knows_no_policy(client: RawAsyncRedis, stream: str, keys: Keys, place: Place) -> None:
     """A delayed, a failing and a paused message: each is simply run once, and nothing is kept beside the stream."""
     later_ms = int(time.time() * 1000) + 600_000
     runs: list[str] = []
@@ -44,7 +47,9 @@ async def test_the_engine_alone_knows_no_policy(client: Any, stream: str, keys: 
 
 
 @pytest.mark.spec("CM-006.1")
-async def test_a_policy_layer_needs_only_the_message_and_ack(client: Any, stream: str, keys: Any, place: Any) -> None:
+async def test_a_policy_layer_needs_only_the_message_and_ack(
+    client: RawAsyncRedis, stream: str, keys: Keys, place: Place
+) -> None:
     """The seed's own sketch of a processor, over the engine as it is: handler(message, ctx) and ctx.ack()."""
     done: list[str] = []
 
@@ -74,7 +79,7 @@ async def test_a_policy_layer_needs_only_the_message_and_ack(client: Any, stream
 
 @pytest.mark.spec("CM-006.1")
 async def test_the_processor_runs_on_the_engine_of_the_consumer(
-    make_processor: Callable[..., Processor], client: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis
 ) -> None:
     processor = make_processor()
     seen: list[Any] = []

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.integration.processor.conftest import Place
 
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.metrics.registry import PROCESSOR_OUTCOMES_TOTAL, PROCESSOR_TIMEOUTS_TOTAL
@@ -28,7 +29,7 @@ SOON = RetryPolicy.fixed(0.01, max_attempts=2)
 
 
 async def test_an_async_handler_that_takes_too_long_is_cancelled_and_tried_again(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
     cancelled: list[int] = []
@@ -54,7 +55,7 @@ async def test_an_async_handler_that_takes_too_long_is_cancelled_and_tried_again
 @pytest.mark.parametrize("timeout_s", [None, 60])
 @pytest.mark.parametrize("who", ["handler", "middleware"])
 async def test_an_await_that_was_forgotten_is_no_success(
-    make_processor: Callable[..., Processor], place: Any, who: str, timeout_s: float | None
+    make_processor: Callable[..., Processor], place: Place, who: str, timeout_s: float | None
 ) -> None:
     processor = make_processor()
 
@@ -79,7 +80,7 @@ async def test_an_await_that_was_forgotten_is_no_success(
 
 
 async def test_a_handlers_own_timeout_is_not_taken_for_ours(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
 
@@ -97,7 +98,7 @@ async def test_a_handlers_own_timeout_is_not_taken_for_ours(
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
-    make_processor: Callable[..., Processor], place: Any, stream: str, *, fails: bool
+    make_processor: Callable[..., Processor], place: Place, stream: str, *, fails: bool
 ) -> None:
     """It cannot be killed, so its message is not tried again beside it. Late success is success."""
     processor = make_processor()
@@ -131,8 +132,8 @@ async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it goes on"])
-async def test_what_waits_for_its_handler_when_we_stop_is_not_begun_but_given_back(
-    make_processor: Callable[..., Processor], place: Any, *, ends: bool
+async def test_a_message_that_waits_at_a_stop_is_released(
+    make_processor: Callable[..., Processor], place: Place, *, ends: bool
 ) -> None:
     """It would begin while the engine is trying to end, and be broken off halfway."""
     processor = make_processor(job_ttl_s=60, refresh_s=0.05)
@@ -152,7 +153,7 @@ async def test_what_waits_for_its_handler_when_we_stop_is_not_begun_but_given_ba
         processor.stop()
         if ends:
             go.set()
-        else:  # told by the next look at the stream
+        else:  # notified by the next refresh
             await wait_until_async(lambda: _is(place.pending, 1))
             go.set()
 
@@ -164,7 +165,7 @@ async def test_what_waits_for_its_handler_when_we_stop_is_not_begun_but_given_ba
 
 
 async def test_what_a_late_thread_decides_itself_holds(
-    make_processor: Callable[..., Processor], place: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, stream: str
 ) -> None:
     """It says that this message can never succeed; another attempt would do once more what cannot end well."""
     processor = make_processor()
@@ -190,7 +191,7 @@ async def test_what_a_late_thread_decides_itself_holds(
 
 
 async def test_a_plain_function_runs_in_a_thread_and_may_ack_and_emit(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
     names: list[str] = []
@@ -214,7 +215,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_ack_and_emit(
     assert names[1] == "m"
 
 
-async def test_a_failure_after_an_early_ack_is_final(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_a_failure_after_an_early_ack_is_final(make_processor: Callable[..., Processor], place: Place) -> None:
     processor = make_processor()
     runs: list[int] = []
 
@@ -235,7 +236,7 @@ async def test_a_failure_after_an_early_ack_is_final(make_processor: Callable[..
 
 
 async def test_no_more_runs_of_a_handler_at_once_than_it_allows(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor(concurrency=8)
     now = {"narrow": 0, "wide": 0}
@@ -260,7 +261,7 @@ async def test_no_more_runs_of_a_handler_at_once_than_it_allows(
 
 
 async def test_starts_of_an_event_keep_their_distance_over_all_hosts(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     starts: list[float] = []
     hosts = [make_processor() for _ in range(2)]
@@ -280,7 +281,7 @@ async def test_starts_of_an_event_keep_their_distance_over_all_hosts(
     assert await place.pending() == await place.waiting() == 0
 
 
-async def test_a_burst_may_start_at_once(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_a_burst_may_start_at_once(make_processor: Callable[..., Processor], place: Place) -> None:
     processor = make_processor()
     starts: list[int] = []
 
@@ -295,7 +296,7 @@ async def test_a_burst_may_start_at_once(make_processor: Callable[..., Processor
 
 
 async def test_middlewares_run_around_the_handler_outermost_first(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
     trace: list[str] = []
@@ -349,7 +350,7 @@ async def test_context_variables_of_one_message_are_not_seen_by_the_next(
     assert seen == ["none", "none"]
 
 
-async def test_a_retry_is_for_the_group_that_failed(make_processor: Callable[..., Processor], place: Any) -> None:
+async def test_a_retry_is_for_the_group_that_failed(make_processor: Callable[..., Processor], place: Place) -> None:
     """Two groups get every message. When one of them fails, the other must not handle the retry as well."""
     runs: dict[str, list[int]] = {"billing": [], "audit": []}
     hosts = {group: make_processor(group=group) for group in runs}
@@ -440,7 +441,7 @@ async def _done(processor: Any) -> int:
     return sum(counts.succeeded for counts in processor.health().streams.values())
 
 
-async def _entries_read(place: Any, group: str) -> int:
+async def _entries_read(place: Place, group: str) -> int:
     groups: Any = await place.client.xinfo_groups(place.keys.stream)
     (found,) = [one for one in groups if one["name"] == group.encode()]
     return int(found["entries-read"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError
 from conquiet.processor import DeadFilter, KeyLine, KeyOrder, NewMessage, Processor, Reject, RetryPolicy, SyncEmitter
@@ -34,7 +35,7 @@ async def running(*processors: Processor) -> AsyncIterator[None]:
         await asyncio.gather(*tasks)
 
 
-async def is_clean(client: redis.asyncio.Redis, keys: Keys) -> bool:
+async def is_clean(client: RawAsyncRedis, keys: Keys) -> bool:
     """True if no key has a holder and none has messages waiting."""
     holders = {field for field in await client.hkeys(keys.order) if field not in {b"", b"\x01", b"\x02"}}
     lists = [name async for name in client.scan_iter(match=f"{keys.order}:*".replace("{", "[{]"), count=1000)]
@@ -74,7 +75,7 @@ def messages(key: str, count: int, **options: Any) -> list[NewMessage]:
 
 
 async def test_messages_of_a_key_run_in_order_and_one_at_a_time(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, place: Place
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     seen = Seen()
     hosts = [make_processor(concurrency=8, consumer_id=f"host-{number}") for number in range(3)]
@@ -99,7 +100,7 @@ async def test_messages_of_a_key_run_in_order_and_one_at_a_time(
 
 @pytest.mark.parametrize("key", ['say "hi"', "back\\slash\\", "ключ-7", "a:b{c}", "*"])
 async def test_any_text_can_be_a_key(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, key: str
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, key: str
 ) -> None:
     seen = Seen()
     host = make_processor()
@@ -119,7 +120,7 @@ async def test_any_text_can_be_a_key(
 
 
 async def test_a_failing_message_keeps_its_key_until_its_last_attempt(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, place: Place
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     seen = Seen()
     host = make_processor()
@@ -140,7 +141,7 @@ async def test_a_failing_message_keeps_its_key_until_its_last_attempt(
 
 
 async def test_a_message_that_steps_aside_lets_its_key_go_on(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor()
@@ -183,7 +184,7 @@ async def test_a_tenant_with_a_long_line_delays_another_by_one_job(
 
 
 async def test_a_dead_holders_message_is_claimed_and_its_key_goes_on(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor(runtime=RuntimeSettings(claim_idle_ms=200))
@@ -204,7 +205,7 @@ async def test_a_dead_holders_message_is_claimed_and_its_key_goes_on(
 
 
 async def test_a_holder_that_lost_its_lease_does_not_release_its_key(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, place: Place
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     """Its message runs elsewhere: the next one may start only when that run has ended."""
     host = make_processor(concurrency=1, consumer_id="slow")
@@ -230,7 +231,7 @@ async def test_a_holder_that_lost_its_lease_does_not_release_its_key(
 
 
 async def test_an_old_message_that_comes_again_ends_no_other_turn(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, place: Place
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     """A group that was set back, by hand or by a fail-over, is given what it has done once more."""
     host = make_processor(concurrency=2)
@@ -258,7 +259,7 @@ async def test_an_old_message_that_comes_again_ends_no_other_turn(
 
 
 async def test_a_late_settlement_does_not_end_the_turn_of_the_next(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, place: Place
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     """Its entry was deleted, and an operator has let its key go on: its ticket is not the holder's any more."""
     host = make_processor(concurrency=1)
@@ -310,7 +311,7 @@ async def test_an_early_acknowledgement_lets_the_next_one_start(make_processor: 
 
 
 async def test_delayed_messages_join_their_key_when_they_are_due(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor()
@@ -337,7 +338,7 @@ async def test_delayed_messages_join_their_key_when_they_are_due(
 
 
 async def test_a_replayed_dead_letter_joins_the_end_of_its_key(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, place: Place
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     seen = Seen()
     host = make_processor()
@@ -365,7 +366,7 @@ async def test_a_replayed_dead_letter_joins_the_end_of_its_key(
 
 
 async def test_a_paused_event_holds_its_key_and_goes_on_after(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor(refresh_s=0.1)
@@ -405,7 +406,7 @@ async def test_an_id_given_twice_waits_once_in_its_key(
 
 
 async def test_a_keyed_entry_of_another_program_joins_its_line(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor()
@@ -425,9 +426,7 @@ async def test_a_keyed_entry_of_another_program_joins_its_line(
     assert await is_clean(client, keys)
 
 
-async def test_a_key_costs_at_most_one_more_round_trip(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis
-) -> None:
+async def test_a_key_costs_at_most_one_more_round_trip(make_processor: MakeProcessor, client: RawAsyncRedis) -> None:
     """Requests that the server has read, for as many messages with keys of their own as without."""
 
     async def requests(*, keyed: bool) -> int:
@@ -452,7 +451,7 @@ async def test_a_key_costs_at_most_one_more_round_trip(
 
 
 async def test_a_key_whose_entry_was_deleted_is_found_and_released(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor()
@@ -484,7 +483,7 @@ async def test_a_key_whose_entry_was_deleted_is_found_and_released(
 
 
 async def test_a_second_group_gets_every_message_and_leaves_the_order_alone(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys, caplog: pytest.LogCaptureFixture
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen, other = Seen(), Seen()
     first = make_processor(refresh_s=0.1)
@@ -510,7 +509,7 @@ async def test_a_second_group_gets_every_message_and_leaves_the_order_alone(
 
 
 async def test_a_batch_has_one_message_of_a_key_at_most(
-    make_processor: MakeProcessor, client: redis.asyncio.Redis, keys: Keys
+    make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     host = make_processor()
     batches: list[list[tuple[str, int]]] = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError, JobCancelledError, JobFailedError, JobTimeoutError
 from conquiet.processor import (
@@ -31,13 +32,14 @@ def stream(key_prefix: str) -> str:
 
 
 @pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Any]:
-    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
-        yield own
+async def client(redis_url: str) -> AsyncIterator[RawAsyncRedis]:
+    own = RawAsyncRedis.from_url(redis_url, protocol=2)
+    yield own
+    await own.aclose()
 
 
 @pytest.fixture
-def processor(client: Any, stream: str) -> PartitionedProcessor:
+def processor(client: RawAsyncRedis, stream: str) -> PartitionedProcessor:
     settings = ProcessorSettings(refresh_s=0.1)
     processor = PartitionedProcessor(client, stream, partitions=PARTITIONS, concurrency=8, settings=settings)
 
@@ -55,7 +57,9 @@ def processor(client: Any, stream: str) -> PartitionedProcessor:
     return processor
 
 
-async def test_results_come_from_every_partition(processor: PartitionedProcessor, client: Any, stream: str) -> None:
+async def test_results_come_from_every_partition(
+    processor: PartitionedProcessor, client: RawAsyncRedis, stream: str
+) -> None:
     async with processor:
         found = [await processor.emit_and_wait("add", {"a": n}, timeout_s=60) for n in range(PARTITIONS)]
         keyed = await processor.emit_and_wait("add", {"a": 1, "fails": 2}, key="k", id="m", timeout_s=60)
@@ -97,7 +101,7 @@ async def test_threads_wait_for_results_of_partitions(
     assert again == first
 
 
-async def test_a_result_is_found_though_a_growth_moved_the_job(client: Any, stream: str) -> None:
+async def test_a_result_is_found_though_a_growth_moved_the_job(client: RawAsyncRedis, stream: str) -> None:
     """The retry of a message that steps aside follows its key to the new partition."""
     key = next(f"k{n}" for n in range(1_000) if partition_of(f"k{n}", 2) != partition_of(f"k{n}", 8))
     streams: list[str] = []
@@ -122,7 +126,7 @@ async def test_a_result_is_found_though_a_growth_moved_the_job(client: Any, stre
     assert streams[-1] == partition_name(stream, partition_of(key, 8)) != streams[0]
 
 
-async def test_a_cancelled_job_of_a_partition_ends_the_wait(client: Any, stream: str) -> None:
+async def test_a_cancelled_job_of_a_partition_ends_the_wait(client: RawAsyncRedis, stream: str) -> None:
     emitter = PartitionedEmitter(client, stream)
     await PartitionedStream(client, stream).grow(PARTITIONS)
     job = await emitter.emit_job(NewMessage("add", key="k", id="m", keep_result_s=60))

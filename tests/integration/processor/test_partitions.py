@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError
 from conquiet.processor import (
@@ -62,18 +63,19 @@ def stream(key_prefix: str) -> str:
 
 
 @pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Any]:
-    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
-        yield own
+async def client(redis_url: str) -> AsyncIterator[RawAsyncRedis]:
+    own = RawAsyncRedis.from_url(redis_url, protocol=2)
+    yield own
+    await own.aclose()
 
 
 @pytest.fixture
-def view(client: Any, stream: str) -> PartitionedStream:
+def view(client: RawAsyncRedis, stream: str) -> PartitionedStream:
     return PartitionedStream(client, stream)
 
 
 @pytest.fixture
-def make(client: Any, stream: str) -> Make:
+def make(client: RawAsyncRedis, stream: str) -> Make:
     def make(seen: Seen, **options: Any) -> PartitionedProcessor:
         settings = ProcessorSettings(refresh_s=0.1, dedupe_window_s=60)
         processor = PartitionedProcessor(client, stream, settings=settings, **{"concurrency": 8} | options)
@@ -87,7 +89,7 @@ def numbered(key: str | None, first: int, last: int, **options: Any) -> list[New
     return [NewMessage("pay", {"n": n}, key=key, **options) for n in range(first, last + 1)]
 
 
-async def test_messages_are_spread_and_keys_keep_their_order(make: Make, client: Any, stream: str) -> None:
+async def test_messages_are_spread_and_keys_keep_their_order(make: Make, client: RawAsyncRedis, stream: str) -> None:
     seen = Seen()
     hosts = [make(seen, partitions=8, consumer_id=f"host-{number}") for number in range(2)]
     async with hosts[0], hosts[1]:
@@ -102,7 +104,7 @@ async def test_messages_are_spread_and_keys_keep_their_order(make: Make, client:
     assert seen.overlaps == 0
 
 
-async def test_script_and_python_agree_on_the_partition_of_a_key(client: Any, stream: str) -> None:
+async def test_script_and_python_agree_on_the_partition_of_a_key(client: RawAsyncRedis, stream: str) -> None:
     emitter = PartitionedEmitter(client, stream)
     await PartitionedStream(client, stream).grow(7)
     for key in ("a", 'say "hi"', "ключ", "x" * 200):
@@ -147,7 +149,7 @@ def moving_key(before: int, after: int) -> str:
 
 
 async def test_a_busy_key_stays_until_its_line_is_empty(
-    make: Make, view: PartitionedStream, client: Any, stream: str
+    make: Make, view: PartitionedStream, client: RawAsyncRedis, stream: str
 ) -> None:
     seen = Seen()
     seen.hold.clear()
@@ -178,7 +180,7 @@ async def test_a_busy_key_stays_until_its_line_is_empty(
 
 
 async def test_what_a_growth_finds_waiting_follows_its_key(
-    make: Make, view: PartitionedStream, client: Any, stream: str
+    make: Make, view: PartitionedStream, client: RawAsyncRedis, stream: str
 ) -> None:
     """A delayed message, a dead letter, and an emitter that knows only the stream's name."""
     seen = Seen()
@@ -242,7 +244,7 @@ async def test_operators_see_one_stream(make: Make, view: PartitionedStream) -> 
 
 
 async def test_a_growth_that_was_cut_off_is_ended_by_the_next_caller(
-    view: PartitionedStream, client: Any, stream: str
+    view: PartitionedStream, client: RawAsyncRedis, stream: str
 ) -> None:
     await client.hset(f"{keys_of(stream).base}:partitions", "next", 4)  # announced, then killed
 
@@ -268,7 +270,7 @@ async def test_a_subscription_ends_in_all_partitions(make: Make) -> None:
     assert len(started) == 6
 
 
-async def test_wrong_partitions_are_refused(client: Any) -> None:
+async def test_wrong_partitions_are_refused(client: RawAsyncRedis) -> None:
     with pytest.raises(ConfigurationError, match="braces"):
         PartitionedProcessor(client, "shop:{7}:orders")
     with pytest.raises(ConfigurationError, match="at most 1024"):

@@ -1,13 +1,16 @@
-"""Pauses: kept by the server, heard by all hosts, and nothing is lost in them."""
+"""Pauses: stored on the server, followed by all hosts, and without loss of messages."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.integration.processor.conftest import MakeProcessor, Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.processor import JobContext, NewMessage, Processor
 from conquiet.processor.delayed import promote_due
+from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import clone_async
@@ -16,16 +19,20 @@ from conquiet.testing import wait_until_async
 
 
 @pytest.fixture
-def make_noting(make_processor: Callable[..., Processor]) -> Any:
-    """Processors that note what they handled, all in one list."""
-    seen: list[str] = []
+def seen() -> list[str]:
+    """Return the ids that the processors of ``make_noting`` handled."""
+    return []
 
-    def make(**options: Any) -> Any:
+
+@pytest.fixture
+def make_noting(make_processor: MakeProcessor, seen: list[str]) -> MakeProcessor:
+    """Return a factory of processors that record in ``seen`` what they handled."""
+
+    def make(**options: Any) -> Processor:
         async def note(ctx: JobContext) -> None:
             seen.append(ctx.id)
 
-        processor: Any = make_processor(**options)
-        processor.seen = seen
+        processor = make_processor(**options)
         for event in ("pay", "mail"):
             processor.handler(event)(note)
         return processor
@@ -34,8 +41,8 @@ def make_noting(make_processor: Callable[..., Processor]) -> Any:
 
 
 @pytest.mark.spec("CM-002.4")
-async def test_a_paused_stream_is_left_alone_by_every_host_until_it_is_resumed(
-    make_noting: Any, place: Any, client: Any, stream: str
+async def test_no_host_reads_a_paused_stream_until_it_is_resumed(
+    make_noting: MakeProcessor, seen: list[str], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     """The refresh is far away: it is the wake-up that reaches the hosts."""
     hosts = [make_noting(refresh_s=600.0, group="processor") for _ in range(2)]
@@ -47,16 +54,16 @@ async def test_a_paused_stream_is_left_alone_by_every_host_until_it_is_resumed(
         await wait_until_async(lambda: not any(_reads(host, stream) for host in hosts))
         await operator.emit_many([NewMessage("pay", id=f"m{number}") for number in range(20)])
         await asyncio.sleep(0.3)
-        assert hosts[0].seen == []
+        assert seen == []
         assert (await operator.paused()).keys() == {"*"}
 
         assert await operator.resume()
-        await wait_until_async(lambda: len(hosts[0].seen) == 20)
+        await wait_until_async(lambda: len(seen) == 20)
 
-    assert sorted(hosts[0].seen) == sorted(f"m{number}" for number in range(20))
+    assert sorted(seen) == sorted(f"m{number}" for number in range(20))
 
 
-async def test_a_pause_outlives_the_hosts(make_noting: Any) -> None:
+async def test_a_pause_outlives_the_hosts(make_noting: MakeProcessor, seen: list[str]) -> None:
     operator = make_noting()
     await operator.pause()
     await operator.emit("pay", id="m")
@@ -64,13 +71,13 @@ async def test_a_pause_outlives_the_hosts(make_noting: Any) -> None:
     host = make_noting()
     async with host:
         await asyncio.sleep(0.3)
-        assert host.seen == []
+        assert seen == []
         await operator.resume()
-        await wait_until_async(lambda: host.seen == ["m"])
+        await wait_until_async(lambda: seen == ["m"])
 
 
 async def test_other_streams_go_on_and_what_runs_is_acknowledged(
-    make_processor: Callable[..., Processor], stream: str, place: Any
+    make_processor: Callable[..., Processor], stream: str, place: Place
 ) -> None:
     other = f"{stream}-other"
     processor = make_processor(streams=[stream, other])
@@ -103,7 +110,9 @@ async def test_other_streams_go_on_and_what_runs_is_acknowledged(
         await wait_until_async(lambda: seen == ["goes on", "paused"])
 
 
-async def test_stale_work_of_a_paused_stream_is_not_taken_over(make_noting: Any, client: Any, stream: str) -> None:
+async def test_stale_work_of_a_paused_stream_is_not_taken_over(
+    make_noting: MakeProcessor, seen: list[str], client: RawAsyncRedis, stream: str
+) -> None:
     """It is stale by far and the claim time long, so that a machine that stalls changes nothing."""
     other = f"{stream}-other"
     operator = make_noting()
@@ -117,18 +126,18 @@ async def test_stale_work_of_a_paused_stream_is_not_taken_over(make_noting: Any,
     # The engine looks at each stream at least every 0.75 s.
     host = make_noting(streams=[stream, other], runtime=RuntimeSettings(claim_idle_ms=2_000))
     async with host:
-        await wait_until_async(lambda: host.seen == ["goes on"])
+        await wait_until_async(lambda: seen == ["goes on"])
         await asyncio.sleep(0.8)
         (left,) = await client.xpending_range(stream, "processor", "-", "+", 10)
         assert (left["consumer"], left["times_delivered"]) == (b"dead-host", 1)
         await operator.resume()
-        await wait_until_async(lambda: len(host.seen) > 1)
+        await wait_until_async(lambda: len(seen) > 1)
 
-    assert host.seen == ["goes on", "paused"]
+    assert seen == ["goes on", "paused"]
 
 
 async def test_a_paused_event_waits_while_the_others_of_its_stream_go_on(
-    make_noting: Any, place: Any, client: Any, keys: Any
+    make_noting: MakeProcessor, seen: list[str], place: Place, client: RawAsyncRedis, keys: Keys
 ) -> None:
     host, operator = make_noting(refresh_s=60.0), make_noting()
 
@@ -136,29 +145,31 @@ async def test_a_paused_event_waits_while_the_others_of_its_stream_go_on(
         await operator.pause(event="mail")
         await wait_until_async(lambda: host._pauses.is_event_paused(keys.stream, "mail"))
         await operator.emit_many([NewMessage("mail", {"n": 1}, id="mail"), NewMessage("pay", id="pay")])
-        await wait_until_async(lambda: host.seen == ["pay"])
+        await wait_until_async(lambda: seen == ["pay"])
         await wait_until_async(lambda: _is(place.pending, 0))
         assert await client.llen(keys.parked_event("mail")) == 1
 
         await operator.resume(event="mail")
-        await wait_until_async(lambda: host.seen == ["pay", "mail"])
+        await wait_until_async(lambda: seen == ["pay", "mail"])
 
     assert await client.exists(keys.parked, keys.parked_event("mail"), keys.paused) == 0
 
 
-async def test_a_message_is_not_parked_once_its_pause_is_over(make_noting: Any, client: Any, keys: Any) -> None:
-    """A host that has not heard of the end yet would park it where nobody looks any more."""
+async def test_a_message_is_not_parked_once_its_pause_is_over(
+    make_noting: MakeProcessor, seen: list[str], client: RawAsyncRedis, keys: Keys
+) -> None:
+    """A host that does not know of the end yet would park it where no host reads any more."""
     host = make_noting(refresh_s=60.0)
 
     async with host:
         host._pauses._known[keys.stream] = frozenset({"mail"})
         await host.emit("mail", id="m")
-        await wait_until_async(lambda: host.seen == ["m"])
+        await wait_until_async(lambda: seen == ["m"])
 
     assert await client.exists(keys.parked_event("mail")) == 0
 
 
-async def test_an_entry_that_is_in_other_hands_is_not_parked(client: Any, keys: Any, place: Any) -> None:
+async def test_an_entry_that_is_in_other_hands_is_not_parked(client: RawAsyncRedis, keys: Keys, place: Place) -> None:
     """Else it would come back beside the one that the other host works on."""
     own = clone_async(client)
     await Pauses(own).pause(keys.stream, "mail")
@@ -178,10 +189,8 @@ async def test_an_entry_that_is_in_other_hands_is_not_parked(client: Any, keys: 
     await own.aclose()
 
 
-async def test_what_is_still_parked_is_not_forgotten_and_stays_while_the_event_is_paused(
-    client: Any, keys: Any
-) -> None:
-    """A host brings back so many at a time, and may die in between."""
+async def test_parked_messages_stay_parked_while_their_event_is_paused(client: RawAsyncRedis, keys: Keys) -> None:
+    """A host returns a limited number at a time, and may die in between: the rest is still known as parked."""
     own = clone_async(client)
     await client.sadd(keys.parked, "mail")
     await client.rpush(keys.parked_event("mail"), *"abc")
@@ -202,8 +211,8 @@ async def test_what_is_still_parked_is_not_forgotten_and_stays_while_the_event_i
     await own.aclose()
 
 
-async def test_parked_messages_come_back_even_if_the_host_that_parked_them_is_gone(
-    make_noting: Any, client: Any, keys: Any
+async def test_parked_messages_come_back_without_the_host_that_parked_them(
+    make_noting: MakeProcessor, seen: list[str], client: RawAsyncRedis, keys: Keys
 ) -> None:
     first = make_noting()
     await first.pause(event="mail")
@@ -217,11 +226,11 @@ async def test_parked_messages_come_back_even_if_the_host_that_parked_them_is_go
 
     second = make_noting()
     async with second:
-        await wait_until_async(lambda: len(set(second.seen)) == 450)
-    assert len(second.seen) == 450
+        await wait_until_async(lambda: len(set(seen)) == 450)
+    assert len(seen) == 450
 
 
-async def test_a_pause_can_be_set_without_a_processor(client: Any, keys: Any) -> None:
+async def test_a_pause_can_be_set_without_a_processor(client: RawAsyncRedis, keys: Keys) -> None:
     own = clone_async(client)
     pauses = Pauses(own)
 
@@ -236,7 +245,7 @@ async def test_a_pause_can_be_set_without_a_processor(client: Any, keys: Any) ->
 
 
 async def test_a_pause_set_by_hand_counts_and_an_invalid_name_is_ignored(
-    make_noting: Any, client: Any, keys: Any
+    make_noting: MakeProcessor, seen: list[str], client: RawAsyncRedis, keys: Keys
 ) -> None:
     await client.hset(keys.paused, mapping={"*": "yes", b"\xff": "1"})
     await client.sadd(keys.parked, b"\xfe")
@@ -247,11 +256,11 @@ async def test_a_pause_set_by_hand_counts_and_an_invalid_name_is_ignored(
         assert await processor.paused() == {"*": 0, "\\xff": 1}
         await processor.emit("pay")
         await processor.resume()
-        await wait_until_async(lambda: processor.seen)
+        await wait_until_async(lambda: seen)
 
 
 def _reads(host: Any, stream: str) -> bool:
-    """True until the engine has heard of the pause and the read that was waiting when it came is over."""
+    """Return whether the engine reads the stream: until it knows of the pause and its waiting read has ended."""
     return any(stream in shard.fetcher._streams for shard in host._engine._shards)
 
 

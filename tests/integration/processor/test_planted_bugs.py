@@ -5,12 +5,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
+
 from conquiet.processor import JobContext, NewMessage, Processor, RateLimit
+from conquiet.processor.keys import Keys
 from conquiet.testing import wait_until_async
 
 
 async def test_a_debounced_message_that_is_first_to_be_due_wakes_the_movers(
-    make_processor: Callable[..., Processor], client: Any, keys: Any
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor()
 
@@ -47,7 +51,7 @@ async def test_a_booked_turn_wakes_a_mover_that_sleeps_longer(
 
 
 async def test_more_failures_at_once_than_a_chunk_holds_are_all_settled(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor(chunk_size=2)
     together = asyncio.Barrier(7)

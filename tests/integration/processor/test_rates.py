@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
+
 from conquiet.processor import JobContext, Processor, RateLimit
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import clone_async
@@ -14,7 +17,7 @@ HOUR_US = 3_600 * 1_000_000
 
 
 async def test_rate_reservations_that_were_missed_are_made_again(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     """What a pause or a downtime leaves behind: messages whose turns are all over, and one whose turn is now."""
     processor = make_processor()
@@ -39,7 +42,7 @@ async def test_rate_reservations_that_were_missed_are_made_again(
 
 
 async def test_rate_reservations_of_parked_messages_are_made_again(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     """Their turns came while the event was paused. All of them would start the moment it is over."""
     processor = make_processor()
@@ -57,7 +60,7 @@ async def test_rate_reservations_of_parked_messages_are_made_again(
     assert len(seen) == 1
 
 
-async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: Any, place: Any) -> None:
+async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: RawAsyncRedis, place: Place) -> None:
     """Else it would wait here and be worked on there. Who books wakes the movers: nothing waits before it."""
     keys = place.keys
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
@@ -78,7 +81,7 @@ async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: Any,
     await own.aclose()
 
 
-async def test_a_quiet_time_gives_no_more_than_the_burst(client: Any, place: Any) -> None:
+async def test_a_quiet_time_gives_no_more_than_the_burst(client: RawAsyncRedis, place: Place) -> None:
     """Of two at once and one an hour: after an hour and a half without any, the third waits a whole hour."""
     keys = place.keys
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
@@ -101,7 +104,7 @@ async def test_a_quiet_time_gives_no_more_than_the_burst(client: Any, place: Any
 
 
 async def test_a_clock_that_was_set_back_takes_the_turns_with_it(
-    make_processor: Callable[..., Processor], place: Any, client: Any
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis
 ) -> None:
     processor = make_processor()
     seen = _rated(processor)

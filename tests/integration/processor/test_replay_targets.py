@@ -6,14 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import QueueError
 from conquiet.processor import DeadFilter, DeadLetters, JobContext, NewMessage, Processor, ReplayReport
+from conquiet.processor.keys import Keys
 from conquiet.testing import wait_until_async
 
 
-async def test_a_dead_letter_whose_group_is_gone_stays_until_it_is_given_another(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+async def test_a_dead_letter_of_a_lost_group_stays_until_another_is_named(
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     letters = await _dead(make_processor, place, 4)
     await client.xgroup_create(stream, "new", id="$")
@@ -40,7 +43,7 @@ async def test_a_dead_letter_whose_group_is_gone_stays_until_it_is_given_another
 
 
 async def test_a_dead_letter_whose_stream_is_gone_stays(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     letters = await _dead(make_processor, place, 1)
     await client.delete(stream)
@@ -54,7 +57,7 @@ async def test_a_dead_letter_whose_stream_is_gone_stays(
 
 
 async def test_a_limit_is_filled_with_those_that_can_be_replayed(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     letters = await _dead(make_processor, place, 2)
     await client.xgroup_destroy(stream, "processor")
@@ -64,7 +67,7 @@ async def test_a_limit_is_filled_with_those_that_can_be_replayed(
 
 
 async def test_dead_letters_with_ids_ahead_of_the_clock_are_listed(
-    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, keys: Keys
 ) -> None:
     """After a failover, or when the server's clock was set back, new ids go on from the largest there was."""
     ahead = int(time.time() * 1000) + 3_600_000
@@ -77,7 +80,7 @@ async def test_dead_letters_with_ids_ahead_of_the_clock_are_listed(
 
 
 async def _dead(
-    make_processor: Callable[..., Processor], place: Any, count: int, *, group: str = "processor"
+    make_processor: Callable[..., Processor], place: Place, count: int, *, group: str = "processor"
 ) -> DeadLetters:
     """Let messages die until there are so many more dead letters; what is in the stream dies for a new group again."""
     processor = make_processor(group=group)

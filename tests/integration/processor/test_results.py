@@ -2,19 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError, JobCancelledError, JobFailedError, JobTimeoutError
 from conquiet.management import JobAdmin
 from conquiet.processor import JobContext, JobHandle, NewMessage, Processor, RetryPolicy, SyncJobContext
+from conquiet.processor.keys import Keys
 from conquiet.testing import wait_until_async
 
 Make = Callable[..., Processor]
 
 
-async def test_a_result_comes_back_through_all_attempts(make_processor: Make, client: Any, keys: Any) -> None:
+async def test_a_result_comes_back_through_all_attempts(
+    make_processor: Make, client: RawAsyncRedis, keys: Keys
+) -> None:
     processor = make_processor()
 
     @processor.handler("add", retry=RetryPolicy.fixed(0.02, max_attempts=3))
@@ -53,7 +56,7 @@ async def test_many_wait_for_one_job_before_and_after_its_end(make_processor: Ma
 
 
 async def test_dead_cancelled_and_slow_jobs_each_have_their_error(
-    make_processor: Make, client: Any, stream: str
+    make_processor: Make, client: RawAsyncRedis, stream: str
 ) -> None:
     processor = make_processor()
 
@@ -74,7 +77,7 @@ async def test_dead_cancelled_and_slow_jobs_each_have_their_error(
     assert "DE02" not in str(dead.value)
 
 
-async def test_nothing_is_kept_of_jobs_that_nothing_waits_for(make_processor: Make, client: Any) -> None:
+async def test_nothing_is_kept_of_jobs_that_nothing_waits_for(make_processor: Make, client: RawAsyncRedis) -> None:
     processor = make_processor()
 
     @processor.handler("add")
@@ -103,7 +106,9 @@ async def test_a_value_that_is_no_json_is_left_out(make_processor: Make, caplog:
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "thread"])
-async def test_progress_is_seen_while_the_job_runs(make_processor: Make, client: Any, stream: str, kind: str) -> None:
+async def test_progress_is_seen_while_the_job_runs(
+    make_processor: Make, client: RawAsyncRedis, stream: str, kind: str
+) -> None:
     processor = make_processor()
     go = asyncio.Event()
 

@@ -6,18 +6,22 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.core.backoff import Backoff
 from conquiet.core.json_codec import encode_payload
 from conquiet.errors import QueueError
 from conquiet.processor import DeadFilter, JobContext, Processor, Reject, Retry, RetryPolicy
 from conquiet.processor.envelope import Envelope, to_payload
+from conquiet.processor.keys import Keys
 from conquiet.processor.scripts import script
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
 from conquiet.redis_transport.client import AsyncClient, clone_async
 from conquiet.testing import FaultProxy, wait_until_async
+from conquiet.testing.redis import RedisServer
 
 SOON = RetryPolicy.fixed(0.01, max_attempts=3)
 
@@ -35,8 +39,8 @@ def a_settler(client: AsyncClient, consumer_id: str, settings: ProcessorSettings
 
 
 @pytest.mark.spec("CM-006.3", "CM-002.6")
-async def test_a_failed_attempt_is_followed_by_a_separate_message_and_its_entry_is_acknowledged(
-    make_processor: Callable[..., Processor], place: Any
+async def test_a_retry_is_a_new_entry_and_the_failed_one_is_acknowledged(
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
     runs: list[tuple[str, int, str]] = []
@@ -59,7 +63,7 @@ async def test_a_failed_attempt_is_followed_by_a_separate_message_and_its_entry_
 
 
 async def test_many_failures_at_once_are_settled_in_few_round_trips(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor(concurrency=100)
     all_here = asyncio.Barrier(100)
@@ -96,7 +100,7 @@ async def test_many_failures_at_once_are_settled_in_few_round_trips(
     ],
 )
 async def test_policy_decides_how_often(
-    make_processor: Callable[..., Processor], place: Any, error: Exception, policy: RetryPolicy, runs: int
+    make_processor: Callable[..., Processor], place: Place, error: Exception, policy: RetryPolicy, runs: int
 ) -> None:
     processor = make_processor()
 
@@ -112,7 +116,7 @@ async def test_policy_decides_how_often(
 
 
 async def test_the_message_may_bring_its_own_number_of_attempts(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
     last: list[bool] = []
@@ -130,7 +134,7 @@ async def test_the_message_may_bring_its_own_number_of_attempts(
 
 
 async def test_an_entry_that_is_in_other_hands_is_neither_scheduled_nor_acknowledged(
-    client: Any, keys: Any, place: Any
+    client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     """A host that was stopped for a minute comes back with the result of a message that another has by now."""
     payload = encode_payload(to_payload(Envelope("pay", "m")), max_bytes=1000)
@@ -153,7 +157,9 @@ async def test_an_entry_that_is_in_other_hands_is_neither_scheduled_nor_acknowle
     await own.aclose()
 
 
-async def test_movers_are_woken_when_what_waits_first_is_another_and_only_then(client: Any, keys: Any) -> None:
+async def test_movers_are_woken_when_what_waits_first_is_another_and_only_then(
+    client: RawAsyncRedis, keys: Keys
+) -> None:
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
     ids = [(await client.xadd(keys.stream, {"data": "{}"})).decode() for _ in range(4)]
     await client.xreadgroup("processor", "me", {keys.stream: ">"})
@@ -172,7 +178,7 @@ async def test_movers_are_woken_when_what_waits_first_is_another_and_only_then(c
     await own.aclose()
 
 
-async def test_a_server_that_stays_away_is_an_error_for_each_waiter(client: Any, keys: Any) -> None:
+async def test_a_server_that_stays_away_is_an_error_for_each_waiter(client: RawAsyncRedis, keys: Keys) -> None:
     settings = ProcessorSettings(settle_attempts=3, settle_backoff=Backoff(base_s=0.01, cap_s=0.01))
     nowhere = clone_async(client.__class__(port=1))
     settler = a_settler(nowhere, "me", settings)
@@ -190,7 +196,7 @@ async def test_a_server_that_stays_away_is_an_error_for_each_waiter(client: Any,
 
 
 async def test_a_step_repeated_after_a_lost_reply_happens_once(
-    redis_url: str, fault_proxy: Callable[[str], FaultProxy], client: Any, keys: Any, place: Any
+    redis_url: str, fault_proxy: Callable[[str], FaultProxy], client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
     payload = encode_payload(to_payload(Envelope("pay", "m")), max_bytes=1000)
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
@@ -221,7 +227,7 @@ async def test_a_step_repeated_after_a_lost_reply_happens_once(
 
 
 async def test_a_retry_survives_a_restart_of_the_server(
-    private_redis: Any, make_processor: Callable[..., Processor], keys: Any
+    private_redis: Callable[..., RedisServer], make_processor: Callable[..., Processor], keys: Keys
 ) -> None:
     server = private_redis(aof=True)
     processor = make_processor(url=server.url, settle_attempts=50)
@@ -237,8 +243,8 @@ async def test_a_retry_survives_a_restart_of_the_server(
     async with processor:
         await processor.emit("pay", id="m")
         await wait_until_async(lambda: len(runs) >= 2)
-        # Scripts were lost with the server and are sent anew.
-        await wait_until_async(lambda: not server.call("XPENDING", keys.stream, "processor")[0])
+        # The server lost its scripts, and they are sent again.
+        await wait_until_async(lambda: not _pending(server, keys.stream))
         assert await processor.dead_letters().count() == 0
         assert (await processor.dead_letters().replay(DeadFilter())).matched == 0
 
@@ -246,7 +252,7 @@ async def test_a_retry_survives_a_restart_of_the_server(
 
 
 async def test_out_of_memory_loses_nothing(
-    private_redis: Any, make_processor: Callable[..., Processor], keys: Any
+    private_redis: Callable[..., RedisServer], make_processor: Callable[..., Processor], keys: Keys
 ) -> None:
     """The step is refused as a whole: the entry stays pending instead of being acknowledged into nothing."""
     server = private_redis()
@@ -265,12 +271,17 @@ async def test_out_of_memory_loses_nothing(
         await processor.emit("pay", id="m")
         await failed.wait()
         await wait_until_async(lambda: events)
-        pending = server.call("XPENDING", keys.stream, "processor")
+        pending = _pending(server, keys.stream)
         server.call("CONFIG", "SET", "maxmemory", "0")
 
-    assert pending[0] == 1
+    assert pending == 1
     assert server.call("ZCARD", keys.delayed) == 0
 
 
 async def _is(question: Callable[[], Any], answer: int) -> bool:
     return bool(await question() == answer)
+
+
+def _pending(server: RedisServer, stream: str) -> int:
+    reply: Any = server.call("XPENDING", stream, "processor")
+    return int(reply[0])

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.integration.processor.conftest import MakeProcessor
 
 from conquiet.errors import LifecycleError
 from conquiet.processor import JobContext, RetryPolicy
@@ -15,7 +16,7 @@ from conquiet.testing import wait_until_async
 
 
 async def test_a_stop_before_the_engine_has_begun_is_a_good_end(
-    make_processor: Any, monkeypatch: pytest.MonkeyPatch
+    make_processor: MakeProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = make_processor()
     processor.handler("pay")(_never)
@@ -30,7 +31,7 @@ async def test_a_stop_before_the_engine_has_begun_is_a_good_end(
     assert await processor.start() == NOTHING_DONE
 
 
-async def test_a_processor_that_was_stopped_cannot_be_started(make_processor: Any) -> None:
+async def test_a_processor_that_was_stopped_cannot_be_started(make_processor: MakeProcessor) -> None:
     processor = make_processor()
     processor.handler("pay")(_never)
     processor.stop()
@@ -41,7 +42,7 @@ async def test_a_processor_that_was_stopped_cannot_be_started(make_processor: An
 
 @pytest.mark.parametrize("outcome", ["retry", "dead"])
 async def test_a_heartbeat_between_a_settlement_and_its_answer_finds_no_loss(
-    make_processor: Any, monkeypatch: pytest.MonkeyPatch, outcome: str
+    make_processor: MakeProcessor, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     processor = make_processor(runtime=RuntimeSettings(claim_idle_ms=600_000))
     errors: list[BaseException] = []
@@ -57,12 +58,13 @@ async def test_a_heartbeat_between_a_settlement_and_its_answer_finds_no_loss(
     processor.handler("pay", retry=policy)(fail)
     processor.on("error", note)
     async with processor:
-        settler = processor._engine._executor._settler
+        engine: Any = processor._engine
+        settler = engine._executor._settler
         exchange = settler._exchange
 
         async def answered_late(calls: Any) -> Any:
             replies = await exchange(calls)
-            await asyncio.to_thread(processor._engine._heartbeat.beat, time.monotonic() + 300)
+            await asyncio.to_thread(engine._heartbeat.beat, time.monotonic() + 300)
             settled.set()
             return replies
 

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import PayloadError
 from conquiet.processor import DeadFilter, JobContext, Processor, RetryPolicy
+from conquiet.processor.keys import Keys
 from conquiet.runtime import EngineError, RuntimeSettings
 from conquiet.testing import wait_until_async
 
 TWICE = RetryPolicy.fixed(0.01, max_attempts=2)
 
 
-async def test_a_handler_that_changes_its_data_changes_neither_its_retry_nor_its_dead_letter(
-    make_processor: Callable[..., Processor], place: Any
+async def test_a_handler_changes_neither_its_retry_nor_its_dead_letter(
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor()
     seen: list[dict[str, Any]] = []
@@ -40,7 +43,7 @@ async def test_a_handler_that_changes_its_data_changes_neither_its_retry_nor_its
 
 @pytest.mark.parametrize("limit", [1_000, 2_000_000])
 async def test_a_message_of_the_largest_size_is_tried_again(
-    make_processor: Callable[..., Processor], place: Any, limit: int
+    make_processor: Callable[..., Processor], place: Place, limit: int
 ) -> None:
     """With a limit of the processor's below and above the engine's own."""
     processor = make_processor(max_payload_bytes=limit, runtime=RuntimeSettings(max_payload_bytes=1_000))
@@ -64,7 +67,7 @@ async def test_a_message_of_the_largest_size_is_tried_again(
 
 
 async def test_an_entry_that_is_only_too_large_is_kept_whole(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     processor = make_processor(max_payload_bytes=100_000, runtime=RuntimeSettings(max_payload_bytes=100_000))
     processor.handler("pay")(_never)
@@ -81,7 +84,11 @@ async def test_an_entry_that_is_only_too_large_is_kept_whole(
 
 @pytest.mark.parametrize("own_attempts", [None, 2])
 async def test_the_deepest_payload_is_retried_dead_lettered_and_replayed(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str, own_attempts: int | None
+    make_processor: Callable[..., Processor],
+    place: Place,
+    client: RawAsyncRedis,
+    stream: str,
+    own_attempts: int | None,
 ) -> None:
     """And what another writer nested deeper: it could be read, so it can be written."""
     processor = make_processor()
@@ -106,7 +113,7 @@ async def test_the_deepest_payload_is_retried_dead_lettered_and_replayed(
 
 
 async def test_two_messages_of_one_id_stay_two_while_they_wait(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     """Another writer may give an id twice; here it is even the same message. Each is its own work."""
     processor = make_processor()
@@ -130,7 +137,7 @@ async def test_two_messages_of_one_id_stay_two_while_they_wait(
 
 
 async def test_a_malformed_entry_is_dead_lettered_once_the_server_allows_it(
-    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor(refresh_s=0.1, foreign_limit=None, runtime=RuntimeSettings(claim_idle_ms=200))
     processor.handler("pay")(_never)
@@ -153,7 +160,7 @@ def _nested(levels: int) -> dict[str, Any]:
     return data
 
 
-async def _emitted(processor: Processor, place: Any) -> dict[str, bytes]:
+async def _emitted(processor: Processor, place: Place) -> dict[str, bytes]:
     """The fields of an entry as the processor writes it."""
     sent = await processor.emit("pay", {"x": ""})
     ((_, fields),) = await place.client.xrange(place.keys.stream, sent.entry_id, sent.entry_id)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet import SyncEmitter
 from conquiet.errors import (
@@ -19,6 +21,7 @@ from conquiet.errors import (
 )
 from conquiet.management import JobAdmin
 from conquiet.processor import JobContext, JobState, NewMessage, Processor, ProcessorSettings
+from conquiet.processor.keys import Keys
 from conquiet.testing import FaultProxy, wait_until_async
 
 
@@ -29,7 +32,7 @@ def emitter(redis_url: str, stream: str) -> Iterator[SyncEmitter]:
 
 
 async def test_a_processor_handles_what_a_plain_function_emits(
-    make_processor: Callable[..., Processor], emitter: SyncEmitter, client: Any, stream: str
+    make_processor: Callable[..., Processor], emitter: SyncEmitter, client: RawAsyncRedis, stream: str
 ) -> None:
     processor = make_processor(max_attempts_limit=4)
     seen: list[Any] = []
@@ -50,7 +53,7 @@ async def test_a_processor_handles_what_a_plain_function_emits(
 
 
 async def test_both_emitters_write_the_same_bytes(
-    make_processor: Callable[..., Processor], emitter: SyncEmitter, client: Any, stream: str
+    make_processor: Callable[..., Processor], emitter: SyncEmitter, client: RawAsyncRedis, stream: str
 ) -> None:
     """But for the moment of emitting."""
     messages = [NewMessage("pay", {"ü": [1, None]}, id="a"), NewMessage("pay", id="b", max_attempts=3)]
@@ -65,7 +68,7 @@ async def test_both_emitters_write_the_same_bytes(
     assert len(written[0]) == 2
 
 
-def test_of_a_burst_only_the_last_message_waits(emitter: SyncEmitter, redis_url: str, keys: Any) -> None:
+def test_of_a_burst_only_the_last_message_waits(emitter: SyncEmitter, redis_url: str, keys: Keys) -> None:
     for number in range(3):
         emitter.emit("index", {"n": number}, delay_s=60, debounce="page-1")
 
@@ -130,9 +133,9 @@ def test_a_lost_reply_is_in_doubt_and_an_id_makes_repeating_safe(
     assert again.duplicate
 
 
-async def test_a_lost_reply_is_in_doubt_when_the_server_did_not_know_the_script(
+async def test_a_lost_reply_after_noscript_is_in_doubt(
     make_processor: Callable[..., Processor],
-    client: Any,
+    client: RawAsyncRedis,
     redis_url: str,
     stream: str,
     fault_proxy: Callable[[str], FaultProxy],
@@ -170,7 +173,7 @@ async def test_states_of_new_jobs_are_kept_if_they_are_kept_at_all(
     assert {state: count for state, count in counts.items() if count} == {JobState.WAITING: 1, JobState.DELAYED: 1}
 
 
-def test_a_state_that_cannot_be_written_fails_no_emit(redis_url: str, stream: str, keys: Any) -> None:
+def test_a_state_that_cannot_be_written_fails_no_emit(redis_url: str, stream: str, keys: Keys) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.set(keys.jobs("waiting"), "in the way")
         with SyncEmitter(client, stream, ProcessorSettings(job_ttl_s=60)) as emitter:
@@ -183,7 +186,7 @@ def _without_time(payload: bytes) -> bytes:
 
 
 async def test_a_thread_waits_for_what_the_handler_returns(
-    make_processor: Callable[..., Processor], client: Any, stream: str
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, stream: str
 ) -> None:
     processor = make_processor()
 

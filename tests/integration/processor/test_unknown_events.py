@@ -7,9 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.integration.processor.conftest import Place
+from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError, MalformedMessageError
 from conquiet.processor import JobContext, NewMessage, Processor, RetryPolicy
+from conquiet.processor.keys import Keys
 from conquiet.processor.settings import Unknown
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
@@ -17,7 +20,7 @@ from conquiet.testing import wait_until_async
 
 @pytest.mark.parametrize("unknown", ["leave", "dead_letter"])
 async def test_two_services_with_different_events_in_one_group_both_progress(
-    make_processor: Callable[..., Processor], place: Any, unknown: Unknown
+    make_processor: Callable[..., Processor], place: Place, unknown: Unknown
 ) -> None:
     seen: dict[str, list[int]] = {"paid": [], "shipped": []}
     counts: list[tuple[int, int]] = []
@@ -38,7 +41,7 @@ async def test_two_services_with_different_events_in_one_group_both_progress(
 
 
 async def test_a_rolling_deploy_does_not_kill_the_messages_of_a_new_event(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     """By default: the old process has no handler, the new one comes two seconds later."""
     seen: list[int] = []
@@ -58,7 +61,7 @@ async def test_a_rolling_deploy_does_not_kill_the_messages_of_a_new_event(
 
 
 async def test_a_message_that_is_left_is_not_read_in_a_hot_loop(
-    make_processor: Callable[..., Processor], place: Any, client: Any, keys: Any
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor(unknown="leave", unknown_grace_s=0)
     processor.handler("paid")(_noting([], []))
@@ -75,7 +78,7 @@ async def test_a_message_that_is_left_is_not_read_in_a_hot_loop(
 
 
 async def test_an_event_unknown_beyond_the_grace_is_dead_lettered_with_its_message(
-    make_processor: Callable[..., Processor], place: Any
+    make_processor: Callable[..., Processor], place: Place
 ) -> None:
     processor = make_processor(unknown_grace_s=0.4)
     processor.handler("paid")(_noting([], []))
@@ -92,7 +95,7 @@ async def test_an_event_unknown_beyond_the_grace_is_dead_lettered_with_its_messa
 
 
 async def test_an_ignored_event_is_acknowledged_and_stored_nowhere(
-    make_processor: Callable[..., Processor], place: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, stream: str
 ) -> None:
     processor = make_processor(unknown={stream: "ignore"})
     processor.handler("paid")(_noting([], []))
@@ -106,7 +109,7 @@ async def test_an_ignored_event_is_acknowledged_and_stored_nowhere(
 
 
 async def test_each_stream_has_its_own_policy_for_unknown_events(
-    make_processor: Callable[..., Processor], client: Any, key_prefix: str
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, key_prefix: str
 ) -> None:
     shared, own = f"{key_prefix}shared", f"{key_prefix}own"
     processor = make_processor(streams=[shared, own], unknown={shared: "leave"}, unknown_grace_s=0)
@@ -122,7 +125,7 @@ async def test_each_stream_has_its_own_policy_for_unknown_events(
 
 
 async def test_a_processor_without_handlers_refuses_to_start(
-    make_processor: Callable[..., Processor], client: Any, stream: str
+    make_processor: Callable[..., Processor], client: RawAsyncRedis, stream: str
 ) -> None:
     processor = make_processor()
     await processor.emit("paid")
@@ -140,8 +143,8 @@ async def test_a_processor_without_handlers_refuses_to_start(
 @pytest.mark.parametrize("concurrency", [1, 50])
 async def test_a_stream_of_foreign_entries_stops_the_processor_and_keeps_them(
     make_processor: Callable[..., Processor],
-    place: Any,
-    client: Any,
+    place: Place,
+    client: RawAsyncRedis,
     stream: str,
     fields: dict[str, str],
     concurrency: int,
@@ -163,7 +166,7 @@ async def test_a_stream_of_foreign_entries_stops_the_processor_and_keeps_them(
 
 
 async def test_foreign_entries_before_a_message_are_dead_lettered_and_it_is_handled(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     seen: list[int] = []
     processor = make_processor(concurrency=1)
@@ -179,7 +182,7 @@ async def test_foreign_entries_before_a_message_are_dead_lettered_and_it_is_hand
 
 
 async def test_few_foreign_entries_alone_are_dead_lettered_after_a_moment(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     processor = make_processor()
     processor.handler("paid")(_noting([], []))
@@ -192,7 +195,7 @@ async def test_few_foreign_entries_alone_are_dead_lettered_after_a_moment(
 
 
 async def test_foreign_entries_can_be_dead_lettered_without_a_limit(
-    make_processor: Callable[..., Processor], place: Any, client: Any, stream: str
+    make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
     processor = make_processor(foreign_limit=None, runtime=RuntimeSettings(claim_idle_ms=60_000))
     processor.handler("paid")(_noting([], []))
@@ -206,8 +209,8 @@ async def test_foreign_entries_can_be_dead_lettered_without_a_limit(
 @pytest.mark.parametrize(("limits", "most"), [({}, 2), ({"max_attempts_limit": 4}, 4)])
 async def test_a_foreign_number_of_attempts_is_bounded(
     make_processor: Callable[..., Processor],
-    place: Any,
-    client: Any,
+    place: Place,
+    client: RawAsyncRedis,
     stream: str,
     limits: dict[str, int],
     most: int,

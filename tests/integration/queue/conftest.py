@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import pytest
 import redis
+from tests.redis_clients import RawRedis
 
 from conquiet.config import QueueConfig
 from conquiet.queue import QueueConsumer, RedisStreamsQueue
@@ -23,7 +24,7 @@ if int(redis.__version__.split(".")[0]) >= 8:  # the setting came with redis-py 
 
 
 class Connect(Protocol):
-    def __call__(self, url: str | None = None, **options: Any) -> redis.Redis: ...
+    def __call__(self, url: str | None = None, **options: Any) -> RawRedis: ...
 
 
 class MakeQueue(Protocol):
@@ -44,8 +45,8 @@ def connect(redis_url: str) -> Iterator[Connect]:
     """Clients as an application creates them, closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def open_client(url: str | None = None, **options: Any) -> redis.Redis:
-            client = redis.Redis.from_url(url or redis_url, **options)
+        def open_client(url: str | None = None, **options: Any) -> RawRedis:
+            client = RawRedis.from_url(url or redis_url, **options)
             stack.callback(client.close)
             return client
 
@@ -53,12 +54,11 @@ def connect(redis_url: str) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def raw(connect: Connect) -> Any:
-    """The test's own client: inspects the server, and acts as another program.
-
-    ``Any``, because redis-py types every reply as a union with its asyncio form.
-    """
-    return connect(protocol=2)
+def raw(redis_url: str) -> Iterator[RawRedis]:
+    """Yield a client that inspects the server, and acts as another program."""
+    client = RawRedis.from_url(redis_url, protocol=2)
+    yield client
+    client.close()
 
 
 @pytest.fixture
@@ -109,8 +109,12 @@ def consumer(make_consumer: MakeConsumer) -> QueueConsumer:
     return make_consumer()
 
 
+class Pending(Protocol):
+    def __call__(self, group: str = "billing") -> dict[str, tuple[str, int]]: ...
+
+
 @pytest.fixture
-def pending(raw: Any, stream: str) -> Callable[..., dict[str, tuple[str, int]]]:
+def pending(raw: RawRedis, stream: str) -> Pending:
     """``pending()`` is what the server holds as pending: id → (consumer, deliveries)."""
 
     def ask(group: str = "billing") -> dict[str, tuple[str, int]]:
@@ -121,7 +125,7 @@ def pending(raw: Any, stream: str) -> Callable[..., dict[str, tuple[str, int]]]:
 
 
 @pytest.fixture
-def commands_of(raw: Any) -> Callable[[], dict[str, int]]:
+def commands_of(raw: RawRedis) -> Callable[[], dict[str, int]]:
     """``commands_of()`` is how often the server has run each command since the test began."""
     raw.config_resetstat()
 
@@ -136,7 +140,7 @@ def commands_of(raw: Any) -> Callable[[], dict[str, int]]:
 
 
 @pytest.fixture
-def add_raw(raw: Any, stream: str) -> Callable[..., str]:
+def add_raw(raw: RawRedis, stream: str) -> Callable[..., str]:
     """``add_raw({b"data": b"oops"})`` writes an entry as another program would, and returns its id."""
 
     def add(fields: dict[Any, Any]) -> str:

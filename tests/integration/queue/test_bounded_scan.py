@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import pytest
 from sqlalchemy import create_engine
+from tests.redis_clients import RawRedis
 
 from conquiet.db import DbSession
 from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue, pending_scan
@@ -21,11 +22,11 @@ class MakeConsumer(Protocol):
 
 
 def test_the_consumer_behind_the_bound_of_one_scan_is_scanned_later(
-    make_queue: MakeQueue, raw: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+    make_queue: MakeQueue, raw: RawRedis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One consumer is looked at in each call here; the stale entry belongs to the last of them."""
     monkeypatch.setattr(pending_scan, "SMALL_GROUP", 0)
-    monkeypatch.setattr(pending_scan, "MAX_PROBES", 1)
+    monkeypatch.setattr(pending_scan, "MAX_TARGETS", 1)
     names = ["a", "b", "c"]
     queues = [make_queue(name) for name in names]
     ids = queues[0].enqueue_many([{"n": n} for n in range(len(names))])
@@ -38,8 +39,8 @@ def test_the_consumer_behind_the_bound_of_one_scan_is_scanned_later(
     assert found == [ids[2]]
 
 
-def test_an_entry_that_an_old_server_claims_although_it_was_deleted_is_dropped(
-    make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf, monkeypatch: pytest.MonkeyPatch
+def test_a_deleted_entry_that_an_old_server_claims_is_dropped(
+    make_queue: MakeQueue, raw: RawRedis, stream: str, pending: PendingOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis 6.2 answers nil for it and keeps it pending, so that each claim would bring it again."""
     alice, bob = make_queue("alice"), make_queue("bob")
@@ -60,7 +61,7 @@ def test_an_entry_that_an_old_server_claims_although_it_was_deleted_is_dropped(
 
 
 def test_the_recovery_loop_goes_on_at_once_behind_a_deleted_entry(
-    make_queue: MakeQueue, make_consumer: MakeConsumer, raw: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+    make_queue: MakeQueue, make_consumer: MakeConsumer, raw: RawRedis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped entry is no empty list: a pause for each of many would delay what stands behind them for hours."""
     alice, bob = make_queue("alice"), make_consumer("bob")

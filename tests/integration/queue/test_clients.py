@@ -14,6 +14,7 @@ import redis.asyncio.sentinel
 import redis.sentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from tests.redis_clients import RawRedis
 
 from conquiet.config import QueueConfig
 from conquiet.errors import ConfigurationError, QueueError
@@ -84,7 +85,7 @@ def test_the_callers_client_is_not_changed_and_not_used(connect: Connect, stream
     assert client.get("x") == "text"
 
 
-def test_the_database_and_the_client_name_are_kept(redis_url: str, stream: str, raw: Any) -> None:
+def test_the_database_and_the_client_name_are_kept(redis_url: str, stream: str, raw: RawRedis) -> None:
     client = redis.Redis.from_url(redis_url.replace("/0", "/3"), client_name="billing-worker")
     with RedisStreamsQueue(client, QueueConfig(stream, "billing", "alice")):
         names = {(one["name"], one["db"]) for one in raw.client_list()}
@@ -346,7 +347,7 @@ def test_a_protection_that_cannot_be_translated_is_refused() -> None:
 
 # ---------------------------------------------------------------- the clones themselves
 def test_a_synchronous_clone_sends_each_command_once(
-    redis_url: str, fault_proxy: Callable[[str], FaultProxy], raw: Any, stream: str
+    redis_url: str, fault_proxy: Callable[[str], FaultProxy], raw: RawRedis, stream: str
 ) -> None:
     proxy = fault_proxy(redis_url)
     callers = redis.Redis.from_url(proxy.url_for(redis_url))
@@ -363,7 +364,7 @@ def test_a_synchronous_clone_sends_each_command_once(
 
 @pytest.mark.parametrize("source", [redis.Redis, redis.asyncio.Redis])
 def test_an_asyncio_clone_sends_each_command_once_and_answers_bytes(
-    redis_url: str, fault_proxy: Callable[[str], FaultProxy], raw: Any, stream: str, source: Any
+    redis_url: str, fault_proxy: Callable[[str], FaultProxy], raw: RawRedis, stream: str, source: type[Any]
 ) -> None:
     proxy = fault_proxy(redis_url)
 
@@ -383,7 +384,7 @@ def test_an_asyncio_clone_sends_each_command_once_and_answers_bytes(
     assert raw.xlen(stream) == 1
 
 
-def test_several_threads_may_enqueue_through_one_queue(connect: Connect, stream: str, raw: Any) -> None:
+def test_several_threads_may_enqueue_through_one_queue(connect: Connect, stream: str, raw: RawRedis) -> None:
     with RedisStreamsQueue(connect(), QueueConfig(stream, "billing", "alice")) as queue:
         ids: list[list[str]] = [[] for _ in range(6)]
 
@@ -402,7 +403,7 @@ def test_several_threads_may_enqueue_through_one_queue(connect: Connect, stream:
     assert all(mine == sorted(mine, key=parse_id) for mine in ids)
 
 
-def test_a_forked_child_gets_connections_of_its_own(connect: Connect, stream: str, raw: Any) -> None:
+def test_a_forked_child_gets_connections_of_its_own(connect: Connect, stream: str, raw: RawRedis) -> None:
     import multiprocessing
 
     with RedisStreamsQueue(connect(), QueueConfig(stream, "billing", "alice")) as queue:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 from sqlalchemy import create_engine
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import GroupMissingError, MalformedMessageError, QueueError
 from conquiet.queue import QueueConsumer, QueueWorker, RedisStreamsQueue
@@ -21,14 +22,14 @@ class MakeConsumer(Protocol):
     def __call__(self, consumer: str = "alice", **options: Any) -> QueueConsumer: ...
 
 
-def blocked_readers(raw: Any) -> int:
+def blocked_readers(raw: RawRedis) -> int:
     return sum(1 for client in raw.client_list() if "b" in client["flags"])
 
 
 class Waiting:
     """``next()`` in a thread, known to be blocked in the server."""
 
-    def __init__(self, consumer: QueueConsumer, raw: Any, block_ms: int = 300_000, *, batch: int = 0) -> None:
+    def __init__(self, consumer: QueueConsumer, raw: RawRedis, block_ms: int = 300_000, *, batch: int = 0) -> None:
         self.outcome: Any = "still waiting"
         self._consumer, self._block_ms, self._batch = consumer, block_ms, batch
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -124,7 +125,7 @@ def test_zero_is_an_error_and_not_the_default(consumer: QueueConsumer, commands_
 
 def test_a_message_that_arrives_during_the_wait_ends_it_at_once(
     consumer: QueueConsumer,
-    raw: Any,
+    raw: RawRedis,
     queue: RedisStreamsQueue,
     commands_of: Commands,
     monkeypatch: pytest.MonkeyPatch,
@@ -192,7 +193,7 @@ def test_iterating_waits_the_configured_time_in_each_read(make_consumer: MakeCon
 
 
 @pytest.mark.spec("QC-007.6", "QC-009.4", "QC-004.3", "RS-006.7")
-def test_iterating_passes_every_exception_on(consumer: QueueConsumer, raw: Any, stream: str) -> None:
+def test_iterating_passes_every_exception_on(consumer: QueueConsumer, raw: RawRedis, stream: str) -> None:
     consumer.queue.enqueue({"n": 1})
     messages = consumer.iter_messages()
     next(messages)
@@ -245,7 +246,7 @@ def test_after_stop_nothing_is_read(consumer: QueueConsumer, commands_of: Comman
 @pytest.mark.spec("QC-005.2", "QC-007.5", "CQ-006.36")
 @pytest.mark.parametrize("batch", [0, 5], ids=["next", "next_batch"])
 def test_a_blocked_read_notices_stop_from_another_thread_within_a_second(
-    consumer: QueueConsumer, raw: Any, batch: int
+    consumer: QueueConsumer, raw: RawRedis, batch: int
 ) -> None:
     reads = reads_of(consumer)
     waiting = Waiting(consumer, raw, batch=batch)
@@ -261,7 +262,9 @@ def test_a_blocked_read_notices_stop_from_another_thread_within_a_second(
 
 @pytest.mark.spec("QC-005.6", "RS-006.9", "CQ-006.35")
 @pytest.mark.spec("CQ-001.13")
-def test_sigterm_stops_a_blocked_consumer_whose_handlers_were_asked_for(make_consumer: MakeConsumer, raw: Any) -> None:
+def test_sigterm_stops_a_blocked_consumer_whose_handlers_were_asked_for(
+    make_consumer: MakeConsumer, raw: RawRedis
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
     consumer = make_consumer(enable_signal_handlers=True)
 
@@ -348,7 +351,7 @@ def test_an_unacknowledged_message_comes_back_only_by_claiming(make_consumer: Ma
 
 @pytest.mark.spec("CQ-006.44", "QC-004.5", "RS-006.27")
 def test_claiming_uses_the_configured_idle_time_and_nothing_times_out_by_itself(
-    make_consumer: MakeConsumer, raw: Any, stream: str
+    make_consumer: MakeConsumer, raw: RawRedis, stream: str
 ) -> None:
     alice, bob = make_consumer("alice"), make_consumer("bob", claim_idle_ms=600_000)
     message_id = alice.queue.enqueue({"n": 1})

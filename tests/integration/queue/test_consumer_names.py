@@ -1,11 +1,11 @@
 """The name of a consumer belongs to one live worker: the scripts that reserve and release it."""
 
-from typing import Any
+from tests.redis_clients import RawRedis
 
 from conquiet.redis_transport.liveness import LIVENESS_TTL_MS, RELEASE_NAME, RESERVE_NAME, liveness_key
 
 
-def test_a_name_that_a_live_worker_holds_is_not_given_to_another(raw: Any, stream: str) -> None:
+def test_a_name_that_a_live_worker_holds_is_not_given_to_another(raw: RawRedis, stream: str) -> None:
     key = liveness_key(stream, "billing", "worker-1")
 
     first = raw.eval(RESERVE_NAME, 1, key, "mine", LIVENESS_TTL_MS)
@@ -15,7 +15,7 @@ def test_a_name_that_a_live_worker_holds_is_not_given_to_another(raw: Any, strea
     assert raw.get(key) == b"mine"
 
 
-def test_renewing_a_name_prolongs_it(raw: Any, stream: str) -> None:
+def test_renewing_a_name_prolongs_it(raw: RawRedis, stream: str) -> None:
     key = liveness_key(stream, "billing", "worker-1")
     raw.eval(RESERVE_NAME, 1, key, "mine", 5_000)
 
@@ -25,7 +25,7 @@ def test_renewing_a_name_prolongs_it(raw: Any, stream: str) -> None:
     assert 5_000 < raw.pttl(key) <= LIVENESS_TTL_MS
 
 
-def test_only_the_holder_releases_a_name(raw: Any, stream: str) -> None:
+def test_only_the_holder_releases_a_name(raw: RawRedis, stream: str) -> None:
     key = liveness_key(stream, "billing", "worker-1")
     raw.eval(RESERVE_NAME, 1, key, "mine", LIVENESS_TTL_MS)
 
@@ -36,7 +36,7 @@ def test_only_the_holder_releases_a_name(raw: Any, stream: str) -> None:
     assert (by_another, still_there, by_the_holder, raw.exists(key)) == (0, 1, 1, 0)
 
 
-def test_names_of_two_groups_do_not_exclude_each_other(raw: Any, stream: str) -> None:
+def test_names_of_two_groups_do_not_exclude_each_other(raw: RawRedis, stream: str) -> None:
     one, other = (liveness_key(stream, group, "worker-1") for group in ("billing", "shipping"))
 
     assert [raw.eval(RESERVE_NAME, 1, key, key, LIVENESS_TTL_MS) for key in (one, other)] == [1, 1]

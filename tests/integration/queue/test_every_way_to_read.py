@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Engine, create_engine
-from tests.integration.queue.conftest import MakeConsumer
+from tests.integration.queue.conftest import Connect, MakeConsumer, Pending
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import QueueError
 from conquiet.queue import QueueConsumer
@@ -65,7 +66,7 @@ def test_every_way_to_read_counts_and_times_what_it_got(consumer: QueueConsumer,
 
 @pytest.mark.spec("CQ-006.41", "CQ-006.43", "RS-007.1", "RS-007.3")
 def test_what_is_malformed_or_gone_hides_no_other_from_the_counters(
-    consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str
+    consumer: QueueConsumer, make_consumer: MakeConsumer, raw: RawRedis, stream: str
 ) -> None:
     first, gone = consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])
     bad = raw.xadd(stream, {"data": "oops"}).decode()
@@ -83,7 +84,7 @@ def test_what_is_malformed_or_gone_hides_no_other_from_the_counters(
 @pytest.mark.spec("QC-008.3", "CQ-001.10", "CQ-006.31", "CQ-006.45", "QC-004.1", "RS-006.5")
 @pytest.mark.parametrize("way", [*WAYS, "claim_stale", "recover_own"])
 def test_no_way_to_get_messages_acknowledges_them(
-    consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str, pending: Any, way: str
+    consumer: QueueConsumer, make_consumer: MakeConsumer, raw: RawRedis, stream: str, pending: Pending, way: str
 ) -> None:
     ids = consumer.queue.enqueue_many([{"n": n} for n in range(3)])
     if way == "claim_stale":
@@ -118,7 +119,7 @@ def test_no_way_to_read_starts_a_thread(consumer: QueueConsumer, way: str) -> No
 @pytest.mark.parametrize("way", ["next", "next_batch", "iter_messages"])
 def test_no_way_to_read_swallows_a_lost_connection(
     make_consumer: MakeConsumer,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
     way: str,
@@ -145,7 +146,7 @@ def test_no_way_to_read_swallows_a_lost_connection(
 @pytest.mark.spec("RS-005.2")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_method_of_the_queue_repeats_its_command(
-    consumer: QueueConsumer, commands_of: Callable[[], dict[str, int]], raw: Any, name: str
+    consumer: QueueConsumer, commands_of: Callable[[], dict[str, int]], raw: RawRedis, name: str
 ) -> None:
     consumer.queue.enqueue({"n": 1})
     consumer.next_batch(1)
@@ -160,7 +161,13 @@ def test_no_method_of_the_queue_repeats_its_command(
 @pytest.mark.spec("QC-001.6", "QC-004.3", "RS-006.7")
 @pytest.mark.parametrize("way", ["run", "run recovering", "run_batches", "run_claim_stale"])
 def test_no_way_to_run_swallows_what_the_handler_raised(
-    consumer: QueueConsumer, make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str, pending: Any, way: str
+    consumer: QueueConsumer,
+    make_consumer: MakeConsumer,
+    engine: Engine,
+    raw: RawRedis,
+    stream: str,
+    pending: Pending,
+    way: str,
 ) -> None:
     (entry,) = consumer.queue.enqueue_many([{"n": 1}])
     raised = LookupError("no")
@@ -206,7 +213,7 @@ ACKS: dict[str, Callable[[QueueConsumer], Callable[[list[Any]], None]]] = {
 @pytest.mark.spec("CQ-006.42", "CQ-006.15", "CQ-001.12", "RS-007.2")
 @pytest.mark.parametrize("way", ACKS)
 def test_every_way_to_acknowledge_ends_and_counts_what_was_pending_once(
-    consumer: QueueConsumer, stream: str, pending: Any, way: str
+    consumer: QueueConsumer, stream: str, pending: Pending, way: str
 ) -> None:
     consumer.queue.enqueue_many([{"n": n} for n in range(4)])
     msgs = consumer.next_batch(3, block_ms=50)
@@ -223,7 +230,7 @@ def test_every_way_to_acknowledge_ends_and_counts_what_was_pending_once(
 
 @pytest.mark.spec("CQ-006.42", "RS-007.2")
 def test_a_batch_is_acknowledged_and_counted_message_by_message(
-    consumer: QueueConsumer, engine: Engine, stream: str, pending: Any
+    consumer: QueueConsumer, engine: Engine, stream: str, pending: Pending
 ) -> None:
     consumer.queue.enqueue_many([{"n": n} for n in range(5)])
     before = counted("messages_ack_total", stream)

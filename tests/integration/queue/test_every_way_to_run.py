@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Engine, create_engine, event, text
-from tests.integration.queue.conftest import MakeConsumer
+from tests.integration.queue.conftest import Connect, MakeConsumer
+from tests.redis_clients import RawRedis
 
 from conquiet.db import DbSession
 from conquiet.errors import ConflictError, DbWriteError, InfrastructureError, MalformedMessageError, QueueError
@@ -70,7 +71,9 @@ def run(consumer: QueueConsumer, way: str, handler: Handler, engine: Engine, **o
 
 
 @pytest.fixture
-def messages(consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, stream: str) -> Callable[..., list[str]]:
+def messages(
+    consumer: QueueConsumer, make_consumer: MakeConsumer, raw: RawRedis, stream: str
+) -> Callable[..., list[str]]:
     """``messages(way, n)``: messages that this way of running finds."""
 
     def make(way: str, count: int = 2) -> list[str]:
@@ -88,7 +91,7 @@ def messages(consumer: QueueConsumer, make_consumer: MakeConsumer, raw: Any, str
 @pytest.mark.spec("CQ-006.1")
 @pytest.mark.parametrize("way", [way for way in WAYS if "inbox" not in way])
 def test_no_way_without_an_inbox_writes_anything_but_what_the_handler_does(
-    consumer: QueueConsumer, engine: Engine, effects: Effects, messages: Any, way: str
+    consumer: QueueConsumer, engine: Engine, effects: Effects, messages: Callable[..., list[str]], way: str
 ) -> None:
     ids = messages(way)
     sent: list[str] = []
@@ -110,7 +113,12 @@ def test_no_way_without_an_inbox_writes_anything_but_what_the_handler_does(
 @pytest.mark.spec("CQ-006.42", "CQ-001.12", "RS-007.2")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_counts_what_it_acknowledges_once(
-    consumer: QueueConsumer, engine: Engine, stream: str, pending: PendingOf, messages: Any, way: str
+    consumer: QueueConsumer,
+    engine: Engine,
+    stream: str,
+    pending: PendingOf,
+    messages: Callable[..., list[str]],
+    way: str,
 ) -> None:
     ids = messages(way)
     left = set(ids)
@@ -134,7 +142,7 @@ def test_every_way_commits_before_it_acknowledges(
     engine: Engine,
     effects: Effects,
     pending: PendingOf,
-    messages: Any,
+    messages: Callable[..., list[str]],
     way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,9 +208,9 @@ def test_what_a_handler_raises_rolls_back_and_leaves_its_message_pending(
     engine: Engine,
     effects: Effects,
     pending: PendingOf,
-    raw: Any,
+    raw: RawRedis,
     stream: str,
-    messages: Any,
+    messages: Callable[..., list[str]],
     way: str,
     error: type[BaseException],
 ) -> None:
@@ -230,7 +238,12 @@ def test_what_a_handler_raises_rolls_back_and_leaves_its_message_pending(
 @pytest.mark.spec("QC-001.16")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_refused_commit_is_raised_and_acknowledges_nothing_in_every_way(
-    consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
+    consumer: QueueConsumer,
+    engine: Engine,
+    effects: Effects,
+    pending: PendingOf,
+    messages: Callable[..., list[str]],
+    way: str,
 ) -> None:
     (entry,) = messages(way, 1)
 
@@ -250,13 +263,13 @@ def test_a_refused_commit_is_raised_and_acknowledges_nothing_in_every_way(
 @pytest.mark.parametrize("way", WAYS)
 def test_an_acknowledgement_that_fails_ends_every_way_and_is_sent_once(
     make_consumer: MakeConsumer,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
     engine: Engine,
     effects: Effects,
     pending: PendingOf,
-    messages: Any,
+    messages: Callable[..., list[str]],
     commands_of: Commands,
     way: str,
 ) -> None:
@@ -280,14 +293,14 @@ def test_an_acknowledgement_that_fails_ends_every_way_and_is_sent_once(
 
 @pytest.mark.spec("QC-011.2", "QC-009.1", "QC-009.3", "QC-009.4", "QC-009.6", "QC-003.5", "QC-006.7")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_read_or_claim_that_fails_ends_every_way_and_is_sent_once(
+def test_a_failed_read_or_claim_ends_every_loop_and_is_sent_once(
     make_consumer: MakeConsumer,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
     engine: Engine,
     effects: Effects,
-    messages: Any,
+    messages: Callable[..., list[str]],
     way: str,
 ) -> None:
     messages(way, 1)
@@ -312,9 +325,9 @@ def test_a_read_or_claim_that_fails_ends_every_way_and_is_sent_once(
 def test_after_stop_no_way_sends_anything_for_a_message(
     consumer: QueueConsumer,
     engine: Engine,
-    messages: Any,
+    messages: Callable[..., list[str]],
     commands_of: Commands,
-    raw: Any,
+    raw: RawRedis,
     way: str,
 ) -> None:
     messages(way)
@@ -335,7 +348,12 @@ def test_after_stop_no_way_sends_anything_for_a_message(
 )
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stop_during_a_handler_lets_every_way_commit_and_acknowledge(
-    consumer: QueueConsumer, engine: Engine, effects: Effects, pending: PendingOf, messages: Any, way: str
+    consumer: QueueConsumer,
+    engine: Engine,
+    effects: Effects,
+    pending: PendingOf,
+    messages: Callable[..., list[str]],
+    way: str,
 ) -> None:
     ids = messages(way, 4)
     before = pending()
@@ -363,7 +381,7 @@ def test_no_loop_over_new_messages_claims_or_starts_a_thread(
     engine: Engine,
     pending: PendingOf,
     commands_of: Commands,
-    raw: Any,
+    raw: RawRedis,
     way: str,
 ) -> None:
     bob = make_consumer("bob", claim_idle_ms=1)
@@ -398,7 +416,7 @@ def test_no_loop_over_new_messages_claims_or_starts_a_thread(
 @pytest.mark.spec("QC-003.6", "RS-006.3", "RS-007.1", "RS-007.2", "RS-007.3")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_counts_a_message_once_when_it_comes_and_goes(
-    consumer: QueueConsumer, engine: Engine, stream: str, messages: Any, way: str
+    consumer: QueueConsumer, engine: Engine, stream: str, messages: Callable[..., list[str]], way: str
 ) -> None:
     def counted() -> dict[str, float]:
         names = ("read", "recovered", "claimed", "ack")
@@ -446,7 +464,7 @@ def test_either_signal_ends_a_run_of_batches(
 @pytest.mark.spec("CQ-006.29", "CQ-006.39", "QC-006.8", "QC-010.12")
 @pytest.mark.parametrize("way", ["run", "run, inbox", "recover", "batches", "batches, inbox"])
 def test_every_way_waits_as_configured_and_claims_nothing_meanwhile(
-    make_consumer: MakeConsumer, engine: Engine, messages: Any, pending: PendingOf, way: str
+    make_consumer: MakeConsumer, engine: Engine, messages: Callable[..., list[str]], pending: PendingOf, way: str
 ) -> None:
     stale = messages("claim", 1)
     consumer = make_consumer(block_ms=70)
@@ -482,7 +500,13 @@ def test_a_batch_needs_a_wait_that_is_a_positive_int(consumer: QueueConsumer, co
 @pytest.mark.spec("RS-003.1", "RS-003.2", "RS-003.3", "RS-003.5", "CQ-006.10", "QC-006.6")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_malformed_entry_is_raised_and_stays_pending_in_every_way(
-    consumer: QueueConsumer, engine: Engine, raw: Any, stream: str, pending: PendingOf, way: str, messages: Any
+    consumer: QueueConsumer,
+    engine: Engine,
+    raw: RawRedis,
+    stream: str,
+    pending: PendingOf,
+    way: str,
+    messages: Callable[..., list[str]],
 ) -> None:
     """``recover`` has raised it when it was first read: there it goes to the callback, or is passed by."""
     bad = raw.xadd(stream, {"data": "secret-oops"}).decode()

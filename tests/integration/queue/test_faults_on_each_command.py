@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import pytest
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import QueueError
 from conquiet.queue import QueueMessage, RedisStreamsQueue
@@ -116,7 +118,7 @@ def proxy(redis_url: str, fault_proxy: Callable[[str], FaultProxy]) -> FaultProx
 
 
 @pytest.fixture
-def message(make_queue: MakeQueue, raw: Any, stream: str) -> QueueMessage:
+def message(make_queue: MakeQueue, raw: RawRedis, stream: str) -> QueueMessage:
     """One of the two that alice has pending; the other is deleted, and two of bob's four stale ones. One more waits."""
     make_queue()
     ids = [raw.xadd(stream, {"data": "{}"}) for _ in range(7)]
@@ -130,7 +132,7 @@ def message(make_queue: MakeQueue, raw: Any, stream: str) -> QueueMessage:
 @pytest.fixture
 def scene(
     make_queue: MakeQueue,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     proxy: FaultProxy,
     message: QueueMessage,

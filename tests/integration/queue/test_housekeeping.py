@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from conquiet.core.backoff import Backoff
 from conquiet.queue import Retention, StreamHousekeeper, housekeeping
 from conquiet.redis_transport.liveness import housekeeping_key, liveness_key, registry_key
 from conquiet.redis_transport.retention_scripts import REMOVE_DEAD_NAMES, TRIM
@@ -109,7 +110,7 @@ def deletions(raw: Redis) -> int:
     return int(stats.get("cmdstat_xdel", {}).get("calls", 0))
 
 
-def test_entries_behind_a_pending_one_are_trimmed_by_the_server_where_it_can(raw: Redis, stream: str) -> None:
+def test_a_server_with_acked_trims_behind_a_pending_entry(raw: Redis, stream: str) -> None:
     """A server with ACKED deletes them without sending their data through the script."""
     add(raw, stream, 3_000)
     first, *others = read(raw, stream, "fast", 3_000)
@@ -243,7 +244,9 @@ def test_a_released_lease_of_a_busy_stream_is_noticed_before_it_expires(raw: Red
 
     with StreamHousekeeper(raw, [stream], retention=QUICK) as housekeeper:
         planned_at = housekeeper._states[stream].next_at
-        wait_until(lambda: housekeeper._states[stream].next_at != planned_at)  # it was told that the lease is held
+        wait_until(
+            lambda: housekeeper._states[stream].next_at != planned_at
+        )  # the server replied that the lease is held
         assert raw.xlen(stream) == 1_000
         raw.delete(housekeeping_key(stream))
         wait_until(lambda: raw.xlen(stream) == 1)
@@ -268,7 +271,7 @@ def test_a_host_with_traffic_takes_the_lease_of_a_quiet_one(raw: Redis, stream: 
     raw.set(housekeeping_key(stream), "another host", px=3_600_000)
     messages_read = 0
     with StreamHousekeeper(raw, [stream], retention=QUICK, messages_read=lambda _: messages_read) as housekeeper:
-        wait_until(lambda: housekeeper._states[stream].is_quiet)  # it was told that the lease is held
+        wait_until(lambda: housekeeper._states[stream].is_quiet)  # the server replied that the lease is held
         add(raw, stream, 100)
         raw.xack(stream, "fast", *read(raw, stream, "fast", 100))
         assert raw.get(housekeeping_key(stream)) == "another host"
@@ -329,7 +332,7 @@ def test_a_stream_that_appears_later_is_trimmed_too(raw: Redis, key_prefix: str)
 def test_a_refused_pass_is_logged_once_and_tried_again(
     raw: Redis, stream: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(housekeeping, "_FIRST_ERROR_S", 0.01)
+    monkeypatch.setattr(housekeeping, "_AFTER_ERROR", Backoff(base_s=0.02, cap_s=60.0, jitter=0.0))
     raw.delete(stream)
     raw.set(stream, "no stream")
     with caplog.at_level(logging.WARNING), StreamHousekeeper(raw, [stream], retention=QUICK) as housekeeper:
@@ -410,7 +413,7 @@ def test_a_dead_name_goes_after_its_entries_were_claimed(
     assert raw.xpending(four, "fast")["consumers"] == [{"name": "live", "pending": 1}]
 
 
-def test_a_name_that_never_had_a_key_goes_only_by_proved_idle_time(raw: Redis, four: str) -> None:
+def test_a_consumer_without_a_key_is_removed_by_proved_idle_time(raw: Redis, four: str) -> None:
     assert remove_names(raw, four, "other", proof_ms="3600000") == []
     assert remove_names(raw, four, "other", proof_ms="0") == ["other"]
 

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import pytest
 import redis
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import QueueError
 from conquiet.queue import RedisStreamsQueue
@@ -15,7 +17,7 @@ class MakeQueue(Protocol):
     def __call__(self, consumer: str = "alice", **options: Any) -> RedisStreamsQueue: ...
 
 
-def refuse(raw: Any, key: str, kind: type[redis.ResponseError]) -> None:
+def refuse(raw: RawRedis, key: str, kind: type[redis.ResponseError]) -> None:
     """Have the server refuse something else: what the caller is handling when it enqueues."""
     if kind is redis.exceptions.ReadOnlyError:
         raw.eval("return redis.error_reply('READONLY You can\\'t write against a read only replica.')", 0)
@@ -25,10 +27,10 @@ def refuse(raw: Any, key: str, kind: type[redis.ResponseError]) -> None:
 @pytest.mark.parametrize("kind", [redis.ResponseError, redis.exceptions.ReadOnlyError])
 def test_a_reply_lost_while_another_refusal_is_handled_is_in_doubt(
     make_queue: MakeQueue,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
-    raw: Any,
+    raw: RawRedis,
     stream: str,
     kind: type[redis.ResponseError],
 ) -> None:
@@ -48,7 +50,7 @@ def test_a_reply_lost_while_another_refusal_is_handled_is_in_doubt(
 
 @pytest.mark.parametrize("rights", [("-multi",), ("-exec",), ("-multi", "-exec", "-discard")])
 def test_a_batch_needs_no_right_to_transactions(
-    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue, rights: tuple[str, ...]
+    private_redis: Callable[..., RedisServer], connect: Connect, make_queue: MakeQueue, rights: tuple[str, ...]
 ) -> None:
     """Were MULTI refused and the rest sent along, every entry would be there and the call would say that none is."""
     server = private_redis()
@@ -63,7 +65,7 @@ def test_a_batch_needs_no_right_to_transactions(
 
 @pytest.mark.parametrize("forbidden", ["-eval", "-xadd"])
 def test_a_batch_without_the_right_to_eval_adds_nothing(
-    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue, forbidden: str
+    private_redis: Callable[..., RedisServer], connect: Connect, make_queue: MakeQueue, forbidden: str
 ) -> None:
     server = private_redis()
     raw = connect(server.url)
@@ -79,7 +81,7 @@ def test_a_batch_without_the_right_to_eval_adds_nothing(
 
 
 def test_a_mark_that_is_refused_leaves_no_entry_behind(
-    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue
+    private_redis: Callable[..., RedisServer], connect: Connect, make_queue: MakeQueue
 ) -> None:
     """An entry without its mark would be added once more by every repeated call."""
     server = private_redis()
@@ -99,7 +101,7 @@ def test_a_mark_that_is_refused_leaves_no_entry_behind(
     assert raw.xlen(queue.config.stream_key) == 1
 
 
-def test_an_entry_that_is_refused_leaves_its_key_free(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_an_entry_that_is_refused_leaves_its_key_free(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     raw.delete(stream)
     raw.set(stream, "not a stream")
     with pytest.raises(QueueError, match="WRONGTYPE") as caught:

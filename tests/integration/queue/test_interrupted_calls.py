@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Protocol
 
 import pytest
 import redis
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import QueueError
 from conquiet.queue import RedisStreamsQueue
@@ -43,11 +45,11 @@ def interruptible(make_queue: MakeQueue, redis_url: str) -> Iterator[RedisStream
     pool.disconnect()
 
 
-def connections(raw: Any) -> set[str]:
+def connections(raw: RawRedis) -> set[str]:
     return {one["id"] for one in raw.client_list() if one["name"] == NAME}
 
 
-def stored(raw: Any, queue: RedisStreamsQueue, message_id: str) -> list[Any]:
+def stored(raw: RawRedis, queue: RedisStreamsQueue, message_id: str) -> list[Any]:
     return [fields for _, fields in raw.xrange(queue.config.stream_key, message_id, message_id)]
 
 
@@ -64,7 +66,7 @@ CALLS: dict[str, tuple[int, Callable[[RedisStreamsQueue], object]]] = {
 
 @pytest.mark.parametrize("what", CALLS)
 def test_the_reply_to_an_interrupted_call_is_not_read_by_the_next(
-    interruptible: RedisStreamsQueue, raw: Any, what: str
+    interruptible: RedisStreamsQueue, raw: RawRedis, what: str
 ) -> None:
     replies, call = CALLS[what]
     before = connections(raw)
@@ -83,11 +85,11 @@ def test_the_reply_to_an_interrupted_call_is_not_read_by_the_next(
 @pytest.mark.parametrize("what", ["add", "read", "ack", "batch"])
 def test_a_late_reply_is_not_read_by_the_next_call(
     make_queue: MakeQueue,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
     monkeypatch: pytest.MonkeyPatch,
-    raw: Any,
+    raw: RawRedis,
     what: str,
 ) -> None:
     monkeypatch.setattr("conquiet.queue.redis_streams.LONGEST_SLICE_MS", 100)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import pytest
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import GroupMissingError, QueueError
 from conquiet.queue import QueueConsumer, RedisStreamsQueue
@@ -33,13 +35,13 @@ def proxy(redis_url: str, fault_proxy: Callable[[str], FaultProxy]) -> FaultProx
 
 
 @pytest.fixture
-def far_queue(make_queue: MakeQueue, connect: Any, redis_url: str, proxy: FaultProxy) -> RedisStreamsQueue:
+def far_queue(make_queue: MakeQueue, connect: Connect, redis_url: str, proxy: FaultProxy) -> RedisStreamsQueue:
     """A queue behind the proxy, of a client that would retry."""
     return make_queue("alice", client=connect(proxy.url_for(redis_url)))
 
 
 def test_an_add_whose_reply_is_lost_leaves_one_entry_and_raises(
-    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: Any, stream: str
+    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: RawRedis, stream: str
 ) -> None:
     proxy.drop_next_reply(b"XADD")
 
@@ -53,7 +55,7 @@ def test_an_add_whose_reply_is_lost_leaves_one_entry_and_raises(
 @pytest.mark.spec("RS-005.3", "RS-005.16", "RS-008.2")
 @pytest.mark.parametrize("way", ["enqueue", "with a key", "enqueue_many"])
 def test_an_add_that_waits_for_replicas_is_sent_once(
-    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: Any, stream: str, way: str
+    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: RawRedis, stream: str, way: str
 ) -> None:
     ways: dict[str, Callable[[], object]] = {
         "enqueue": lambda: far_queue.enqueue({"n": 1}, replicas=1, replicas_timeout_s=0.1),
@@ -72,8 +74,8 @@ def test_an_add_that_waits_for_replicas_is_sent_once(
     assert raw.info("commandstats").get("cmdstat_eval", {"calls": 0})["calls"] == (way != "enqueue")
 
 
-def test_a_repeated_add_with_a_key_is_one_entry_after_a_lost_reply(
-    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: Any, stream: str
+def test_an_add_repeated_with_its_key_is_one_entry(
+    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: RawRedis, stream: str
 ) -> None:
     proxy.drop_next_reply(b"EVAL")
     with pytest.raises(QueueError):
@@ -115,7 +117,7 @@ def test_an_ack_whose_reply_is_lost_may_be_repeated(
 
 
 def test_a_batch_whose_request_is_cut_adds_nothing(
-    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: Any, stream: str
+    far_queue: RedisStreamsQueue, proxy: FaultProxy, raw: RawRedis, stream: str
 ) -> None:
     proxy.drop_next_request(b"EVAL")
 
@@ -126,7 +128,7 @@ def test_a_batch_whose_request_is_cut_adds_nothing(
 
 
 def test_a_reply_that_never_comes_ends_after_the_timeout(
-    make_queue: MakeQueue, connect: Any, redis_url: str, proxy: FaultProxy
+    make_queue: MakeQueue, connect: Connect, redis_url: str, proxy: FaultProxy
 ) -> None:
     """BLOCK counts on top: a read may wait longer than the timeout, a dead line may not."""
     queue = make_queue("alice", client=connect(proxy.url_for(redis_url)), command_timeout_s=1.5)
@@ -142,14 +144,14 @@ def test_a_reply_that_never_comes_ends_after_the_timeout(
 
 @pytest.mark.spec("QC-006.7", "QC-007.6", "QC-009.4", "QC-009.5", "QC-009.8", "RS-008.3", "RS-008.4")
 def test_the_loop_ends_with_the_error_and_the_host_can_go_on(
-    make_consumer: MakeConsumer, connect: Any, redis_url: str, proxy: FaultProxy, commands_of: Commands
+    make_consumer: MakeConsumer, connect: Connect, redis_url: str, proxy: FaultProxy, commands_of: Commands
 ) -> None:
     consumer = make_consumer(client=connect(proxy.url_for(redis_url)), block_ms=200)
     consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])
     messages = consumer.iter_messages()
     consumer.ack(next(messages))
     proxy.refuse()
-    proxy.cut()
+    proxy.disconnect()
 
     with pytest.raises(QueueError) as caught:
         next(messages)
@@ -167,7 +169,7 @@ def test_a_connection_that_died_while_idle_is_replaced_before_anything_is_sent(
 ) -> None:
     monkeypatch.setattr("conquiet.redis_transport.connection._TRUSTED_IDLE_S", 0.0)
     far_queue.enqueue({"n": 1})
-    proxy.cut()
+    proxy.disconnect()
     wait_until(lambda: proxy.counters.open_connections == 0)
 
     assert far_queue.enqueue({"n": 2})
@@ -175,7 +177,7 @@ def test_a_connection_that_died_while_idle_is_replaced_before_anything_is_sent(
 
 # ---------------------------------------------------------------- the server's own disasters
 @pytest.fixture
-def blocked(make_consumer: MakeConsumer, raw: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+def blocked(make_consumer: MakeConsumer, raw: RawRedis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     """A consumer blocked in a read, and in the same one until something happens; calling it gives how that ended."""
     monkeypatch.setattr("conquiet.queue.consumer.LONGEST_SLICE_MS", 300_000)
     consumer = make_consumer(block_ms=300_000)
@@ -203,7 +205,7 @@ def blocked(make_consumer: MakeConsumer, raw: Any, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("disaster", ["flushall", "del", "destroy"])
 def test_a_group_lost_while_blocked_is_one_error_and_no_hot_loop(
-    blocked: Callable[[], Any], raw: Any, stream: str, commands_of: Commands, disaster: str
+    blocked: Callable[[], Any], raw: RawRedis, stream: str, commands_of: Commands, disaster: str
 ) -> None:
     before = commands_of().get("xreadgroup", 0)
     match disaster:
@@ -220,7 +222,7 @@ def test_a_group_lost_while_blocked_is_one_error_and_no_hot_loop(
     assert commands_of().get("xreadgroup", 0) - before <= 2
 
 
-def test_a_killed_connection_is_a_queue_error(blocked: Callable[[], Any], raw: Any) -> None:
+def test_a_killed_connection_is_a_queue_error(blocked: Callable[[], Any], raw: RawRedis) -> None:
     (reader,) = [one for one in raw.client_list() if "b" in one["flags"]]
     raw.client_kill_filter(_id=reader["id"])
 
@@ -230,9 +232,9 @@ def test_a_killed_connection_is_a_queue_error(blocked: Callable[[], Any], raw: A
     assert error.in_doubt
 
 
-def test_client_unblock_is_not_taken_for_a_lost_group(blocked: Callable[[], Any], raw: Any) -> None:
+def test_client_unblock_is_not_taken_for_a_lost_group(blocked: Callable[[], Any], raw: RawRedis) -> None:
     (reader,) = [one for one in raw.client_list() if "b" in one["flags"]]
-    raw.client_unblock(reader["id"], error=True)
+    raw.client_unblock(int(reader["id"]), error=True)
 
     error = blocked()
 
@@ -240,7 +242,7 @@ def test_client_unblock_is_not_taken_for_a_lost_group(blocked: Callable[[], Any]
     assert "UNBLOCKED" in str(error)
 
 
-def test_a_key_of_another_type_is_a_queue_error(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_a_key_of_another_type_is_a_queue_error(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     raw.delete(stream)
     raw.set(stream, "text")
 
@@ -249,7 +251,7 @@ def test_a_key_of_another_type_is_a_queue_error(queue: RedisStreamsQueue, raw: A
 
 
 def test_a_restart_with_an_append_only_file_loses_nothing_that_was_answered(
-    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue
+    private_redis: Callable[..., RedisServer], connect: Connect, make_queue: MakeQueue
 ) -> None:
     server = private_redis(aof=True)
     queue = make_queue(client=connect(server.url))
@@ -267,7 +269,7 @@ def test_a_restart_with_an_append_only_file_loses_nothing_that_was_answered(
 
 
 def test_a_loading_or_full_server_refuses_and_leaves_no_doubt(
-    private_redis: Callable[..., RedisServer], connect: Any, make_queue: MakeQueue
+    private_redis: Callable[..., RedisServer], connect: Connect, make_queue: MakeQueue
 ) -> None:
     server = private_redis(extra_args=("--maxmemory", "3mb", "--maxmemory-policy", "noeviction"))
     queue = make_queue(client=connect(server.url))
@@ -286,7 +288,7 @@ def test_a_loading_or_full_server_refuses_and_leaves_no_doubt(
 
 @pytest.mark.parametrize("how", ["xdel", "xtrim"])
 def test_an_entry_deleted_before_it_was_read_is_not_delivered_as_empty(
-    queue: RedisStreamsQueue, raw: Any, stream: str, how: str
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, how: str
 ) -> None:
     ids = queue.enqueue_many([{"n": 1}, {"n": 2}])
     raw.xdel(stream, ids[0]) if how == "xdel" else raw.xtrim(stream, 1, approximate=False)

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import pytest
 from prometheus_client import REGISTRY
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import MalformedMessageError, QueueError
 from conquiet.queue import QueueConsumer, RedisStreamsQueue
@@ -36,7 +38,11 @@ def counted(stream: str) -> Callable[[], dict[str, float]]:
     "CQ-006.42", "CQ-006.43", "CQ-007.3", "QC-003.6", "RS-006.3", "CQ-001.12",
 )  # fmt: skip
 def test_reads_acks_and_claims_are_counted_once_each(
-    consumer: QueueConsumer, make_queue: MakeQueue, raw: Any, stream: str, counted: Callable[[], dict[str, float]]
+    consumer: QueueConsumer,
+    make_queue: MakeQueue,
+    raw: RawRedis,
+    stream: str,
+    counted: Callable[[], dict[str, float]],
 ) -> None:
     ids = consumer.queue.enqueue_many([{"n": n} for n in range(4)])
     assert counted() == {"messages_enqueued": 4}
@@ -70,7 +76,7 @@ def test_every_operation_on_messages_is_counted(
 
 def test_malformed_deleted_and_pointless_are_counted_too(
     queue: RedisStreamsQueue,
-    raw: Any,
+    raw: RawRedis,
     stream: str,
     add_raw: Callable[..., str],
     counted: Callable[[], dict[str, float]],
@@ -94,7 +100,7 @@ def test_malformed_deleted_and_pointless_are_counted_too(
 @pytest.mark.spec("RS-007.5")
 def test_what_failed_is_not_counted(
     make_queue: MakeQueue,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
     counted: Callable[[], dict[str, float]],

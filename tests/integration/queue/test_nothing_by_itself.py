@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Engine, create_engine
 from tests.integration.queue.conftest import MakeConsumer
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import GroupMissingError, MalformedMessageError
 from conquiet.queue import QueueConsumer, QueueMessage
@@ -48,7 +49,7 @@ def started_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def make_idle(raw: Any, stream: str, ids: list[str], consumer: str) -> None:
+def make_idle(raw: RawRedis, stream: str, ids: list[str], consumer: str) -> None:
     raw.xclaim(stream, "billing", consumer, 0, ids, idle=120_000, justid=True)
 
 
@@ -82,7 +83,7 @@ def test_a_whole_life_starts_no_thread_and_leaves_nothing_but_the_stream(
     make_consumer: MakeConsumer,
     engine: Engine,
     started_threads: list[str],
-    raw: Any,
+    raw: RawRedis,
     stream: str,
     commands_of: Commands,
 ) -> None:
@@ -136,7 +137,7 @@ def test_a_whole_life_starts_no_thread_and_leaves_nothing_but_the_stream(
 def test_an_idle_loop_leaves_stale_entries_alone(
     make_consumer: MakeConsumer,
     engine: Engine,
-    raw: Any,
+    raw: RawRedis,
     stream: str,
     pending: PendingOf,
     commands_of: Commands,
@@ -182,9 +183,9 @@ def test_an_idle_loop_leaves_stale_entries_alone(
 
 @pytest.mark.spec("QC-001.1", "QC-002.5", "QC-013.1", "RS-001.5", "RS-002.2")
 def test_a_consumer_remembers_no_message_that_it_has_delivered(
-    make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+    make_consumer: MakeConsumer, engine: Engine, raw: RawRedis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever keeps a message from coming twice is an inbox or the handler: here it comes as often as it is asked."""
+    """An inbox or the handler prevents a second effect; the queue returns a message as often as it is read."""
     consumer = make_consumer()
     (entry,) = consumer.queue.enqueue_many([{"n": 1}])
     first = consumer.next()
@@ -214,7 +215,7 @@ def test_a_consumer_remembers_no_message_that_it_has_delivered(
 
 @pytest.mark.spec("QC-002.5", "QC-004.8", "QC-009.8")
 def test_no_call_depends_on_what_came_before_it(
-    make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str, add_raw: Callable[..., str]
+    make_consumer: MakeConsumer, engine: Engine, raw: RawRedis, stream: str, add_raw: Callable[..., str]
 ) -> None:
     """A message that is not acknowledged, an error, a malformed entry, a lost group, a run that failed: no state."""
     consumer = make_consumer()
@@ -255,7 +256,7 @@ def test_no_call_depends_on_what_came_before_it(
 def test_a_message_that_was_read_as_the_stop_came_is_delivered(
     make_consumer: MakeConsumer, engine: Engine, pending: PendingOf, way: str
 ) -> None:
-    """The stop comes between the command and its reply. A message that is not returned then is stranded."""
+    """The stop comes between the command and its reply. A message that is not returned then stays pending."""
     consumer = make_consumer()
     (entry,) = consumer.queue.enqueue_many([{"n": 1}])
     read: Any = consumer.queue.read
@@ -286,7 +287,7 @@ def test_a_message_that_was_read_as_the_stop_came_is_delivered(
 @pytest.mark.spec("QC-004.5", "RS-006.27")
 @pytest.mark.parametrize("way", ["by hand", "run", "recover", "claim", "batches"])
 def test_however_long_a_message_takes_it_can_be_acknowledged(
-    make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str, pending: PendingOf, way: str
+    make_consumer: MakeConsumer, engine: Engine, raw: RawRedis, stream: str, pending: PendingOf, way: str
 ) -> None:
     """Longer than the idle time after which others may claim it, by both clocks: nothing ends or refuses it."""
     consumer = make_consumer(claim_idle_ms=5)
@@ -377,7 +378,7 @@ print('conquiet.db' in sys.modules)
 
 
 @pytest.mark.spec("RS-000.2", "QC-001.17")
-def test_every_method_but_the_runner_works_without_a_database(redis_url: str, raw: Any, stream: str) -> None:
+def test_every_method_but_the_runner_works_without_a_database(redis_url: str, raw: RawRedis, stream: str) -> None:
     """An import inside a method is found only by calling it."""
     ran = subprocess.run(
         [sys.executable, "-c", WITHOUT_A_DATABASE, redis_url, stream], capture_output=True, text=True, check=False

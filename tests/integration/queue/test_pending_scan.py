@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import MalformedMessageError, QueueError
 from conquiet.queue import RedisStreamsQueue, pending_scan
@@ -18,7 +19,7 @@ class MakeQueue(Protocol):
     def __call__(self, consumer: str = "alice", **options: Any) -> RedisStreamsQueue: ...
 
 
-def make_idle(raw: Any, stream: str, ids: list[str], consumer: str, idle_ms: int = 120_000) -> None:
+def make_idle(raw: RawRedis, stream: str, ids: list[str], consumer: str, idle_ms: int = 120_000) -> None:
     """Turn the server's clock back for these entries."""
     raw.xclaim(stream, "billing", consumer, 0, ids, idle=idle_ms, retrycount=1, justid=True)
 
@@ -29,7 +30,7 @@ def make_idle(raw: Any, stream: str, ids: list[str], consumer: str, idle_ms: int
     "RS-005.37",
 )  # fmt: skip
 def test_only_what_is_idle_for_long_enough_is_claimed(
-    make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf, commands_of: Commands
+    make_queue: MakeQueue, raw: RawRedis, stream: str, pending: PendingOf, commands_of: Commands
 ) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     old, young = alice.enqueue_many([{"n": 1}, {"n": 2}])
@@ -66,7 +67,7 @@ def test_nothing_stale_means_no_claim(
 
 @pytest.mark.spec("CQ-006.16")
 @pytest.mark.spec("RS-005.35", "RS-005.36", "RS-005.32", "RS-005.34", "RS-005.39", "QC-010.7", "QC-010.9", "QC-012.9")
-def test_one_call_is_bounded_and_further_calls_get_the_rest(make_queue: MakeQueue, raw: Any, stream: str) -> None:
+def test_one_call_is_bounded_and_further_calls_get_the_rest(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     ids = alice.enqueue_many([{"n": n} for n in range(25)])
     alice.read(100, 25)
@@ -83,7 +84,7 @@ def test_one_call_is_bounded_and_further_calls_get_the_rest(make_queue: MakeQueu
 
 
 @pytest.mark.spec("RS-002.6", "RS-002.5", "QC-004.6")
-def test_claiming_breaks_the_order(make_queue: MakeQueue, raw: Any, stream: str) -> None:
+def test_claiming_breaks_the_order(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     first, second = alice.enqueue_many([{"n": 1}, {"n": 2}])
     alice.read(100)
@@ -98,7 +99,7 @@ def test_claiming_breaks_the_order(make_queue: MakeQueue, raw: Any, stream: str)
 @pytest.mark.spec("QC-010.9", "RS-005.28", "RS-005.37")
 @pytest.mark.parametrize("small_group", [0, 10_000], ids=["long list", "short list"])
 def test_stale_entries_are_found_wherever_they_stand(
-    make_queue: MakeQueue, raw: Any, stream: str, small_group: int, monkeypatch: pytest.MonkeyPatch
+    make_queue: MakeQueue, raw: RawRedis, stream: str, small_group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the end of the list, in the middle, of the dead, of the living and of oneself."""
     monkeypatch.setattr(pending_scan, "SMALL_GROUP", small_group)
@@ -121,7 +122,7 @@ def test_stale_entries_are_found_wherever_they_stand(
 
 @pytest.mark.parametrize("first", [20, 47, 75], ids=["page of its own", "across two pages", "last page"])
 def test_stale_entries_beyond_the_count_are_found_by_the_next_call(
-    make_queue: MakeQueue, raw: Any, stream: str, first: int, monkeypatch: pytest.MonkeyPatch
+    make_queue: MakeQueue, raw: RawRedis, stream: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_scan, "SMALL_GROUP", 0)
     monkeypatch.setattr(pending_scan, "PAGE", 10)
@@ -140,7 +141,7 @@ def test_stale_entries_beyond_the_count_are_found_by_the_next_call(
 
 @pytest.mark.spec("RS-005.30", "RS-005.35")
 def test_the_cost_does_not_grow_with_the_pending_list(
-    make_queue: MakeQueue, raw: Any, stream: str, commands_of: Commands
+    make_queue: MakeQueue, raw: RawRedis, stream: str, commands_of: Commands
 ) -> None:
     """Counted, not timed: rows that the server looks at, by commands and their sizes."""
     alice, bob = make_queue("alice"), make_queue("bob")
@@ -162,7 +163,7 @@ def test_the_cost_does_not_grow_with_the_pending_list(
 
 
 @pytest.mark.spec("RS-005.33", "CQ-001.9", "CQ-006.17")
-def test_of_two_concurrent_claims_one_gets_the_entry(make_queue: MakeQueue, raw: Any, stream: str) -> None:
+def test_of_two_concurrent_claims_one_gets_the_entry(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
     """The server has the last word: an entry that was claimed since we looked is young again."""
     alice, bob, carol = make_queue("alice"), make_queue("bob"), make_queue("carol")
     (message_id,) = alice.enqueue_many([{"n": 1}])
@@ -184,7 +185,7 @@ def test_of_two_concurrent_claims_one_gets_the_entry(make_queue: MakeQueue, raw:
 
 @pytest.mark.parametrize("how", ["xdel", "xtrim"])
 def test_deleted_entries_are_dropped_and_named_and_never_delivered(
-    make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf, how: str
+    make_queue: MakeQueue, raw: RawRedis, stream: str, pending: PendingOf, how: str
 ) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     ids = alice.enqueue_many([{"n": n} for n in range(4)])
@@ -200,7 +201,7 @@ def test_deleted_entries_are_dropped_and_named_and_never_delivered(
 
 
 def test_malformed_entries_do_not_block_the_others(
-    make_queue: MakeQueue, add_raw: Callable[..., str], raw: Any, stream: str
+    make_queue: MakeQueue, add_raw: Callable[..., str], raw: RawRedis, stream: str
 ) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     bad = [add_raw({"data": "oops"}) for _ in range(3)]
@@ -221,7 +222,12 @@ def test_malformed_entries_do_not_block_the_others(
 
 @pytest.mark.parametrize("small_group", [0, 10_000], ids=["long list", "short list"])
 def test_own_messages_are_skipped_on_request_and_hide_no_others(
-    make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf, small_group: int, monkeypatch: pytest.MonkeyPatch
+    make_queue: MakeQueue,
+    raw: RawRedis,
+    stream: str,
+    pending: PendingOf,
+    small_group: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ours stand first in the list, more of them than are claimed at once."""
     monkeypatch.setattr(pending_scan, "SMALL_GROUP", small_group)
@@ -242,7 +248,7 @@ def test_own_messages_are_skipped_on_request_and_hide_no_others(
     assert pending()[ids[24]] == ("bob", 1)
 
 
-def test_with_nothing_of_ones_own_skipping_changes_nothing(make_queue: MakeQueue, raw: Any, stream: str) -> None:
+def test_with_nothing_of_ones_own_skipping_changes_nothing(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
     alice, bob = make_queue("alice"), make_queue("bob", claim_skip_own_messages=True)
     ids = alice.enqueue_many([{"n": n} for n in range(3)])
     alice.read(100, 3)
@@ -292,7 +298,7 @@ def test_a_restarted_process_finds_its_own_entries_with_their_delivery_counts(
 
 
 def test_own_entries_come_page_by_page_until_there_is_no_last_id(
-    queue: RedisStreamsQueue, raw: Any, stream: str, add_raw: Callable[..., str]
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, add_raw: Callable[..., str]
 ) -> None:
     ids = queue.enqueue_many([{"n": n} for n in range(7)])
     queue.read(100, 7)
@@ -324,7 +330,7 @@ def test_nothing_of_ones_own_is_an_empty_batch(queue: RedisStreamsQueue) -> None
 
 # ---------------------------------------------------------------- extend
 def test_an_extended_message_is_young_again_and_was_not_delivered_again(
-    make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf
+    make_queue: MakeQueue, raw: RawRedis, stream: str, pending: PendingOf
 ) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     message_id = alice.enqueue({"n": 1})
@@ -337,7 +343,7 @@ def test_an_extended_message_is_young_again_and_was_not_delivered_again(
     assert pending() == {message_id: ("alice", 1)}
 
 
-def test_what_another_has_claimed_is_not_taken_back(make_queue: MakeQueue, raw: Any, stream: str) -> None:
+def test_what_another_has_claimed_is_not_taken_back(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     alice.enqueue({"n": 1})
     (message,) = alice.read(100)
@@ -360,7 +366,7 @@ def test_what_is_acknowledged_does_not_come_back_by_extending(queue: RedisStream
 # ---------------------------------------------------------------- backlog
 @pytest.mark.spec("QC-012.4", "QC-012.5", "QC-012.6", "QC-012.7", "QC-012.8")
 def test_reading_the_backlog_changes_nothing(
-    queue: RedisStreamsQueue, raw: Any, stream: str, pending: PendingOf, commands_of: Commands
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, pending: PendingOf, commands_of: Commands
 ) -> None:
     empty = queue.backlog()
     ids = queue.enqueue_many([{"n": n} for n in range(5)])
@@ -384,7 +390,7 @@ def test_reading_the_backlog_changes_nothing(
 
 @pytest.mark.spec("QC-012.5", "QC-012.6")
 def test_the_backlog_of_a_long_stream_costs_no_more_and_writes_nothing(
-    queue: RedisStreamsQueue, raw: Any, commands_of: Commands
+    queue: RedisStreamsQueue, raw: RawRedis, commands_of: Commands
 ) -> None:
     """Thousands wait and thousands are pending: what the server sends does not depend on them."""
     for _ in range(4):
@@ -409,7 +415,7 @@ def test_an_undelivered_stream_is_as_old_as_its_first_entry(queue: RedisStreamsQ
     assert wait_until(lambda: (queue.backlog().oldest_age_s or 0) > 0.02)
 
 
-def test_an_unknown_lag_is_none(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_an_unknown_lag_is_none(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     ids = queue.enqueue_many([{"n": n} for n in range(4)])
     queue.read(100)
     raw.xdel(stream, ids[2])

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Engine, create_engine, text
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import GroupMissingError, MalformedMessageError, QueueError
 from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
@@ -62,7 +64,7 @@ def one_pending(queue: RedisStreamsQueue) -> QueueMessage:
     return message
 
 
-def make_idle(raw: Any, stream: str, ids: list[str], consumer: str) -> None:
+def make_idle(raw: RawRedis, stream: str, ids: list[str], consumer: str) -> None:
     raw.xclaim(stream, "billing", consumer, 0, ids, idle=120_000, justid=True)
 
 
@@ -71,7 +73,7 @@ def make_idle(raw: Any, stream: str, ids: list[str], consumer: str) -> None:
     "RS-001.3", "RS-001.4", "RS-001.7", "RS-001.8", "RS-001.9", "RS-005.1", "RS-005.6", "RS-005.4", "QC-012.3",
 )  # fmt: skip
 def test_no_method_trims_cleans_up_dead_letters_or_touches_a_signal(
-    make_queue: MakeQueue, add_raw: Callable[..., str], raw: Any, stream: str, commands_of: Commands
+    make_queue: MakeQueue, add_raw: Callable[..., str], raw: RawRedis, stream: str, commands_of: Commands
 ) -> None:
     """Malformed, deleted, stale, acknowledged, closed: where an automatic repair would be likely."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -106,7 +108,7 @@ def test_no_method_trims_cleans_up_dead_letters_or_touches_a_signal(
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("lost", ["group", "stream"])
 def test_no_method_creates_a_lost_group_again(
-    queue: RedisStreamsQueue, raw: Any, stream: str, name: str, lost: str
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, name: str, lost: str
 ) -> None:
     message = one_pending(queue)
     raw.delete(stream) if lost == "stream" else raw.xgroup_destroy(stream, "billing")
@@ -124,7 +126,7 @@ def test_no_method_creates_a_lost_group_again(
 @pytest.mark.spec("RS-005.11", "QC-011.2")
 @pytest.mark.parametrize("recover", [False, True])
 def test_a_run_whose_group_is_lost_ends_and_does_not_create_it(
-    consumer: QueueConsumer, engine: Engine, raw: Any, stream: str, *, recover: bool
+    consumer: QueueConsumer, engine: Engine, raw: RawRedis, stream: str, *, recover: bool
 ) -> None:
     raw.xgroup_destroy(stream, "billing")
 
@@ -138,7 +140,7 @@ def test_a_run_whose_group_is_lost_ends_and_does_not_create_it(
 
 @pytest.mark.spec("RS-005.9", "CQ-006.8")
 def test_a_group_that_is_there_keeps_its_place_and_what_is_pending(
-    make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf
+    make_queue: MakeQueue, raw: RawRedis, stream: str, pending: PendingOf
 ) -> None:
     alice = make_queue("alice")
     first, second = alice.enqueue_many([{"n": 1}, {"n": 2}])
@@ -154,7 +156,7 @@ def test_a_group_that_is_there_keeps_its_place_and_what_is_pending(
 @pytest.mark.spec("RS-008.1", "RS-005.10", "RS-005.27", "CQ-003.6", "QC-009.1", "QC-009.2", "QC-009.3")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_refusal_by_the_server_is_a_queue_error_in_every_method(
-    queue: RedisStreamsQueue, raw: Any, stream: str, name: str
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, name: str
 ) -> None:
     message = one_pending(queue)
     raw.delete(stream)
@@ -170,7 +172,7 @@ def test_a_refusal_by_the_server_is_a_queue_error_in_every_method(
 @pytest.mark.spec("RS-005.3", "RS-005.16", "RS-008.2", "QC-009.6")
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_repeats_a_command_that_was_refused(
-    queue: RedisStreamsQueue, raw: Any, stream: str, name: str, commands_of: Commands
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, name: str, commands_of: Commands
 ) -> None:
     """A method that succeeds shows nothing about retries."""
     message = one_pending(queue)
@@ -192,7 +194,7 @@ def test_no_method_repeats_a_command_that_was_refused(
 
 # ---------------------------------------------------------------- the format, on every way in and out
 @pytest.mark.spec("RS-003.1", "RS-003.2", "RS-003.3", "RS-003.4", "RS-005.14", "CQ-006.9")
-def test_every_way_to_add_writes_one_field_of_utf8_json(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_every_way_to_add_writes_one_field_of_utf8_json(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     payload = {"who": "Zoë", "nested": {"list": [1, None, True]}}
     ids = [
         queue.enqueue(payload),
@@ -222,7 +224,7 @@ MALFORMED: list[dict[Any, Any]] = [
 @pytest.mark.spec("RS-003.1", "RS-003.2", "RS-003.3", "RS-003.5", "RS-003.6", "CQ-006.10")
 @pytest.mark.parametrize("fields", MALFORMED, ids=["name", "fields", "utf-8", "json", "object", "nan", "size"])
 def test_a_malformed_entry_is_refused_by_claiming_and_recovering_too(
-    make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf, fields: dict[Any, Any]
+    make_queue: MakeQueue, raw: RawRedis, stream: str, pending: PendingOf, fields: dict[Any, Any]
 ) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     bad = raw.xadd(stream, fields).decode()
@@ -243,7 +245,7 @@ def test_a_malformed_entry_is_refused_by_claiming_and_recovering_too(
 @pytest.mark.spec("CQ-006.14", "CQ-006.2", "RS-005.15")
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}])
 def test_ids_are_text_whatever_brought_them(
-    make_queue: MakeQueue, connect: Any, raw: Any, stream: str, options: dict[str, Any]
+    make_queue: MakeQueue, connect: Connect, raw: RawRedis, stream: str, options: dict[str, Any]
 ) -> None:
     alice = make_queue("alice", client=connect(**options))
     ids = [alice.enqueue({"n": 1}), alice.enqueue({"n": 2}, idempotency_key="k"), *alice.enqueue_many([{"n": 3}])]
@@ -263,7 +265,7 @@ def test_ids_are_text_whatever_brought_them(
 
 @pytest.mark.spec("RS-005.5", "QC-004.4", "RS-006.8", "CQ-006.16")
 def test_recovering_and_claiming_take_no_more_than_was_asked_for(
-    make_queue: MakeQueue, raw: Any, stream: str, pending: PendingOf
+    make_queue: MakeQueue, raw: RawRedis, stream: str, pending: PendingOf
 ) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     ids = alice.enqueue_many([{"n": n} for n in range(5)])
@@ -280,7 +282,7 @@ def test_recovering_and_claiming_take_no_more_than_was_asked_for(
 # ---------------------------------------------------------------- many at once
 @pytest.mark.spec("RS-001.2", "RS-002.11", "CQ-001.9", "CQ-008.9")
 def test_readers_and_claimers_at_the_same_moment_share_no_delivery(
-    make_queue: MakeQueue, raw: Any, stream: str
+    make_queue: MakeQueue, raw: RawRedis, stream: str
 ) -> None:
     """One after the other they could not collide: here all of them run."""
     producer = make_queue("producer")
@@ -326,7 +328,7 @@ def test_acknowledging_by_id_what_is_not_pending_is_allowed(queue: RedisStreamsQ
 # ---------------------------------------------------------------- stopping
 @pytest.mark.spec("QC-005.2", "QC-005.4", "QC-005.5", "RS-006.10", "RS-006.12", "CQ-006.38")
 def test_after_stop_no_loop_reads_recovers_claims_or_acknowledges(
-    make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str, commands_of: Commands
+    make_consumer: MakeConsumer, engine: Engine, raw: RawRedis, stream: str, commands_of: Commands
 ) -> None:
     consumer = make_consumer()
     one_pending(consumer.queue)
@@ -392,7 +394,7 @@ def counted(stream: str) -> dict[str, float]:
 @pytest.mark.spec("RS-007.5")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_refused_command_counts_nothing_in_any_method(
-    queue: RedisStreamsQueue, raw: Any, stream: str, name: str
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, name: str
 ) -> None:
     message = one_pending(queue)
     raw.delete(stream)
@@ -409,10 +411,10 @@ def test_a_refused_command_counts_nothing_in_any_method(
 @pytest.mark.parametrize("word", [b"XCLAIM", b"XINFO", b"XPENDING"])
 def test_a_claim_that_breaks_at_any_step_counts_nothing(
     make_queue: MakeQueue,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
-    raw: Any,
+    raw: RawRedis,
     stream: str,
     word: bytes,
 ) -> None:
@@ -431,7 +433,7 @@ def test_a_claim_that_breaks_at_any_step_counts_nothing(
 
 @pytest.mark.spec("RS-007.6")
 def test_a_broken_registry_fails_no_method(
-    make_queue: MakeQueue, add_raw: Callable[..., str], raw: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+    make_queue: MakeQueue, add_raw: Callable[..., str], raw: RawRedis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: str) -> Any:
         raise RuntimeError("no metrics today")

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import pytest
 import redis
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.config import QueueConfig
 from conquiet.errors import (
@@ -33,7 +35,7 @@ class MakeQueue(Protocol):
 # ---------------------------------------------------------------- the group
 @pytest.mark.spec("RS-005.7", "RS-005.8", "RS-001.1", "CQ-006.7")
 def test_the_first_queue_creates_the_group_which_sees_earlier_entries(
-    make_queue: MakeQueue, raw: Any, stream: str
+    make_queue: MakeQueue, raw: RawRedis, stream: str
 ) -> None:
     raw.xadd(stream, {"data": '{"early": true}'})
 
@@ -44,7 +46,7 @@ def test_the_first_queue_creates_the_group_which_sees_earlier_entries(
 
 
 @pytest.mark.spec("RS-005.7", "CQ-006.7")
-def test_creating_the_group_creates_the_stream(make_queue: MakeQueue, raw: Any, stream: str) -> None:
+def test_creating_the_group_creates_the_stream(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
     make_queue()
 
     assert raw.type(stream) == b"stream"
@@ -52,7 +54,7 @@ def test_creating_the_group_creates_the_stream(make_queue: MakeQueue, raw: Any, 
 
 
 @pytest.mark.spec("RS-005.9", "CQ-006.8")
-def test_a_group_that_is_there_already_is_taken_as_it_is(make_queue: MakeQueue, raw: Any, stream: str) -> None:
+def test_a_group_that_is_there_already_is_taken_as_it_is(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
     make_queue("alice").enqueue({"n": 1})
     make_queue("alice").read(100)
 
@@ -62,7 +64,7 @@ def test_a_group_that_is_there_already_is_taken_as_it_is(make_queue: MakeQueue, 
 
 
 @pytest.mark.spec("RS-005.10", "CQ-006.8", "RS-008.1")
-def test_another_refusal_of_the_group_is_raised(make_queue: MakeQueue, raw: Any, stream: str) -> None:
+def test_another_refusal_of_the_group_is_raised(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
     raw.set(stream, "not a stream")
 
     with pytest.raises(QueueError, match=r"XGROUP CREATE.*WRONGTYPE") as caught:
@@ -72,7 +74,7 @@ def test_another_refusal_of_the_group_is_raised(make_queue: MakeQueue, raw: Any,
 
 
 @pytest.mark.spec("RS-005.10", "RS-005.9", "CQ-006.8", "RS-008.1")
-def test_only_a_group_that_is_there_is_no_error(connect: Any, raw: Any, stream: str, closed_port: int) -> None:
+def test_only_a_group_that_is_there_is_no_error(connect: Connect, raw: RawRedis, stream: str, closed_port: int) -> None:
     """A refusal by rights and a server that is away, with the group there and not: each is raised."""
     raw.execute_command("ACL", "SETUSER", "narrow", "on", "nopass", "~*", "+@all", "-xgroup")
     clients = connect(username="narrow", password="any"), redis.Redis(port=closed_port)
@@ -88,7 +90,7 @@ def test_only_a_group_that_is_there_is_no_error(connect: Any, raw: Any, stream: 
 
 @pytest.mark.spec("RS-005.11")
 def test_a_lost_group_is_an_error_and_is_not_created_again(
-    queue: RedisStreamsQueue, raw: Any, stream: str, commands_of: Commands
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, commands_of: Commands
 ) -> None:
     raw.xgroup_destroy(stream, "billing")
 
@@ -113,7 +115,7 @@ def test_a_lost_group_is_an_error_and_is_not_created_again(
 )
 @pytest.mark.parametrize("lost", ["group", "stream"])
 def test_every_call_on_a_lost_group_raises(
-    queue: RedisStreamsQueue, raw: Any, stream: str, ask: Callable[[RedisStreamsQueue], object], lost: str
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, ask: Callable[[RedisStreamsQueue], object], lost: str
 ) -> None:
     raw.delete(stream) if lost == "stream" else raw.xgroup_destroy(stream, "billing")
 
@@ -126,7 +128,7 @@ def test_every_call_on_a_lost_group_raises(
     "RS-005.12", "RS-005.13", "RS-005.14", "RS-005.15", "RS-003.1", "RS-003.2", "RS-003.3", "RS-003.4",
     "CQ-006.4", "CQ-006.9",
 )  # fmt: skip
-def test_enqueue_adds_one_field_of_json_and_gives_the_id(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_enqueue_adds_one_field_of_json_and_gives_the_id(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     message_id = queue.enqueue({"order": 7, "who": "Zoë"})
 
     ((stored_id, fields),) = raw.xrange(stream)
@@ -145,7 +147,7 @@ def test_one_enqueue_is_one_command(queue: RedisStreamsQueue, commands_of: Comma
 @pytest.mark.spec("RS-003.6", "RS-003.7", "CQ-006.3")
 @pytest.mark.parametrize("bad", [{"x": b"bytes"}, {"x": float("nan")}, {1: "x"}, {"x": object()}, ["x"], "x", None])
 def test_what_is_no_json_object_is_refused_before_anything_is_sent(
-    queue: RedisStreamsQueue, connect: Any, stream: str, commands_of: Commands, bad: Any
+    queue: RedisStreamsQueue, connect: Connect, stream: str, commands_of: Commands, bad: Any
 ) -> None:
     with StreamProducer(connect(), stream) as producer:
         doors: list[Callable[[], object]] = [
@@ -181,7 +183,7 @@ def test_a_payload_over_the_limit_is_refused(make_queue: MakeQueue) -> None:
 
 
 def test_enqueue_many_adds_all_in_order_in_one_step(
-    queue: RedisStreamsQueue, raw: Any, stream: str, commands_of: Commands
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, commands_of: Commands
 ) -> None:
     ids = queue.enqueue_many({"n": n} for n in range(250))
 
@@ -191,14 +193,16 @@ def test_enqueue_many_adds_all_in_order_in_one_step(
     assert commands_of()["eval"] == 1
 
 
-def test_enqueue_many_adds_nothing_if_one_payload_is_refused(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_enqueue_many_adds_nothing_if_one_payload_is_refused(
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str
+) -> None:
     with pytest.raises(PayloadError):
         queue.enqueue_many([{"n": 1}, {"n": float("inf")}, {"n": 3}])
 
     assert raw.xlen(stream) == 0
 
 
-def test_enqueue_many_adds_nothing_if_the_server_refuses(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_enqueue_many_adds_nothing_if_the_server_refuses(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     raw.delete(stream)
     raw.set(stream, "not a stream")
 
@@ -220,7 +224,7 @@ def test_enqueue_many_of_nothing_sends_nothing_and_of_too_many_is_refused(
 
 # ---------------------------------------------------------------- idempotency keys
 def test_one_key_adds_one_entry_and_gives_its_id_to_everyone(
-    queue: RedisStreamsQueue, make_queue: MakeQueue, raw: Any, stream: str
+    queue: RedisStreamsQueue, make_queue: MakeQueue, raw: RawRedis, stream: str
 ) -> None:
     first = queue.enqueue({"pay": 5, "to": "x"}, idempotency_key="invoice 7")
     again = make_queue("bob").enqueue({"to": "x", "pay": 5}, idempotency_key="invoice 7")
@@ -231,7 +235,7 @@ def test_one_key_adds_one_entry_and_gives_its_id_to_everyone(
     assert queue.read(100)[0].payload == {"pay": 5, "to": "x"}
 
 
-def test_a_key_used_for_another_payload_is_an_error(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_a_key_used_for_another_payload_is_an_error(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     queue.enqueue({"pay": 5}, idempotency_key="invoice 7")
 
     with pytest.raises(PayloadError, match="used before"):
@@ -241,7 +245,7 @@ def test_a_key_used_for_another_payload_is_an_error(queue: RedisStreamsQueue, ra
 
 
 def test_a_key_is_forgotten_after_its_window_and_never_stored_in_clear(
-    queue: RedisStreamsQueue, raw: Any, stream: str
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str
 ) -> None:
     queue.enqueue({"n": 1}, idempotency_key="jane@example.org", idempotency_window_s=30)
 
@@ -253,7 +257,7 @@ def test_a_key_is_forgotten_after_its_window_and_never_stored_in_clear(
     assert raw.xlen(stream) == 2
 
 
-def test_a_window_that_redis_cannot_keep_is_refused(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_a_window_that_redis_cannot_keep_is_refused(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     for window_s in (1e16, LONGEST_WINDOW_S + 1):
         with pytest.raises(ConfigurationError, match="ten years"):
             queue.enqueue({"n": 1}, idempotency_key="k", idempotency_window_s=window_s)
@@ -446,7 +450,7 @@ def test_a_message_of_another_stream_or_group_is_not_acknowledged_here(
 
 
 @pytest.mark.spec("RS-005.27", "QC-008.5")
-def test_a_refused_ack_is_raised(queue: RedisStreamsQueue, raw: Any, stream: str) -> None:
+def test_a_refused_ack_is_raised(queue: RedisStreamsQueue, raw: RawRedis, stream: str) -> None:
     queue.enqueue({"n": 1})
     (message,) = queue.read(100)
     raw.delete(stream)
@@ -462,7 +466,7 @@ def test_a_refused_ack_is_raised(queue: RedisStreamsQueue, raw: Any, stream: str
     "QC-012.3",
 )  # fmt: skip
 def test_a_message_costs_three_commands_and_touches_one_key(
-    queue: RedisStreamsQueue, raw: Any, stream: str, commands_of: Commands
+    queue: RedisStreamsQueue, raw: RawRedis, stream: str, commands_of: Commands
 ) -> None:
     """No trimming, no clean-up, no dead letters, no polling: the server saw nothing else."""
     for n in range(20):
@@ -488,7 +492,7 @@ def test_the_queue_leaves_signals_alone(make_queue: MakeQueue) -> None:
 
 
 @pytest.mark.spec("CQ-006.5", "CQ-006.6", "CQ-006.27")
-def test_the_queue_keeps_client_and_config_and_needs_no_consumer(connect: Any, stream: str) -> None:
+def test_the_queue_keeps_client_and_config_and_needs_no_consumer(connect: Connect, stream: str) -> None:
     client, config = connect(), QueueConfig(stream, "billing", "alice")
 
     with RedisStreamsQueue(client, config) as queue:
@@ -497,12 +501,12 @@ def test_the_queue_keeps_client_and_config_and_needs_no_consumer(connect: Any, s
         assert isinstance(queue.read(100), MessageBatch)
 
 
-def connections_named(raw: Any, name: str) -> int:
+def connections_named(raw: RawRedis, name: str) -> int:
     return sum(1 for one in raw.client_list() if one["name"] == name)
 
 
 @pytest.mark.spec("CQ-001.5", "CQ-001.15")
-def test_leaving_closes_what_we_opened_and_nothing_else(connect: Any, stream: str, raw: Any) -> None:
+def test_leaving_closes_what_we_opened_and_nothing_else(connect: Connect, stream: str, raw: RawRedis) -> None:
     client = connect(client_name="leaving")
     client.ping()
 
@@ -517,7 +521,7 @@ def test_leaving_closes_what_we_opened_and_nothing_else(connect: Any, stream: st
     queue.close()
 
 
-def test_a_constructor_that_fails_leaves_no_connection(connect: Any, raw: Any, stream: str) -> None:
+def test_a_constructor_that_fails_leaves_no_connection(connect: Connect, raw: RawRedis, stream: str) -> None:
     raw.set(stream, "x")
 
     with pytest.raises(QueueError):
@@ -532,7 +536,7 @@ def test_repr_of_a_message_shows_no_payload(queue: RedisStreamsQueue) -> None:
     assert "DE00" not in repr(queue.read(100))
 
 
-def test_server_errors_are_not_quoted(connect: Any, stream: str, raw: Any, queue: RedisStreamsQueue) -> None:
+def test_server_errors_are_not_quoted(connect: Connect, stream: str, raw: RawRedis, queue: RedisStreamsQueue) -> None:
     """``unknown command … with args beginning with`` quotes the payload."""
     raw.execute_command("ACL", "SETUSER", "narrow", "on", "nopass", "~*", "+@all", "-xadd")
     narrow = connect(username="narrow", password="any")

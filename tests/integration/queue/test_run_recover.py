@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.db import DbSession
 from conquiet.errors import CommitUnknownError, ConfigurationError, DatabaseUnavailableError, LifecycleError, QueueError
@@ -103,7 +105,7 @@ def test_a_message_that_failed_is_handled_first_after_a_restart(
 
 
 def test_own_pending_messages_are_handled_one_by_one_before_new_ones(
-    make_consumer: MakeConsumer, engine: Engine, pending: PendingOf, raw: Any, stream: str
+    make_consumer: MakeConsumer, engine: Engine, pending: PendingOf, raw: RawRedis, stream: str
 ) -> None:
     """More than one page of them; one deleted from the stream; another consumer's are left alone."""
     consumer, bob = make_consumer(), make_consumer("bob")
@@ -166,7 +168,7 @@ def test_without_recover_a_start_says_how_many_messages_it_leaves_pending(
 
 
 def test_a_start_without_the_right_to_look_reads_all_the_same(
-    private_redis: Callable[..., RedisServer], connect: Any, make_consumer: MakeConsumer, engine: Engine
+    private_redis: Callable[..., RedisServer], connect: Connect, make_consumer: MakeConsumer, engine: Engine
 ) -> None:
     server = private_redis()
     connect(server.url).acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-xpending"])
@@ -297,7 +299,7 @@ def test_a_retried_commit_of_unknown_outcome_is_one_effect_with_the_inbox(
 
 
 def test_a_message_claimed_during_the_outage_is_left_to_its_owner(
-    make_consumer: MakeConsumer, engine: Engine, effects: Effects, pending: PendingOf, raw: Any, stream: str
+    make_consumer: MakeConsumer, engine: Engine, effects: Effects, pending: PendingOf, raw: RawRedis, stream: str
 ) -> None:
     consumer = make_consumer()
     claimed, other = consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])
@@ -319,7 +321,7 @@ def test_a_message_claimed_during_the_outage_is_left_to_its_owner(
 
 
 def test_a_pause_keeps_the_message_from_being_claimed(
-    make_consumer: MakeConsumer, engine: Engine, raw: Any, stream: str
+    make_consumer: MakeConsumer, engine: Engine, raw: RawRedis, stream: str
 ) -> None:
     """However long the outage: the pauses are shorter than ``claim_idle_ms``, and each one renews the message."""
     consumer = make_consumer(claim_idle_ms=600)
@@ -361,7 +363,7 @@ def test_a_stop_during_an_outage_ends_the_run_with_the_message_pending(
 
 def test_a_redis_failure_during_recovery_leaves_run(
     make_consumer: MakeConsumer,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
     engine: Engine,

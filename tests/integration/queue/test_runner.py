@@ -8,6 +8,8 @@ from typing import Any, Protocol, Self
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from tests.integration.queue.conftest import Connect
+from tests.redis_clients import RawRedis
 
 from conquiet.db import DbSession
 from conquiet.db import session as session_module
@@ -238,7 +240,7 @@ def test_a_commit_that_is_refused_is_raised_and_not_acknowledged(
 @pytest.mark.parametrize("command", [b"XREADGROUP", b"XACK"])
 def test_a_redis_failure_leaves_run(
     make_consumer: MakeConsumer,
-    connect: Any,
+    connect: Connect,
     redis_url: str,
     fault_proxy: Callable[[str], FaultProxy],
     engine: Engine,
@@ -369,7 +371,7 @@ def test_the_recovery_loop_handles_what_others_left_and_nothing_else(
     make_consumer: MakeConsumer,
     engine: Engine,
     effects: Callable[[], list[str]],
-    raw: Any,
+    raw: RawRedis,
     stream: str,
     pending: PendingOf,
 ) -> None:
@@ -405,7 +407,7 @@ def test_a_recovery_loop_that_sleeps_for_an_hour_notices_stop(
 
 @pytest.mark.spec("CQ-006.44", "QC-010.12")
 def test_the_recovery_loop_claims_after_the_configured_idle_time(
-    make_consumer: MakeConsumer, engine: Engine, effects: Callable[[], list[str]], raw: Any, stream: str
+    make_consumer: MakeConsumer, engine: Engine, effects: Callable[[], list[str]], raw: RawRedis, stream: str
 ) -> None:
     alice, bob = make_consumer("alice"), make_consumer("bob", claim_idle_ms=600_000)
     young, old = alice.queue.enqueue_many([{"n": 1}, {"n": 2}])
@@ -440,7 +442,7 @@ def test_the_recovery_loop_raises_errors_and_passes_malformed_entries(
     engine: Engine,
     effects: Callable[[], list[str]],
     add_raw: Callable[..., str],
-    raw: Any,
+    raw: RawRedis,
     stream: str,
 ) -> None:
     alice, bob = make_consumer("alice"), make_consumer("bob")

@@ -10,6 +10,7 @@ import pytest
 
 from conquiet.core.backoff import Backoff
 from conquiet.testing import wait_until
+from conquiet.testing.rabbitmq import RabbitMQServer
 
 if TYPE_CHECKING:
     from conquiet.rabbit import RabbitConsumer
@@ -107,7 +108,7 @@ class Rabbit:
 
 
 @pytest.fixture
-def rabbit(rabbitmq_server: Any, amqp_url: str) -> Iterator[Rabbit]:
+def rabbit(rabbitmq_server: RabbitMQServer, amqp_url: str) -> Iterator[Rabbit]:
     broker = Rabbit(amqp_url, rabbitmq_server.api)
     yield broker
     broker.close()

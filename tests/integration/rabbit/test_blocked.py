@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +11,17 @@ from tests.integration.rabbit.conftest import MakeAction, Rabbit
 from conquiet.errors import PublishError
 from conquiet.rabbit import Publisher, RabbitConsumer
 from conquiet.testing import RabbitMQServer, wait_until_async
+from conquiet.testing.shared import SharedRabbitMQ
 
 USUAL = "0.4"
 BLOCKED = "publishing blocked by the broker: it is low on memory or disk"
 
 
+Alarm = Callable[[str], Awaitable[None]]
+
+
 @pytest.fixture
-def alarm(rabbitmq_server: Any) -> Iterator[Any]:
+def alarm(rabbitmq_server: SharedRabbitMQ) -> Iterator[Alarm]:
     """Set the memory limit to nothing, and back."""
     if not isinstance(rabbitmq_server, RabbitMQServer):
         pytest.fail("this test has to change the broker's memory limit: run it on a private one")
@@ -35,7 +39,7 @@ def alarm(rabbitmq_server: Any) -> Iterator[Any]:
 
 
 async def test_a_blocking_broker_delays_publishers_and_no_consumer(
-    rabbit: Rabbit, action: MakeAction, alarm: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    rabbit: Rabbit, action: MakeAction, alarm: Alarm, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, answers = rabbit.queue(), asyncio.Event()
     rabbit.queue("other", dead=None)

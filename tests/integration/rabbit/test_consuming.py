@@ -216,7 +216,7 @@ async def test_a_syncer_that_changes_headers_does_not_change_the_disposition(
     ],
 )
 async def test_the_broker_itself_confirms_prefetch_tag_and_manual_acknowledgement(
-    rabbit: Rabbit, recorder: type[Recorder], options: Any, set_later: int | None, prefetch: int, name: str
+    rabbit: Rabbit, recorder: type[Recorder], options: dict[str, Any], set_later: int | None, prefetch: int, name: str
 ) -> None:
     queue = rabbit.queue()
     made = SeedConsumer(rabbit.url, queue, recorder(), **options)

@@ -1,7 +1,8 @@
 """Does the queue keep what fails? Found out from the management API."""
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ WARNING = "the queue has no dead-letter exchange: a message that fails twice wil
 
 
 @pytest.fixture
-def management_url(rabbitmq_server: Any) -> str:
+def management_url(rabbitmq_server: RabbitMQServer) -> str:
     return str(rabbitmq_server.management_url)
 
 
@@ -56,13 +57,13 @@ async def test_a_policy_counts_as_well(rabbit: Rabbit, recorder: type[Recorder],
         return rabbit.api("GET", "/api/queues/{vhost}/work").get("effective_policy_definition")
 
     await wait_until_async(known)
-    options: Any = {"management_url": management_url, "require_dead_letter": True}
+    options: dict[str, Any] = {"management_url": management_url, "require_dead_letter": True}
     await start_and_stop(RabbitConsumer(rabbit.url, queue, recorder(), **options))
 
 
 @pytest.mark.parametrize("options", [{"dead_letter": False}, {}])
 async def test_a_required_exchange_that_is_missing_fails_the_start(
-    rabbit: Rabbit, recorder: type[Recorder], management_url: str, options: Any
+    rabbit: Rabbit, recorder: type[Recorder], management_url: str, options: dict[str, Any]
 ) -> None:
     queue = rabbit.queue(dead=None)
     options = options or {"management_url": management_url}
@@ -108,7 +109,9 @@ class TlsBroker(RabbitMQServer):
 
 
 @pytest.fixture
-def tls_broker(private_rabbitmq: Any, tmp_path: Any) -> Iterator[TlsBroker]:  # asked for: who uses it starts a broker
+def tls_broker(
+    private_rabbitmq: Callable[..., RabbitMQServer], tmp_path: Path
+) -> Iterator[TlsBroker]:  # asked for: who uses it starts a broker
     made = make_certificate(tmp_path)
     for path in (made.key, made.certificate):
         path.chmod(0o644)  # the broker may run as another user
@@ -140,7 +143,7 @@ async def test_a_retry_circuit_without_an_end_is_warned_about(
     queue = rabbit.queue(dead="waiting")
     rabbit.put(queue, action(1))
     syncer = recorder(*[False] * 100)
-    options: Any = {"max_retries": 1, "exhausted": "dead_letter", "management_url": management_url}
+    options: dict[str, Any] = {"max_retries": 1, "exhausted": "dead_letter", "management_url": management_url}
 
     async with RabbitConsumer(rabbit.url, queue, syncer, **options) as consumer:
         await wait_until_async(lambda: consumer.count.dead_lettered >= 8)
@@ -153,7 +156,7 @@ async def test_dead_letters_that_end_somewhere_are_not_warned_about(
     rabbit: Rabbit, recorder: type[Recorder], management_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = rabbit.queue()
-    options: Any = {"max_retries": 1, "exhausted": "dead_letter", "management_url": management_url}
+    options: dict[str, Any] = {"max_retries": 1, "exhausted": "dead_letter", "management_url": management_url}
 
     await start_and_stop(RabbitConsumer(rabbit.url, queue, recorder(), **options))
 

@@ -13,6 +13,7 @@ from conquiet.rabbit import RabbitConsumer, RabbitDeadLetters
 from conquiet.rabbit.config import seed_defaults
 from conquiet.rabbit.dead_delivery import EVERYTHING
 from conquiet.testing import wait_until_async
+from conquiet.testing.rabbitmq import RabbitMQServer
 
 pytestmark = pytest.mark.usefixtures("rabbitmq_server")
 
@@ -72,7 +73,7 @@ async def test_a_moved_message_keeps_its_properties_and_says_why_and_whence(
 
 
 async def test_a_moved_message_is_listed_replayed_and_handled(
-    rabbit: Rabbit, recorder: type[Recorder], rabbitmq_server: Any
+    rabbit: Rabbit, recorder: type[Recorder], rabbitmq_server: RabbitMQServer
 ) -> None:
     queue = rabbit.queue("orders", dead=None)
     rabbit.put(queue, {"order": 1}, headers={"x-death": [{"queue": "elsewhere", "count": 1}]})
@@ -152,7 +153,7 @@ async def test_dead_letters_to_a_queue_that_does_not_exist_are_moved(
 async def test_the_management_api_shows_an_exchange_that_leads_nowhere(
     rabbit: Rabbit,
     recorder: type[Recorder],
-    rabbitmq_server: Any,
+    rabbitmq_server: RabbitMQServer,
     caplog: pytest.LogCaptureFixture,
     exchange: str,
     *,
@@ -181,7 +182,7 @@ async def test_the_management_api_shows_an_exchange_that_leads_nowhere(
 
 @pytest.mark.parametrize("asks_the_api", [False, True])
 async def test_an_exchange_with_a_binding_dead_letters_by_itself(
-    rabbit: Rabbit, recorder: type[Recorder], rabbitmq_server: Any, *, asks_the_api: bool
+    rabbit: Rabbit, recorder: type[Recorder], rabbitmq_server: RabbitMQServer, *, asks_the_api: bool
 ) -> None:
     rabbit.channel.exchange_declare("bound", "fanout", durable=True)
     rabbit.channel.queue_declare("graves", durable=True)
@@ -242,7 +243,7 @@ async def test_the_seed_rejects_and_warns_at_its_start(
 
 
 async def test_without_the_right_to_declare_the_consumer_stops_and_keeps_the_message(
-    rabbit: Rabbit, recorder: type[Recorder], rabbitmq_server: Any
+    rabbit: Rabbit, recorder: type[Recorder], rabbitmq_server: RabbitMQServer
 ) -> None:
     queue = rabbit.queue("orders", dead=None)
     rabbit.put(queue, {"order": 1})
@@ -293,7 +294,7 @@ async def test_the_log_names_the_message_id_that_the_dead_letter_has(
 
 
 async def test_a_dead_queue_that_was_deleted_meanwhile_is_declared_again(
-    rabbit: Rabbit, recorder: type[Recorder], fast: Any
+    rabbit: Rabbit, recorder: type[Recorder], fast: dict[str, Any]
 ) -> None:
     queue = rabbit.queue("orders", dead=None)
     rabbit.put(queue, b"1")

@@ -41,7 +41,7 @@ class Database:
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("error", [DatabaseUnavailableError, CommitUnknownError, InfrastructureError])
-async def test_an_outage_costs_no_message_an_attempt(rabbit: Rabbit, error: Any, kind: str) -> None:
+async def test_an_outage_costs_no_message_an_attempt(rabbit: Rabbit, error: type[Exception], kind: str) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, *({"number": number} for number in range(30)))
     database = Database(error)
@@ -111,7 +111,7 @@ async def test_a_stop_during_a_pause_is_prompt_and_returns_everything(rabbit: Ra
     assert consumer.count.released == 10
 
 
-async def test_a_connection_lost_during_a_pause_does_not_end_the_probes(rabbit: Rabbit, fast: Any) -> None:
+async def test_a_connection_lost_during_a_pause_does_not_end_the_probes(rabbit: Rabbit, fast: dict[str, Any]) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, *({"number": number} for number in range(10)))
     database = Database()

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from conquiet.errors import ConfigurationError, PublishError, QueueMissingError,
 from conquiet.rabbit import Outgoing, Publisher, RabbitConsumer, RabbitDeadLetters, ReplayReport
 from conquiet.rabbit.dead_delivery import EVERYTHING
 from conquiet.testing import wait_until_async
+from conquiet.testing.proxy import FaultProxy
 
 
 async def test_a_published_message_is_in_the_queue_persistent_and_with_an_id(rabbit: Rabbit) -> None:
@@ -53,7 +54,7 @@ async def test_a_message_that_no_queue_wants_raises(rabbit: Rabbit) -> None:
 async def test_a_channel_is_renewed_after_a_refusal_unless_it_is_new(
     rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A channel may be refused for ever: that of a quorum queue whose leader died when the channel was opened."""
+    """A channel may be refused permanently: the leader of its quorum queue died when the channel was opened."""
     full, free = rabbit.queue("full", x_max_length=0, x_overflow="reject-publish"), rabbit.queue()
     async with Publisher(rabbit.url) as publisher:
         with pytest.raises(PublishError, match="refused"):
@@ -121,7 +122,9 @@ async def test_a_full_queue_refuses_and_that_raises(rabbit: Rabbit) -> None:
             await publisher.publish(queue, b"2")
 
 
-async def test_a_lost_connection_raises_and_the_next_call_connects_again(rabbit: Rabbit, fault_proxy: Any) -> None:
+async def test_a_lost_connection_raises_and_the_next_call_connects_again(
+    rabbit: Rabbit, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
     queue = rabbit.queue()
     proxy = fault_proxy(rabbit.url)
     async with Publisher(proxy.url_for(rabbit.url), timeout_s=10) as publisher:
@@ -135,7 +138,7 @@ async def test_a_lost_connection_raises_and_the_next_call_connects_again(rabbit:
 
 
 async def test_a_broker_that_never_confirms_is_a_timeout(
-    rabbit: Rabbit, fault_proxy: Any, monkeypatch: pytest.MonkeyPatch
+    rabbit: Rabbit, fault_proxy: Callable[[str], FaultProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = rabbit.queue()
     proxy = fault_proxy(rabbit.url)
@@ -225,6 +228,6 @@ async def test_a_replay_that_cannot_be_put_back_loses_nothing(rabbit: Rabbit) ->
 
 
 @pytest.mark.parametrize("options", [{"limit": 0}, {"rate_per_s": 0}, {"rate_per_s": -1}])
-async def test_a_replay_checks_its_settings(rabbit: Rabbit, options: Any) -> None:
+async def test_a_replay_checks_its_settings(rabbit: Rabbit, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         await RabbitDeadLetters(rabbit.url, "dead").replay(EVERYTHING, **options)

@@ -1,4 +1,4 @@
-"""One bad message, or one lost channel, and what becomes of everybody else's."""
+"""One bad message or one lost channel fails no other message."""
 
 import asyncio
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ async def test_the_queue_type_is_learned_without_taking_a_message(rabbit: Rabbit
 @pytest.mark.spec("MW-005.3")
 @pytest.mark.parametrize("count", [{"x-delivery-count": 1}, {"x-acquired-count": 1}])
 async def test_a_foreign_count_on_a_classic_queue_causes_no_endless_requeue(
-    rabbit: Rabbit, recorder: type[Recorder], fast: Any, caplog: pytest.LogCaptureFixture, count: Any
+    rabbit: Rabbit, recorder: type[Recorder], fast: dict[str, Any], caplog: pytest.LogCaptureFixture, count: Any
 ) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, b"{}", headers=count)

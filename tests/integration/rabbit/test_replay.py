@@ -253,7 +253,7 @@ MILLISECONDS = Raw(b"T" + struct.pack(">Q", 1_700_000_000_000))
 
 
 @pytest.fixture
-def odd(rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch) -> Any:
+def odd(rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch) -> Rabbit:
     """The broker's-eye view, whose client writes what pika otherwise cannot."""
     encode = pika.data.encode_value
 
@@ -268,7 +268,7 @@ def odd(rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch) -> Any:
     return rabbit
 
 
-async def test_a_replay_brings_every_header_back_as_it_was(odd: Any) -> None:
+async def test_a_replay_brings_every_header_back_as_it_was(odd: Rabbit) -> None:
     queue = odd.queue()
     origin = {"x-death": [{"count": 1, "queue": queue}]}
     price = Raw(b"d" + struct.pack(">d", 2.75))
@@ -289,7 +289,7 @@ async def test_a_replay_brings_every_header_back_as_it_was(odd: Any) -> None:
     assert table[4:] == b"\x05price" + price.raw + b"\x05smallb\x07" + b"\x04when" + MILLISECONDS.raw
 
 
-async def test_a_message_that_comes_back_to_the_publisher_may_have_any_header(odd: Any) -> None:
+async def test_a_message_that_comes_back_to_the_publisher_may_have_any_header(odd: Rabbit) -> None:
     odd.queue()
     odd.put("dead", b"1", headers={"when": MILLISECONDS})
 
@@ -297,7 +297,9 @@ async def test_a_message_that_comes_back_to_the_publisher_may_have_any_header(od
         await RabbitDeadLetters(odd.url, "dead").replay(EVERYTHING, to="nowhere")
 
 
-async def test_a_retry_circuit_ends_also_for_a_message_with_an_odd_header(odd: Any, recorder: type[Recorder]) -> None:
+async def test_a_retry_circuit_ends_also_for_a_message_with_an_odd_header(
+    odd: Rabbit, recorder: type[Recorder]
+) -> None:
     odd.queue("wait", dead="work", x_message_ttl=20)
     odd.queue("work", dead="wait")
     odd.put("work", b"{}", headers={"when": MILLISECONDS})
@@ -310,7 +312,7 @@ async def test_a_retry_circuit_ends_also_for_a_message_with_an_odd_header(odd: A
     assert (len(syncer.seen), consumer.count.dropped) == (6, 1)  # three rounds, each with a second try
 
 
-async def test_the_message_id_is_there_beside_an_odd_header(odd: Any) -> None:
+async def test_the_message_id_is_there_beside_an_odd_header(odd: Rabbit) -> None:
     odd.queue()
     properties = pika.BasicProperties(headers={"when": MILLISECONDS}, message_id="m1")
     odd.channel.basic_publish("", "work", b"{}", properties)

@@ -41,7 +41,7 @@ class Nodes:
                 proxy.accept()
             else:
                 proxy.refuse()
-                proxy.cut()
+                proxy.disconnect()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def nodes(rabbit: Rabbit, fault_proxy: Callable[[str], FaultProxy]) -> Nodes:
 
 
 async def test_a_consumer_moves_to_the_node_that_is_there(
-    rabbit: Rabbit, nodes: Nodes, recorder: type[Recorder], fast: Any
+    rabbit: Rabbit, nodes: Nodes, recorder: type[Recorder], fast: dict[str, Any]
 ) -> None:
     queue, syncer = rabbit.queue(), recorder()
     schemas = SchemaRegistry(built_in=False).register_default()

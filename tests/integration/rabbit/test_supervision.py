@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit import RabbitConsumer
 from conquiet.rabbit.slow_start import SlowStart
-from conquiet.testing import Cut, RabbitMQServer, wait_until_async
+from conquiet.testing import CloseMode, RabbitMQServer, wait_until_async
+from conquiet.testing.proxy import FaultProxy
+from conquiet.testing.shared import SharedRabbitMQ
 
 
 def numbers(seen: list[Any]) -> list[int]:
@@ -26,7 +29,7 @@ async def acknowledged(consumer: RabbitConsumer, number: int) -> None:
 
 
 async def test_a_connection_closed_by_the_broker_is_rebuilt_whole(
-    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: dict[str, Any]
 ) -> None:
     queue = rabbit.queue()
     events: list[str] = []
@@ -59,9 +62,9 @@ async def test_a_consumer_starts_although_the_first_node_is_down(
     assert (consumer.count.queued, consumer.count.reconnects) == (1, 0)
 
 
-@pytest.mark.parametrize("how", [Cut.RST, Cut.FIN])
+@pytest.mark.parametrize("how", [CloseMode.RST, CloseMode.FIN])
 async def test_a_late_settlement_of_an_old_channel_is_a_counted_no_op(
-    rabbit: Rabbit, fault_proxy: Any, action: MakeAction, fast: Any, how: Cut
+    rabbit: Rabbit, fault_proxy: Callable[[str], FaultProxy], action: MakeAction, fast: dict[str, Any], how: CloseMode
 ) -> None:
     """Sent on the new channel, the old tag would settle another message or close the channel."""
     queue = rabbit.queue()
@@ -80,7 +83,7 @@ async def test_a_late_settlement_of_an_old_channel_is_a_counted_no_op(
     consumer = RabbitConsumer(proxy.url_for(rabbit.url), queue, slow_once, concurrency=2, **fast)
     async with consumer:
         await wait_until_async(lambda: runs == 1)
-        proxy.cut(how)
+        proxy.disconnect(how)
         await wait_until_async(lambda: consumer.count.ack == 1)  # delivered again and done on the new channel
         go_on.set()
         await wait_until_async(lambda: consumer.count.stale == 1)
@@ -92,7 +95,7 @@ async def test_a_late_settlement_of_an_old_channel_is_a_counted_no_op(
 
 
 async def test_deliveries_waiting_on_a_lost_channel_are_not_run(
-    rabbit: Rabbit, fault_proxy: Any, action: MakeAction, fast: Any
+    rabbit: Rabbit, fault_proxy: Callable[[str], FaultProxy], action: MakeAction, fast: dict[str, Any]
 ) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(4)])
@@ -111,7 +114,7 @@ async def test_deliveries_waiting_on_a_lost_channel_are_not_run(
         session = consumer._session
         assert session is not None
         await wait_until_async(lambda: len(seen) == 1 and session._window.open_count == 4)
-        proxy.cut()
+        proxy.disconnect()
         await wait_until_async(lambda: consumer.count.reconnects == 1)
         go_on.set()
         await wait_until_async(lambda: consumer.count.ack == 4)
@@ -121,7 +124,7 @@ async def test_deliveries_waiting_on_a_lost_channel_are_not_run(
 
 
 async def test_a_deleted_queue_is_waited_for_and_found_again(
-    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: dict[str, Any]
 ) -> None:
     queue = rabbit.queue()
     async with RabbitConsumer(rabbit.url, queue, recorder(), **fast) as consumer:
@@ -152,7 +155,7 @@ async def test_a_queue_that_stays_deleted_is_an_error_after_bounded_attempts(
 
 
 async def test_a_broker_that_stays_away_is_an_error_after_bounded_attempts(
-    rabbit: Rabbit, recorder: type[Recorder], fault_proxy: Any
+    rabbit: Rabbit, recorder: type[Recorder], fault_proxy: Callable[[str], FaultProxy]
 ) -> None:
     queue = rabbit.queue()
     proxy = fault_proxy(rabbit.url)
@@ -162,7 +165,7 @@ async def test_a_broker_that_stays_away_is_an_error_after_bounded_attempts(
     await consumer.ready()
 
     proxy.refuse()
-    proxy.cut()
+    proxy.disconnect()
 
     with pytest.raises(RabbitConnectionError, match=r"gave up after .*; the last one: \w+"):
         async with asyncio.timeout(60):
@@ -170,7 +173,7 @@ async def test_a_broker_that_stays_away_is_an_error_after_bounded_attempts(
 
 
 async def test_a_channel_error_rebuilds_the_link(
-    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any
+    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: dict[str, Any]
 ) -> None:
     """An acknowledgement of a tag that does not exist is answered by the broker with 406 and the end of the channel."""
     queue = rabbit.queue()
@@ -184,7 +187,7 @@ async def test_a_channel_error_rebuilds_the_link(
 
 @pytest.mark.spec("MW-001.11", "MW-008.1")
 async def test_the_depth_at_the_start_is_kept_over_a_reconnect(
-    rabbit: Rabbit, action: MakeAction, fast: Any, caplog: pytest.LogCaptureFixture
+    rabbit: Rabbit, action: MakeAction, fast: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "conquiet.rabbit")
     queue = rabbit.queue()
@@ -208,7 +211,11 @@ async def test_the_depth_at_the_start_is_kept_over_a_reconnect(
 
 
 async def test_a_silent_peer_is_noticed_by_missing_heartbeats(
-    rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: Any, fault_proxy: Any
+    rabbit: Rabbit,
+    recorder: type[Recorder],
+    action: MakeAction,
+    fast: dict[str, Any],
+    fault_proxy: Callable[[str], FaultProxy],
 ) -> None:
     queue = rabbit.queue()
     proxy = fault_proxy(rabbit.url)
@@ -225,7 +232,7 @@ async def test_a_silent_peer_is_noticed_by_missing_heartbeats(
 
 @pytest.mark.spec("MW-004.1")
 async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_connection(
-    rabbit: Rabbit, action: MakeAction, fast: Any, monkeypatch: pytest.MonkeyPatch
+    rabbit: Rabbit, action: MakeAction, fast: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker gives up after two to three intervals; the library sends a heartbeat in each half of one."""
     queue = rabbit.queue()
@@ -252,7 +259,7 @@ async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_conne
 
 
 async def test_a_blocked_loop_loses_its_connection_and_the_log_says_why(
-    rabbit: Rabbit, action: MakeAction, fast: Any, caplog: pytest.LogCaptureFixture
+    rabbit: Rabbit, action: MakeAction, fast: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker gives up after two to three heartbeats. The message is not lost: it is delivered once more."""
     queue, runs, blocked_s = rabbit.queue(), 0, 0.0
@@ -280,11 +287,11 @@ async def test_a_blocked_loop_loses_its_connection_and_the_log_says_why(
 
 @pytest.mark.parametrize(("quorum", "killed"), [(False, True), (True, False)])
 async def test_a_node_restart_is_survived(
-    rabbitmq_server: Any,
+    rabbitmq_server: SharedRabbitMQ,
     rabbit: Rabbit,
     recorder: type[Recorder],
     action: MakeAction,
-    fast: Any,
+    fast: dict[str, Any],
     *,
     quorum: bool,
     killed: bool,
@@ -325,8 +332,8 @@ async def test_a_start_that_is_not_answered_in_time_begins_again(
     rabbit: Rabbit,
     recorder: type[Recorder],
     action: MakeAction,
-    fast: Any,
-    fault_proxy: Any,
+    fast: dict[str, Any],
+    fault_proxy: Callable[[str], FaultProxy],
     monkeypatch: pytest.MonkeyPatch,
     request_: str,
 ) -> None:

@@ -17,6 +17,8 @@ from conquiet.redis_transport.async_connection import AsyncRedisConnection, Conn
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.protocol import _TIMEOUT_CHECKS
 from conquiet.redis_transport.topology import SingleServer
+from conquiet.testing.proxy import FaultProxy
+from conquiet.testing.redis import RedisServer
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -81,7 +83,9 @@ def test_a_reply_of_megabytes_arrives_whole(on_loop: Run, redis_url: str, key_pr
     on_loop(body)
 
 
-def test_a_server_that_says_nothing_is_given_up(on_loop: Run, redis_url: str, fault_proxy: Any) -> None:
+def test_a_server_that_says_nothing_is_given_up(
+    on_loop: Run, redis_url: str, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
     proxy = fault_proxy(redis_url)
 
     async def body() -> None:
@@ -117,7 +121,9 @@ def test_a_reply_that_came_while_the_loop_was_blocked_is_read(on_loop: Run, redi
 
 
 @pytest.mark.parametrize("how", ["fin", "middle of a reply"])
-def test_a_connection_that_ends_is_lost_at_once(on_loop: Run, redis_url: str, fault_proxy: Any, how: str) -> None:
+def test_a_connection_that_ends_is_lost_at_once(
+    on_loop: Run, redis_url: str, fault_proxy: Callable[[str], FaultProxy], how: str
+) -> None:
     proxy = fault_proxy(redis_url)
 
     async def body() -> None:
@@ -136,12 +142,14 @@ def test_a_connection_that_ends_is_lost_at_once(on_loop: Run, redis_url: str, fa
     on_loop(body)
 
 
-def test_a_close_while_idle_is_found_by_the_next_call(on_loop: Run, redis_url: str, fault_proxy: Any) -> None:
+def test_a_close_while_idle_is_found_by_the_next_call(
+    on_loop: Run, redis_url: str, fault_proxy: Callable[[str], FaultProxy]
+) -> None:
     proxy = fault_proxy(redis_url)
 
     async def body() -> None:
         async with opened(proxy.url_for(redis_url)) as connection:
-            await asyncio.to_thread(proxy.cut)
+            await asyncio.to_thread(proxy.disconnect)
             with pytest.raises(ConnectionLostError):
                 await connection.call([pack("PING")])
 
@@ -173,7 +181,7 @@ def test_what_is_no_reply_ends_the_connection(on_loop: Run) -> None:
     on_loop(body)
 
 
-def test_a_master_that_became_a_replica_counts_as_lost(on_loop: Run, private_redis: Any) -> None:
+def test_a_master_that_became_a_replica_counts_as_lost(on_loop: Run, private_redis: Callable[..., RedisServer]) -> None:
     """Another connection may lead to its successor. Taken for a refusal, an acknowledgement would be given up."""
     server = private_redis()
 
@@ -187,7 +195,7 @@ def test_a_master_that_became_a_replica_counts_as_lost(on_loop: Run, private_red
     on_loop(body)
 
 
-def test_a_tls_connection_is_read_like_any_other(on_loop: Run, private_redis: Any) -> None:
+def test_a_tls_connection_is_read_like_any_other(on_loop: Run, private_redis: Callable[..., RedisServer]) -> None:
     server = private_redis(tls=True, password="secret")
 
     async def body() -> None:

@@ -30,8 +30,9 @@ def client(redis_cluster: RedisClusterServer) -> Iterator[SyncClient]:
     made.close()
 
 
-def values(client: Any, stream: str) -> list[bytes]:
-    return [fields[b"data"] for _, fields in client.xrange(stream)]
+def values(client: SyncClient, stream: str) -> list[bytes]:
+    entries: Any = client.xrange(stream)
+    return [fields[b"data"] for _, fields in entries]
 
 
 def test_a_queue_works_at_every_step_of_a_migration(redis_cluster: RedisClusterServer, client: SyncClient) -> None:

@@ -10,7 +10,8 @@ from redis.exceptions import ResponseError
 
 from conquiet.errors import QueueError
 from conquiet.redis_transport.client import clone_async, clone_sync
-from conquiet.redis_transport.scripts import MAX_CONCURRENT, Script, load_script, run_many
+from conquiet.redis_transport.limiter import MAX_CONCURRENT
+from conquiet.redis_transport.scripts import Script, load_script, run_many
 
 ADD = Script.from_source("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])", action="adding")
 
@@ -72,7 +73,7 @@ def test_a_synchronous_call_does_the_same(redis_url: str, key_prefix: str) -> No
 
 
 def test_a_packages_script_is_read_once() -> None:
-    script = load_script("conquiet.processor", "tick", "looking")
+    script = load_script("conquiet.processor", "promote_due", "looking")
 
-    assert script is load_script("conquiet.processor", "tick", "looking")
-    assert (script.name, script.action, len(script.sha)) == ("tick", "looking", 40)
+    assert script is load_script("conquiet.processor", "promote_due", "looking")
+    assert (script.name, script.action, len(script.sha)) == ("promote_due", "looking", 40)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pytest
 import redis
 import redis.asyncio
+from tests.redis_clients import RawRedis
 
 from conquiet.core.lifecycle import Status
 from conquiet.runtime import Consumer, EngineError, StopReport
@@ -30,15 +31,15 @@ def stream(key_prefix: str) -> str:
 
 
 @pytest.fixture
-def raw(redis_url: str) -> Iterator[Any]:
-    """A client of the test's own: looks at the server, plays the other side."""
-    client = redis.Redis.from_url(redis_url, protocol=2)
+def raw(redis_url: str) -> Iterator[RawRedis]:
+    """Yield a client that inspects the server, and acts as another program."""
+    client = RawRedis.from_url(redis_url, protocol=2)
     yield client
     client.close()
 
 
 @pytest.fixture
-def enqueue(raw: Any, stream: str) -> Enqueue:
+def enqueue(raw: RawRedis, stream: str) -> Enqueue:
     def add(count: int = 1, *, to: str | None = None, **payload: Any) -> list[str]:
         pipe = raw.pipeline(transaction=False)
         for number in range(count):
@@ -71,7 +72,7 @@ async def make_engine(redis_url: str, stream: str) -> AsyncIterator[MakeEngine]:
 
 
 class Running:
-    """An engine at work, and the errors it told about."""
+    """A running engine, and the errors that it reported."""
 
     def __init__(self, engine: Consumer) -> None:
         self.engine = engine
@@ -87,14 +88,20 @@ class Running:
         return await asyncio.wait_for(self.task, 60)
 
 
+Run = Callable[[Consumer], Running]
+
+
 @pytest.fixture
-def run() -> Callable[[Consumer], Running]:
+def run() -> Run:
     return Running
 
 
+BeatQuickly = Callable[[Consumer], Consumer]
+
+
 @pytest.fixture
-def beat_quickly() -> Callable[[Consumer], Consumer]:
-    """Gives an engine the heartbeat of a short claim time, and leaves its messages out of everybody's reach.
+def beat_quickly() -> BeatQuickly:
+    """Give an engine the heartbeat of a short claim time, without making its messages claimable.
 
     With a claim time of milliseconds a busy machine is enough to turn a held message stale.
     """
@@ -107,8 +114,11 @@ def beat_quickly() -> Callable[[Consumer], Consumer]:
     return hasten
 
 
+SeenToFall = Callable[[Callable[[], int]], Callable[[], bool]]
+
+
 @pytest.fixture
-def seen_to_fall() -> Callable[[Callable[[], int]], Callable[[], bool]]:
+def seen_to_fall() -> SeenToFall:
     """A predicate: has this idle time been seen to fall three times? It rises by itself; an extension sets it back."""
 
     def watch(idle_ms: Callable[[], int]) -> Callable[[], bool]:
@@ -123,8 +133,12 @@ def seen_to_fall() -> Callable[[Callable[[], int]], Callable[[], bool]]:
     return watch
 
 
+class Pending(Protocol):
+    def __call__(self, group: str = "processor", of: str | None = None) -> list[dict[str, Any]]: ...
+
+
 @pytest.fixture
-def pending(raw: Any, stream: str) -> Callable[..., list[dict[str, Any]]]:
+def pending(raw: RawRedis, stream: str) -> Pending:
     def rows(group: str = "processor", of: str | None = None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = raw.xpending_range(of or stream, group, "-", "+", 1_000)
         return found

@@ -13,11 +13,14 @@ import pytest
 import redis
 import redis.asyncio
 from redis.crc import key_slot
+from tests.integration.runtime.conftest import BeatQuickly, MakeEngine, Run, SeenToFall
 
 from conquiet.core.backoff import Backoff
+from conquiet.errors import QueueError
 from conquiet.redis_transport import slot_table
 from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
 from conquiet.testing import RedisServer, free_port, wait_until, wait_until_async
+from conquiet.testing.shared import SharedServers
 
 pytestmark = pytest.mark.xdist_group("redis-cluster")
 
@@ -128,15 +131,15 @@ def started(conquiet_servers: Any) -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def nodes(conquiet_servers: Any) -> Iterator[Nodes]:
+def nodes(conquiet_servers: SharedServers) -> Iterator[Nodes]:
     """For tests that leave them in another state."""
     with started(conquiet_servers) as nodes:
         yield nodes
 
 
 @pytest.fixture(scope="module")
-def lasting_nodes(conquiet_servers: Any) -> Iterator[Nodes]:
-    """A cluster takes its servers two seconds before it serves anybody."""
+def lasting_nodes(conquiet_servers: SharedServers) -> Iterator[Nodes]:
+    """The servers of a cluster need two seconds before it serves a client."""
     with started(conquiet_servers) as nodes:
         yield nodes
 
@@ -160,7 +163,7 @@ def pending(client: Any, streams: list[str] = STREAMS) -> dict[str, int]:
 @pytest.mark.spec("CM-001.4", "CM-001.6")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_streams_of_many_slots_are_read_by_one_engine_within_one_bound(
-    shared_nodes: Nodes, make_engine: Any, run: Any, kind: str
+    shared_nodes: Nodes, make_engine: MakeEngine, run: Run, kind: str
 ) -> None:
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
     given: Any = raw if kind == "sync" else redis.asyncio.RedisCluster.from_url(shared_nodes.url(1))
@@ -198,7 +201,7 @@ async def test_streams_of_many_slots_are_read_by_one_engine_within_one_bound(
 
 
 async def test_readers_take_turns_when_one_message_only_may_be_fetched(
-    shared_nodes: Nodes, make_engine: Any, run: Any
+    shared_nodes: Nodes, make_engine: MakeEngine, run: Run
 ) -> None:
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
     seen: list[str] = []
@@ -224,8 +227,8 @@ async def test_readers_take_turns_when_one_message_only_may_be_fetched(
     assert max(seen.index(stream) for stream in STREAMS[1:]) < 50
 
 
-async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kept(
-    nodes: Nodes, make_engine: Any, run: Any, beat_quickly: Any, seen_to_fall: Any
+async def test_a_stream_keeps_its_leases_when_it_moves_to_another_node(
+    nodes: Nodes, make_engine: MakeEngine, run: Run, beat_quickly: BeatQuickly, seen_to_fall: SeenToFall
 ) -> None:
     raw = redis.RedisCluster.from_url(nodes.url(), protocol=2)
     moving = STREAMS[0]
@@ -239,7 +242,7 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
         return int(rows[0][2])
 
     def move_and_watch() -> None:
-        engine._topology._table.ask()  # it has no doubt left
+        engine._topology._table.refresh()  # it has no doubt left
         nodes.move(moving, home, since=second)
         # Only a heartbeat that looks for the new node itself finds it there.
         wait_until(seen_to_fall(idle_ms), message="extended three times")
@@ -255,7 +258,7 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
     options = {"redis": raw, "streams": STREAMS, "concurrency": 4, "claim_idle_ms": 600_000, "reconnect": QUICK}
     engine: Any = beat_quickly(make_engine(handler, **options))
     # It moves between the question who has it and the first command: the start must not fail for that.
-    engine._topology._table.ask()
+    engine._topology._table.refresh()
     fill(raw, moving, 1)
     nodes.move(moving, first)
 
@@ -290,7 +293,7 @@ async def test_a_stream_that_moves_to_another_node_is_followed_and_its_lease_kep
     assert report.failed == 0
 
 
-async def test_a_replica_that_takes_over_is_found(nodes: Nodes, make_engine: Any, run: Any) -> None:
+async def test_a_replica_that_takes_over_is_found(nodes: Nodes, make_engine: MakeEngine, run: Run) -> None:
     raw = redis.RedisCluster.from_url(nodes.url(), protocol=2)
     victim = nodes.has(STREAMS[0])
     replica = await asyncio.to_thread(nodes.replica_of, victim)
@@ -331,7 +334,7 @@ async def test_a_replica_that_takes_over_is_found(nodes: Nodes, make_engine: Any
     assert report.failed == 0
 
 
-async def test_a_cluster_that_is_not_there_is_an_error_of_the_queue(nodes: Nodes, make_engine: Any) -> None:
+async def test_a_cluster_that_is_not_there_is_an_error_of_the_queue(nodes: Nodes, make_engine: MakeEngine) -> None:
     client = redis.RedisCluster.from_url(nodes.url())
     for node in nodes.masters:
         await asyncio.to_thread(node.kill)
@@ -342,9 +345,9 @@ async def test_a_cluster_that_is_not_there_is_an_error_of_the_queue(nodes: Nodes
 
 
 async def test_a_silent_node_costs_the_others_neither_leases_nor_their_end(
-    shared_nodes: Nodes, make_engine: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+    shared_nodes: Nodes, make_engine: MakeEngine, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_table, "_ASK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(slot_table, "_FETCH_TIMEOUT_S", 0.3)
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
     silent = shared_nodes.masters[shared_nodes.has(STREAMS[0])]
     on_silent = [stream for stream in STREAMS if shared_nodes.masters[shared_nodes.has(stream)] is silent]
@@ -369,8 +372,9 @@ async def test_a_silent_node_costs_the_others_neither_leases_nor_their_end(
     await asyncio.to_thread(silent.pause)
     try:
         for _ in range(2):
-            with pytest.raises(redis.exceptions.TimeoutError):
+            with pytest.raises(QueueError) as caught:
                 await asyncio.to_thread(engine._heartbeat.beat, time.monotonic() + 300)
+            assert isinstance(caught.value.__cause__, redis.exceptions.TimeoutError)
         # As it will be in a while: nothing read there, and handlers of the others that come to their end.
         engine._shards[0].fetcher.last_progress -= 10
         engine._pace.last_end = time.monotonic()
@@ -391,7 +395,7 @@ async def test_a_silent_node_costs_the_others_neither_leases_nor_their_end(
 
 
 async def test_nodes_that_have_gone_are_not_asked_again(
-    shared_nodes: Nodes, make_engine: Any, closed_port: int
+    shared_nodes: Nodes, make_engine: MakeEngine, closed_port: int
 ) -> None:
     """Where nodes come back under other addresses, each one asked in vain would cost a silence."""
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
@@ -405,7 +409,7 @@ async def test_nodes_that_have_gone_are_not_asked_again(
     table._owners = dict.fromkeys(table._owners, gone)
     for stream in STREAMS:
         servers.client(stream)
-    table._asked_at -= 1
+    table._fetched_at -= 1
     servers.refresh()
     clients = set(servers._clients)
     await servers.close()

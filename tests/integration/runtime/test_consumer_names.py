@@ -4,9 +4,10 @@ import asyncio
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import QueueError
 from conquiet.redis_transport.liveness import LIVENESS_TTL_MS, liveness_key, registry_key
@@ -19,7 +20,7 @@ async def _nothing(message: RuntimeMessage, ctx: MessageContext) -> None:
 
 
 async def test_a_second_live_engine_of_one_name_is_refused_and_runs_nothing(
-    make_engine: Any, run: Any, enqueue: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, stream: str
 ) -> None:
     runs: list[str] = []
     release = asyncio.Event()
@@ -40,7 +41,9 @@ async def test_a_second_live_engine_of_one_name_is_refused_and_runs_nothing(
     assert sorted(runs) == sorted(ids)
 
 
-async def test_a_name_is_free_again_after_a_clean_stop(make_engine: Any, run: Any, raw: Any, stream: str) -> None:
+async def test_a_name_is_free_again_after_a_clean_stop(
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str
+) -> None:
     engine = make_engine(_nothing, consumer_id="me")
     running = run(engine)
     key = liveness_key(stream, "processor", "me")
@@ -59,8 +62,8 @@ async def token_of_an_ended_process() -> str:
     return str(child.stdout.strip())
 
 
-async def test_a_worker_that_starts_ends_the_liveness_of_those_killed_on_its_machine(
-    make_engine: Any, run: Any, raw: Any, stream: str
+async def test_a_starting_worker_ends_the_liveness_of_killed_ones_here(
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str
 ) -> None:
     """So a dashboard on another machine shows a killed worker as dead when its successor starts, not 15 s later."""
     killed, elsewhere = (liveness_key(stream, "processor", name) for name in ("killed", "elsewhere"))
@@ -75,8 +78,8 @@ async def test_a_worker_that_starts_ends_the_liveness_of_those_killed_on_its_mac
     await running.stop()
 
 
-async def test_the_name_of_a_process_that_died_here_is_taken_over_at_once(
-    make_engine: Any, run: Any, raw: Any, stream: str
+async def test_the_name_of_a_dead_process_here_is_free_immediately(
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str
 ) -> None:
     key = liveness_key(stream, "processor", "me")
     raw.set(key, await token_of_an_ended_process(), px=3_600_000)
@@ -87,8 +90,8 @@ async def test_the_name_of_a_process_that_died_here_is_taken_over_at_once(
     await running.stop()
 
 
-async def test_the_name_of_an_unknown_holder_is_taken_over_when_its_key_expires(
-    make_engine: Any, run: Any, raw: Any, stream: str
+async def test_the_name_of_an_unknown_holder_is_free_when_its_key_expires(
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str
 ) -> None:
     key = liveness_key(stream, "processor", "me")
     raw.set(key, "elsewhere/1/x", px=500)
@@ -99,7 +102,7 @@ async def test_the_name_of_an_unknown_holder_is_taken_over_when_its_key_expires(
 
 
 async def test_an_engine_whose_name_was_taken_stops_with_an_error(
-    make_engine: Any, run: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str
 ) -> None:
     key = liveness_key(stream, "processor", "me")
     engine = make_engine(_nothing, consumer_id="me", claim_idle_ms=300)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Pending, Run
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueError
@@ -15,12 +16,12 @@ from conquiet.testing import wait_until_async
 
 
 async def test_an_engine_that_can_acknowledge_nothing_any_more_ends(
-    make_engine: Any, run: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch, pending: Pending
 ) -> None:
     """Going on, it would work for nothing: everything would be done again elsewhere."""
 
     async def done(_: RuntimeMessage, __: MessageContext) -> None:
-        # By the connection for acknowledgements alone: the other one reads, and has room.
+        # By the connection for acknowledgements only: the other one reads, and has capacity left.
         await asyncio.sleep(0)
 
     engine = make_engine(done, max_reconnects=2, reconnect=Backoff(base_s=0.01, cap_s=0.01))
@@ -39,11 +40,12 @@ async def test_an_engine_that_can_acknowledge_nothing_any_more_ends(
     with pytest.raises(QueueError):
         await asyncio.wait_for(running.task, 60)
     assert len(pending()) == 1
+    assert engine.report is not None
     assert engine.report.unacknowledged
 
 
 async def test_what_is_due_goes_out_by_itself_where_no_read_is_coming(
-    make_engine: Any, enqueue: Any, pending: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, enqueue: Enqueue, pending: Pending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: RuntimeMessage, __: MessageContext) -> None:
         raise AssertionError
@@ -77,7 +79,7 @@ async def test_what_is_due_goes_out_by_itself_where_no_read_is_coming(
 
 
 async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
-    make_engine: Any, run: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[bool] = []
 
@@ -105,7 +107,7 @@ async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
 
 
 async def test_a_stream_paused_during_a_claim_is_not_read_after_it(
-    make_engine: Any, run: Any, enqueue: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def done(_: RuntimeMessage, __: MessageContext) -> None:
         return None
@@ -132,7 +134,7 @@ async def test_a_stream_paused_during_a_claim_is_not_read_after_it(
 
 
 async def test_a_stop_aborts_an_opening_that_never_ends(
-    make_engine: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: RuntimeMessage, __: MessageContext) -> None:
         raise AssertionError

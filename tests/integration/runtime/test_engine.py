@@ -14,6 +14,8 @@ import redis
 import redis.asyncio
 import redis.cluster
 from prometheus_client import REGISTRY
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Pending, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.core.lifecycle import Status
 from conquiet.errors import ConfigurationError, InfrastructureError, LifecycleError, MalformedMessageError
@@ -25,7 +27,7 @@ from conquiet.testing import wait_until_async
 
 @pytest.mark.spec("CM-001.1", "CM-004.1", "CM-004.2", "CM-004.3", "CM-004.8")
 async def test_each_message_reaches_the_handler_with_id_and_data(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     ids = enqueue(20)
     seen: list[tuple[str, int]] = []
@@ -46,7 +48,7 @@ async def test_each_message_reaches_the_handler_with_id_and_data(
 
 @pytest.mark.spec("CM-001.8", "CM-004.4", "CM-001.10")
 async def test_a_message_is_acknowledged_after_its_handler_and_never_before(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     """A second message goes through meanwhile: had the first been due, it would have been sent with it."""
     first, second = enqueue(2)
@@ -70,8 +72,8 @@ async def test_a_message_is_acknowledged_after_its_handler_and_never_before(
 
 
 @pytest.mark.spec("CM-001.8", "CM-001.10", "CM-001.13", "CM-004.6", "CM-002.6")
-async def test_a_failed_message_stays_pending_and_is_not_tried_again_before_it_is_stale(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, caplog: pytest.LogCaptureFixture
+async def test_a_failed_message_stays_pending_until_it_is_stale(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, caplog: pytest.LogCaptureFixture
 ) -> None:
     (message_id,) = enqueue(1)
     failed: list[Failed] = []
@@ -95,7 +97,9 @@ async def test_a_failed_message_stays_pending_and_is_not_tried_again_before_it_i
 
 
 @pytest.mark.spec("CM-001.10", "CM-001.2")
-async def test_a_failed_message_comes_again_once_it_is_stale(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_a_failed_message_comes_again_once_it_is_stale(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
+) -> None:
     enqueue(1)
     counts: list[int] = []
 
@@ -112,8 +116,8 @@ async def test_a_failed_message_comes_again_once_it_is_stale(make_engine: Any, r
 
 
 @pytest.mark.spec("CM-001.9", "CM-006.1")
-async def test_an_early_ack_is_done_when_it_returns_and_a_second_one_does_nothing(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, raw: Any
+async def test_an_early_ack_is_done_when_it_returns_a_second_does_nothing(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, raw: RawRedis
 ) -> None:
     enqueue(1)
     left: list[int] = []
@@ -134,7 +138,9 @@ async def test_an_early_ack_is_done_when_it_returns_and_a_second_one_does_nothin
 
 
 @pytest.mark.spec("CM-001.11", "CM-001.12", "CM-001.13", "CM-004.5", "CM-004.6")
-async def test_events_come_in_order_with_message_duration_and_error(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_events_come_in_order_with_message_duration_and_error(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
+) -> None:
     enqueue(2)
     heard: list[Any] = []
     heard_async: list[Any] = []
@@ -169,8 +175,8 @@ async def test_events_come_in_order_with_message_duration_and_error(make_engine:
 
 
 @pytest.mark.spec("CM-001.14")
-async def test_an_entry_that_is_no_message_is_an_error_event_once_and_stays_pending(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+async def test_a_malformed_entry_is_reported_once_and_stays_pending(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     seen: list[int] = []
 
@@ -193,7 +199,7 @@ async def test_an_entry_that_is_no_message_is_an_error_event_once_and_stays_pend
 @pytest.mark.spec("CM-001.14")
 @pytest.mark.parametrize("error", [LookupError, ValueError, InfrastructureError])
 async def test_a_handler_that_raises_is_a_failed_event_and_an_error_event(
-    make_engine: Any, run: Any, enqueue: Any, error: type[Exception]
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, error: type[Exception]
 ) -> None:
     raised = error("no")
     failed: list[Any] = []
@@ -215,9 +221,9 @@ async def test_a_handler_that_raises_is_a_failed_event_and_an_error_event(
 
 
 async def test_what_was_done_is_counted_once_each(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
-    """Of four messages one is somebody else's that turned stale, one fails, and one is acknowledged by somebody."""
+    """Of four messages one was claimed as stale, one fails, and one is acknowledged early."""
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
     (stale,) = enqueue(1)
     raw.xreadgroup("processor", "dead", {stream: ">"})
@@ -259,7 +265,7 @@ def test_an_unknown_event_name_is_refused(redis_url: str) -> None:
 
 @pytest.mark.spec("CM-001.6", "CM-001.7")
 async def test_ten_thousand_messages_of_random_length_never_exceed_the_limit(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     for _ in range(10):
         enqueue(1_000)
@@ -292,7 +298,7 @@ async def test_ten_thousand_messages_of_random_length_never_exceed_the_limit(
 @pytest.mark.spec("CM-003.1", "CM-003.2", "CM-003.4", "CM-002.1", "CM-002.2", "CM-002.3", "CM-002.4", "CM-002.5",
                   "CM-002.6", "CM-002.7")  # fmt: skip
 async def test_the_engine_sends_nothing_but_what_fetching_and_acknowledging_need(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     """No timer, no job key, no scan, no second stream: proved by what the server saw and what it holds."""
     enqueue(30)
@@ -329,7 +335,7 @@ async def test_the_engine_sends_nothing_but_what_fetching_and_acknowledging_need
 
 @pytest.mark.spec("CM-003.1", "CM-003.3")
 async def test_a_given_consumer_id_is_used_as_it_is_for_every_read(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     seen: list[str] = []
 
@@ -346,13 +352,13 @@ async def test_a_given_consumer_id_is_used_as_it_is_for_every_read(
     assert [row["name"].decode() for row in consumers] == ["worker 1/ä"]
 
 
-async def test_two_engines_of_one_process_have_different_names(make_engine: Any) -> None:
+async def test_two_engines_of_one_process_have_different_names(make_engine: MakeEngine) -> None:
     assert make_engine(print).consumer_id != make_engine(print).consumer_id
 
 
 @pytest.mark.spec("CM-001.4")
 async def test_several_streams_are_served_by_one_engine(
-    make_engine: Any, run: Any, enqueue: Any, key_prefix: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, key_prefix: str
 ) -> None:
     names = [f"{key_prefix}s{number}" for number in range(7)]
     for name in names:
@@ -374,7 +380,7 @@ async def test_several_streams_are_served_by_one_engine(
 @pytest.mark.spec("CM-001.5")
 @pytest.mark.parametrize("concurrency", [1, 4, 64])
 async def test_a_flooded_stream_does_not_starve_nine_others(
-    make_engine: Any, run: Any, enqueue: Any, key_prefix: str, concurrency: int
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, key_prefix: str, concurrency: int
 ) -> None:
     names = [f"{key_prefix}s{number}" for number in range(10)]
     enqueue(3_000, to=names[0])
@@ -397,7 +403,7 @@ async def test_a_flooded_stream_does_not_starve_nine_others(
 @pytest.mark.parametrize("concurrency", [1, 4, 8, 16, 50])
 @pytest.mark.parametrize("prefetch", [0, 128])
 async def test_lower_streams_get_a_quarter_while_a_higher_one_is_full(
-    make_engine: Any, run: Any, enqueue: Any, key_prefix: str, concurrency: int, prefetch: int
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, key_prefix: str, concurrency: int, prefetch: int
 ) -> None:
     low, high = f"{key_prefix}low", f"{key_prefix}high"
     enqueue(1_200, to=low)
@@ -421,7 +427,7 @@ async def test_lower_streams_get_a_quarter_while_a_higher_one_is_full(
 
 
 async def test_a_plain_function_runs_in_a_thread_and_may_acknowledge_there(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     enqueue(20)
     threads: set[int] = set()
@@ -446,7 +452,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_acknowledge_there(
 
 
 @pytest.mark.spec("CM-004.7")
-async def test_start_ends_when_its_stop_event_is_set(make_engine: Any, enqueue: Any) -> None:
+async def test_start_ends_when_its_stop_event_is_set(make_engine: MakeEngine, enqueue: Enqueue) -> None:
     stop = asyncio.Event()
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
@@ -461,8 +467,8 @@ async def test_start_ends_when_its_stop_event_is_set(make_engine: Any, enqueue: 
 
 
 @pytest.mark.spec("CM-004.9", "CM-004.8", "CM-001.7")
-async def test_after_stop_active_tasks_can_be_waited_for_and_nothing_new_is_begun(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+async def test_after_stop_active_tasks_can_be_awaited_and_nothing_begins(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     enqueue(10)
     begun: list[str] = []
@@ -491,7 +497,7 @@ async def test_after_stop_active_tasks_can_be_waited_for_and_nothing_new_is_begu
 
 
 async def test_an_idle_engine_stops_at_once(
-    make_engine: Any, run: Any, raw: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, run: Run, raw: RawRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CLIENT UNBLOCK ends the waiting read; without it a stop would take the rest of the slice."""
     monkeypatch.setattr(RuntimeSettings, "slice_ms", 4_000)
@@ -507,7 +513,9 @@ async def test_an_idle_engine_stops_at_once(
     assert intake.reads_begun == begun
 
 
-async def test_as_a_context_manager_it_runs_in_the_background_and_lives_once(make_engine: Any, enqueue: Any) -> None:
+async def test_as_a_context_manager_it_runs_in_the_background_and_lives_once(
+    make_engine: MakeEngine, enqueue: Enqueue
+) -> None:
     seen: list[str] = []
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
@@ -528,7 +536,7 @@ async def test_as_a_context_manager_it_runs_in_the_background_and_lives_once(mak
 @pytest.mark.parametrize("options", [{"protocol": 3}, {"decode_responses": True}, {}])
 @pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis])
 async def test_any_client_will_do_and_stays_as_it_was(
-    make_engine: Any, run: Any, enqueue: Any, redis_url: str, kind: Any, options: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, redis_url: str, kind: type[Any], options: dict[str, Any]
 ) -> None:
     enqueue(3)
     seen: list[Any] = []
@@ -548,7 +556,7 @@ async def test_any_client_will_do_and_stays_as_it_was(
         await closing
 
 
-async def test_an_unreachable_server_is_an_error_at_the_start(make_engine: Any, closed_port: int) -> None:
+async def test_an_unreachable_server_is_an_error_at_the_start(make_engine: MakeEngine, closed_port: int) -> None:
     from conquiet.errors import QueueError
 
     client = redis.asyncio.Redis(port=closed_port)

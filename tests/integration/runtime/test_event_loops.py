@@ -5,8 +5,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import redis
 import redis.asyncio
 import uvloop
+from tests.integration.runtime.conftest import Enqueue, Pending
+from tests.redis_clients import RawRedis
 
 from conquiet.runtime import Consumer
 
@@ -27,7 +30,9 @@ def on_loop(request: pytest.FixtureRequest) -> Run:
     return run
 
 
-def test_an_engine_works_on_either_loop(on_loop: Run, redis_url: str, stream: str, enqueue: Any, pending: Any) -> None:
+def test_an_engine_works_on_either_loop(
+    on_loop: Run, redis_url: str, stream: str, enqueue: Enqueue, pending: Pending
+) -> None:
     enqueue(500)
     seen: list[str] = []
 
@@ -50,7 +55,7 @@ def test_an_engine_works_on_either_loop(on_loop: Run, redis_url: str, stream: st
 
 
 def test_what_is_done_at_once_is_acknowledged_with_the_next_read(
-    on_loop: Run, redis_url: str, stream: str, enqueue: Any, raw: Any
+    on_loop: Run, redis_url: str, stream: str, enqueue: Enqueue, raw: RawRedis
 ) -> None:
     """No connection but the reader's is used, and no write but that of the read: that is what keeps latency low."""
 

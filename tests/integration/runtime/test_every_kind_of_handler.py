@@ -7,11 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 import redis.asyncio
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Pending, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.redis_transport.liveness import registry_key
 from conquiet.runtime.engine_events import Failed, Started, Succeeded
 from conquiet.testing import Direction, wait_until_async
+from conquiet.testing.proxy import FaultProxy
 
 KINDS = ("async", "plain", "async batch", "plain batch")
 
@@ -32,7 +36,7 @@ def handler_of(kind: str, work: Callable[[list[Any]], None]) -> tuple[Any, dict[
 @pytest.mark.spec("CM-001.11", "CM-001.12", "CM-001.13", "CM-001.14", "CM-004.6")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_message_has_its_events_whatever_the_handler_is(
-    make_engine: Any, run: Any, enqueue: Any, kind: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, kind: str
 ) -> None:
     raised = KeyError("x")
 
@@ -68,7 +72,7 @@ async def test_every_message_has_its_events_whatever_the_handler_is(
 )  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_message_is_pending_until_its_handler_has_succeeded(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, kind: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending, kind: str
 ) -> None:
     held: list[bool] = []
 
@@ -94,7 +98,7 @@ async def test_a_message_is_pending_until_its_handler_has_succeeded(
 @pytest.mark.spec("CM-001.9", "CM-004.4", "CM-006.1")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_kind_of_handler_can_acknowledge_early_and_once(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, pending: Any, kind: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, pending: Pending, kind: str
 ) -> None:
     left: list[int] = []
 
@@ -127,7 +131,7 @@ async def test_every_kind_of_handler_can_acknowledge_early_and_once(
 @pytest.mark.spec("CM-001.6", "CM-001.7")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
-    make_engine: Any, run: Any, enqueue: Any, kind: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, kind: str
 ) -> None:
     """The first three wait for each other; a fourth at the same time would be seen."""
     lock = threading.Lock()
@@ -184,7 +188,7 @@ async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
 @pytest.mark.spec("CM-001.6")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_messages_that_run_alone_do_not_exceed_the_limit_either(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, kind: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, kind: str
 ) -> None:
     """Suspects have a worker of their own beside the others, which must have nothing to do meanwhile."""
     lock = threading.Lock()
@@ -234,7 +238,7 @@ async def test_messages_that_run_alone_do_not_exceed_the_limit_either(
 @pytest.mark.spec("CM-004.8", "CM-004.9", "CM-001.7")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_after_stop_every_kind_finishes_what_runs_and_begins_nothing(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, kind: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, kind: str
 ) -> None:
     begun: list[str] = []
     finished: list[str] = []
@@ -276,7 +280,7 @@ async def test_after_stop_every_kind_finishes_what_runs_and_begins_nothing(
 @pytest.mark.spec("CM-001.10", "CM-001.2", "CM-002.6", "CM-003.1")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_failed_message_comes_again_to_the_same_name_once_stale(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, kind: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending, kind: str
 ) -> None:
     """The test makes it stale: with a short claim time a busy machine would."""
     counts: list[int] = []
@@ -293,7 +297,7 @@ async def test_a_failed_message_comes_again_to_the_same_name_once_stale(
     engine = make_engine(handler, **{**options, "claim_idle_ms": 60_000, "consumer_id": "worker-1", "block_ms": 50})
     running = run(engine)
     for failures in (1, 2):
-        await wait_until_async(lambda n=failures: len(counts) == n and engine.health().in_flight == 0)  # type: ignore[misc]
+        await wait_until_async(lambda n=failures: len(counts) == n and engine.health().in_flight == 0)  # type: ignore[misc,arg-type]
         raw.xclaim(stream, "processor", "worker-1", 0, [entry], idle=3_600_000, justid=True)
         engine._shards[0].fetcher._claims._next = {stream: 0.0}
     await wait_until_async(lambda: len(counts) == 3)
@@ -309,7 +313,13 @@ async def test_a_failed_message_comes_again_to_the_same_name_once_stale(
 @pytest.mark.spec("CM-004.9")
 @pytest.mark.parametrize("kind", ["async", "plain batch"])
 async def test_waiting_for_active_tasks_includes_their_acknowledgements(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, redis_url: str, fault_proxy: Any, kind: str
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    pending: Pending,
+    redis_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
+    kind: str,
 ) -> None:
     """The replies are held back: a wait that ended with the handler would end now."""
     proxy = fault_proxy(redis_url)

@@ -1,4 +1,4 @@
-"""The examples of this room do what they say."""
+"""The examples of runtime do what they describe."""
 
 import os
 import re

@@ -1,29 +1,30 @@
-"""A second stop waits for nobody: not for a server that has fallen silent, nor for threads that handlers have taken."""
+"""A second stop waits neither for a server that does not reply nor for threads that handlers use."""
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import redis.asyncio
+from tests.integration.runtime.conftest import BeatQuickly, Enqueue, MakeEngine, Pending, Run
 
 from conquiet.errors import LeaseLostError
 from conquiet.runtime import MessageContext, RuntimeMessage, StopReport
-from conquiet.testing import wait_until_async
+from conquiet.testing import FaultProxy, wait_until_async
 
 SOON_S = 5.0
-"""Half of what a silent server is given by whoever waits for its answer."""
+"""Half of the time that the engine waits for a reply of a silent server."""
 
 
 @pytest.fixture
-def proxy(redis_url: str, fault_proxy: Any) -> Any:
+def proxy(redis_url: str, fault_proxy: Callable[[str], FaultProxy]) -> FaultProxy:
     return fault_proxy(redis_url)
 
 
 @pytest.fixture
-async def client(proxy: Any, redis_url: str) -> AsyncIterator[Any]:
+async def client(proxy: FaultProxy, redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
     async with redis.asyncio.Redis.from_url(proxy.url_for(redis_url)) as client:
         yield client
 
@@ -46,7 +47,7 @@ async def forced(running: Any) -> StopReport:
 
 
 async def test_a_read_that_is_not_answered_is_cut_off_and_reported(
-    make_engine: Any, run: Any, client: Any, proxy: Any
+    make_engine: MakeEngine, run: Run, client: redis.asyncio.Redis, proxy: FaultProxy
 ) -> None:
     running = run(make_engine(print, redis=client))
     await wait_until_async(lambda: running.engine._shards[0].fetcher.is_blocked)
@@ -59,12 +60,13 @@ async def test_a_read_that_is_not_answered_is_cut_off_and_reported(
 
 
 async def test_a_connection_that_is_not_answered_is_cut_off(
-    make_engine: Any, run: Any, client: Any, proxy: Any
+    make_engine: MakeEngine, run: Run, client: redis.asyncio.Redis, proxy: FaultProxy
 ) -> None:
     running = run(make_engine(print, redis=client))
     (shard,) = running.engine._shards
     await wait_until_async(lambda: shard.fetcher.is_blocked)
     await asyncio.to_thread(proxy.stall)
+    assert shard.connection._protocol is not None
     shard.connection._protocol.abort()
     await wait_until_async(lambda: shard.connection._opening is not None)
 
@@ -75,7 +77,12 @@ async def test_a_connection_that_is_not_answered_is_cut_off(
 
 
 async def test_unsent_acknowledgements_and_unstarted_messages_are_reported(
-    make_engine: Any, run: Any, client: Any, proxy: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine,
+    run: Run,
+    client: redis.asyncio.Redis,
+    proxy: FaultProxy,
+    enqueue: Enqueue,
+    pending: Pending,
 ) -> None:
     ids = enqueue(60)
     begun, leave = asyncio.Event(), asyncio.Event()
@@ -102,7 +109,13 @@ async def test_unsent_acknowledgements_and_unstarted_messages_are_reported(
 
 
 async def test_a_heartbeat_in_the_middle_of_a_call_is_ended(
-    make_engine: Any, run: Any, client: Any, proxy: Any, enqueue: Any, beat_quickly: Any, patch: Any
+    make_engine: MakeEngine,
+    run: Run,
+    client: redis.asyncio.Redis,
+    proxy: FaultProxy,
+    enqueue: Enqueue,
+    beat_quickly: BeatQuickly,
+    patch: pytest.MonkeyPatch,
 ) -> None:
     enqueue(1)
     begun, beating = asyncio.Event(), threading.Event()
@@ -131,7 +144,9 @@ async def test_a_heartbeat_in_the_middle_of_a_call_is_ended(
     await asyncio.to_thread(proxy.resume)
 
 
-async def test_threads_that_handlers_have_taken_hold_nothing_up(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_threads_that_handlers_have_taken_hold_nothing_up(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
+) -> None:
     """All of asyncio's, that is. An engine that needed one for its end would wait for theirs."""
     leave = threading.Event()
     enqueue(40)
@@ -149,7 +164,7 @@ async def test_threads_that_handlers_have_taken_hold_nothing_up(make_engine: Any
 
 
 async def test_a_slot_that_waits_for_slow_callbacks_has_abandoned_nothing(
-    make_engine: Any, run: Any, enqueue: Any, patch: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, patch: pytest.MonkeyPatch
 ) -> None:
     enqueue(30)
     leave = asyncio.Event()
@@ -177,7 +192,7 @@ async def test_a_slot_that_waits_for_slow_callbacks_has_abandoned_nothing(
 
 
 async def test_a_cancelled_handler_that_succeeds_is_not_abandoned(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     enqueue(1)
     begun = asyncio.Event()
@@ -199,9 +214,9 @@ async def test_a_cancelled_handler_that_succeeds_is_not_abandoned(
 
 
 async def test_what_a_handler_does_after_the_end_is_no_success(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
-    """It has caught its cancellation and gone on. Nobody keeps its message for it, and nobody acknowledges it."""
+    """The handler has caught its cancellation and continued. The engine neither keeps nor acknowledges its message."""
     (message_id,) = enqueue(1)
     begun, leave = asyncio.Event(), asyncio.Event()
     ends: list[Any] = []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 
 from conquiet.testing import wait_until_async
 
@@ -22,7 +23,7 @@ def no_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collector")
 async def test_the_error_of_a_handler_is_freed_without_the_garbage_collector(
-    make_engine: Any, run: Any, enqueue: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
 ) -> None:
     """Its traceback refers to the frames that ran it, and none of them may refer to the error when it ends."""
     errors: list[weakref.ref[Exception]] = []
@@ -47,7 +48,7 @@ async def test_the_error_of_a_handler_is_freed_without_the_garbage_collector(
 
 @pytest.mark.usefixtures("no_collector")
 async def test_an_acknowledged_message_is_freed_before_the_next_ones_are_decoded(
-    make_engine: Any, run: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two generations of messages at once start the garbage collector with every read."""
     from conquiet.runtime.entry_decoder import EntryDecoder

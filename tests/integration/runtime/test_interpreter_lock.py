@@ -5,9 +5,10 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
@@ -41,10 +42,10 @@ def block_event_loop() -> None:
 
 @pytest.mark.parametrize(("work", "goes_stale"), [(hold_interpreter_lock, True), (block_event_loop, False)])
 async def test_a_lease_outlives_a_blocked_loop_but_not_a_held_interpreter_lock(
-    make_engine: Any,
-    run: Any,
-    enqueue: Any,
-    raw: Any,
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    raw: RawRedis,
     redis_url: str,
     stream: str,
     work: Callable[[], None],

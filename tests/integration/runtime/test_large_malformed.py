@@ -1,8 +1,8 @@
 """Malformed entries come back with every claim; their bytes do not."""
 
-from typing import Any
-
 import pytest
+from tests.integration.runtime.conftest import MakeEngine, Pending, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
@@ -12,7 +12,7 @@ LARGE = "x" * 4_000_000
 
 @pytest.mark.parametrize("fields", [{"data": LARGE}, {"other": LARGE}, {"data": "{}", "more": LARGE}])
 async def test_a_claim_does_not_transfer_a_large_malformed_entry(
-    make_engine: Any, run: Any, raw: Any, stream: str, pending: Any, fields: dict[str, str]
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, pending: Pending, fields: dict[str, str]
 ) -> None:
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
     entry = raw.xadd(stream, fields)

@@ -1,4 +1,4 @@
-"""A live handler keeps its message, a loser is told, and a stop costs nobody an attempt."""
+"""A live handler keeps its message, a lost lease is reported, and a stop counts no attempt."""
 
 import asyncio
 import contextvars
@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 import pytest
-from redis.exceptions import RedisError
+from tests.integration.runtime.conftest import BeatQuickly, Enqueue, MakeEngine, Pending, Run, SeenToFall
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import GroupMissingError, LeaseLostError
 from conquiet.runtime import EngineError, Failed, MessageContext, RuntimeMessage
@@ -17,9 +18,15 @@ from conquiet.testing import wait_until, wait_until_async
 
 
 async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
-    make_engine: Any, run: Any, enqueue: Any, stream: str, pending: Any, beat_quickly: Any, seen_to_fall: Any
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    stream: str,
+    pending: Pending,
+    beat_quickly: BeatQuickly,
+    seen_to_fall: SeenToFall,
 ) -> None:
-    """It is extended again and again meanwhile, so that nobody finds it stale."""
+    """Its lease is extended all the time, so that no engine finds it stale."""
     enqueue(1)
     counts: list[int] = []
 
@@ -39,7 +46,13 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_message(
 
 @pytest.mark.spec("CM-001.14")
 async def test_a_lost_lease_is_reported_and_its_message_left_alone(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, beat_quickly: Any
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    raw: RawRedis,
+    stream: str,
+    pending: Pending,
+    beat_quickly: BeatQuickly,
 ) -> None:
     (message_id,) = enqueue(1)
     entered, leave = asyncio.Event(), asyncio.Event()
@@ -75,7 +88,12 @@ async def test_a_lost_lease_is_reported_and_its_message_left_alone(
 
 
 async def test_a_lease_is_extended_without_charging_a_delivery(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, beat_quickly: Any, seen_to_fall: Any
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    pending: Pending,
+    beat_quickly: BeatQuickly,
+    seen_to_fall: SeenToFall,
 ) -> None:
     enqueue(1)
     entered, leave = asyncio.Event(), asyncio.Event()
@@ -95,7 +113,7 @@ async def test_a_lease_is_extended_without_charging_a_delivery(
 
 
 async def test_a_stream_that_refuses_the_heartbeat_costs_no_other_lease(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     """The group of one of two streams is gone: its extension is refused, the other's is granted in the same write."""
     other = f"{stream}-other"
@@ -117,7 +135,7 @@ async def test_a_stream_that_refuses_the_heartbeat_costs_no_other_lease(
         message.leased_at -= 300
     before = entered[other].leased_at
 
-    with pytest.raises(RedisError, match="NOGROUP"):
+    with pytest.raises(GroupMissingError, match=f"XCLAIM on stream '{stream}'"):
         await asyncio.to_thread(heartbeat.beat, time.monotonic())
     assert entered[other].leased_at > before
     assert [message.lease_lost for message in entered.values()] == [False, False]
@@ -135,7 +153,7 @@ async def test_a_stream_that_refuses_the_heartbeat_costs_no_other_lease(
 
 @pytest.mark.spec("CM-001.14")
 async def test_a_failed_heartbeat_is_an_error_event(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, beat_quickly: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, beat_quickly: BeatQuickly
 ) -> None:
     leave = asyncio.Event()
     entered = asyncio.Event()
@@ -156,10 +174,10 @@ async def test_a_failed_heartbeat_is_an_error_event(
     assert isinstance(running.errors[0], GroupMissingError)
 
 
-async def test_what_has_waited_too_long_for_a_slot_and_is_still_ours_is_run(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+async def test_a_message_that_waited_too_long_runs_if_still_ours(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
-    """Nobody has taken it meanwhile, which only the server can tell."""
+    """No other engine has claimed it, which only the server knows."""
     seen: list[int] = []
     entered, leave = asyncio.Event(), asyncio.Event()
 
@@ -183,7 +201,7 @@ async def test_what_has_waited_too_long_for_a_slot_and_is_still_ours_is_run(
 
 
 async def test_a_lease_ends_after_max_lease_s_and_is_reported(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     enqueue(1)
     leave = asyncio.Event()
@@ -201,7 +219,7 @@ async def test_a_lease_ends_after_max_lease_s_and_is_reported(
 
 
 async def test_unstarted_messages_are_released_uncharged(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, stream: str
 ) -> None:
     ids = enqueue(200)
     entered = asyncio.Event()
@@ -243,7 +261,7 @@ async def test_unstarted_messages_are_released_uncharged(
 
 @pytest.mark.spec("CM-004.8", "CM-001.10")
 async def test_stopping_at_random_moments_strands_nothing_and_charges_nothing(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     """A small version of 1,000 stops; tests/invariants has the large one."""
     enqueue(1_500)
@@ -276,7 +294,7 @@ async def test_stopping_at_random_moments_strands_nothing_and_charges_nothing(
 
 
 async def test_after_the_grace_period_a_handler_is_broken_off_and_reported(
-    make_engine: Any, run: Any, enqueue: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, stream: str, pending: Pending
 ) -> None:
     (message_id,) = enqueue(1)
     entered = asyncio.Event()
@@ -297,7 +315,7 @@ async def test_after_the_grace_period_a_handler_is_broken_off_and_reported(
     assert len(pending()) == 1
 
 
-async def test_a_second_stop_forces(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_a_second_stop_forces(make_engine: MakeEngine, run: Run, enqueue: Enqueue) -> None:
     enqueue(1)
     entered = asyncio.Event()
 
@@ -315,7 +333,9 @@ async def test_a_second_stop_forces(make_engine: Any, run: Any, enqueue: Any) ->
     assert len(report.abandoned) == 1
 
 
-async def test_cancelling_start_is_a_stop_in_order(make_engine: Any, enqueue: Any, pending: Any, stream: str) -> None:
+async def test_cancelling_start_is_a_stop_in_order(
+    make_engine: MakeEngine, enqueue: Enqueue, pending: Pending, stream: str
+) -> None:
     enqueue(100)
     entered, leave = asyncio.Event(), asyncio.Event()
     finished: list[str] = []
@@ -340,7 +360,7 @@ async def test_cancelling_start_is_a_stop_in_order(make_engine: Any, enqueue: An
     assert engine.report is not None
 
 
-async def test_no_task_and_no_thread_is_left_over(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_no_task_and_no_thread_is_left_over(make_engine: MakeEngine, run: Run, enqueue: Enqueue) -> None:
     enqueue(100)
     before_threads = set(threading.enumerate())
     before_tasks = asyncio.all_tasks()
@@ -360,7 +380,9 @@ async def test_no_task_and_no_thread_is_left_over(make_engine: Any, run: Any, en
     assert asyncio.all_tasks() - before_tasks == set()
 
 
-async def test_context_variables_of_one_message_do_not_reach_the_next(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_context_variables_of_one_message_do_not_reach_the_next(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
+) -> None:
     """Slots are long-lived tasks, so this does not come for free."""
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="clean")
     found: list[str] = []
@@ -380,7 +402,7 @@ async def test_context_variables_of_one_message_do_not_reach_the_next(make_engin
     assert report.failed == 0
 
 
-async def test_stop_may_be_called_from_another_thread(make_engine: Any, run: Any) -> None:
+async def test_stop_may_be_called_from_another_thread(make_engine: MakeEngine, run: Run) -> None:
     running = run(make_engine(print))
     await wait_until_async(lambda: running.engine.health().ready)
 
@@ -390,7 +412,7 @@ async def test_stop_may_be_called_from_another_thread(make_engine: Any, run: Any
 
 
 async def test_a_callback_that_is_async_may_be_slow_without_losing_events(
-    make_engine: Any, run: Any, enqueue: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
 ) -> None:
     enqueue(1_500)
     heard = 0
@@ -411,7 +433,13 @@ async def test_a_callback_that_is_async_may_be_slow_without_losing_events(
 
 
 async def test_a_message_claimed_while_it_waited_for_a_slot_is_not_started(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, beat_quickly: Any
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    raw: RawRedis,
+    stream: str,
+    pending: Pending,
+    beat_quickly: BeatQuickly,
 ) -> None:
     """Prefetched, then another engine took it: the heartbeat finds out, and the slot passes it by."""
     ids = enqueue(40)

@@ -2,15 +2,20 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import redis
 import redis.asyncio
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Pending, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.runtime.claiming import TAKE_OVER, suspect_from, taken_over
 from conquiet.runtime.stream_reader import StreamReader
 from conquiet.testing import wait_until_async
+from conquiet.testing.proxy import FaultProxy
 
 HOUR_MS = 3_600_000
 
@@ -20,7 +25,7 @@ async def idle(_: RuntimeMessage, __: MessageContext) -> None:
 
 
 @pytest.fixture
-async def reader(make_engine: Any) -> Any:
+async def reader(make_engine: MakeEngine) -> AsyncIterator[StreamReader]:
     """The reader of an engine that was opened and fetches nothing, under the name ``me``."""
     engine = make_engine(idle, consumer_id="me")
     (shard,) = engine._shards
@@ -31,7 +36,7 @@ async def reader(make_engine: Any) -> Any:
 
 
 async def test_a_message_runs_as_often_as_max_deliveries_says(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     """Only what was delivered *more often* than the cap is not run."""
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
@@ -53,8 +58,8 @@ async def test_a_message_runs_as_often_as_max_deliveries_says(
 
 
 @pytest.mark.parametrize("cap", [2, 3, 20])
-def test_the_last_delivery_that_the_cap_allows_is_not_counted_before_it_runs(
-    enqueue: Any, raw: Any, stream: str, pending: Any, cap: int
+def test_the_last_allowed_delivery_is_not_counted_before_it_runs(
+    enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending, cap: int
 ) -> None:
     """It waits for its turn alone. Another one before it may kill the process, and its own chance would be gone."""
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
@@ -71,7 +76,7 @@ def test_the_last_delivery_that_the_cap_allows_is_not_counted_before_it_runs(
 
 
 async def test_one_beat_extends_every_message_held_however_many(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     count = 600
     engine = make_engine(idle, consumer_id="me", concurrency=count, grace_s=0.0, claim_idle_ms=10 * HOUR_MS)
@@ -91,7 +96,7 @@ async def test_one_beat_extends_every_message_held_however_many(
 
 
 async def test_after_another_loss_what_stands_before_the_last_recovery_is_found(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue
 ) -> None:
     """A lost claim brings older entries than a lost read did; the look begins again at the first pending entry."""
     older = enqueue(2)
@@ -111,7 +116,7 @@ async def test_after_another_loss_what_stands_before_the_last_recovery_is_found(
 
 
 async def test_a_released_message_of_a_lost_claim_is_in_its_first_delivery(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, pending: Any
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, pending: Pending
 ) -> None:
     """A release takes the delivery back, so the server counts none. A batch's size follows from the count."""
     (message_id,) = enqueue(1)
@@ -126,7 +131,7 @@ async def test_a_released_message_of_a_lost_claim_is_in_its_first_delivery(
 
 
 async def test_what_a_lost_reply_brought_is_not_charged_on_the_server_either(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, pending: Any
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, pending: Pending
 ) -> None:
     enqueue(3)
     sent_at = time.monotonic()
@@ -139,7 +144,7 @@ async def test_what_a_lost_reply_brought_is_not_charged_on_the_server_either(
 
 
 async def test_a_lost_reply_is_found_behind_pages_of_entries_that_failed_before(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue
 ) -> None:
     """Pages without anything lost are passed: a look that began with the first one each time would never end."""
     failed = enqueue(250)
@@ -159,7 +164,7 @@ async def test_a_lost_reply_is_found_behind_pages_of_entries_that_failed_before(
 
 
 async def test_an_entry_that_another_takes_right_after_our_claim_is_not_delivered(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The delivery count is asked for under our own name: an entry that is not ours any more has none there."""
     ids = enqueue(2)
@@ -179,7 +184,7 @@ async def test_an_entry_that_another_takes_right_after_our_claim_is_not_delivere
 
 
 async def test_a_recovered_message_that_fails_is_not_taken_for_lost_again(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue
 ) -> None:
     ids = enqueue(2)
     sent_at = time.monotonic()
@@ -194,7 +199,13 @@ async def test_a_recovered_message_that_fails_is_not_taken_for_lost_again(
 
 
 async def test_a_lost_read_of_many_is_recovered_whole_on_every_stream(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, redis_url: str, fault_proxy: Any
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    raw: RawRedis,
+    stream: str,
+    redis_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
 ) -> None:
     other = f"{stream}-other"
     ids = {*enqueue(150), *enqueue(150, to=other)}
@@ -217,8 +228,15 @@ async def test_a_lost_read_of_many_is_recovered_whole_on_every_stream(
 
 
 @pytest.mark.parametrize("is_overlong", [False, True])
-async def test_a_claim_of_what_runs_here_charges_nothing_and_keeps_an_overlong_one_free(
-    reader: StreamReader, make_engine: Any, stream: str, raw: Any, enqueue: Any, pending: Any, *, is_overlong: bool
+async def test_a_claim_of_a_running_message_charges_no_delivery(
+    reader: StreamReader,
+    make_engine: MakeEngine,
+    stream: str,
+    raw: RawRedis,
+    enqueue: Enqueue,
+    pending: Pending,
+    *,
+    is_overlong: bool,
 ) -> None:
     """A handler past ``max_lease_s`` has lost its lease: its engine's own claim must not hide the entry again."""
     (message_id,) = enqueue(1)
@@ -238,7 +256,7 @@ async def test_a_claim_of_what_runs_here_charges_nothing_and_keeps_an_overlong_o
 
 
 async def test_what_has_waited_too_long_and_was_taken_meanwhile_is_not_begun(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     """No beat has found out yet: the slot itself asks the server before it begins."""
     begun: list[str] = []
@@ -266,7 +284,7 @@ async def test_what_has_waited_too_long_and_was_taken_meanwhile_is_not_begun(
 
 
 async def test_an_entry_that_a_script_acknowledges_is_not_taken_for_lost_meanwhile(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     """The heartbeat finds the entry gone before the handler has the script's answer."""
     engines: list[Any] = []

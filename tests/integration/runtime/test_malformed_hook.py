@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import MakeEngine, Pending, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.core.json_codec import TOO_LARGE
 from conquiet.queue.codec import NOT_ONE_FIELD, WRONG_FIELD
@@ -23,7 +25,13 @@ async def _never(message: RuntimeMessage, ctx: MessageContext) -> None:
     ],
 )
 async def test_a_malformed_entry_goes_to_the_hook_which_may_acknowledge_it(
-    make_engine: Any, run: Any, raw: Any, stream: str, pending: Any, fields: dict[str, str], reason: str
+    make_engine: MakeEngine,
+    run: Run,
+    raw: RawRedis,
+    stream: str,
+    pending: Pending,
+    fields: dict[str, str],
+    reason: str,
 ) -> None:
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
     entry = raw.xadd(stream, fields).decode()
@@ -43,7 +51,7 @@ async def test_a_malformed_entry_goes_to_the_hook_which_may_acknowledge_it(
 
 
 async def test_a_malformed_entry_that_the_hook_keeps_comes_again_without_its_bytes(
-    make_engine: Any, run: Any, raw: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     """Also past ``max_deliveries``: the hook is the only one that can settle it."""
     large = "x" * 1_000_000
@@ -71,7 +79,7 @@ async def test_a_malformed_entry_that_the_hook_keeps_comes_again_without_its_byt
 
 
 async def test_without_the_hook_a_malformed_entry_stays_pending_and_is_reported_once(
-    make_engine: Any, run: Any, raw: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
     raw.xadd(stream, {"other": "x"})

@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import ConfigurationError, LeaseLostError
 from conquiet.metrics.registry import RUNTIME_IN_FLIGHT
@@ -19,7 +20,9 @@ def in_hand(stream: str) -> float:
     return value
 
 
-async def test_a_callback_that_raises_a_cancellation_costs_no_message(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_a_callback_that_raises_a_cancellation_costs_no_message(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
+) -> None:
     """It has looked at a future of its own that was cancelled. The message was never run, and never let go of."""
     enqueue(1)
     ran: list[str] = []
@@ -40,7 +43,7 @@ async def test_a_callback_that_raises_a_cancellation_costs_no_message(make_engin
 
 
 async def test_a_cancellation_out_of_on_exhausted_is_reported(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     enqueue(1)
     raw.xgroup_create(stream, "processor", "0")
@@ -56,20 +59,20 @@ async def test_a_cancellation_out_of_on_exhausted_is_reported(
     assert {type(error) for error in running.errors} == {asyncio.CancelledError}
 
 
-async def test_a_stop_event_that_would_block_the_loop_is_refused(make_engine: Any) -> None:
+async def test_a_stop_event_that_would_block_the_loop_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine(print)
 
     with pytest.raises(ConfigurationError, match=r"asyncio\.Event"):
-        await engine.start(threading.Event())
+        await engine.start(threading.Event())  # type: ignore[arg-type]
 
 
-def test_a_single_name_in_place_of_a_list_is_refused(make_engine: Any, stream: str) -> None:
+def test_a_single_name_in_place_of_a_list_is_refused(make_engine: MakeEngine, stream: str) -> None:
     with pytest.raises(ConfigurationError, match="list of stream names"):
         make_engine(print).pause_streams(stream)
 
 
 async def test_messages_in_flight_of_all_engines_are_added_up(
-    make_engine: Any, run: Any, enqueue: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, stream: str
 ) -> None:
     """Also while no slot is free, which is when nothing else moves the numbers."""
     enqueue(3)
@@ -91,7 +94,7 @@ async def test_messages_in_flight_of_all_engines_are_added_up(
     assert in_hand(stream) == 0
 
 
-def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Any, make_engine: Any) -> None:
+def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Enqueue, make_engine: MakeEngine) -> None:
     enqueue(1)
     entered, ended = threading.Event(), threading.Event()
     told: list[str] = []

@@ -3,9 +3,12 @@
 import asyncio
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import BeatQuickly, Enqueue, MakeEngine, Pending, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import ConfigurationError, LeaseLostError, QueueError
@@ -27,7 +30,7 @@ async def async_generator(_: RuntimeMessage, __: MessageContext) -> Any:
 
 
 @pytest.mark.parametrize("function", [generator, async_generator, functools.wraps(generator)(lambda *_: None)])
-def test_a_handler_with_a_yield_is_refused_at_once(make_engine: Any, function: Any) -> None:
+def test_a_handler_with_a_yield_is_refused_at_once(make_engine: MakeEngine, function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match="generator"):
         make_engine(function)
 
@@ -44,8 +47,8 @@ def test_a_handler_with_a_yield_is_refused_at_once(make_engine: Any, function: A
     ],
     ids=["coroutine", "generator", "StopIteration", "SystemExit", "KeyboardInterrupt", "GeneratorExit"],
 )
-async def test_what_a_plain_handler_must_not_do_fails_its_message_and_nothing_else(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, handler: Any
+async def test_a_plain_handlers_mistake_fails_its_message_and_nothing_else(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, handler: Callable[..., Any]
 ) -> None:
     failed: list[Any] = []
     engine = make_engine(handler, concurrency=1, claim_idle_ms=600_000)
@@ -70,7 +73,7 @@ async def forgets_await_later(*given: Any) -> Any:
 
 @pytest.mark.parametrize("handler", [forgets_await, forgets_await_later])
 async def test_an_await_that_was_forgotten_is_no_success(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, handler: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, handler: Callable[..., Any]
 ) -> None:
     enqueue(2)
     failed: list[Any] = []
@@ -103,7 +106,7 @@ def odd_in_a_thread(_: RuntimeMessage, __: MessageContext) -> None:
 
 @pytest.mark.parametrize("handler", [odd, odd_later, odd_in_a_thread])
 async def test_what_is_no_exception_costs_no_slot_either(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, handler: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, handler: Callable[..., Any]
 ) -> None:
     enqueue(3)
     failed: list[Any] = []
@@ -116,7 +119,9 @@ async def test_what_is_no_exception_costs_no_slot_either(
     assert (report.failed, report.released, len(pending())) == (3, 0, 3)
 
 
-async def test_nor_does_it_out_of_on_exhausted(make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str) -> None:
+async def test_nor_does_it_out_of_on_exhausted(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
+) -> None:
     enqueue(2)
     raw.xgroup_create(stream, "processor", "0")
     raw.xreadgroup("processor", "gone", {stream: ">"})
@@ -136,7 +141,9 @@ async def test_nor_does_it_out_of_on_exhausted(make_engine: Any, run: Any, enque
     assert {type(error) for error in running.errors} == {OddError}
 
 
-async def test_a_process_that_is_to_end_takes_its_message_for_failed(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_a_process_that_is_to_end_takes_its_message_for_failed(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
+) -> None:
     """A signal handler of the caller's has raised it where a handler happened to run."""
     (message_id,) = enqueue(1)
     engine = make_engine(print)
@@ -146,15 +153,16 @@ async def test_a_process_that_is_to_end_takes_its_message_for_failed(make_engine
     def ends(_: RuntimeMessage, __: Any) -> None:
         raise SystemExit
 
-    engine._runner._execute = ends
+    runner: Any = engine._runner
+    runner._execute = ends
     with pytest.raises(SystemExit):
-        await engine._runner(RuntimeMessage(engine._streams[0], message_id, {}, leased_at=time.monotonic()))
+        await runner(RuntimeMessage(engine._streams[0], message_id, {}, leased_at=time.monotonic()))
 
     assert [event.message.id for event in failed] == [message_id]
 
 
 async def test_a_lease_loss_found_by_extend_is_reported_and_counted_once(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, beat_quickly: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, beat_quickly: BeatQuickly
 ) -> None:
     enqueue(1)
     failed: list[Any] = []
@@ -168,14 +176,15 @@ async def test_a_lease_loss_found_by_extend_is_reported_and_counted_once(
         await wait_until_async(lambda: beats >= begun + 2)  # which has nothing to add
 
     engine = make_engine(asks, claim_idle_ms=600_000)
-    beat = engine._heartbeat.beat
+    heartbeat: Any = engine._heartbeat
+    beat = heartbeat.beat
 
     def counted(now: float) -> None:
         nonlocal beats
         beat(now)
         beats += 1
 
-    engine._heartbeat.beat = counted
+    heartbeat.beat = counted
     engine.on("failed", failed.append)
     before = RUNTIME_LEASES_LOST_TOTAL.labels(stream)._value.get()
     running = run(beat_quickly(engine))
@@ -187,7 +196,7 @@ async def test_a_lease_loss_found_by_extend_is_reported_and_counted_once(
 
 
 async def test_a_cancellation_that_a_handler_left_behind_costs_no_slot(
-    make_engine: Any, run: Any, enqueue: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
 ) -> None:
     done: list[int] = []
 
@@ -206,7 +215,7 @@ async def test_a_cancellation_that_a_handler_left_behind_costs_no_slot(
 
 
 async def test_a_message_in_other_hands_cannot_be_acknowledged_here(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     (message_id,) = enqueue(1)
     refused: list[BaseException] = []
@@ -230,8 +239,10 @@ async def test_a_message_in_other_hands_cannot_be_acknowledged_here(
         await contexts[0].ack()
 
 
-async def test_nothing_is_sent_after_the_end(make_engine: Any, run: Any, enqueue: Any, pending: Any) -> None:
-    """Say, by a thread that was abandoned at the stop: the entry may be somebody else's by then."""
+async def test_nothing_is_sent_after_the_end(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
+) -> None:
+    """For example by a thread that was abandoned at the stop: another engine may own the entry by then."""
     contexts: list[MessageContext] = []
 
     async def fails(_: RuntimeMessage, ctx: MessageContext) -> None:
@@ -251,9 +262,9 @@ async def test_nothing_is_sent_after_the_end(make_engine: Any, run: Any, enqueue
 
 
 async def test_a_lost_read_of_failing_messages_starves_no_stream(
-    make_engine: Any, run: Any, enqueue: Any, stream: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, stream: str, raw: RawRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for one at a time: the first one, failed, must not be found again in place of the second."""
+    """There is capacity for one message: the first one, failed, must not be claimed again in place of the second."""
     runs: list[int] = []
 
     async def failing(message: RuntimeMessage, _: MessageContext) -> None:
@@ -285,9 +296,9 @@ async def test_a_lost_read_of_failing_messages_starves_no_stream(
 
 
 async def test_a_handler_over_its_time_uses_up_no_deliveries(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, stream: str
 ) -> None:
-    """Past max_lease_s its message is anybody's. We find it stale ourselves, and that is no new attempt."""
+    """After max_lease_s any engine may claim its message. The engine's own claim is no new attempt."""
     enqueue(1)
     leave = asyncio.Event()
 
@@ -298,15 +309,16 @@ async def test_a_handler_over_its_time_uses_up_no_deliveries(
     (shard,) = engine._shards
     running = run(engine)
     claims: list[int] = []
-    claim = shard._reader.pending.claim
+    reader: Any = shard._reader.pending
+    claim = reader.claim
 
     async def counted(*arguments: Any) -> Any:
         found = await claim(*arguments)
         claims.append(len(running.errors))
         return found
 
-    shard._reader.pending.claim = counted
-    await wait_until_async(lambda: running.errors)  # told that its lease is lost
+    reader.claim = counted
+    await wait_until_async(lambda: running.errors)  # its lease is reported as lost
     begun = len(claims)
     await wait_until_async(lambda: len(claims) >= begun + 8, message=lambda: f"{running.errors} {claims}")
     (row,) = pending()
@@ -317,7 +329,7 @@ async def test_a_handler_over_its_time_uses_up_no_deliveries(
 
 
 async def test_a_refusal_for_the_moment_leaves_finished_work_acknowledged_later(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, pending: Pending
 ) -> None:
     done: list[int] = []
 
@@ -339,7 +351,7 @@ async def test_a_refusal_for_the_moment_leaves_finished_work_acknowledged_later(
 
 
 async def test_an_entry_that_comes_twice_runs_once_at_a_time(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     """The group was set back, as by a failover to a replica that was behind."""
     running_now, most, leave = 0, 0, asyncio.Event()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Pending, Run
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, InfrastructureError
@@ -20,7 +21,7 @@ FAST = Backoff(base_s=0.05, cap_s=2.0, factor=1.0, jitter=0.0)
 @pytest.mark.parametrize("error", [DatabaseUnavailableError, CommitUnknownError, InfrastructureError])
 @pytest.mark.parametrize("concurrency", [1, 10])
 async def test_an_outage_charges_no_message_a_delivery(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any, error: type[Exception], concurrency: int
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, error: type[Exception], concurrency: int
 ) -> None:
     """Thirty faults, where a message may be delivered twice."""
     enqueue(20)
@@ -53,7 +54,7 @@ async def test_an_outage_charges_no_message_a_delivery(
 
 
 async def test_a_pause_is_logged_once_probed_by_one_message_and_not_ready(
-    make_engine: Any, run: Any, enqueue: Any, caplog: pytest.LogCaptureFixture
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     enqueue(30)
     away = True
@@ -92,7 +93,7 @@ def message_stream(engine: Consumer) -> str:
 
 
 async def test_what_was_fetched_before_the_pause_is_released_at_once(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     """Other hosts may reach the database: nothing waits here for the pause to end."""
     begun = 0
@@ -115,11 +116,11 @@ async def test_what_was_fetched_before_the_pause_is_released_at_once(
 
     assert rows
     assert {row["times_delivered"] for row in rows} == {0}
-    assert min(row["time_since_delivered"] for row in rows) > 3_600_000  # stale to everybody
+    assert min(row["time_since_delivered"] for row in rows) > 3_600_000  # stale to every engine
 
 
 async def test_a_message_that_was_acknowledged_before_the_fault_is_not_released(
-    make_engine: Any, run: Any, enqueue: Any, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     enqueue(1)
 
@@ -135,7 +136,9 @@ async def test_a_message_that_was_acknowledged_before_the_fault_is_not_released(
     assert pending() == []
 
 
-async def test_a_stop_ends_a_pause_at_once(make_engine: Any, run: Any, enqueue: Any, pending: Any) -> None:
+async def test_a_stop_ends_a_pause_at_once(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
+) -> None:
     enqueue(3)
 
     def handler(message: RuntimeMessage, ctx: Any) -> None:
@@ -150,7 +153,9 @@ async def test_a_stop_ends_a_pause_at_once(make_engine: Any, run: Any, enqueue: 
     assert {row["times_delivered"] for row in pending()} <= {0}
 
 
-async def test_an_ordinary_failure_of_the_probe_ends_the_pause(make_engine: Any, run: Any, enqueue: Any) -> None:
+async def test_an_ordinary_failure_of_the_probe_ends_the_pause(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
+) -> None:
     enqueue(2)
     errors: list[type[Exception]] = [DatabaseUnavailableError, ValueError]
     done = asyncio.Event()
@@ -174,7 +179,11 @@ def test_the_pauses_must_be_a_backoff(make_engine: Callable[..., Consumer], wron
 
 
 async def test_an_outage_during_a_claim_reads_nothing_and_blames_no_redis(
-    make_engine: Any, run: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Capacity is asked for before the claim; with none left a read would name no stream, which Redis refuses."""
     claim = PendingReader.claim

@@ -3,6 +3,9 @@
 from typing import Any
 
 import msgspec
+import pytest
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.management.history import HistorySpan, read_history, read_sparklines
 from conquiet.management.models import ConsumerState
@@ -16,7 +19,7 @@ GROUP = "processor"
 
 
 async def test_a_stopped_worker_has_left_its_counts(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     enqueue(40)
     seen = 0
@@ -44,7 +47,7 @@ async def test_a_stopped_worker_has_left_its_counts(
 
 
 async def test_a_running_worker_is_described_from_its_start(
-    make_engine: Any, run: Any, raw: Any, stream: str, monkeypatch: Any
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONQUIET_APP_VERSION", "shop 7")
 
@@ -70,7 +73,7 @@ async def test_a_running_worker_is_described_from_its_start(
 
 
 async def test_a_report_that_is_refused_costs_no_liveness(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     """Another program has put something else where the report goes."""
     for key in (workers_key(stream, GROUP), deploys_key(stream), history_base(stream, GROUP)):
@@ -91,7 +94,7 @@ async def test_a_report_that_is_refused_costs_no_liveness(
     assert raw.get(workers_key(stream, GROUP)) == b"not ours"
 
 
-async def test_a_version_is_marked_once_and_again_after_another(raw: Any, stream: str) -> None:
+async def test_a_version_is_marked_once_and_again_after_another(raw: RawRedis, stream: str) -> None:
     from conquiet.redis_transport.worker_reports import RENEW_NAME
 
     def start(version: str) -> None:

@@ -4,12 +4,14 @@ import logging
 from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.queue import Retention, housekeeping
 from conquiet.testing import wait_until_async
 
 
-async def done_engine(make_engine: Any, run: Any, enqueue: Any, count: int, **options: Any) -> Any:
+async def done_engine(make_engine: MakeEngine, run: Run, enqueue: Enqueue, count: int, **options: Any) -> Any:
     """An engine that has handled ``count`` messages and goes on."""
     seen: list[str] = []
 
@@ -23,7 +25,7 @@ async def done_engine(make_engine: Any, run: Any, enqueue: Any, count: int, **op
 
 
 async def test_an_engine_with_a_retention_keeps_its_stream_short(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     running = await done_engine(make_engine, run, enqueue, 300, retention=Retention(interval_s=0.05))
 
@@ -34,10 +36,10 @@ async def test_an_engine_with_a_retention_keeps_its_stream_short(
 
 
 async def test_an_engine_without_one_warns_once_of_a_growing_stream(
-    make_engine: Any,
-    run: Any,
-    enqueue: Any,
-    raw: Any,
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    raw: RawRedis,
     stream: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
+from tests.integration.runtime.conftest import BeatQuickly, MakeEngine, Run
 
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import RedisClusterServer, wait_until, wait_until_async
@@ -14,9 +15,9 @@ from conquiet.testing import RedisClusterServer, wait_until, wait_until_async
 
 async def test_messages_are_handled_at_every_step_of_a_migration(
     redis_cluster: RedisClusterServer,
-    make_engine: Any,
-    run: Any,
-    beat_quickly: Any,
+    make_engine: MakeEngine,
+    run: Run,
+    beat_quickly: BeatQuickly,
     seen_to_fall: Callable[[Callable[[], int]], Callable[[], bool]],
 ) -> None:
     raw = redis.RedisCluster.from_url(redis_cluster.node_url)

@@ -3,13 +3,13 @@
 import asyncio
 from typing import Any
 
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
+
 from conquiet.testing import wait_until_async
 
 
-async def test_messages_that_come_a_few_at_a_time_fill_all_slots_although_no_handler_has_ended(
-    make_engine: Any, run: Any, enqueue: Any
-) -> None:
-    """Whoever fetches stops while a message waits for its slot, and has to be told when it got one."""
+async def test_messages_that_trickle_in_fill_all_slots(make_engine: MakeEngine, run: Run, enqueue: Enqueue) -> None:
+    """No handler has ended. The fetcher pauses while a message waits for a slot, and resumes when it got one."""
     go = asyncio.Event()
     begun: list[str] = []
 

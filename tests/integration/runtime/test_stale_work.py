@@ -2,14 +2,18 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Pending, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import DeliveriesExhaustedError, QueueError
 from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, RUNTIME_EXHAUSTED_TOTAL
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
+from conquiet.testing.redis import RedisServer
 
 
 def collector() -> tuple[list[tuple[str, int]], Any]:
@@ -21,8 +25,8 @@ def collector() -> tuple[list[tuple[str, int]], Any]:
     return seen, handler
 
 
-def strand(raw: Any, stream: str, count: int, consumer: str = "dead", group: str = "processor") -> list[str]:
-    """Let somebody read entries and die."""
+def strand(raw: RawRedis, stream: str, count: int, consumer: str = "dead", group: str = "processor") -> list[str]:
+    """Let a consumer read entries and die."""
     raw.xgroup_create(stream, group, "0", mkstream=True)
     reply = raw.xreadgroup(group, consumer, {stream: ">"}, count=count)
     return [entry_id.decode() for entry_id, _ in reply[0][1]]
@@ -30,7 +34,7 @@ def strand(raw: Any, stream: str, count: int, consumer: str = "dead", group: str
 
 @pytest.mark.spec("CM-001.2", "CM-001.5")
 async def test_entries_of_a_dead_consumer_are_claimed_once_they_are_stale(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     enqueue(30)
     lost = strand(raw, stream, 20)
@@ -54,7 +58,7 @@ async def test_entries_of_a_dead_consumer_are_claimed_once_they_are_stale(
 
 @pytest.mark.spec("CM-001.3")
 async def test_without_xautoclaim_they_are_found_by_xpending_and_claimed_by_xclaim(
-    make_engine: Any, run: Any, private_redis: Any
+    make_engine: MakeEngine, run: Run, private_redis: Callable[..., RedisServer]
 ) -> None:
     """A real server whose operator took the command away stands for one that never had it."""
     import redis.asyncio
@@ -86,7 +90,7 @@ async def test_without_xautoclaim_they_are_found_by_xpending_and_claimed_by_xcla
 
 
 async def test_stale_work_is_not_starved_by_constant_load(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     enqueue(10)
     lost = set(strand(raw, stream, 10))
@@ -108,7 +112,7 @@ async def test_stale_work_is_not_starved_by_constant_load(
 
 
 async def test_own_pending_entries_are_read_again_once_at_the_start(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     enqueue(250)
     lost = strand(raw, stream, 230, consumer="me")
@@ -124,8 +128,8 @@ async def test_own_pending_entries_are_read_again_once_at_the_start(
 
 
 @pytest.mark.spec("CM-001.14")
-async def test_a_message_delivered_too_often_is_not_run_but_reported_once_and_kept(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+async def test_a_message_delivered_too_often_is_reported_once_and_kept(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     (message_id,) = enqueue(1)
     strand(raw, stream, 1)
@@ -138,8 +142,8 @@ async def test_a_message_delivered_too_often_is_not_run_but_reported_once_and_ke
 
     assert seen == []
     assert RUNTIME_EXHAUSTED_TOTAL.labels(stream)._value.get() == 1
-    assert [type(error) for error in running.errors] == [DeliveriesExhaustedError]
-    error = running.errors[0]
+    (error,) = running.errors
+    assert isinstance(error, DeliveriesExhaustedError)
     assert (error.message_id, error.delivery_count, error.stream) == (message_id, 4, stream)
     assert len(pending()) == 1
 
@@ -147,7 +151,14 @@ async def test_a_message_delivered_too_often_is_not_run_but_reported_once_and_ke
 @pytest.mark.spec("CM-001.14")
 @pytest.mark.parametrize("acknowledges", [True, False])
 async def test_on_exhausted_decides_about_a_message_delivered_too_often(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any, *, acknowledges: bool
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    raw: RawRedis,
+    stream: str,
+    pending: Pending,
+    *,
+    acknowledges: bool,
 ) -> None:
     (message_id,) = enqueue(1, order=7)
     strand(raw, stream, 1)
@@ -177,8 +188,8 @@ async def test_on_exhausted_decides_about_a_message_delivered_too_often(
 
 
 @pytest.mark.parametrize("name", ["another", "dead"])
-async def test_a_pending_entry_deleted_from_its_stream_is_reported_once_and_never_delivered(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, name: str
+async def test_a_deleted_pending_entry_is_reported_once_and_never_delivered(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, name: str
 ) -> None:
     enqueue(3)
     lost = strand(raw, stream, 3)
@@ -199,7 +210,7 @@ async def test_a_pending_entry_deleted_from_its_stream_is_reported_once_and_neve
 
 
 async def test_a_suspect_begins_after_the_acknowledgements_before_it_are_confirmed(
-    make_engine: Any, run: Any, enqueue: Any, raw: Any, stream: str, pending: Any
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     """It may kill the process: what was finished before must not be charged for it."""
     ids = enqueue(10)

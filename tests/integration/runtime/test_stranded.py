@@ -2,15 +2,20 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import redis
 import redis.asyncio
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.errors import QueueError
 from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.runtime.stream_reader import StreamReader
 from conquiet.testing import wait_until_async
+from conquiet.testing.proxy import FaultProxy
 
 
 async def idle(_: RuntimeMessage, __: MessageContext) -> None:
@@ -18,7 +23,7 @@ async def idle(_: RuntimeMessage, __: MessageContext) -> None:
 
 
 @pytest.fixture
-async def reader(make_engine: Any, run: Any, stream: str, raw: Any) -> Any:
+async def reader(make_engine: MakeEngine, run: Run, stream: str, raw: RawRedis) -> AsyncIterator[StreamReader]:
     """The reader of an engine that was opened and fetches nothing, under the name ``me``."""
     engine = make_engine(idle, consumer_id="me")
     (shard,) = engine._shards
@@ -28,7 +33,7 @@ async def reader(make_engine: Any, run: Any, stream: str, raw: Any) -> Any:
     await engine._topology.close()
 
 
-def lose(raw: Any, stream: str, count: int) -> list[str]:
+def lose(raw: RawRedis, stream: str, count: int) -> list[str]:
     """Let the server deliver to ``me`` what ``me`` will never see."""
     found = raw.xreadgroup("processor", "me", {stream: ">"}, count=count)
     return [entry_id.decode() for entry_id, _ in found[0][1]]
@@ -41,7 +46,7 @@ def release(reader: StreamReader, stream: str) -> None:
 
 
 async def test_a_slow_answer_makes_nothing_too_old(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, monkeypatch: pytest.MonkeyPatch
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue(250)
     sent_at = time.monotonic()
@@ -63,7 +68,7 @@ async def test_a_slow_answer_makes_nothing_too_old(
 
 
 async def test_what_was_seen_and_failed_is_not_taken_for_lost(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, make_engine: Any
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, make_engine: MakeEngine
 ) -> None:
     """Not even where the clocks leave it open: it stands before the last entry that a read has brought."""
     sent_at = time.monotonic()
@@ -82,7 +87,7 @@ async def test_what_was_seen_and_failed_is_not_taken_for_lost(
 
 
 async def test_a_claim_whose_reply_is_lost_is_found_wherever_its_entries_stand(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, make_engine: Any
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, make_engine: MakeEngine
 ) -> None:
     ids = enqueue(5)
     raw.xreadgroup("processor", "somebody", {stream: ">"}, count=2)
@@ -98,7 +103,7 @@ async def test_a_claim_whose_reply_is_lost_is_found_wherever_its_entries_stand(
 
 @pytest.mark.parametrize("way", ["read_own", "claim", "claim without XAUTOCLAIM", "recover_undelivered"])
 async def test_what_a_recovery_has_returned_is_held_from_then_on(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, way: str
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, way: str
 ) -> None:
     """What is not in the table is not extended: it would turn stale in its handler's hands and run twice."""
     ids = enqueue(2)
@@ -119,7 +124,7 @@ async def test_what_a_recovery_has_returned_is_held_from_then_on(
 
 @pytest.mark.parametrize(("own", "command"), [(True, "XCLAIM"), (False, "XAUTOCLAIM"), (False, "XCLAIM")])
 async def test_a_refused_look_says_which_command_was_refused(
-    reader: StreamReader, stream: str, raw: Any, enqueue: Any, command: str, *, own: bool
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, command: str, *, own: bool
 ) -> None:
     ids = enqueue(2)
     lose(raw, stream, 2)
@@ -137,8 +142,8 @@ async def test_a_refused_look_says_which_command_was_refused(
     assert reader.pending._has_autoclaim == (command == "XAUTOCLAIM")
 
 
-async def test_a_failed_message_does_not_run_again_because_a_later_look_was_lost(
-    make_engine: Any, run: Any, enqueue: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_failed_message_does_not_rerun_after_a_lost_claim_reply(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look for stale work loses its connection: what an earlier read brought is older than that.
 
@@ -180,7 +185,13 @@ async def test_a_failed_message_does_not_run_again_because_a_later_look_was_lost
 
 
 async def test_entries_of_a_claim_whose_reply_is_lost_are_had_at_once(
-    make_engine: Any, run: Any, enqueue: Any, stream: str, raw: Any, redis_url: str, fault_proxy: Any
+    make_engine: MakeEngine,
+    run: Run,
+    enqueue: Enqueue,
+    stream: str,
+    raw: RawRedis,
+    redis_url: str,
+    fault_proxy: Callable[[str], FaultProxy],
 ) -> None:
     handled: list[str] = []
 

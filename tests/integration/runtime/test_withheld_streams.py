@@ -1,13 +1,16 @@
-"""Streams that are withheld and given free again: nothing runs twice for it, and nobody is kept awake."""
+"""Streams that are paused and resumed: no message runs twice, and no idle host or server is kept busy."""
 
 import asyncio
 from typing import Any
+
+from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
+from tests.redis_clients import RawRedis
 
 from conquiet.testing import wait_until_async
 
 
 async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
-    make_engine: Any, run: Any, raw: Any, stream: str, enqueue: Any
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, enqueue: Enqueue
 ) -> None:
     """Claimed before our own pending entries were read, it would be taken for one of those and run a second time."""
     other = f"{stream}-other"
@@ -24,7 +27,8 @@ async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
 
     engine = make_engine(handler, streams=[stream, other], concurrency=4, claim_idle_ms=2_000)
     (shard,) = engine._shards
-    claim = shard._reader.pending.claim
+    reader: Any = shard._reader.pending
+    claim = reader.claim
 
     async def claim_and_release(name: str, cursor: str, count: int) -> Any:
         found = await claim(name, cursor, count)
@@ -32,7 +36,7 @@ async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
         return found
 
     engine.pause_streams([stream])
-    shard._reader.pending.claim = claim_and_release
+    reader.claim = claim_and_release
     shard.fetcher._claims._next = {other: -1.0, stream: -0.5}  # both in one look, the other one first
     engine_run = run(engine)
     await wait_until_async(lambda: runs)
@@ -45,7 +49,7 @@ async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
 
 
 async def test_what_we_acknowledged_while_claiming_it_is_not_run_again(
-    make_engine: Any, run: Any, raw: Any, stream: str, enqueue: Any
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, enqueue: Enqueue
 ) -> None:
     """The claim's reply is older than the acknowledgement, which went over another connection."""
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
@@ -59,13 +63,14 @@ async def test_what_we_acknowledged_while_claiming_it_is_not_run_again(
 
     engine = make_engine(handler, claim_idle_ms=2_000)
     (shard,) = engine._shards
-    claimed = shard._reader.pending._claimed
+    reader: Any = shard._reader.pending
+    claimed = reader._claimed
 
     async def acknowledged_meanwhile(*given: Any) -> Any:
         raw.xack(stream, "processor", entry)
         return await claimed(*given)
 
-    shard._reader.pending._claimed = acknowledged_meanwhile
+    reader._claimed = acknowledged_meanwhile
     engine_run = run(engine)
     await wait_until_async(lambda: raw.xpending(stream, "processor")["pending"] == 0)
     (fresh,) = enqueue()
@@ -75,10 +80,10 @@ async def test_what_we_acknowledged_while_claiming_it_is_not_run_again(
     await engine_run.stop()
 
 
-async def test_one_waiting_read_is_cut_short_for_a_withheld_stream_and_no_later_one(
-    make_engine: Any, run: Any, raw: Any, stream: str, enqueue: Any
+async def test_withholding_a_stream_ends_one_waiting_read_and_no_later_one(
+    make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, enqueue: Enqueue
 ) -> None:
-    """Calls are counted, not time. Cutting every read short would keep an idle host and its server busy for ever."""
+    """Calls are counted, not time. Ending every read early would keep an idle host and its server busy."""
 
     async def handler(message: Any, ctx: Any) -> None:
         pass

@@ -118,7 +118,7 @@ async def test_a_context_raises_the_error_of_its_start_or_its_run(
     host = stage.real(stage.entry(), url=proxy.url_for(stage.url), give_up_after_s=0.1)
     await host.__aenter__()
     proxy.refuse()
-    proxy.cut()
+    proxy.disconnect()
     assert host._background is not None
     await asyncio.wait([host._background], timeout=10)
     with pytest.raises(QueueError):
@@ -171,7 +171,7 @@ async def test_an_outage_that_lasts_is_an_error_and_not_an_endless_wait(
     await wait_until_async(host.list_entries)
 
     proxy.refuse()
-    proxy.cut()
+    proxy.disconnect()
 
     with pytest.raises(QueueError):
         await asyncio.wait_for(running, 60)

@@ -103,7 +103,7 @@ def test_terminate_asks_only_the_main_process_and_kill_takes_the_rest(line: Line
     line.ask("terminate")
     wait_until(lambda: line.ask("poll")["exit_code"] == -signal.SIGTERM, message="terminated")
     assert len(line.states()) == 1
-    line.ask("terminate")  # nobody is left to ask, and the pid may be somebody else's by now
+    line.ask("terminate")  # the process has ended, and its pid may belong to another one by now
 
     line.ask("kill")
     assert line.states() == []

@@ -1,4 +1,4 @@
-"""A row as docs/tables.md tells a program in another language to write it is published like one of ours."""
+"""A row that another program writes by docs/tables.md is published like a row of the outbox."""
 
 import re
 from collections.abc import Iterator, Sequence

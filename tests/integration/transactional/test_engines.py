@@ -7,6 +7,7 @@ from typing import Any
 import pika
 import pytest
 import redis.asyncio
+from pika.adapters.blocking_connection import BlockingChannel
 from sqlalchemy.engine import Engine
 
 from conquiet.core.backoff import Backoff
@@ -169,7 +170,7 @@ async def test_a_retry_of_the_processor_recognises_an_attempt_that_did_commit(
 
 # ------------------------------------------------------------------ RabbitMQ
 @pytest.fixture
-def channel(amqp_url: str) -> Iterator[Any]:
+def channel(amqp_url: str) -> Iterator[BlockingChannel]:
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     yield connection.channel()
     if connection.is_open:
@@ -177,7 +178,7 @@ def channel(amqp_url: str) -> Iterator[Any]:
 
 
 async def test_a_rabbit_message_that_comes_twice_has_its_effect_once(
-    engine: Engine, amqp_url: str, channel: Any, counted: Callable[[], int]
+    engine: Engine, amqp_url: str, channel: BlockingChannel, counted: Callable[[], int]
 ) -> None:
     """The relay publishes the same row twice, as after a crash between publishing and deleting."""
     channel.queue_declare("ledger", durable=True)
@@ -204,7 +205,7 @@ def _fail(*_: object) -> None:
     raise RuntimeError("died after publishing, before the commit")
 
 
-def test_messages_of_one_key_reach_a_queue_in_order(engine: Engine, amqp_url: str, channel: Any) -> None:
+def test_messages_of_one_key_reach_a_queue_in_order(engine: Engine, amqp_url: str, channel: BlockingChannel) -> None:
     channel.queue_declare("ledger", durable=True)
     with DbSession(engine) as session:
         ids = [Outbox().add(session, "ledger", {"n": n}, key="a") for n in range(20)]
@@ -216,7 +217,9 @@ def test_messages_of_one_key_reach_a_queue_in_order(engine: Engine, amqp_url: st
     assert got == ids
 
 
-def test_messages_wait_in_the_outbox_for_a_missing_queue(engine: Engine, amqp_url: str, channel: Any) -> None:
+def test_messages_wait_in_the_outbox_for_a_missing_queue(
+    engine: Engine, amqp_url: str, channel: BlockingChannel
+) -> None:
     with DbSession(engine) as session:
         Outbox().add(session, "ledger", {"n": 1})
     backoff = Backoff(base_s=0.0, cap_s=0.0)
@@ -278,9 +281,9 @@ def test_a_message_without_an_outbox_id_is_not_guessed_at(engine: Engine) -> Non
 
 
 async def test_a_rabbit_message_is_identified_by_its_message_id(
-    engine: Engine, amqp_url: str, channel: Any, counted: Callable[[], int]
+    engine: Engine, amqp_url: str, channel: BlockingChannel, counted: Callable[[], int]
 ) -> None:
-    """Three publications, two ids; the bodies are alike, so only the property can tell them apart."""
+    """Three publications, two ids; the bodies are alike, so only the property distinguishes them."""
     channel.queue_declare("ledger", durable=True)
     for message_id in ("first", "first", "second"):
         channel.basic_publish("", "ledger", b"{}", pika.BasicProperties(delivery_mode=2, message_id=message_id))
@@ -297,7 +300,7 @@ async def test_a_rabbit_message_is_identified_by_its_message_id(
 
 
 async def test_a_syncer_that_is_called_for_another_queue_stops_the_consumer(
-    engine: Engine, amqp_url: str, channel: Any, counted: Callable[[], int]
+    engine: Engine, amqp_url: str, channel: BlockingChannel, counted: Callable[[], int]
 ) -> None:
     """It is wrapped in a function of the user's, so the consumer cannot see it at its start."""
     channel.queue_declare("ledger", durable=True)
@@ -331,7 +334,7 @@ def test_a_run_that_meets_the_row_of_another_run_is_requeued(
 
 
 async def test_a_rabbit_message_without_an_id_is_refused_and_kept(
-    engine: Engine, amqp_url: str, channel: Any, counted: Callable[[], int]
+    engine: Engine, amqp_url: str, channel: BlockingChannel, counted: Callable[[], int]
 ) -> None:
     channel.queue_declare("ledger", durable=True)
     channel.basic_publish("", "ledger", b"{}", pika.BasicProperties(delivery_mode=2))

@@ -4,7 +4,7 @@ import asyncio
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def example() -> Any:
+def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("fastapi_orders", ROOT / "examples" / "fastapi_orders.py")
     assert spec is not None
     assert spec.loader is not None
@@ -32,7 +32,7 @@ def example() -> Any:
 
 
 async def test_a_route_writes_an_order_and_its_message_together(
-    example: Any, engine: Engine, db_url: str, redis_url: str, key_prefix: str
+    example: ModuleType, engine: Engine, db_url: str, redis_url: str, key_prefix: str
 ) -> None:
     url = db_url.replace("+pymysql", "+asyncmy")
     app = example.create_app(url)

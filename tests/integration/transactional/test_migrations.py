@@ -1,4 +1,4 @@
-"""Tables of an earlier layout become tables of this one, on every database, whoever asks first."""
+"""Tables of an earlier layout are migrated on every database, by whichever call comes first."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -120,7 +120,7 @@ def test_a_row_behind_an_uncommitted_older_one_is_not_published(
 def test_an_older_row_committed_late_holds_the_key_back(
     engine: Engine, queue: RedisStreamsQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numbers are given when rows are written, and rows are seen when they are committed: the lock cannot tell."""
+    """Numbers are given when rows are written, but rows are visible only when they are committed."""
     from conquiet.transactional.outbox_store import OutboxStore
 
     lock = OutboxStore.lock_heads

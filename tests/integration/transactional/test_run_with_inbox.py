@@ -62,7 +62,7 @@ def test_a_lost_ack_means_two_effects_only_without_an_inbox(
     inbox: Inbox | None,
     effects: int,
 ) -> None:
-    """Without the inbox the test sees the duplicate: it can tell the difference."""
+    """Without the inbox the test sees the duplicate, so it does detect one."""
 
     class Died(Exception):  # noqa: N818
         pass
@@ -121,7 +121,7 @@ def test_a_commit_that_never_arrived_is_done_again(
     fault_proxy: Callable[[str], FaultProxy],
     counted: Callable[[], int],
 ) -> None:
-    """The client sees the same as above. Only the inbox can tell the two apart."""
+    """The client sees the same as above. Only the inbox distinguishes the two."""
     proxy = fault_proxy(db_url)
     through = make_engine(proxy.url_for(db_url))
     consumer, rescuer = make_consumer(name="one"), make_consumer(name="two")

@@ -110,7 +110,7 @@ def awaiting(session: AsyncConnection) -> None: ...
         (5, "must be a function"),
     ],
 )
-def test_what_cannot_be_called_is_refused_with_a_sentence(function: Any, sentence: str) -> None:
+def test_what_cannot_be_called_is_refused_with_a_sentence(function: Callable[..., Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         read(function)
 

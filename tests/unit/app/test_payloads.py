@@ -53,7 +53,7 @@ A_PAID = Paid(
     ("model", "value"),
     [(Paid, A_PAID), (PaidData, PaidData(1, "x")), (PaidModel, PaidModel(order=1, amount=decimal.Decimal("1.5")))],
 )
-def test_what_is_encoded_is_decoded_to_an_equal_object(model: Any, value: Any) -> None:
+def test_what_is_encoded_is_decoded_to_an_equal_object(model: type[Any], value: Any) -> None:
     payload = PayloadModel("paid", model)
 
     encoded = payload.encode(value)
@@ -63,7 +63,7 @@ def test_what_is_encoded_is_decoded_to_an_equal_object(model: Any, value: Any) -
 
 
 @pytest.mark.parametrize("model", [dict, dict[str, Any], PaidDict, Paid, PaidData, PaidModel])
-def test_each_kind_of_model_is_recognised(model: Any) -> None:
+def test_each_kind_of_model_is_recognised(model: type[Any]) -> None:
     assert is_model(model)
 
 
@@ -83,7 +83,7 @@ def test_what_is_no_json_object_is_no_model(other: Any) -> None:
     ],
 )
 def test_a_field_that_does_not_fit_is_named_without_its_value(
-    model: Any, data: dict[str, Any], path: str, reason: str
+    model: type[Any], data: dict[str, Any], path: str, reason: str
 ) -> None:
     with pytest.raises(PayloadError) as caught:
         PayloadModel("paid", model).decode(data)
@@ -124,7 +124,7 @@ class CustomerData:
 
 
 @pytest.mark.parametrize("model", [Customer, CustomerData])
-def test_a_check_of_the_model_that_quotes_a_value_is_not_quoted(model: Any) -> None:
+def test_a_check_of_the_model_that_quotes_a_value_is_not_quoted(model: type[Any]) -> None:
     with pytest.raises(PayloadError, match=r"does not fit Customer\w*: field \$: invalid value$") as caught:
         PayloadModel("paid", model).decode({"email": "jane.doe"})
     assert caught.value.__cause__ is None

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from conquiet.app import App, AppSettings
-from conquiet.app.server_wait import ServerProbe, ServerWait, probe_database, probe_rabbit, probe_redis
+from conquiet.app.server_wait import ServerCheck, ServerWait, check_database, check_rabbit, check_redis
 from conquiet.app.settings import redis_client
 from conquiet.cli.worker.reachability import unreachable_server
 from conquiet.errors import ServerUnreachableError
@@ -17,12 +17,12 @@ class Late:
     """A server that answers at the given question."""
 
     def __init__(self, answers_at: int) -> None:
-        self.asked = 0
+        self.checked = 0
         self._answers_at = answers_at
 
-    async def ask(self) -> Exception | None:
-        self.asked += 1
-        return ConnectionRefusedError() if self.asked < self._answers_at else None
+    async def reply(self) -> Exception | None:
+        self.checked += 1
+        return ConnectionRefusedError() if self.checked < self._answers_at else None
 
 
 def unused_port() -> int:
@@ -34,9 +34,9 @@ def unused_port() -> int:
 async def test_a_late_server_is_waited_for_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
     server = Late(4)
     with caplog.at_level(logging.INFO):
-        await ServerWait(60.0, lambda: False).until_up([ServerProbe("Redis at h:1", server.ask)])
+        await ServerWait(60.0, lambda: False).until_up([ServerCheck("Redis at h:1", server.reply)])
 
-    assert server.asked == 4
+    assert server.checked == 4
     first, second = [record.getMessage() for record in caplog.records]
     assert first == "Redis at h:1 cannot be reached (ConnectionRefusedError); waiting up to 60 s for it"
     assert second.startswith("Redis at h:1 answers after ")
@@ -46,43 +46,43 @@ async def test_a_server_that_never_comes_is_an_error_that_names_it() -> None:
     wait = ServerWait(0.1, lambda: False)
 
     with pytest.raises(ServerUnreachableError, match=r"Redis at h:1 could not be reached within 0\.1 s") as failed:
-        await wait.until_up([ServerProbe("Redis at h:1", Late(10_000).ask)])
+        await wait.until_up([ServerCheck("Redis at h:1", Late(10_000).reply)])
 
     assert failed.value.server == "Redis at h:1"
     assert unreachable_server(failed.value) == "Redis at h:1"
 
 
-async def test_without_a_wait_each_server_is_asked_once() -> None:
+async def test_without_a_wait_each_server_is_checked_once() -> None:
     server = Late(2)
 
     with pytest.raises(ServerUnreachableError):
-        await ServerWait(0.0, lambda: False).until_up([ServerProbe("Redis", server.ask)])
+        await ServerWait(0.0, lambda: False).until_up([ServerCheck("Redis", server.reply)])
 
-    assert server.asked == 1
+    assert server.checked == 1
 
 
 async def test_a_stop_ends_the_wait() -> None:
     server = Late(10_000)
 
-    await ServerWait(600.0, lambda: server.asked >= 2).until_up([ServerProbe("Redis", server.ask)])
+    await ServerWait(600.0, lambda: server.checked >= 2).until_up([ServerCheck("Redis", server.reply)])
 
-    assert server.asked == 2
+    assert server.checked == 2
 
 
 @pytest.mark.parametrize("kind", ["redis", "mysql", "postgres", "rabbit"])
 async def test_each_server_that_does_not_run_is_not_up_yet(kind: str) -> None:
     port = unused_port()
-    probes: dict[str, Any] = {
-        "redis": lambda: probe_redis(redis_client(f"redis://:secret@127.0.0.1:{port}/0")),
-        "mysql": lambda: probe_database(create_engine(f"mysql+pymysql://root:secret@127.0.0.1:{port}/shop")),
-        "postgres": lambda: probe_database(create_engine(f"postgresql+psycopg://u:secret@127.0.0.1:{port}/shop")),
-        "rabbit": lambda: probe_rabbit(f"amqp://u:secret@127.0.0.1:{port}/"),
+    checks: dict[str, Any] = {
+        "redis": lambda: check_redis(redis_client(f"redis://:secret@127.0.0.1:{port}/0")),
+        "mysql": lambda: check_database(create_engine(f"mysql+pymysql://root:secret@127.0.0.1:{port}/shop")),
+        "postgres": lambda: check_database(create_engine(f"postgresql+psycopg://u:secret@127.0.0.1:{port}/shop")),
+        "rabbit": lambda: check_rabbit(f"amqp://u:secret@127.0.0.1:{port}/"),
     }
-    probe: ServerProbe = probes[kind]()
+    check: ServerCheck = checks[kind]()
 
-    assert await probe.ask() is not None
-    assert f"127.0.0.1:{port}" in probe.server
-    assert "secret" not in probe.server
+    assert await check.run() is not None
+    assert f"127.0.0.1:{port}" in check.server
+    assert "secret" not in check.server
 
 
 async def test_an_app_says_which_server_it_waited_for() -> None:
@@ -120,7 +120,7 @@ async def test_a_loading_redis_is_waited_for_and_a_refusing_one_is_not(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        found = await probe_redis(redis_client(f"redis://127.0.0.1:{port}/0?protocol=2")).ask()
+        found = await check_redis(redis_client(f"redis://127.0.0.1:{port}/0?protocol=2")).run()
         server.close()
 
     assert (found is not None) is is_waited_for

@@ -28,7 +28,7 @@ def test_outside_a_handler_headers_stay_as_they_are() -> None:
     assert causation.carried({"a": "b"}, "orders", "1") == {"a": "b"}
 
 
-def test_inside_a_handler_the_cause_is_a_header_and_what_was_emitted_is_noted() -> None:
+def test_a_handlers_emits_carry_its_cause_and_are_recorded() -> None:
     def handle() -> causation.Handling:
         handling = causation.Handling("orders", "m-1")
         causation.enter(handling)

@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ def fails(fields: dict[str, bytes]) -> dict[str, Any]:
         (lambda fields: {1: fields}, "it has a key that is not a string"),
     ],
 )
-def test_an_entry_that_cannot_be_read_is_refused_without_a_value(decode: Any, reason: str) -> None:
+def test_an_entry_that_cannot_be_read_is_refused_without_a_value(decode: Callable[..., Any], reason: str) -> None:
     with pytest.raises(CodecError) as refused:
         EntryFormat(decode).read("1-0", FIELDS, max_bytes=100)
 
@@ -62,7 +62,7 @@ def test_a_large_entry_is_refused_before_the_function_is_called() -> None:
 
 
 @pytest.mark.parametrize("settings", [RuntimeSettings, partial(QueueConfig, "stream", "group", "name")])
-def test_a_decode_that_cannot_work_is_refused_when_it_is_given(settings: Any) -> None:
+def test_a_decode_that_cannot_work_is_refused_when_it_is_given(settings: Callable[..., Any]) -> None:
     async def waits(fields: dict[str, bytes]) -> Mapping[str, Any]:
         return fields
 

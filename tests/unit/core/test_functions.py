@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -70,7 +70,7 @@ class GeneratorObject:
         (functools.partial(bool), False),
     ],
 )
-def test_coroutine_functions_are_recognised(function: Any, *, expected: bool) -> None:
+def test_coroutine_functions_are_recognised(function: Callable[..., Any], *, expected: bool) -> None:
     assert is_coroutine_function(function) is expected
     if expected:
         with pytest.raises(ConfigurationError, match="handler must be a plain function, not 'async def'"):
@@ -85,12 +85,12 @@ def test_what_cannot_be_called_is_no_function() -> None:
 
 
 @pytest.mark.parametrize("function", [generator_around_plain, GeneratorObject(), functools.partial(GeneratorObject())])
-def test_a_generator_is_one_in_any_wrapping(function: Any) -> None:
+def test_a_generator_is_one_in_any_wrapping(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match="must not be a generator"):
         reject_generator_function("handler", function)
 
 
-def brings_its_own(function: Any) -> Any:
+def brings_its_own(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def wrapper(message: object) -> Any:
         return function(message, "a connection")
@@ -109,7 +109,7 @@ def with_a_stated_signature(function: Any) -> Any:
 class Proxy:
     """As decorators of wrapt's are: it looks like what it wraps in every respect, and calls it in a way of its own."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
     @property  # type: ignore[misc]
@@ -159,7 +159,7 @@ class Unknown:
         print,
     ],
 )
-def test_what_can_take_the_arguments_is_let_through(function: Any) -> None:
+def test_what_can_take_the_arguments_is_let_through(function: Callable[..., Any]) -> None:
     """A wrapper is asked itself, in whatever way it names what it wraps; what C code takes may not be known."""
     require_arguments("handler", function, "message")
 
@@ -177,7 +177,7 @@ class Refund(Charge): ...
 
 @pytest.mark.parametrize("function", [Charge, Refund])
 def test_a_class_in_place_of_its_instance_is_refused(
-    function: Any,
+    function: Callable[..., Any],
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"must be an object of the class {function.__name__}, not the class"):
         require_arguments("handler", function, "message")
@@ -185,7 +185,7 @@ def test_a_class_in_place_of_its_instance_is_refused(
 
 
 @pytest.mark.parametrize("function", [two, lambda: None, functools.partial(plain, 1)])
-def test_what_cannot_take_the_arguments_is_refused_before_it_costs_a_message(function: Any) -> None:
+def test_what_cannot_take_the_arguments_is_refused_before_it_costs_a_message(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"handler is called as handler\(message\) and cannot take that"):
         require_arguments("handler", function, "message")
 

@@ -7,7 +7,7 @@ import pytest
 from conquiet.core.micro_batcher import MicroBatcher
 
 
-async def test_items_of_one_iteration_go_out_together_and_later_ones_while_it_is_sent() -> None:
+async def test_items_of_one_iteration_are_one_batch_and_later_ones_the_next() -> None:
     batches: list[list[int]] = []
     sent = asyncio.Event()
 

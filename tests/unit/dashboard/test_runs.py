@@ -2,12 +2,12 @@
 
 import asyncio
 
-from conquiet.dashboard.runs import RunCarrier
+from conquiet.dashboard.runs import RunExecutor
 from conquiet.dashboard.servers import Servers
 from conquiet.dashboard.settings import DashboardSettings
 
 
-class Counting(RunCarrier):
+class Counting(RunExecutor):
     """Notes when it begins to work on a run, and ends when it may."""
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class Counting(RunCarrier):
         self.begun: asyncio.Queue[str] = asyncio.Queue()
         self.may_end = asyncio.Event()
 
-    async def _carry_out(self, run_id: str) -> None:
+    async def _execute(self, run_id: str) -> None:
         self.begun.put_nowait(run_id)
         await self.may_end.wait()
 

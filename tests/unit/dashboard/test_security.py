@@ -192,7 +192,7 @@ def in_django(app: Dashboard) -> Any:
 
 
 @pytest.mark.parametrize("mount", [in_starlette, in_fastapi, in_django])
-async def test_links_follow_the_path_it_is_mounted_at(make: Make, client_of: Client, mount: Any) -> None:
+async def test_links_follow_the_path_it_is_mounted_at(make: Make, client_of: Client, mount: Callable[..., Any]) -> None:
     client = client_of(mount(make(authorize=all_rights)), "http://shop.example")
 
     page = await client.get("/ops/queue/workers")

@@ -1,13 +1,30 @@
 """UPDATE and modify on SQLite."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
 from tests.unit.db.operations import insert, rows, update
 
 from conquiet.db import DbOperation, DbOperationType, DbWriter, WriteOutcome
+from conquiet.db.errors import OperationInfo
+from conquiet.db.locking import LockBackend, LockStrategy
+from conquiet.db.update import Updates
 from conquiet.errors import ConfigurationError
+
+OP = DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 1})
+
+
+class RecordingLock(LockBackend):
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def acquire(self, conn: Connection, op: DbOperation) -> None:
+        self.log.append("acquired")
+
+    def release(self, conn: Connection, op: DbOperation) -> None:
+        self.log.append("released")
 
 
 @pytest.mark.spec("CQ-005.1", "CQ-005.45", "CQ-005.54", "CQ-008.3")
@@ -74,3 +91,23 @@ def test_what_change_raises_is_raised_and_nothing_is_written(writer: DbWriter, s
         writer.modify(1, lambda _: {"amount = 0 --": 1})
 
     assert rows(sqlite)[1]["amount"] == 10
+
+
+def test_a_failed_write_is_rolled_back_before_its_lock_is_released() -> None:
+    """The next owner of the lock must neither wait for the failed write nor see it."""
+    log: list[str] = []
+
+    class Checkout:
+        conn = cast("Connection", None)
+
+        def abort(self, error: BaseException) -> None:
+            log.append(f"rolled back after {type(error).__name__}")
+
+    updates = Updates("id", LockStrategy.ADVISORY, RecordingLock(log))
+    with (
+        pytest.raises(LookupError),
+        updates._holding(cast("Any", Checkout()), OP, OperationInfo("update", "orders"), reading=False),
+    ):
+        raise LookupError
+
+    assert log == ["acquired", "rolled back after LookupError", "released"]

@@ -9,19 +9,19 @@ LIVE, IDLE, UNKNOWN, DEAD = ConsumerState
 
 
 @pytest.mark.parametrize(
-    ("idle_ms", "has_key", "counts_attempts", "state"),
+    ("idle_s", "has_key", "counts_attempts", "state"),
     [
-        (59_999, False, False, LIVE),
-        (59_999, None, True, LIVE),
-        (60_000, True, True, IDLE),
-        (60_000, True, False, IDLE),
-        (60_000, False, False, UNKNOWN),
-        (60_000, None, True, UNKNOWN),
-        (60_000, None, False, UNKNOWN),
-        (60_000, False, True, DEAD),
+        (59.999, False, False, LIVE),
+        (59.999, None, True, LIVE),
+        (60, True, True, IDLE),
+        (60, True, False, IDLE),
+        (60, False, False, UNKNOWN),
+        (60, None, True, UNKNOWN),
+        (60, None, False, UNKNOWN),
+        (60, False, True, DEAD),
     ],
 )
 def test_only_a_server_that_counts_attempts_proves_a_death(
-    *, idle_ms: int, has_key: bool | None, counts_attempts: bool, state: ConsumerState
+    *, idle_s: float, has_key: bool | None, counts_attempts: bool, state: ConsumerState
 ) -> None:
-    assert consumer_state(idle_ms, has_key=has_key, counts_attempts=counts_attempts) is state
+    assert consumer_state(idle_s, has_key=has_key, counts_attempts=counts_attempts) is state

@@ -49,7 +49,8 @@ def test_a_queues_hour_is_in_order_and_counts_what_was_added() -> None:
     assert asked.startswith("/api/queues/shop/orders%2Feu?")
 
 
-def test_a_queue_without_samples_has_an_empty_history_and_a_missing_one_none() -> None:
+def test_a_queue_without_samples_has_an_empty_history() -> None:
+    """A queue that is missing has none."""
     found, _ = history_of({"name": "orders"})
 
     assert (found.depth, found.published, found.acknowledged) == ((), (), ())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from conquiet.core.functions import mark_cancellation
 from conquiet.core.json_codec import encode_payload
 from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, KeepPending, Release, RetryLater, Settlement
 from conquiet.errors import ConfigurationError, ConquietError, InfrastructureError, MessageInProgressError
@@ -14,6 +15,7 @@ from conquiet.processor.dead_letter_record import decode_record, describe
 from conquiet.processor.delayed import clock_difference
 from conquiet.processor.envelope import Envelope, EnvelopeError, to_payload
 from conquiet.processor.execution import Execution
+from conquiet.processor.foreign import ForeignGuard
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.ordering import NO_TURN
@@ -87,6 +89,7 @@ def execution_of(
         clock=ServerClock(),
         results=ResultWriter(None, max_bytes=1_000),  # type: ignore[arg-type]
         cancels=CancelWatch(None, group="processor", consumer_id="me"),  # type: ignore[arg-type]
+        foreign=ForeignGuard(None, None, None),  # type: ignore[arg-type]
     )
 
 
@@ -163,14 +166,14 @@ async def test_a_failure_after_an_early_acknowledgement_is_final() -> None:
     assert isinstance(result, KeepPending)
 
 
-async def test_what_was_delivered_too_often_is_dead_lettered_whatever_is_wrong_with_it() -> None:
+async def test_too_many_deliveries_come_before_any_other_fault() -> None:
     settler = Written()
     message = RuntimeMessage("s", "1-1", None, raw=b'{"odd":1}')  # type: ignore[arg-type]  # not foreseen
     execution = execution_of(print, settler=settler)
 
     settlement = execution.exhausted(message, Leases())
     assert isinstance(settlement, DeadLetter)
-    await execution.store(message, settlement)
+    assert await execution.store(message, settlement, Leases()) is None
 
     ((_, record),) = settler.calls
     assert (record.reason, record.payload) == ("deliveries_exhausted", {"odd": 1})
@@ -198,6 +201,32 @@ async def test_a_retry_is_stored_as_the_next_attempt() -> None:
     assert b'"unknown_since_ms":7' in deferred
 
 
+@pytest.mark.parametrize(
+    ("failure", "settlement"), [(InfrastructureError("away"), Release), (MessageInProgressError("busy"), KeepPending)]
+)
+async def test_a_job_that_cannot_be_cancelled_now_is_settled_as_a_value(failure: Exception, settlement: type) -> None:
+    """Raised, it would be taken for a failed server: the message would not be released, and the engine not pause."""
+
+    class Requested(Written):
+        async def reschedule(self, *_: Any, **__: Any) -> Step:
+            return Step.TO_CANCEL
+
+    async def cancel(ctx: Any) -> bool:
+        raise failure
+
+    async def pay(ctx: Any) -> None:
+        return
+
+    mark_cancellation(pay, cancel)
+    message = a_message(to_payload(Envelope("pay", "m")))
+    message.decoded = Envelope("pay", "m")
+
+    result = await execution_of(pay, settler=Requested()).store(message, RetryLater(0, LookupError()), Leases())
+
+    assert result is not None
+    assert (type(result), result.failure) == (settlement, failure)
+
+
 async def test_an_exception_without_a_text_is_stored_like_any_other() -> None:
     class UnprintableError(ConquietError):
         def __str__(self) -> str:
@@ -213,7 +242,7 @@ async def test_an_exception_without_a_text_is_stored_like_any_other() -> None:
 
 
 @pytest.mark.spec("CM-006.5")
-def test_the_engine_can_be_imported_without_the_processor_and_the_processor_without_a_database() -> None:
+def test_the_engine_imports_no_processor_and_the_processor_no_database() -> None:
     code = (
         "import sys, conquiet.runtime\n"
         "assert not [name for name in sys.modules if name.startswith('conquiet.processor')]\n"

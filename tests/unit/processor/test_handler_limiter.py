@@ -35,7 +35,7 @@ async def test_who_is_cancelled_takes_no_slot_along(moment: str) -> None:
 
     if moment == "granted":
         slots.release()
-        gone.cancel()  # it has not heard yet that it has the slot
+        gone.cancel()  # it does not know yet that it has the slot
     else:
         gone.cancel()
         await asyncio.sleep(0)

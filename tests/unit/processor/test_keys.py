@@ -14,7 +14,8 @@ words = st.text("ab:{}", min_size=1, max_size=8)
 
 
 @given(words)
-def test_all_keys_share_the_slot_of_the_stream_or_the_name_is_refused(stream: str) -> None:
+def test_all_keys_share_the_slot_of_their_stream(stream: str) -> None:
+    """Otherwise the name of the stream is refused."""
     try:
         keys = keys_of(stream)
     except ConfigurationError:

@@ -27,7 +27,7 @@ def idle_state() -> StreamProgress:
 
 
 def test_a_stream_with_work_to_do_is_visited_every_second() -> None:
-    """Another program's group may do it at any moment, and nobody tells us."""
+    """A group of another program may do it at any moment, without notice."""
     state = idle_state()
     pauses = []
     for undone in (7, 7, 7, 0, 0, 0):

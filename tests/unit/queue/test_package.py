@@ -106,7 +106,7 @@ def test_no_observer_raises_whatever_it_is_given() -> None:
 
     queue_metrics.prepare_queue_metrics(bad)
     queue_metrics.observe_queue_read("s", bad, bad)
-    queue_metrics.observe_queue_acks("s", bad)
+    queue_metrics.count_queue("s", "acked", bad)
     queue_metrics.observe_queue_claim("s", -1)
     queue_metrics.count_queue("s", "malformed", bad)
     queue_metrics.count_queue("s", "no such counter")

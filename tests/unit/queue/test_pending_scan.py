@@ -1,6 +1,6 @@
 """Which consumers are scanned for stale entries, and in which order."""
 
-from conquiet.queue.pending_scan import MAX_PROBES, PAGE, Probe, ScanMode, plan
+from conquiet.queue.pending_scan import MAX_TARGETS, PAGE, ScanMode, ScanTarget, plan
 from conquiet.redis_transport.replies import ConsumerInfo
 
 
@@ -17,30 +17,30 @@ def test_quiet_consumers_come_first_and_long_lists_of_live_ones_last() -> None:
     ]
 
     assert plan(known, min_idle_ms=500, rotation=0) == [
-        Probe(b"dead", ScanMode.WHOLE),
-        Probe(b"short", ScanMode.WHOLE),
-        Probe(b"long", ScanMode.PAGED),
+        ScanTarget(b"dead", ScanMode.WHOLE),
+        ScanTarget(b"short", ScanMode.WHOLE),
+        ScanTarget(b"long", ScanMode.PAGED),
     ]
 
 
-def test_the_number_of_probes_is_bounded_and_every_consumer_is_scanned() -> None:
-    known = [a_consumer(f"c{n}") for n in range(3 * MAX_PROBES)]
+def test_the_number_of_targets_is_bounded_and_every_consumer_is_scanned() -> None:
+    known = [a_consumer(f"c{n}") for n in range(3 * MAX_TARGETS)]
     seen: set[bytes] = set()
     rotation = 0
 
     for _ in range(4):
-        probes = plan(known, min_idle_ms=500, rotation=rotation)
-        assert len(probes) <= MAX_PROBES
-        seen |= {probe.consumer for probe in probes}
-        rotation += len(probes)
+        targets = plan(known, min_idle_ms=500, rotation=rotation)
+        assert len(targets) <= MAX_TARGETS
+        seen |= {target.consumer for target in targets}
+        rotation += len(targets)
 
     assert seen == {one.name for one in known}
 
 
 def test_a_long_list_is_scanned_however_many_short_ones_there_are() -> None:
-    known = [a_consumer(f"c{n}") for n in range(2 * MAX_PROBES)] + [a_consumer("long", pending=PAGE + 1)]
+    known = [a_consumer(f"c{n}") for n in range(2 * MAX_TARGETS)] + [a_consumer("long", pending=PAGE + 1)]
 
-    assert plan(known, min_idle_ms=500, rotation=0)[-1] == Probe(b"long", ScanMode.PAGED)
+    assert plan(known, min_idle_ms=500, rotation=0)[-1] == ScanTarget(b"long", ScanMode.PAGED)
 
 
 def test_consumers_without_pending_entries_are_not_scanned() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,7 +59,9 @@ async def test_a_port_without_a_server_is_an_error(uncaught: list[Any], closed_p
     ("server", "reason"),
     [(silence, "timeout"), (hang_up, "IncompatibleProtocolError"), (talk_nonsense, "IncompatibleProtocolError")],
 )
-async def test_a_server_that_is_no_broker_is_an_error(uncaught: list[Any], server: Any, reason: str) -> None:
+async def test_a_server_that_is_no_broker_is_an_error(
+    uncaught: list[Any], server: Callable[..., Any], reason: str
+) -> None:
     async with await asyncio.start_server(server, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         found = await why_not_opened(port, uncaught, timeout_s=0.5 if server is silence else 30.0)

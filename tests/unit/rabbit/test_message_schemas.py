@@ -55,7 +55,7 @@ def test_a_nested_object_that_is_something_else_does_not_fit(kind: str, value: A
 
 
 @pytest.mark.parametrize("model", [PydanticOrder, StructOrder])
-def test_models_of_others_validate_and_are_what_the_syncer_gets(model: Any) -> None:
+def test_models_of_others_validate_and_are_what_the_syncer_gets(model: type[Any]) -> None:
     registry = SchemaRegistry().register("shop:order:1", model)
 
     order = through(registry, {"schema": "shop:order:1", "number": 7})
@@ -88,7 +88,7 @@ def test_a_function_may_validate_and_whatever_it_raises_refuses() -> None:
         (NewType("ShopOrder", StructOrder), {"number": 1}),
     ],
 )
-def test_a_type_that_can_be_called_validates_all_the_same(model: Any, fits: dict[str, Any]) -> None:
+def test_a_type_that_can_be_called_validates_all_the_same(model: type[Any], fits: dict[str, Any]) -> None:
     """Calling it would build something out of any message at all."""
     registry = SchemaRegistry().register_default(model)
 

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,9 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("kind", [TaskWorkers, ThreadWorkers])
-async def test_a_model_that_panics_is_reported_and_no_worker_dies_of_it(kind: Any) -> None:
+async def test_a_model_that_panics_is_reported_and_no_worker_dies_of_it(
+    kind: Callable[..., TaskWorkers | ThreadWorkers],
+) -> None:
     def panics(_: Any) -> None:
         raise Panic
 
@@ -43,7 +46,7 @@ async def test_a_model_that_panics_is_reported_and_no_worker_dies_of_it(kind: An
 
 
 @pytest.mark.parametrize("kind", [TaskWorkers, ThreadWorkers])
-async def test_an_unreadable_body_never_reaches_the_syncer(kind: Any) -> None:
+async def test_an_unreadable_body_never_reaches_the_syncer(kind: Callable[..., TaskWorkers | ThreadWorkers]) -> None:
     finished: asyncio.Queue[Any] = asyncio.Queue()
     pipeline = Pipeline(SchemaRegistry(built_in=False).register_default(), None, None, 1_000)
     workers = kind(never, pipeline, 1, lambda _delivery, verdict: finished.put_nowait(verdict))
@@ -135,7 +138,9 @@ async def test_a_late_stop_leaves_the_threads_their_marks_to_end_by() -> None:
 
 
 @pytest.mark.parametrize("kind", [TaskWorkers, ThreadWorkers])
-async def test_after_halt_nothing_starts_even_before_the_loop_runs(kind: Any) -> None:
+async def test_after_halt_nothing_starts_even_before_the_loop_runs(
+    kind: Callable[..., TaskWorkers | ThreadWorkers],
+) -> None:
     begun: asyncio.Queue[int] = asyncio.Queue()
     loop, go_on, go_on_in_thread = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
@@ -171,7 +176,7 @@ async def test_after_halt_nothing_starts_even_before_the_loop_runs(kind: Any) ->
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("kind", [TaskWorkers, ThreadWorkers])
 async def test_a_context_variable_does_not_reach_the_next_message(
-    kind: type[TaskWorkers | ThreadWorkers], *, waits: bool
+    kind: Callable[..., TaskWorkers | ThreadWorkers], *, waits: bool
 ) -> None:
     seen: list[str] = []
     finished: asyncio.Queue[object] = asyncio.Queue()

@@ -3,7 +3,7 @@
 import pytest
 from redis.crc import key_slot
 
-from conquiet.redis_transport.hash_tags import slot_prefix
+from conquiet.redis_transport.hash_tags import slot_prefix, slot_prefix_bytes
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,7 @@ def test_a_key_beside_a_stream_begins_with_its_hash_tag(stream: str, prefix: str
 @pytest.mark.parametrize("stream", ["orders", "{shop}:orders", "a{b}c", "{", "a:b"])
 def test_a_key_beside_a_stream_lies_in_its_slot(stream: str) -> None:
     assert key_slot(f"{slot_prefix(stream)}:delayed".encode()) == key_slot(stream.encode())
+
+
+def test_a_name_that_is_not_utf_8_keeps_its_bytes() -> None:
+    assert slot_prefix_bytes(b"\xff:orders") == b"{\xff:orders}"

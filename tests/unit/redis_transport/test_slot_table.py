@@ -61,7 +61,7 @@ class Cluster:
 
     def ask(self) -> None:
         self.table.doubt()
-        self.table.ask()
+        self.table.refresh()
 
 
 @pytest.mark.parametrize("nodes", [("silent", "b"), ("silent", "b", "c"), ("silent", "b", "c", "d")])

@@ -1,6 +1,6 @@
 """When stale entries are claimed."""
 
-from conquiet.runtime.claim_schedule import START, ClaimSchedule, after
+from conquiet.runtime.claim_schedule import START, ClaimSchedule
 
 
 def test_claims_are_spread_over_streams_and_continue_at_their_cursor() -> None:
@@ -31,5 +31,12 @@ def test_under_load_every_fourth_round_claims() -> None:
     assert looks == 10
 
 
-def test_the_id_behind_an_id() -> None:
-    assert after("17-4") == "17-5"
+def test_a_paused_stream_is_claimed_an_interval_later_from_its_cursor() -> None:
+    schedule = ClaimSchedule(["a"], 4.0, rand=lambda: 0.0)
+    assert schedule.due(10.0, 4, idle=True) == {"a": 4}
+    schedule.record("a", "7-0", 10.0)
+
+    schedule.postpone("a", 10.0)
+
+    assert schedule.next_due_s(10.0) == 4.0
+    assert schedule.cursor("a") == "7-0"

@@ -27,8 +27,8 @@ class Leases:
         return False
 
 
-async def test_a_lease_that_was_not_extended_in_time_counts_as_lost_for_a_commit() -> None:
-    """After a long pause of the process nobody has told us yet, and we must not commit all the same."""
+async def test_a_commit_needs_a_lease_that_was_extended_in_time() -> None:
+    """After a long pause of the process the loss is not known yet, and a commit would still be wrong."""
     stale = MessageContext(a_message(leased_at=-1e9), Leases())
 
     assert stale.lease_lost is False

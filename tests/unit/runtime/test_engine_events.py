@@ -128,7 +128,7 @@ async def test_a_callback_that_swallows_its_cancellation_does_not_block_the_end(
         assert await dispatcher.close(timeout_s=0.05) == 1 + goes_on
     assert dispatcher._task is not None
     leave.set()
-    await asyncio.wait_for(dispatcher._task, 30)  # and calls nobody any more
+    await asyncio.wait_for(dispatcher._task, 30)  # and calls no listener any more
 
 
 async def test_a_callback_may_raise_anything_and_no_payload_is_logged(

@@ -79,7 +79,7 @@ async def test_a_handler_that_returns_an_awaitable_has_not_done_its_work() -> No
     assert isinstance(settlement.failure, ConfigurationError)
 
 
-async def test_a_message_that_is_not_run_stays_pending_unless_a_hook_acknowledges_it() -> None:
+async def test_a_message_not_run_stays_pending_unless_a_hook_acknowledges_it() -> None:
     seen: list[str] = []
 
     async def hook(message: RuntimeMessage, ctx: MessageContext) -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from conquiet.errors import QueueError
 from conquiet.runtime.lease import Heartbeat, LeaseTable, due, expired
 from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings
@@ -52,7 +53,7 @@ def test_after_a_failed_beat_the_next_one_comes_sooner(monkeypatch: pytest.Monke
     """A message may be one failed beat away from turning stale."""
     errors: list[BaseException] = []
     pauses_s: list[float | None] = []
-    failures = iter([ConnectionError("away"), ConnectionError("away"), None])
+    failures = iter([QueueError("away"), QueueError("away"), None])
 
     class Paused(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:

@@ -30,6 +30,15 @@ def test_an_acknowledged_message_cannot_be_lost() -> None:
     assert (lost_while_settling, message.lose(), message.acknowledged) == (False, False, True)
 
 
+def test_a_moved_message_cannot_be_lost_before_the_engine_has_settled_it() -> None:
+    message = a_message()
+
+    with message.settling() as settling:
+        settling.has_moved = True
+
+    assert (message.ownership, message.lose()) == (Ownership.SETTLING, False)
+
+
 def test_a_message_that_was_not_moved_is_held_again() -> None:
     message = a_message()
 

@@ -33,7 +33,7 @@ def test_the_history_has_the_buckets_of_the_histograms(metric: Histogram) -> Non
     assert metric.labels("s")._upper_bounds == [*BUCKETS_S, math.inf]
 
 
-def test_the_gauge_of_messages_in_flight_is_the_sum_over_engines_and_ends_at_zero() -> None:
+def test_the_in_flight_gauge_is_the_sum_over_engines() -> None:
     """Several engines of a process may read one stream, each for a group of its own."""
     one, other = StreamStats("gauged"), StreamStats("gauged")
     gauge = RUNTIME_IN_FLIGHT.labels("gauged")

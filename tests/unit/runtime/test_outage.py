@@ -13,7 +13,7 @@ def an_outage(woken: list[int]) -> OutagePause:
     return OutagePause("billing", Backoff(base_s=0.01, cap_s=0.05, jitter=0.0), on_change=lambda: woken.append(1))
 
 
-async def test_a_message_that_ran_before_the_fault_neither_ends_nor_lengthens_the_pause() -> None:
+async def test_a_message_older_than_the_fault_does_not_change_the_pause() -> None:
     outage = an_outage([])
 
     outage.record_fault(AWAY, started_at=LATER)

@@ -1,4 +1,4 @@
-"""Whose turn it is, without a server."""
+"""Which streams are read next, and how much of each. No server."""
 
 from collections import Counter
 
@@ -11,22 +11,22 @@ from conquiet.runtime.stream_scheduler import ReadRequest, StreamScheduler, pref
 NAMES = [f"s{number}" for number in range(10)]
 
 
-def total(takes: list[ReadRequest]) -> int:
-    return sum(len(take.streams) * take.each for take in takes)
+def total(requests: list[ReadRequest]) -> int:
+    return sum(len(request.streams) * request.each for request in requests)
 
 
-def play(rota: StreamScheduler, backlog: dict[str, int], room: int, turns: int) -> Counter[str]:
+def play(scheduler: StreamScheduler, backlog: dict[str, int], budget: int, turns: int) -> Counter[str]:
     """Serve from backlogs as a server would."""
     served: Counter[str] = Counter()
     for _ in range(turns):
-        takes = rota.plan(room)
+        requests = scheduler.plan(budget)
         found = {}
-        for take in takes:
-            for stream in take.streams:
-                found[stream] = min(take.each, backlog[stream])
+        for request in requests:
+            for stream in request.streams:
+                found[stream] = min(request.each, backlog[stream])
                 backlog[stream] -= found[stream]
         served.update(found)
-        rota.record(takes, found)
+        scheduler.record(requests, found)
     return served
 
 
@@ -35,83 +35,86 @@ def test_a_single_stream_gets_the_whole_budget() -> None:
 
 
 @given(st.integers(1, 10), st.integers(1, 300), st.lists(st.sets(st.sampled_from(NAMES)), max_size=8))
-def test_no_plan_takes_more_than_the_budget(streams: int, room: int, fulls: list[set[str]]) -> None:
-    rota = StreamScheduler(NAMES[:streams], {"s3": 2})
+def test_no_plan_takes_more_than_the_budget(streams: int, budget: int, fulls: list[set[str]]) -> None:
+    scheduler = StreamScheduler(NAMES[:streams], {"s3": 2})
     for full in fulls:
-        takes = rota.plan(room)
-        assert 1 <= total(takes) <= room
-        named = [stream for take in takes for stream in take.streams]
+        requests = scheduler.plan(budget)
+        assert 1 <= total(requests) <= budget
+        named = [stream for request in requests for stream in request.streams]
         assert len(named) == len(set(named))
-        rota.record(takes, {stream: take.each if stream in full else 0 for take in takes for stream in take.streams})
-    assert len(rota.plan_wait(room).streams) == min(room, streams)
+        scheduler.record(
+            requests,
+            {stream: request.each if stream in full else 0 for request in requests for stream in request.streams},
+        )
+    assert len(scheduler.plan_wait(budget).streams) == min(budget, streams)
 
 
 @pytest.mark.spec("CM-001.5")
-@pytest.mark.parametrize("room", [1, 2, 5, 40])
-def test_no_stream_starves_beside_a_flooded_one(room: int) -> None:
+@pytest.mark.parametrize("budget", [1, 2, 5, 40])
+def test_no_stream_starves_beside_a_flooded_one(budget: int) -> None:
     backlog = dict.fromkeys(NAMES, 5) | {"s0": 1_000_000}
 
-    served = play(StreamScheduler(NAMES), backlog, room, turns=120)
+    served = play(StreamScheduler(NAMES), backlog, budget, turns=120)
 
     assert all(served[name] == 5 for name in NAMES[1:])
-    assert served["s0"] > 0.2 * 120 * room
+    assert served["s0"] > 0.2 * 120 * budget
 
 
 def test_equal_backlogs_are_served_equally() -> None:
-    served = play(StreamScheduler(NAMES), dict.fromkeys(NAMES, 1_000_000), room=7, turns=1_000)
+    served = play(StreamScheduler(NAMES), dict.fromkeys(NAMES, 1_000_000), budget=7, turns=1_000)
 
     assert max(served.values()) < 1.1 * min(served.values())
 
 
 def test_a_higher_level_has_most_of_the_budget_while_it_is_full() -> None:
-    served = play(StreamScheduler(["low", "high"], {"high": 1}), {"low": 10**6, "high": 10**6}, room=40, turns=200)
+    served = play(StreamScheduler(["low", "high"], {"high": 1}), {"low": 10**6, "high": 10**6}, budget=40, turns=200)
 
     assert 2.5 < served["high"] / served["low"] < 3.5
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 4, 5, 8, 16, 50])
-def test_lower_levels_get_a_quarter_whatever_the_capacity(room: int) -> None:
-    served = play(StreamScheduler(["low", "high"], {"high": 1}), dict.fromkeys(("low", "high"), 10**9), room, 400)
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5, 8, 16, 50])
+def test_lower_levels_get_a_quarter_whatever_the_capacity(budget: int) -> None:
+    served = play(StreamScheduler(["low", "high"], {"high": 1}), dict.fromkeys(("low", "high"), 10**9), budget, 400)
 
-    assert abs(served["low"] - served.total() / 4) <= room + 2
+    assert abs(served["low"] - served.total() / 4) <= budget + 2
 
 
-@pytest.mark.parametrize("room", [1, 2, 4, 9])
-def test_the_quarter_is_not_spent_on_empty_lower_streams(room: int) -> None:
+@pytest.mark.parametrize("budget", [1, 2, 4, 9])
+def test_the_quarter_is_not_spent_on_empty_lower_streams(budget: int) -> None:
     backlog = {"high": 10**9, "low": 10**9} | {f"idle{number}": 0 for number in range(20)}
 
-    served = play(StreamScheduler(list(backlog), {"high": 2, "low": 0, "idle1": 1, "idle2": 1}), backlog, room, 800)
+    served = play(StreamScheduler(list(backlog), {"high": 2, "low": 0, "idle1": 1, "idle2": 1}), backlog, budget, 800)
 
     assert 0.23 < served["low"] / served.total() < 0.27
 
 
 def test_a_waiting_higher_message_is_found_beside_a_full_lower_stream() -> None:
     backlog = {"low": 10**9, "high": 0}
-    rota = StreamScheduler(["low", "high"], {"high": 1})
-    play(rota, backlog, room=1, turns=20)
+    scheduler = StreamScheduler(["low", "high"], {"high": 1})
+    play(scheduler, backlog, budget=1, turns=20)
 
-    served = play(rota, backlog | {"high": 1}, room=1, turns=2)
+    served = play(scheduler, backlog | {"high": 1}, budget=1, turns=2)
 
     assert served["high"] == 1
 
 
 def test_a_full_stream_among_empty_ones_gets_most_of_the_budget() -> None:
     names = [f"s{number}" for number in range(100)]
-    served = play(StreamScheduler(names), dict.fromkeys(names, 0) | {"s5": 10**6}, room=128, turns=100)
+    served = play(StreamScheduler(names), dict.fromkeys(names, 0) | {"s5": 10**6}, budget=128, turns=100)
 
     assert served["s5"] > 90 * 128 * 0.7
 
 
 def test_waiting_begins_only_when_all_streams_were_empty() -> None:
-    rota = StreamScheduler(NAMES)
+    scheduler = StreamScheduler(NAMES)
     seen = []
     for _ in range(4):
-        rota.record(rota.plan(3), {})
-        seen.append(rota.all_were_empty)
-    rota.record([ReadRequest(("s1",), 5)], {"s1": 1})
+        scheduler.record(scheduler.plan(3), {})
+        seen.append(scheduler.all_were_empty)
+    scheduler.record([ReadRequest(("s1",), 5)], {"s1": 1})
 
     assert seen == [False, False, False, True]
-    assert (rota.all_were_empty, rota.any_full) == (False, False)
+    assert (scheduler.all_were_empty, scheduler.any_full) == (False, False)
 
 
 @pytest.mark.parametrize(

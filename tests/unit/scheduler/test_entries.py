@@ -52,10 +52,10 @@ def test_a_wrong_setting_is_refused_when_the_entry_is_built(changes: dict[str, A
         an_entry(**changes)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 0.05, 0.1234567, True, "5", float("nan"), 4e9])
-def test_an_interval_that_cannot_be_kept_is_refused(seconds: Any) -> None:
-    with pytest.raises(ConfigurationError, match="seconds"):
-        Every(seconds)
+@pytest.mark.parametrize("interval_s", [0, -1, 0.05, 0.1234567, True, "5", float("nan"), 4e9])
+def test_an_interval_that_cannot_be_kept_is_refused(interval_s: Any) -> None:
+    with pytest.raises(ConfigurationError, match="interval_s"):
+        Every(interval_s)
 
 
 @pytest.mark.parametrize("moment", [datetime(2026, 1, 1), 5, None, "2026-01-01"])  # noqa: DTZ001 - the point

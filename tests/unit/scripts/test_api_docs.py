@@ -63,7 +63,7 @@ BUILT_BY_USERS = [(place, cls) for place, cls in CLASSES if is_built_by_users(cl
 
 
 @pytest.mark.parametrize(("place", "cls"), BUILT_BY_USERS, ids=[place for place, _ in BUILT_BY_USERS])
-def test_help_of_a_class_describes_each_parameter_of_its_constructor(place: str, cls: Any) -> None:
+def test_help_of_a_class_describes_each_parameter_of_its_constructor(place: str, cls: type[Any]) -> None:
     """``help(cls)`` and ``help(cls.__init__)`` show the signature and the docstring of the class."""
     own = api_docs.annotations_of_function(cls.__init__).keys() & inspect.signature(cls).parameters.keys()
 

@@ -175,7 +175,7 @@ STOP = [rec("fault", 2.0, 9, kind="SIGSTOP", target=2), rec("resume", 14.0, 9, t
         # Its process got to the message long after the connection was cut.
         ("connection lost after a fault", [linked(5.0, 2, 1.0, lost=5.1), CUT, linked(5.2, 1, 4.0)]),
         ("sent before its connection was lost", [linked(5.0, 1, 4.0), CUT, linked(9.0, 2, 1.0, lost=9.1)]),
-        # The broker heard no heartbeat of process 2 and gave the message to process 1; then 2 woke up.
+        # The broker received no heartbeat of process 2 and gave the message to process 1; then 2 woke up.
         ("sent before its connection was lost", [linked(12.0, 1, 1.0), STOP, linked(16.0, 2, 1.0, lost=16.1)]),
         ("connection lost after a fault", [linked(16.0, 2, 1.0, lost=16.1), STOP, linked(16.2, 1, 1.0)]),
         ("sent before its process stood still", [linked(12.0, 1, 1.0), STOP, linked(14.5, 2, 1.0)]),

@@ -31,3 +31,26 @@ def test_the_dialect_does_not_grow() -> None:
 )
 def test_the_search_finds_the_words_and_leaves_legitimate_uses(text: str, found: list[str]) -> None:
     assert sorted(plain_words.hits_in(text)) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("Counts. What is left stays the caller's.", ["headless what", "the caller's"]),
+        ("Ask the server whose lock it is, at once.", ["ask, answer", "whose", "at once"]),
+        ("Wait so many seconds for that of the other.", ["so many", "one that, that of"]),
+        ("Decide what is left, so long as that is possible.", []),
+    ],
+)
+def test_phrases_are_found_in_prose(text: str, kinds: list[str]) -> None:
+    found = [kind for kind, pattern in plain_words._KINDS.items() if pattern.search(text)]
+
+    assert sorted(found) == sorted(kinds)
+
+
+def test_prose_is_docstrings_comments_and_paragraphs() -> None:
+    code = '"""Do it.\n\nTwice.\n"""\nX = 1  # one\n# two\n# three\nY = "not prose"\n"""About Y."""\n'
+    document = "# Title\n\nOne\ntwo.\n\n```python\ncode\n```\n"
+
+    assert [text for _, text in plain_words.prose_of_code(code)] == ["Do it. Twice.", "About Y.", "one two three"]
+    assert list(plain_words.prose_of_document(document)) == [(1, "# Title"), (3, "One two.")]

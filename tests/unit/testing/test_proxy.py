@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from conquiet.testing import Cut, Direction, FaultProxy, wait_until
+from conquiet.testing import CloseMode, Direction, FaultProxy, wait_until
 
 
 class EchoServer:
@@ -86,7 +86,7 @@ def test_a_half_closed_client_still_gets_its_answer(client: socket.socket) -> No
 def test_cut_with_fin_is_an_end_for_the_client(proxy: FaultProxy, client: socket.socket) -> None:
     ask(client, b"x")
 
-    assert proxy.cut(Cut.FIN) == 1
+    assert proxy.disconnect(CloseMode.FIN) == 1
 
     assert client.recv(100) == b""
     assert proxy.counters.faults == 1
@@ -95,7 +95,7 @@ def test_cut_with_fin_is_an_end_for_the_client(proxy: FaultProxy, client: socket
 def test_cut_with_rst_breaks_connections_but_accepts_new_ones(proxy: FaultProxy, client: socket.socket) -> None:
     ask(client, b"x")
 
-    assert proxy.cut(Cut.RST) == 1
+    assert proxy.disconnect(CloseMode.RST) == 1
 
     with pytest.raises(ConnectionResetError):
         client.recv(100)
@@ -244,7 +244,7 @@ def test_a_stalled_connection_can_be_cut(proxy: FaultProxy, client: socket.socke
     proxy.stall()
     client.sendall(b"b")
 
-    proxy.cut(Cut.FIN)
+    proxy.disconnect(CloseMode.FIN)
 
     assert client.recv(100) == b""
 
@@ -296,6 +296,6 @@ def test_stop_is_idempotent_and_controls_after_it_are_refused(echo: EchoServer) 
     proxy.stop()
 
     with pytest.raises(RuntimeError, match="not running"):
-        proxy.cut()
+        proxy.disconnect()
     with pytest.raises(RuntimeError, match="once"):
         proxy.start()

@@ -81,7 +81,7 @@ def batches(engine: Engine, async_engine: AsyncEngine, request: pytest.FixtureRe
 ALL = ([0, 1, 2, 3], ["0-0", "1-0", "2-0", "3-0"])
 
 
-@pytest.mark.parametrize("how", ["together", "each"])
+@pytest.mark.parametrize("how", ["run_batch", "run_each"])
 async def test_a_lease_lost_before_commit_leaves_nothing_behind(batches: Batches, how: str) -> None:
     """Another worker has the messages: its effects and ours would be two."""
     checked: list[tuple[list[int], list[str]]] = []
@@ -101,20 +101,20 @@ async def test_a_lease_lost_before_commit_leaves_nothing_behind(batches: Batches
 
 async def test_of_each_one_that_fails_leaves_no_effect_and_no_inbox_row(batches: Batches) -> None:
     """With its row left behind, its next attempt would be taken for a duplicate: lost without a word."""
-    outcomes = await batches.run("each", failing=2)
+    outcomes = await batches.run("run_each", failing=2)
 
     assert [type(outcome) for outcome in outcomes] == [type(None), type(None), KeyError, type(None)]
     assert batches.stored() == ([0, 1, 3], ["0-0", "1-0", "3-0"])
-    assert await batches.run("each") == [None] * 4
+    assert await batches.run("run_each") == [None] * 4
     assert batches.stored() == ALL
 
 
-async def test_together_the_one_that_fails_is_found_and_leaves_nothing(batches: Batches) -> None:
-    outcomes = await batches.run("together", failing=2)
+async def test_in_a_batch_the_one_that_fails_is_found_and_leaves_nothing(batches: Batches) -> None:
+    outcomes = await batches.run("run_batch", failing=2)
 
     assert [type(outcome) for outcome in outcomes] == [type(None), type(None), KeyError, type(None)]
     assert batches.stored() == ([0, 1, 3], ["0-0", "1-0", "3-0"])
-    assert await batches.run("together") is None
+    assert await batches.run("run_batch") is None
     assert batches.stored() == ALL
 
 
@@ -123,12 +123,12 @@ async def test_a_lease_lost_while_the_failing_one_is_searched_leaves_nothing_beh
         raise LeaseLostError("claimed by another worker")
 
     with pytest.raises(LeaseLostError):
-        await batches.run("together", lost, failing=2)
+        await batches.run("run_batch", lost, failing=2)
 
     assert batches.stored() == ([], [])
 
 
-@pytest.mark.parametrize("how", ["together", "each"])
+@pytest.mark.parametrize("how", ["run_batch", "run_each"])
 async def test_what_had_its_effect_is_not_run_again(batches: Batches, how: str) -> None:
     await batches.run(how)
     await batches.run(how)  # a second row of any would be an error

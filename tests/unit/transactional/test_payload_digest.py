@@ -1,12 +1,13 @@
 """One id, two messages: what the inbox stores beside an id, and what it makes of an id that comes again."""
 
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import create_engine
-from sqlalchemy.engine import Engine
+from sqlalchemy import Engine, create_engine
 
 from conquiet.core import tracing
 from conquiet.core.json_codec import encode_payload
@@ -240,7 +241,7 @@ def test_comparing_is_yes_no_or_by_itself() -> None:
 
 # ------------------------------------------------------------------ tables of an earlier version
 @pytest.fixture
-def former(tmp_path: Any) -> Any:
+def former(tmp_path: Path) -> Iterator[Engine]:
     engine = create_engine(f"sqlite:///{tmp_path / 'former.sqlite'}")
     with DbSession(engine) as session:
         session.execute(FORMER_TABLE)

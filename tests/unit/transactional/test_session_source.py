@@ -258,7 +258,7 @@ async def test_an_async_handler_that_forgot_an_await_is_refused(
 
 # ------------------------------------------------------------------ refused at registration
 @pytest.mark.parametrize("make", [for_runtime, for_processor, for_rabbit])
-def test_a_wrong_combination_says_what_to_pass(engine: Engine, make: Any) -> None:
+def test_a_wrong_combination_says_what_to_pass(engine: Engine, make: Callable[..., Any]) -> None:
     async_engine = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
 
     for source in (engine, sessionmaker(engine)):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy.engine import Engine
+from tests.unit.transactional.conftest import Recorder
 
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError
@@ -38,7 +39,7 @@ def test_a_target_that_was_not_declared_is_refused_and_nothing_written(engine: E
     assert list(Outbox().backlog(engine)) == ["ledger"]
 
 
-def test_a_relay_of_a_target_that_was_not_declared_is_refused(engine: Engine, recorder: Any) -> None:
+def test_a_relay_of_a_target_that_was_not_declared_is_refused(engine: Engine, recorder: Recorder) -> None:
     outbox = Outbox(targets=["ledger"])
 
     with pytest.raises(ConfigurationError, match="leger"):
@@ -54,7 +55,7 @@ def test_declared_targets_are_names(targets: Any) -> None:
 
 @pytest.mark.parametrize("key", [None, "k"])
 def test_rows_that_no_relay_takes_are_reported_once(
-    engine: Engine, recorder: Any, caplog: pytest.LogCaptureFixture, key: str | None
+    engine: Engine, recorder: Recorder, caplog: pytest.LogCaptureFixture, key: str | None
 ) -> None:
     add(engine, "leger", key=key)
     add(engine, "ledger")
@@ -75,7 +76,7 @@ def test_rows_that_no_relay_takes_are_reported_once(
 
 
 def test_a_report_ends_when_the_rows_are_gone_and_begins_again(
-    engine: Engine, recorder: Any, caplog: pytest.LogCaptureFixture
+    engine: Engine, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     relay, other = OutboxRelay(engine, {"ledger": recorder}), OutboxRelay(engine, {"mail": recorder})
     for _ in range(2):
@@ -94,7 +95,7 @@ def test_a_report_ends_when_the_rows_are_gone_and_begins_again(
     assert len([record for record in caplog.records if "does not serve" in record.message]) == 2
 
 
-def test_rows_of_another_relay_are_not_reported_while_it_may_take_them(engine: Engine, recorder: Any) -> None:
+def test_rows_of_another_relay_are_not_reported_while_it_may_take_them(engine: Engine, recorder: Recorder) -> None:
     """Neither a row that is young, nor one that was delayed and is due now, nor one that was parked."""
     add(engine, "young")
     add(engine, "parked")
@@ -109,7 +110,7 @@ def test_rows_of_another_relay_are_not_reported_while_it_may_take_them(engine: E
     assert relay.unserved_targets == []
 
 
-def test_the_relay_checks_twice_a_minute_and_not_each_round(engine: Engine, recorder: Any) -> None:
+def test_the_relay_checks_twice_a_minute_and_not_each_round(engine: Engine, recorder: Recorder) -> None:
     relay = OutboxRelay(engine, {"ledger": recorder})
     checks: list[DbSession] = []
     relay._unserved.check = checks.append  # type: ignore[assignment,method-assign]
@@ -125,7 +126,7 @@ def test_the_relay_checks_twice_a_minute_and_not_each_round(engine: Engine, reco
     assert len(checks) == 1
 
 
-def test_an_outbox_of_another_name_is_checked(engine: Engine, recorder: Any) -> None:
+def test_an_outbox_of_another_name_is_checked(engine: Engine, recorder: Recorder) -> None:
     create_tables(engine, outbox="other_outbox")
     outbox = Outbox("other_outbox")
     add(engine, "leger", outbox=outbox)

@@ -22,20 +22,18 @@ def dashboard(
     rabbit_url: RabbitUrl = "",
     rabbit_api: RabbitApiUrl = "",
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Other than loopback it needs a token.")
+        str, typer.Option(help="Address to listen on. An address that is not loopback needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8321,
-    allowed_host: Annotated[
-        list[str] | None, typer.Option(help="A further host name that browsers may use. Repeatable.")
-    ] = None,
-    group: Annotated[list[str] | None, typer.Option(help="A group whose schedules are shown. Repeatable.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 selects a free port.")] = 8321,
+    allowed_host: Annotated[list[str] | None, typer.Option(help="A further accepted host name. Repeatable.")] = None,
+    group: Annotated[list[str] | None, typer.Option(help="A group of schedules to show. Repeatable.")] = None,
     reveal: Annotated[
-        bool, typer.Option("--reveal", help="Show payloads, with secrets masked, to those who logged in.")
+        bool, typer.Option("--reveal", help="Show payloads with masked secrets to users who are logged in.")
     ] = False,
     outbox: Annotated[str, typer.Option(help="Name of the outbox table.")] = "conquiet_outbox",
     inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = "conquiet_inbox",
 ) -> None:
-    """Serve the dashboard until Ctrl-C. Read-only, unless $CONQUIET_DASHBOARD_TOKEN holds a token to log in with.
+    """Serve the dashboard until Ctrl-C. Read-only, unless $CONQUIET_DASHBOARD_TOKEN is set: users log in with it.
 
     Exit codes: 0 ended by SIGTERM or Ctrl-C, 2 usage error, no server, or the port is taken.
 

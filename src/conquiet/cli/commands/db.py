@@ -72,10 +72,10 @@ def migrate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements instead of running them.")] = False,
     db_url: DbUrl = "",
 ) -> None:
-    """Bring the tables to the layout of this version: missing tables, columns, indexes and the recorded version.
+    """Update the tables to the schema of this version: missing tables, columns, indexes and the recorded version.
 
-    A second run finds nothing to do. Several hosts may run it at once: one works, the others wait. Workers may run
-    meanwhile; the changes are additions. An ALTER TABLE gives up after 10 s of waiting for a long transaction.
+    Idempotent. If several hosts run it concurrently, one migrates and the others wait. Workers may run during the
+    migration, because it only adds. An ALTER TABLE fails after it has waited 10 s for a long transaction.
 
     Exit codes: 0 up to date, 1 the database refused, 2 usage error or no database.
 
@@ -125,7 +125,7 @@ def status(
     db_url: DbUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show how large the inbox is, how old its oldest row, and how many rows the outbox has. Changes nothing.
+    """Show the size of the inbox, the age of its oldest row, and the rows of the outbox. Changes nothing.
 
     Exit codes: 0 shown, 1 the database refused, 2 no database.
 
@@ -159,7 +159,8 @@ def status(
 @handle_errors
 def purge(
     older_than: Annotated[
-        float, typer.Option(min=1, callback=finite, help="Seconds; a message must not come back later than that.")
+        float,
+        typer.Option(min=1, callback=finite, help="Age in seconds. No message may be delivered again after this time."),
     ],
     inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per transaction.")] = 1_000,
@@ -167,8 +168,8 @@ def purge(
 ) -> None:
     """Delete old rows of the inbox, in many short transactions. Safe while workers run.
 
-    A message that comes back after its row was deleted has its effect a second time: see
-    docs/exactly-once.md for how long to keep them.
+    A message that is delivered again after its row was deleted has its effect a second time. docs/exactly-once.md
+    explains how long to keep rows.
 
     Exit codes: 0 done, 1 the database refused, 2 no database.
 

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, show, replay and discard dead letters.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="The stream the messages were in; with --rabbit the dead-letter queue.")]
-Rabbit = Annotated[bool, typer.Option("--rabbit", help="A RabbitMQ queue instead of a Redis stream.")]
-Event = Annotated[str, typer.Option(help="Only of this event.")]
+Name = Annotated[str, typer.Argument(help="The source stream; with --rabbit the dead-letter queue.")]
+Rabbit = Annotated[bool, typer.Option("--rabbit", help="Use a RabbitMQ queue instead of a Redis stream.")]
+Event = Annotated[str, typer.Option(help="Only messages of this event.")]
 ErrorType = Annotated[
-    str, typer.Option("--error", help="Only those that died of this: an error, or a reason, as 'groups' names it.")
+    str, typer.Option("--error", help="Only messages with this error or reason, as printed by 'groups'.")
 ]
-Source = Annotated[str, typer.Option(help="With --rabbit: only those that died in this queue.")]
-Group = Annotated[str, typer.Option(help="Only those that died in this consumer group of a Redis stream.")]
-Only = Annotated[str, typer.Option("--id", help="Only this one; with --rabbit a message id.")]
-Limit = Annotated[int, typer.Option(min=0, help="At most so many; 0 is no limit.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, and do nothing.")]
+Source = Annotated[str, typer.Option(help="With --rabbit: only messages dead-lettered from this queue.")]
+Group = Annotated[str, typer.Option(help="Only messages dead-lettered in this consumer group (Redis).")]
+Only = Annotated[str, typer.Option("--id", help="Only the dead letter with this id; with --rabbit a message id.")]
+Limit = Annotated[int, typer.Option(min=0, help="Most dead letters; 0: no limit.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, without doing it.")]
 CountADelivery = Annotated[
     bool,
     typer.Option("--count-a-delivery", help="With --rabbit: peek even if that counts toward the delivery limit."),
 ]
-ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print payloads too: they may be personal data.")]
+ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Also print payloads, which may be personal data.")]
 
 _GONE = "another process replayed or discarded them meanwhile"
 _UNCUT = 2**30
@@ -58,9 +58,9 @@ def list_(
 ) -> None:
     """List dead letters, the oldest first.
 
-    With --rabbit the messages are taken and released, and are marked as redelivered afterwards. A quorum queue counts
-    that toward its delivery limit. A queue with a limit is read only with --count-a-delivery, and from RabbitMQ 4.3 on
-    not at all: it would delete every message whose delivery count already exceeds the limit.
+    With --rabbit the messages are read and returned, which marks them as redelivered. A quorum queue counts that
+    toward its delivery limit. A queue with a limit is read only with --count-a-delivery, and never from RabbitMQ 4.3
+    on: the broker would delete every message with a delivery count above the limit.
 
     Exit codes: 0 listed, 2 no server, no such queue, or reading would count or delete.
 
@@ -85,7 +85,8 @@ def list_(
 def show(
     name: Name,
     dead_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Its id, as 'list' shows it; with --rabbit a message id or a position.")
+        str,
+        typer.Argument(metavar="ID", help="Its id, as printed by 'list'; with --rabbit a message id or a position."),
     ],
     rabbit: Rabbit = False,
     show_payload: ShowPayload = False,
@@ -134,7 +135,7 @@ def groups(
     count_a_delivery: CountADelivery = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what they died of, most frequent first.
+    """Count dead letters by cause, most frequent first.
 
     Exit codes: 0 shown, 2 no server or no such queue.
 
@@ -159,9 +160,9 @@ def replay(
     error: ErrorType = "",
     source: Source = "",
     group: Group = "",
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    to: Annotated[str, typer.Option(help="Another consumer group (or queue) than the one they died in.")] = "",
-    rate: Annotated[float, typer.Option(min=0, callback=finite, help="At most so many a second; 0 is no limit.")] = 0,
+    everything: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    to: Annotated[str, typer.Option(help="Consumer group (or queue) to replay to, instead of the original one.")] = "",
+    rate: Annotated[float, typer.Option(min=0, callback=finite, help="Most messages per second; 0: no limit.")] = 0,
     limit: Limit = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
@@ -170,13 +171,13 @@ def replay(
     count_a_delivery: CountADelivery = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring dead letters back to where they came from; their attempts count from zero.
+    """Return dead letters to their stream or queue; their attempts count from zero.
 
-    A dead letter of a Redis stream comes back for the consumer group it died in, and for no other. If that group no
-    longer exists it stays, unless --to names another one.
+    A dead letter of a Redis stream is replayed only for its original consumer group. If that group no longer exists,
+    the dead letter is kept, unless --to names another group.
 
-    Exit codes: 0 done (with --all also if there was nothing to do), 2 no server, no such queue, no choice made, or none
-    matches it.
+    Exit codes: 0 done (with --all also if there was nothing to do), 2 no server, no such queue, no filter and no
+    --all, or no match.
 
     Examples:
         conquiet dead-letters replay orders --error TimeoutError --rate 50 --dry-run
@@ -231,7 +232,7 @@ def discard(
     error: ErrorType = "",
     source: Source = "",
     group: Group = "",
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
     limit: Limit = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
@@ -240,10 +241,10 @@ def discard(
     count_a_delivery: CountADelivery = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete dead letters for good.
+    """Delete dead letters. This cannot be undone.
 
-    Exit codes: 0 done (with --all also if there was nothing to do), 2 no server, no such queue, no choice made, or none
-    matches it.
+    Exit codes: 0 done (with --all also if there was nothing to do), 2 no server, no such queue, no filter and no
+    --all, or no match.
 
     Examples:
         conquiet dead-letters discard orders --id 1763244000000-0

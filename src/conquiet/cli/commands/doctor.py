@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conquiet.management.doctor.findings import Finding
-    from conquiet.management.doctor.retention import Comeback
+    from conquiet.management.doctor.retention import RedeliverySource
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
@@ -40,30 +40,30 @@ def doctor(
     db_url: DbUrl = "",
     rabbit_url: RabbitUrl = "",
     rabbit_api: RabbitApiUrl = "",
-    queue: Annotated[list[str] | None, typer.Option(help="A RabbitMQ queue that has to be there. Repeatable.")] = None,
+    queue: Annotated[list[str] | None, typer.Option(help="A RabbitMQ queue that must exist. Repeatable.")] = None,
     connections: Annotated[
-        int, typer.Option(min=0, help="Database connections your pools may open in all; 0: not known.")
+        int, typer.Option(min=0, help="Most database connections of all your pools; 0: unknown.")
     ] = 0,
     pool: Annotated[
-        int, typer.Option(min=0, help="Connections one process may open (pool_size + max_overflow); 0: not known.")
+        int, typer.Option(min=0, help="Most connections of one process (pool_size + max_overflow); 0: unknown.")
     ] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Processes on each host, with --pool.")] = 1,
-    hosts: Annotated[int, typer.Option(min=1, help="Hosts, with --pool.")] = 1,
+    hosts: Annotated[int, typer.Option(min=1, help="Number of hosts, with --pool.")] = 1,
     concurrency: Annotated[
-        int, typer.Option(min=0, help="Handlers (or batches) at once in a process, with --pool; 0: not known.")
+        int, typer.Option(min=0, help="Concurrent handlers (or batches) of a process, with --pool; 0: unknown.")
     ] = 0,
-    max_lag: Annotated[int, typer.Option(min=1, help="Undelivered entries a group may have.")] = 10_000,
-    max_deliveries: Annotated[int, typer.Option(min=1, help="Deliveries an entry may have.")] = 10,
+    max_lag: Annotated[int, typer.Option(min=1, help="Most undelivered entries of a group.")] = 10_000,
+    max_deliveries: Annotated[int, typer.Option(min=1, help="Most deliveries of an entry.")] = 10,
     inbox_retention: Annotated[
-        float, typer.Option(min=1, callback=finite, help="Seconds for which your workers keep inbox rows.")
+        float, typer.Option(min=1, callback=finite, help="Retention of inbox rows in your workers, in seconds.")
     ] = 2_592_000,
-    notes: Annotated[bool, typer.Option("--notes", help="Show also what is worth knowing and no fault.")] = False,
+    notes: Annotated[bool, typer.Option("--notes", help="Also show informational findings.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the configured servers for problems: why each matters, and the fix. Changes nothing.
+    """Check the configured servers and report problems with reason and fix. Changes nothing.
 
-    Exit codes: 0 no error found (warnings are none), 1 an error was found, 2 a server could not be reached,
-    or refused to be examined.
+    Exit codes: 0 no error found (warnings do not count), 1 an error was found, 2 a server could not be reached,
+    or refused the examination.
 
     Examples:
         conquiet doctor --redis-url redis://localhost
@@ -97,7 +97,7 @@ def doctor(
         try:
             found += examine()
         except (CommandError, ConquietError) as error:
-            # The others are examined all the same: one server that is down, or refuses a command, must not hide the
+            # The others are examined nevertheless: one server that is down, or refuses a command, must not hide the
             # problems of the rest.
             report_error(str(error), error.fix if isinstance(error, CommandError) else "")
             unreachable.append(what)
@@ -149,18 +149,18 @@ def _database(flag: str, connections: int) -> "list[Finding]":
 
 
 def _inbox(flag: str, redis_flag: str, retention_s: float) -> "list[Finding]":
-    from conquiet.management.doctor.retention import examine_inbox, find_comebacks
+    from conquiet.management.doctor.retention import examine_inbox, find_redelivery_sources
 
-    comebacks: tuple[Comeback, ...] = ()
+    sources: tuple[RedeliverySource, ...] = ()
     if find_url(redis_flag, REDIS):
-        # A Redis that cannot be reached is reported by its own examination.
+        # The examination of Redis reports an unreachable Redis.
         with suppress(CommandError, ConquietError), open_redis(redis_flag) as server:
-            comebacks = find_comebacks(server)
+            sources = find_redelivery_sources(server)
     with open_database(flag) as engine:
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            return examine_inbox(engine, comebacks, retention_s=retention_s)
+            return examine_inbox(engine, sources, retention_s=retention_s)
         except SQLAlchemyError as error:
             raise CannotConnectError("the database", find_url(flag, DB), error) from error
 
@@ -169,7 +169,7 @@ def _rabbit(flag: str, api_flag: str, queues: tuple[str, ...]) -> "list[Finding]
     from conquiet.management.doctor.rabbit import examine_rabbit
     from conquiet.rabbitmq_api import RabbitApiError
 
-    # Workers use AMQP: a management API that answers does not prove that the AMQP port and login work.
+    # Workers use AMQP: a reachable management API does not prove that the AMQP port and login work.
     check_broker(flag)
     url = find_url(flag, RABBIT)
     api_url = find_api_url(api_flag, url)

@@ -1,4 +1,4 @@
-"""``conquiet enqueue``: payloads into a stream."""
+"""``conquiet enqueue``: add payloads to a stream."""
 
 from typing import Annotated
 
@@ -15,17 +15,17 @@ from conquiet.cli.settings import AsJson, RedisUrl
 
 @handle_errors
 def enqueue(
-    stream: Annotated[str, typer.Argument(help="Key of the stream; it is made if need be.")],
+    stream: Annotated[str, typer.Argument(help="Key of the stream; created if it does not exist.")],
     payload: Annotated[
         str, typer.Argument(help="A JSON object, @file of JSON lines, or - for stdin.", metavar="JSON|@FILE|-")
     ],
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Add JSON objects to a stream, up to 500 at a time, each batch all or none.
+    """Add JSON objects to a stream in atomic batches of up to 500.
 
-    A batch that does not fill up is sent after 0.2 s. A bad line ends it: everything before that line is enqueued, and
-    the line is named. It always reports how many are enqueued.
+    A batch that is not full is sent after 0.2 s. An invalid line ends the command: all lines before it are enqueued,
+    and the error names the line. The command always reports how many payloads are enqueued.
 
     Exit codes: 0 all enqueued, 1 a line was refused, 2 no server, wrong key, or no JSON object.
 

@@ -33,20 +33,20 @@ _COLUMNS = [
 
 @handle_errors
 def inspect(
-    stream: Annotated[str, typer.Argument(help="One stream in detail; without it, all of them.")] = "",
-    pattern: Annotated[str, typer.Option(help="Only streams whose key matches, e.g. 'shop:*'.")] = "*",
-    limit: Annotated[int, typer.Option(min=1, help="Most streams shown.")] = 100,
+    stream: Annotated[str, typer.Argument(help="One stream in detail; by default all streams.")] = "",
+    pattern: Annotated[str, typer.Option(help="Only streams with a key that matches, e.g. 'shop:*'.")] = "*",
+    limit: Annotated[int, typer.Option(min=1, help="Most streams.")] = 100,
     watch: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Repeat every so many seconds, until Ctrl-C.")
+        float, typer.Option(min=0, callback=finite, help="Seconds between repetitions, until Ctrl-C.")
     ] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Show streams, groups, lag, pending and consumers. Changes nothing.
 
-    A consumer is live if it has read within a minute, idle if not and its worker renews a liveness key, else dead.
-    Before Redis 7.2 the server does not count reads that returned nothing: it is unknown then. The partitions of a
-    stream are shown as one stream.
+    A consumer is live if it has read within a minute, idle if only its liveness key proves that it is alive, else
+    dead. Before Redis 7.2 the server does not count reads that returned nothing, and such a consumer is unknown. The
+    partitions of a stream are shown as one stream.
 
     Exit codes: 0 shown, 1 the server refused a command, 2 no server or no such stream.
 
@@ -121,7 +121,7 @@ def _show_one(facts: "StreamReport") -> None:
             "consumer": consumer.name,
             "state": consumer.state,
             "pending": consumer.pending,
-            "idle_s": None if consumer.idle_ms < 0 else consumer.idle_ms / 1000,
+            "idle_s": consumer.idle_s,
         }
         for group in facts.groups
         for consumer in group.consumers

@@ -14,24 +14,27 @@ from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
 from conquiet.core.redaction import printable
 
 if TYPE_CHECKING:
-    from conquiet.management import ChangeReport, JobFilter, JobList, JobReport, JobStory
+    from conquiet.management import ChangeReport, JobFilter, JobHistory, JobList, JobReport
 
 T = TypeVar("T")
 
 app = typer.Typer(help="List, show and change the jobs of a Processor.", no_args_is_help=True)
 
 Stream = Annotated[str, typer.Argument(help="The stream.")]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as 'jobs list' shows it.")]
-Group = Annotated[str, typer.Option(help="The consumer group; needed where the stream has several.")]
-Event = Annotated[str, typer.Option(help="Only of this event.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as printed by 'jobs list'.")]
+Group = Annotated[str, typer.Option(help="The consumer group; required if the stream has several.")]
+Event = Annotated[str, typer.Option(help="Only jobs of this event.")]
 Key = Annotated[str, typer.Option("--key", help="Only jobs of this key.")]
 Only = Annotated[str, typer.Option("--id", help="Only the job with this id.")]
-OlderThan = Annotated[float, typer.Option("--older-than", min=0, callback=finite, help="Emitted so many seconds ago.")]
-NewerThan = Annotated[
-    float, typer.Option("--newer-than", min=0, callback=finite, help="Emitted at most so many seconds ago.")
+OlderThan = Annotated[
+    float,
+    typer.Option("--older-than", min=0, callback=finite, help="Only jobs emitted at least this many seconds ago."),
 ]
-ErrorType = Annotated[str, typer.Option("--error", help="Dead ones only: died of this error or reason.")]
-ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Print data too: it may be personal data.")]
+NewerThan = Annotated[
+    float, typer.Option("--newer-than", min=0, callback=finite, help="Only jobs emitted at most this many seconds ago.")
+]
+ErrorType = Annotated[str, typer.Option("--error", help="Only dead jobs with this error or reason.")]
+ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Also print data, which may be personal data.")]
 
 _COLUMNS = ("id", "event", "phase", "attempt", "age_s", "due", "place", "consumer", "error")
 _UNCUT = 2**30
@@ -41,7 +44,7 @@ _UNCUT = 2**30
 @handle_errors
 def list_(
     stream: Stream,
-    phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Which jobs.")] = JobPhaseName.WAITING,
+    phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Phase of the jobs.")] = JobPhaseName.WAITING,
     event: Event = "",
     only: Only = "",
     older_than: OlderThan = 0,
@@ -49,16 +52,16 @@ def list_(
     error: ErrorType = "",
     key: Key = "",
     group: Group = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
-    cursor: Annotated[str, typer.Option(help="Where to go on: printed by the page before.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Most jobs.")] = 100,
+    cursor: Annotated[str, typer.Option(help="Cursor printed by the previous page.")] = "",
     show_payload: ShowPayload = False,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """List jobs of one phase: waiting, behind (others of their key), delayed, running, retrying, parked or dead.
 
-    One call reads at most 2000 messages. If there is more, it prints the cursor for the next call, also after a page
-    on which nothing matched.
+    One call reads at most 2000 messages. If there are more, it prints the cursor for the next call, also after a page
+    without matches.
 
     Exit codes: 0 listed, 2 no server, no such group, or several groups and none named.
 
@@ -94,17 +97,17 @@ def show(
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show everything that is known of one job: where it is, its states, error, cancellation and progress.
+    """Show one job: its places, states, error, cancellation and progress.
 
-    Exit codes: 0 shown, 2 no server, or nothing is known of the job.
+    Exit codes: 0 shown, 2 no server, or the job is unknown.
 
     Examples:
         conquiet jobs show orders 5f0c9a
     """
-    story: JobStory = with_jobs(redis_url, stream, group, lambda jobs: jobs.show(job_id, with_data=show_payload))
-    if story.phase is None:
-        raise no_such_job(stream, job_id, complete=story.complete)
-    facts = story.as_dict() | {"places": [_row(job, show_payload=show_payload) for job in story.places]}
+    history: JobHistory = with_jobs(redis_url, stream, group, lambda jobs: jobs.show(job_id, with_data=show_payload))
+    if history.phase is None:
+        raise no_such_job(stream, job_id, complete=history.complete)
+    facts = history.as_dict() | {"places": [_row(job, show_payload=show_payload) for job in history.places]}
     if as_json:
         print_json(facts)
         return
@@ -115,17 +118,17 @@ def show(
             f"{name} {value}" for name, value in place.items() if value not in {None, "", 0} and name != "id"
         )
         _line("place", text)
-    for name, at_ms in story.times_ms.items():
+    for name, at_ms in history.times_ms.items():
         _line(name, _moment(at_ms))
-    if story.progress is not None:
-        _line("progress", f"{story.progress.fraction:.0%} {story.progress.text}")
-    if story.cancellation is not None:
-        known = story.cancellation
+    if history.progress is not None:
+        _line("progress", f"{history.progress.fraction:.0%} {history.progress.text}")
+    if history.cancellation is not None:
+        known = history.cancellation
         _line("cancellation", f"{known.state} {_moment(known.at_ms)}, while {known.while_in}")
-    _print_attempts(story)
-    if story.traceback:
+    _print_attempts(history)
+    if history.traceback:
         typer.echo()
-        for line in story.traceback.rstrip().split("\n"):
+        for line in history.traceback.rstrip().split("\n"):
             typer.echo(printable(line, limit=_UNCUT))
 
 
@@ -134,15 +137,15 @@ def show(
 def cancel(
     stream: Stream,
     job_id: JobId,
-    wait: Annotated[float, typer.Option("--wait", min=0, callback=finite, help="Seconds to wait for a worker.")] = 10,
+    wait: Annotated[float, typer.Option("--wait", min=0, callback=finite, help="Seconds to wait for the worker.")] = 10,
     group: Group = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Cancel one job: it has its effect or it is cancelled, and the answer says which.
+    """Cancel one job. It either has its effect or is cancelled, and the output reports which.
 
-    A job that waits is removed at once. A running one is decided by its worker: async handlers are cancelled, threads
-    see ctx.cancelled. After its COMMIT a job is never cancelled.
+    A waiting job is removed immediately. For a running job its worker decides: async handlers are cancelled, threads
+    can check ctx.cancelled. After its COMMIT a job is never cancelled.
 
     Exit codes: 0 cancelled, 1 it had its effect, is dead, or is not decided yet, 2 no server or no such job.
 
@@ -157,7 +160,7 @@ def cancel(
 def run_now(
     stream: Stream, job_id: JobId, group: Group = "", redis_url: RedisUrl = "", as_json: AsJson = False
 ) -> None:
-    """Bring a delayed or retrying job to its stream now; its attempts stay as they are.
+    """Move a delayed or retrying job to its stream now; its attempt number is kept.
 
     Exit codes: 0 done, 1 the job is not delayed, 2 no server or no such job.
 
@@ -172,12 +175,12 @@ def run_now(
 def reschedule(
     stream: Stream,
     job_id: JobId,
-    delay: Annotated[float, typer.Option("--delay", min=0, callback=finite, help="Due in so many seconds from now.")],
+    delay: Annotated[float, typer.Option("--delay", min=0, callback=finite, help="Seconds until the job is due.")],
     group: Group = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a delayed or retrying job be due at another time.
+    """Change the due time of a delayed or retrying job.
 
     Exit codes: 0 done, 1 the job is not delayed, 2 no server or no such job.
 
@@ -192,17 +195,17 @@ def reschedule(
 @handle_errors
 def retry(
     stream: Stream,
-    dead_id: Annotated[str, typer.Argument(metavar="PLACE", help="The dead letter's id: 'place' in 'jobs list'.")],
-    data: Annotated[str, typer.Option("--data", metavar="JSON|@FILE", help="Other data: a JSON object.")] = "",
-    to: Annotated[str, typer.Option(help="Another consumer group than the one it died in.")] = "",
+    dead_id: Annotated[str, typer.Argument(metavar="PLACE", help="Id of the dead letter: 'place' in 'jobs list'.")],
+    data: Annotated[str, typer.Option("--data", metavar="JSON|@FILE", help="New data: a JSON object.")] = "",
+    to: Annotated[str, typer.Option(help="Consumer group to retry for, instead of the original one.")] = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Retry one dead letter, with other data if --data is given; its attempts count from zero.
 
-    'jobs edit' is the same with an editor in between. 'dead-letters replay' brings many back.
+    'jobs edit' does the same with an editor. 'dead-letters replay' retries many dead letters.
 
-    Exit codes: 0 retried, 1 it was no message, 2 no server, no such dead letter or group, or no JSON object.
+    Exit codes: 0 retried, 1 it was not a message, 2 no server, no such dead letter or group, or no JSON object.
 
     Examples:
         conquiet jobs retry orders 1763244000000-0 --data '{"iban": "DE02"}'
@@ -218,14 +221,14 @@ def retry(
 @handle_errors
 def edit(
     stream: Stream,
-    dead_id: Annotated[str, typer.Argument(metavar="PLACE", help="The dead letter's id: 'place' in 'jobs list'.")],
-    to: Annotated[str, typer.Option(help="Another consumer group than the one it died in.")] = "",
+    dead_id: Annotated[str, typer.Argument(metavar="PLACE", help="Id of the dead letter: 'place' in 'jobs list'.")],
+    to: Annotated[str, typer.Option(help="Consumer group to retry for, instead of the original one.")] = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Edit the data of one dead letter in $EDITOR, and retry it. Nothing happens if it is left as it was.
+    """Edit the data of one dead letter in $EDITOR, and retry it. Without an edit it is not retried.
 
-    Exit codes: 0 retried, 1 left as it was, 2 no server, no such dead letter or group, or no JSON object.
+    Exit codes: 0 retried, 1 not edited, 2 no server, no such dead letter or group, or no JSON object.
 
     Examples:
         conquiet jobs edit orders 1763244000000-0
@@ -256,7 +259,7 @@ def edit(
 
 def with_jobs(redis_url: str, stream: str, group: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Run ``await work(PartitionedJobs)`` on the configured Redis."""
-    with open_redis(redis_url) as server:  # reports a server that cannot be reached, and a key of another kind
+    with open_redis(redis_url) as server:  # reports a server that cannot be reached, and a key of another type
         server.is_stream(stream)
         from conquiet.management import PartitionedJobs
         from conquiet.management.run_async import with_redis
@@ -267,7 +270,7 @@ def with_jobs(redis_url: str, stream: str, group: str, work: Callable[[Any], Awa
 
 
 def make_filter(event: str, only: str, older_than: float, newer_than: float, error: str, key: str = "") -> "JobFilter":
-    """Return the filter that the options stand for."""
+    """Return the filter that the options describe."""
     from conquiet.management import JobFilter
 
     return JobFilter(
@@ -281,7 +284,7 @@ def make_filter(event: str, only: str, older_than: float, newer_than: float, err
 
 
 def _report(stream: str, report: "ChangeReport", as_json: bool, *, moved: str = "is on its way") -> None:
-    """Print what became of one job, and end with 1 if it is not what was asked for."""
+    """Print the result of a change, and exit with 1 if the job was not changed as requested."""
     from conquiet.management import JobChange
 
     if report.change is JobChange.GONE:
@@ -332,15 +335,15 @@ def _row(job: "JobReport", *, show_payload: bool) -> dict[str, Any]:
     return row | {"data": job.data} if show_payload else row
 
 
-def _print_attempts(story: "JobStory") -> None:
-    """Print what the job's attempts did, what caused it, and what it caused."""
-    for attempt in story.attempts:
-        took = "" if attempt.duration_ms is None else f" after {attempt.duration_ms} ms"
+def _print_attempts(history: "JobHistory") -> None:
+    """Print the job's attempts, the message that caused it, and the messages that it caused."""
+    for attempt in history.attempts:
+        took = "" if attempt.duration_s is None else f" after {attempt.duration_s * 1000:.0f} ms"
         how = f"failed{took}: {attempt.error_type}" if attempt.error_type else f"succeeded{took}"
         _line(f"attempt {attempt.attempt}", f"{how} {attempt.frames}".rstrip())
-    if story.caused_by is not None:
-        _line("caused by", f"{story.caused_by.id} of {story.caused_by.place}")
-    for caused in story.caused:
+    if history.caused_by is not None:
+        _line("caused by", f"{history.caused_by.id} of {history.caused_by.place}")
+    for caused in history.caused:
         _line("caused", f"{caused.id} to {caused.place}")
 
 

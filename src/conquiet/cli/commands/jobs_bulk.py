@@ -1,4 +1,4 @@
-"""``conquiet jobs bulk`` and ``conquiet jobs reset``: many jobs of a stream at once."""
+"""``conquiet jobs bulk`` and ``conquiet jobs reset``: change many jobs of a stream."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,24 +24,26 @@ from conquiet.cli.settings import AsJson, RedisUrl
 if TYPE_CHECKING:
     from conquiet.management import BulkReport, ResetReport
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, without doing it.")]
 
 
 @handle_errors
 def bulk(
-    action: Annotated[BulkActionName, typer.Argument(help="What is done to each job.")],
+    action: Annotated[BulkActionName, typer.Argument(help="Change of each job.")],
     stream: Stream,
-    phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Which jobs. Needed.")],
+    phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Phase of the jobs. Required.")],
     event: Event = "",
     only: Only = "",
     older_than: OlderThan = 0,
     newer_than: NewerThan = 0,
     error: ErrorType = "",
     everything: Annotated[bool, typer.Option("--all", help="All jobs of the phase.")] = False,
-    delay: Annotated[float, typer.Option(min=0, callback=finite, help="For reschedule: due in so many seconds.")] = 0,
-    rate: Annotated[float, typer.Option(min=0, callback=finite, help="At most so many a second; 0 is no limit.")] = 0,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many; 0 is no limit.")] = 0,
-    name: Annotated[str, typer.Option(help="Name of the run. The same command with it resumes a run that ended.")] = "",
+    delay: Annotated[
+        float, typer.Option(min=0, callback=finite, help="For reschedule: seconds until the jobs are due.")
+    ] = 0,
+    rate: Annotated[float, typer.Option(min=0, callback=finite, help="Most jobs per second; 0: no limit.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Most jobs; 0: no limit.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of the run. The same command with this name resumes the run.")] = "",
     dry_run: DryRun = False,
     group: Group = "",
     redis_url: RedisUrl = "",
@@ -49,11 +51,11 @@ def bulk(
 ) -> None:
     """Cancel, run now, reschedule or retry all jobs that match a filter.
 
-    The progress is kept in Redis for seven days under the run's name. If this process ends, the same command with
-    --name goes on where it was; no job is changed twice. Jobs emitted after the run began are left alone. Running jobs
-    are asked to be cancelled, and not waited for.
+    The progress is stored in Redis for seven days under the run's name. If this process ends, the same command with
+    --name continues the run; no job is changed twice. Jobs emitted after the start of the run are not changed. For
+    running jobs a cancellation is requested, and the command does not wait for it.
 
-    Exit codes: 0 done, 2 no server, no choice made, or the action is not for that phase.
+    Exit codes: 0 done, 2 no server, no filter and no --all, or the action does not apply to the phase.
 
     Examples:
         conquiet jobs bulk cancel orders --phase delayed --event mail.remind --dry-run
@@ -108,12 +110,12 @@ def bulk(
 @handle_errors
 def reset(
     stream: Stream,
-    confirm: Annotated[str, typer.Option("--confirm", metavar="STREAM", help="The stream's name, typed again.")] = "",
+    confirm: Annotated[str, typer.Option("--confirm", metavar="STREAM", help="Repeat the name of the stream.")] = "",
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Delete what waits, is delayed, parked or dead, for every group. Running jobs are left to their workers.
+    """Delete waiting, delayed, parked and dead jobs of every group. Running jobs are not changed.
 
     Exit codes: 0 done, 2 no server, or not confirmed: nothing was deleted.
 
@@ -140,6 +142,6 @@ def reset(
 
 
 def register(app: typer.Typer) -> None:
-    """Add these commands to the others of ``conquiet jobs``."""
+    """Add these commands to ``conquiet jobs``."""
     app.command()(bulk)
     app.command()(reset)

@@ -1,4 +1,4 @@
-"""``conquiet keys``: the order by key of a stream."""
+"""``conquiet keys``: show the ordering keys of a stream, and release stuck ones."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 @handle_errors
 def keys(
     stream: Annotated[str, typer.Argument(help="The stream.")],
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most so many keys.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most keys.")] = 20,
     release_stuck: Annotated[
-        bool, typer.Option("--release-stuck", help="Let keys go on whose message was removed by hand.")
+        bool, typer.Option("--release-stuck", help="Release stuck keys: the next message of each key runs.")
     ] = False,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the keys of messages that run one at a time: how many wait behind each, and keys that are stuck.
+    """Show ordering keys: the current message of each, how many wait behind it, and stuck keys.
 
-    A key is stuck if the message that has its turn was removed by another program (XDEL, XTRIM, XACK, ZREM).
+    A key is stuck if another program removed its current message (XDEL, XTRIM, XACK, ZREM).
 
     Exit codes: 0 shown, or released; 1 keys are stuck; 2 no server or no such stream.
 

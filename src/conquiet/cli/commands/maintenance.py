@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 Stream = Annotated[str, typer.Argument(help="Key of the stream.")]
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
 Consumer = Annotated[str, typer.Option(help="Only entries of this consumer.")]
-MinIdle = Annotated[float, typer.Option(min=0, callback=finite, help="Only entries untouched for so many seconds.")]
-MinDeliveries = Annotated[int, typer.Option(min=0, help="Only entries delivered at least so often.")]
-DeadOwners = Annotated[bool, typer.Option("--dead-owners", help="Only entries whose owner is proved dead.")]
-Limit = Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, and do nothing.")]
+MinIdle = Annotated[
+    float, typer.Option(min=0, callback=finite, help="Only entries idle for at least this many seconds.")
+]
+MinDeliveries = Annotated[int, typer.Option(min=0, help="Only entries with at least this many deliveries.")]
+DeadOwners = Annotated[bool, typer.Option("--dead-owners", help="Only entries of owners that are proved dead.")]
+Limit = Annotated[int, typer.Option(min=1, max=100_000, help="Most entries.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, without doing it.")]
 
 
 @handle_errors
@@ -35,10 +37,10 @@ def pending(
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what was delivered and not acknowledged: owner, idle time, deliveries. Changes nothing.
+    """Show entries that were delivered and not acknowledged: owner, idle time, deliveries. Changes nothing.
 
     The owner is live, idle, unknown or dead, as in inspect. Dead is proved; before Redis 7.2 the server proves no
-    death. A trimmed entry was deleted from the stream, so there is nothing left to handle.
+    death. A trimmed entry was deleted from the stream and cannot be handled any more.
 
     Exit codes: 0 shown, 2 no server or no such stream or group.
 
@@ -51,7 +53,7 @@ def pending(
 
     where = PendingFilter(
         consumer=consumer,
-        min_idle_ms=round(min_idle * 1000),
+        min_idle_s=min_idle,
         min_deliveries=min_deliveries,
         dead_owners_only=dead_owners,
         limit=limit,
@@ -62,7 +64,7 @@ def pending(
     if as_json:
         print_json(found)
         return
-    columns = ["id", "consumer", "idle_ms", "deliveries", "owner", "trimmed"]
+    columns = ["id", "consumer", "idle_s", "deliveries", "owner", "trimmed"]
     print_rows(f"Pending in {stream}, group {group}", columns, found, empty="nothing is pending")
 
 
@@ -70,14 +72,14 @@ def pending(
 def reclaim(
     stream: Stream,
     group: Group,
-    to: Annotated[str, typer.Option(help="New owner; without it, the next worker that claims takes them.")] = "",
+    to: Annotated[str, typer.Option(help="New owner; by default the next worker that claims stale entries.")] = "",
     consumer: Consumer = "",
     min_idle: MinIdle = 0,
     min_deliveries: MinDeliveries = 0,
     dead_owners: DeadOwners = False,
     limit: Limit = 100,
     reset_deliveries: Annotated[
-        bool, typer.Option("--reset-deliveries", help="Set their delivery counts to 0, so that engines run them again.")
+        bool, typer.Option("--reset-deliveries", help="Set their delivery counts to 0, so that workers run them again.")
     ] = False,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
@@ -85,8 +87,8 @@ def reclaim(
 ) -> None:
     """Claim pending entries from their owners, so that other workers handle them.
 
-    At least one filter is needed. Delivery counts stay as they are, unless --reset-deliveries is given: then workers
-    also run what was delivered more often than their max_deliveries.
+    At least one filter is required. Delivery counts are kept, unless --reset-deliveries is given: then workers also
+    run entries that were delivered more often than their max_deliveries.
 
     Exit codes: 0 done (also if there was nothing to do), 2 no server, no such stream, or no filter.
 
@@ -102,7 +104,7 @@ def reclaim(
 
     where = PendingFilter(
         consumer=consumer,
-        min_idle_ms=round(min_idle * 1000),
+        min_idle_s=min_idle,
         min_deliveries=min_deliveries,
         dead_owners_only=dead_owners,
         limit=limit,
@@ -119,7 +121,7 @@ def reclaim(
 
 
 def _warn_about_unproved(server: "RedisAdmin", stream: str, group: str, *, dead_owners: bool) -> None:
-    """Warn that --dead-owners left out entries whose owner may be dead."""
+    """Warn that --dead-owners left out entries of owners that may be dead."""
     from conquiet.management.models import ConsumerState
     from conquiet.management.overview import describe_stream, require_group
 
@@ -140,20 +142,20 @@ def remove_consumer(
     stream: Stream,
     group: Group,
     consumer: Annotated[str, typer.Argument(help="The consumer to remove.")],
-    new_owner: Annotated[str, typer.Option(help="The consumer that gets its pending entries.")] = "",
+    new_owner: Annotated[str, typer.Option(help="Consumer that receives its pending entries.")] = "",
     min_idle: Annotated[
-        float, typer.Option(min=0, callback=finite, help="It counts as dead after so many seconds without a read.")
+        float, typer.Option(min=0, callback=finite, help="Seconds without a read after which it counts as dead.")
     ] = 60,
     force: Annotated[
-        bool, typer.Option("--force", help="You made sure that it is stopped: no proof by the server is needed.")
+        bool, typer.Option("--force", help="Skip the proof of death. Use only after stopping the consumer.")
     ] = False,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Delete a consumer that is proved dead, after its pending entries were transferred to a new owner.
 
-    A worker's liveness key proves that it is alive. Without one, --min-idle without a read proves its death on Redis
-    7.2 or newer and on Valkey. Before, nothing does: make sure that it is stopped, and give --force.
+    A liveness key proves that a worker is alive. Without a key, --min-idle seconds without a read prove its death on
+    Redis 7.2 or newer and on Valkey. Older servers prove no death: stop the consumer, then give --force.
 
     Exit codes: 0 removed, 1 refused (alive, not proved dead, or pending entries and no new owner), 2 no server or no
     such consumer.
@@ -166,9 +168,7 @@ def remove_consumer(
     from conquiet.management import remove_consumer as run
 
     with open_redis(redis_url) as server:
-        done = run(
-            server, stream, group, consumer, new_owner=new_owner, min_idle_ms=round(min_idle * 1000), force=force
-        )
+        done = run(server, stream, group, consumer, new_owner=new_owner, min_idle_s=min_idle, force=force)
     if as_json:
         print_json(done.as_dict())
         return
@@ -180,15 +180,15 @@ def remove_consumer(
 def trim(
     stream: Stream,
     older_than: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Keep what is younger than so many seconds.")
+        float, typer.Option(min=0, callback=finite, help="Keep entries younger than this many seconds.")
     ] = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Remove entries that every group is done with. Never one that is pending or not yet delivered.
+    """Remove entries that every group has acknowledged. Pending and undelivered entries are kept.
 
-    Exit codes: 0 done, 1 refused (without a group it is not known what is needed), 2 no server or no such stream.
+    Exit codes: 0 done, 1 refused (the stream has no group), 2 no server or no such stream.
 
     Examples:
         conquiet trim orders --older-than 86400

@@ -1,4 +1,4 @@
-"""``conquiet outbox``: what waits to be published, and what was refused too often."""
+"""``conquiet outbox``: show unpublished and parked messages, and unpark them."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.settings import AsJson, DbUrl
 
-app = typer.Typer(help="Show what waits in the outbox; release what was parked.", no_args_is_help=True)
+app = typer.Typer(help="Show the backlog of the outbox; unpark messages.", no_args_is_help=True)
 
 _OUTBOX = "conquiet_outbox"
 Table = Annotated[str, typer.Option("--outbox", help="Name of the outbox table.")]
@@ -18,9 +18,9 @@ Table = Annotated[str, typer.Option("--outbox", help="Name of the outbox table."
 @app.command("list")
 @handle_errors
 def backlog(outbox: Table = _OUTBOX, db_url: DbUrl = "", as_json: AsJson = False) -> None:
-    """Show the backlog by target: rows that wait, the age of the oldest, parked rows. Changes nothing.
+    """Show the backlog by target: waiting rows, age of the oldest row, parked rows. Changes nothing.
 
-    A target whose oldest row grows older has no relay, or one that cannot reach it.
+    If the oldest row of a target grows older, no relay runs for it, or the relay cannot reach the target.
 
     Exit codes: 0 shown, 1 the database refused, 2 no database.
 
@@ -43,12 +43,12 @@ def backlog(outbox: Table = _OUTBOX, db_url: DbUrl = "", as_json: AsJson = False
 @app.command()
 @handle_errors
 def parked(
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows shown.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows.")] = 100,
     outbox: Table = _OUTBOX,
     db_url: DbUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show messages that their target refused too often, the oldest first. Payloads are not shown.
+    """Show parked messages, which failed too often, the oldest first. Payloads are not shown.
 
     Exit codes: 0 shown, 1 the database refused, 2 no database.
 
@@ -71,13 +71,13 @@ def parked(
 @app.command()
 @handle_errors
 def unpark(
-    seq: Annotated[list[int] | None, typer.Argument(help="Numbers that 'conquiet outbox parked' shows.")] = None,
+    seq: Annotated[list[int] | None, typer.Argument(help="Numbers printed by 'conquiet outbox parked'.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All parked messages.")] = False,
-    target: Annotated[str, typer.Option(help="With --all: only those of this target.")] = "",
+    target: Annotated[str, typer.Option(help="With --all: only messages of this target.")] = "",
     outbox: Table = _OUTBOX,
     db_url: DbUrl = "",
 ) -> None:
-    """Let the relay try parked messages again, with all their attempts.
+    """Unpark messages, so that the relay retries them with all attempts.
 
     Exit codes: 0 done, 1 a number is not parked or the database refused, 2 usage error or no database.
 

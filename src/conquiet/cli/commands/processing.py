@@ -18,20 +18,22 @@ _BATCH = 500
 
 @handle_errors
 def emit(
-    event: Annotated[str, typer.Argument(help="The event; its handler gets the data.")],
+    event: Annotated[str, typer.Argument(help="The event; its handler receives the data.")],
     data: Annotated[
         str, typer.Argument(metavar="JSON|@FILE|-", help="A JSON object, @file of JSON lines, or -.")
     ] = "{}",
-    stream: Annotated[str, typer.Option("--stream", "-s", help="The stream to emit to. Needed.")] = "",
-    message_id: Annotated[str, typer.Option("--id", help="Identity: a second message with it is not emitted.")] = "",
-    key: Annotated[str, typer.Option(help="Messages of one key run one at a time and in order.")] = "",
-    delay: Annotated[float, typer.Option(min=0, callback=finite, help="Seconds until it is due.")] = 0,
+    stream: Annotated[str, typer.Option("--stream", "-s", help="The stream to emit to. Required.")] = "",
+    message_id: Annotated[
+        str, typer.Option("--id", help="Message id. A second message with the same id is not emitted.")
+    ] = "",
+    key: Annotated[str, typer.Option(help="Messages with the same key run one at a time, in order.")] = "",
+    delay: Annotated[float, typer.Option(min=0, callback=finite, help="Seconds until the message is due.")] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Emit messages for a Processor, up to 500 at a time; a batch that does not fill up is sent after 0.2 s.
+    """Emit messages for a Processor, in batches of up to 500; a batch that is not full is sent after 0.2 s.
 
-    A bad line ends it: everything before that line is emitted, and the line is named.
+    An invalid line ends the command: all lines before it are emitted, and the error names the line.
 
     Exit codes: 0 emitted (or a duplicate of that id), 1 a line was refused, 2 no server, wrong key, or no JSON object.
 
@@ -83,14 +85,14 @@ def emit(
 @handle_errors
 def pause(
     stream: Annotated[str, typer.Argument(help="The stream.")],
-    event: Annotated[str, typer.Option(help="Only this event of it.")] = "",
+    event: Annotated[str, typer.Option(help="Only this event of the stream.")] = "",
     redis_url: RedisUrl = "",
 ) -> None:
-    """Pause a stream, or one event of it, on all hosts. It survives restarts; what runs is finished.
+    """Pause a stream, or one event of it, on all hosts. The pause survives restarts; running handlers finish.
 
-    Processors notice it within a second. A bare runtime.Consumer or QueueConsumer does not know pauses.
+    Processors notice it within a second. A bare runtime.Consumer or QueueConsumer ignores pauses.
 
-    Exit codes: 0 paused (also if it was), 2 no server or no such stream.
+    Exit codes: 0 paused (also if it was paused already), 2 no server or no such stream.
 
     Examples:
         conquiet pause mails
@@ -103,12 +105,12 @@ def pause(
 @handle_errors
 def resume(
     stream: Annotated[str, typer.Argument(help="The stream.")],
-    event: Annotated[str, typer.Option(help="Only this event of it.")] = "",
+    event: Annotated[str, typer.Option(help="Only this event of the stream.")] = "",
     redis_url: RedisUrl = "",
 ) -> None:
-    """End a pause.
+    """Resume a paused stream or event.
 
-    Exit codes: 0 it goes on (also if it was not paused), 2 no server or no such stream.
+    Exit codes: 0 resumed (also if it was not paused), 2 no server or no such stream.
 
     Examples:
         conquiet resume mails
@@ -129,7 +131,7 @@ def _change(stream: str, event: str, redis_url: str, verb: str, done: str, nothi
             server.require_stream(stream)
         changed = with_redis(require_url(redis_url, REDIS), work)
         if not changed:
-            # A pause that outlived its stream can be ended; a mistyped name is reported.
+            # A pause of a deleted stream can be ended; a mistyped name is reported.
             server.require_stream(stream)
     what = f"event {event} of {stream}" if event else stream
     typer.echo(f"{what} {done if changed else nothing}")

@@ -31,42 +31,42 @@ def rabbit() -> None:
 @app.command()
 @handle_errors
 def run(
-    url: Annotated[str, typer.Argument(metavar="URL|-", help=f"The broker; - takes ${RABBIT} or conquiet.toml.")],
-    queue: Annotated[str, typer.Argument(help="A queue that exists.")],
-    syncer: Annotated[str, typer.Argument(metavar="MODULE:SYNCER", help="Gets each message; returns True or False.")],
-    concurrency: Annotated[int, typer.Option(min=1, max=65_535, help="Messages handled at once.")] = 1,
-    prefetch: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Unsettled messages the broker gives; 0: 2 x concurrency.")
+    url: Annotated[str, typer.Argument(metavar="URL|-", help=f"The broker; - uses ${RABBIT} or conquiet.toml.")],
+    queue: Annotated[str, typer.Argument(help="An existing queue.")],
+    syncer: Annotated[
+        str, typer.Argument(metavar="MODULE:SYNCER", help="Called with each message; returns True or False.")
+    ],
+    concurrency: Annotated[int, typer.Option(min=1, max=65_535, help="Most concurrent messages.")] = 1,
+    prefetch: Annotated[int, typer.Option(min=0, max=65_535, help="Most unsettled messages; 0: 2 x concurrency.")] = 0,
+    max_retries: Annotated[
+        int, typer.Option(min=0, help="Skip messages dead-lettered more often than this; 0: no limit.")
     ] = 0,
-    max_retries: Annotated[int, typer.Option(min=0, help="Skip what died more often than this; 0: no limit.")] = 0,
-    proca: Annotated[
-        bool, typer.Option("--proca", help="Accept the schemas of proca alone; with keys this is implied.")
-    ] = False,
+    proca: Annotated[bool, typer.Option("--proca", help="Accept only the schemas of proca; implied by keys.")] = False,
     keys: Annotated[str, typer.Option(metavar="FILE", help="Key file for personal data, mode 0600.")] = "",
     secret_volume: Annotated[
         bool, typer.Option("--secret-volume", help="The key file is in a Secret volume of Kubernetes.")
     ] = False,
     keys_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Environment variable that holds what a key file would.")
+        str, typer.Option(metavar="NAME", help="Environment variable with the content of a key file.")
     ] = "",
     poison_guard: Annotated[
-        bool, typer.Option("--poison-guard", help="Dead-letter what is fatal twice; one message a process.")
+        bool, typer.Option("--poison-guard", help="Dead-letter a message that fails fatally twice; one per process.")
     ] = False,
     dead_letter: Annotated[
-        bool, typer.Option("--dead-letter", help="The queue has a dead-letter exchange; else it is found out.")
+        bool, typer.Option("--dead-letter", help="The queue has a dead-letter exchange; by default detected.")
     ] = False,
     discard: Annotated[
-        bool, typer.Option("--discard", help="Without a dead-letter exchange discard, and do not move to QUEUE.dead.")
+        bool, typer.Option("--discard", help="Without a dead-letter exchange discard instead of moving to QUEUE.dead.")
     ] = False,
     tag: Annotated[str, typer.Option(help="Second half of the consumer tag.")] = "",
     log_level: LogLevel = "info",
 ) -> None:
-    """Take messages from a queue to a syncer until SIGTERM or Ctrl-C.
+    """Call a syncer with each message of a queue until SIGTERM or Ctrl-C.
 
-    Any JSON object is accepted. What fails twice goes to the queue's dead-letter exchange; where none is known it is
-    moved to the durable queue QUEUE.dead.
+    Any JSON object is accepted. A message that fails twice goes to the queue's dead-letter exchange; without a known
+    one it is moved to the durable queue QUEUE.dead.
 
-    Exit codes: 0 after a graceful end, 1 after anything fatal (also a broker that cannot be reached) or when handlers
+    Exit codes: 0 after a graceful stop, 1 after a fatal error (also a broker that cannot be reached) or when handlers
     were abandoned after the grace period, 2 usage error.
 
     Examples:
@@ -97,7 +97,7 @@ def run(
     settings = {name: value for name, value in given.items() if value or name in {"schemas", "key_store"}}
     options: dict[str, Any] = {"concurrency": concurrency, **settings}
     address = require_url("" if url == "-" else url, RABBIT)
-    RabbitConsumer(address, queue, handler, **options)  # a wrong setting exits with 2, and not with 1 as a fatal error
+    RabbitConsumer(address, queue, handler, **options)  # an invalid setting exits with 2, a fatal error with 1
     set_up_logging(log_level)
     raise typer.Exit(run_process(address, queue, handler, **options))
 
@@ -112,20 +112,20 @@ def _key_store(path: str, name: str, *, secret_volume: bool) -> "KeyStore":
 
 @handle_errors
 def publish(
-    queue: Annotated[str, typer.Argument(help="Routing key; with the default exchange the queue's name.")],
+    queue: Annotated[str, typer.Argument(help="Routing key; with the default exchange the name of the queue.")],
     payload: Annotated[str, typer.Argument(metavar="JSON|@FILE|-", help="A JSON object, @file of JSON lines, or -.")],
-    exchange: Annotated[str, typer.Option(help="Another exchange than the default one.")] = "",
+    exchange: Annotated[str, typer.Option(help="Exchange; by default the default exchange.")] = "",
     content_type: Annotated[
-        str, typer.Option(help="AMQP content type; the Node original needs another than application/json.")
+        str, typer.Option(help="AMQP content type; the Node original does not accept application/json.")
     ] = "",
     rabbit_url: RabbitUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Publish JSON objects to RabbitMQ, confirmed by the broker. A queue that is missing is an error.
+    """Publish JSON objects to RabbitMQ, confirmed by the broker. A missing queue is an error.
 
-    A bad line ends it: everything before that line is published and confirmed, and the line is named.
+    An invalid line ends the command: all lines before it are published and confirmed, and the error names the line.
 
-    Exit codes: 0 all confirmed, 1 one was refused or returned, 2 no broker.
+    Exit codes: 0 all confirmed, 1 a message was refused or returned, 2 no broker.
 
     Examples:
         conquiet publish orders '{"order": 1}'

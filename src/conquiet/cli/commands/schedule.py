@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, pause, resume and remove schedule entries.", no_args_is_help=True)
 
-Group = Annotated[str, typer.Option(help="The schedulers' group.")]
-Name = Annotated[str, typer.Argument(help="The entry's name.")]
+Group = Annotated[str, typer.Option(help="Group of the schedulers.")]
+Name = Annotated[str, typer.Argument(help="Name of the entry.")]
 
 
 def _with(flag: str, group: str, work: "Callable[[Any], Awaitable[Any]]") -> Any:
@@ -33,7 +33,7 @@ def _with(flag: str, group: str, work: "Callable[[Any], Awaitable[Any]]") -> Any
 @app.command("list")
 @handle_errors
 def list_(group: Group = "processor", redis_url: RedisUrl = "", as_json: AsJson = False) -> None:
-    """List all entries of a group and how they stand.
+    """List all entries of a group with their status.
 
     Exit codes: 0 listed, 2 no server.
 
@@ -66,13 +66,13 @@ def list_(group: Group = "processor", redis_url: RedisUrl = "", as_json: AsJson 
 @app.command("next")
 @handle_errors
 def next_(
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="How many.")] = 10,
-    name: Annotated[str, typer.Option(help="Only of this entry.")] = "",
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="Number of runs.")] = 10,
+    name: Annotated[str, typer.Option(help="Only runs of this entry.")] = "",
     group: Group = "processor",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the next runs in the order they will be fired.
+    """Show the next runs in the order in which they fire.
 
     Exit codes: 0 shown, 2 no server.
 
@@ -90,9 +90,9 @@ def next_(
 @app.command()
 @handle_errors
 def pause(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
-    """Pause an entry on all hosts, also over restarts.
+    """Pause an entry on all hosts. The pause survives restarts.
 
-    Exit codes: 0 paused (also if it was), 2 no server or no such entry.
+    Exit codes: 0 paused (also if it was paused already), 2 no server or no such entry.
     """
     changed = _with(redis_url, group, lambda schedules: schedules.pause(name))
     typer.echo(f"{name} {'paused' if changed else 'was paused already'}")
@@ -101,9 +101,9 @@ def pause(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> N
 @app.command()
 @handle_errors
 def resume(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
-    """Let a paused entry go on. Ticks that were due meanwhile are skipped.
+    """Resume a paused entry. Ticks that were due during the pause are skipped.
 
-    Exit codes: 0 it goes on (also if it was not paused), 2 no server or no such entry.
+    Exit codes: 0 resumed (also if it was not paused), 2 no server or no such entry.
     """
     changed = _with(redis_url, group, lambda schedules: schedules.resume(name))
     typer.echo(f"{name} {'goes on' if changed else 'was not paused'}")
@@ -112,7 +112,7 @@ def resume(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> 
 @app.command()
 @handle_errors
 def remove(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
-    """Remove an entry and its history. One that code declares is created again when the code starts: pause it instead.
+    """Remove an entry and its history. An entry that code declares is created again by the code: pause it instead.
 
     Exit codes: 0 removed, 2 no server or no such entry.
     """

@@ -24,7 +24,8 @@ def demo(
     ] = False,
     chaos: Annotated[bool, typer.Option("--chaos", help="Kill every worker, twice, and the private Redis.")] = False,
     dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Serve the dashboard meanwhile; on a terminal until you press Enter.")
+        bool,
+        typer.Option("--dashboard", help="Serve the dashboard during the demo; on a terminal until you press Enter."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
@@ -72,7 +73,7 @@ def demo(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into one exception; later ones do not disturb the clean-up.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into an exception; later signals do not interrupt the clean-up.
 
     SIGINT is a KeyboardInterrupt; the others end the process with 128 and their number, as without a handler.
     """

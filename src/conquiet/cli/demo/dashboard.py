@@ -1,4 +1,4 @@
-"""The dashboard beside the demo: in a thread of the orchestrator, read-only, on a free port of loopback."""
+"""Serve a read-only dashboard during the demo, in a thread of the orchestrator, on a free loopback port."""
 
 import asyncio
 import threading

@@ -5,17 +5,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redis import Redis
-from redis.exceptions import RedisError
 
 from conquiet.cli.connections import URL_ERRORS, UrlError, checked_engine
 from conquiet.cli.demo.store import Store, open_engine
 from conquiet.cli.errors import CannotConnectError, CommandError
 from conquiet.core.redaction import printable, redact_url
-from conquiet.errors import ConquietError
+from conquiet.errors import ConquietError, QueueError
+from conquiet.redis_transport.client_commands import command_sync
 from conquiet.redis_transport.redis_url import client_from_url
+from conquiet.redis_transport.replies import info_fields
 from conquiet.testing import MySQLServer, RedisServer
 from conquiet.testing.errors import ServerUnavailableError
 
@@ -49,7 +50,7 @@ def open_environment(
     Args:
         redis_url: A server to use; None starts a private one.
         db_url: A database to use; None makes an SQLite file, or with ``mysql`` starts a private server.
-        mysql: Use MySQL or MariaDB in any case.
+        mysql: Use MySQL or MariaDB even without ``db_url``.
         durable: The private Redis will be killed and must keep its data.
     """
     suffix = Store.new_suffix()
@@ -107,17 +108,17 @@ def _private_mysql() -> Iterator[str]:
 def _check_redis(url: str, stream: str) -> Iterator[str]:
     with client_from_url(Redis.from_url, url, socket_timeout=10, socket_connect_timeout=5) as client:
         try:
-            facts: dict[str, Any] = client.info("server")
-        except RedisError as error:
-            raise CannotConnectError("Redis", url, error) from error
+            facts = info_fields(command_sync(client, "INFO", "server"))
+        except QueueError as error:
+            raise CannotConnectError("Redis", url, error.__cause__ or error) from error
         except URL_ERRORS as error:
             raise UrlError("the Redis URL", "redis://host:6379/0", error) from None
         version = facts.get("valkey_version") or facts["redis_version"]
         try:
             yield printable(f"{str(facts.get('server_name', 'redis')).capitalize()} {version} at {redact_url(url)}")
         finally:
-            with suppress(RedisError):  # a server that is gone has nothing to remove
-                client.delete(stream)
+            with suppress(QueueError):  # a stopped server has nothing to remove
+                command_sync(client, "DEL", stream)
 
 
 @contextmanager
@@ -127,5 +128,5 @@ def _tables(engine: "Engine", suffix: str) -> Iterator[Store]:
         store.create()
         yield store
     finally:
-        with suppress(ConquietError):  # as above
+        with suppress(ConquietError):  # the same
             store.drop()

@@ -1,6 +1,6 @@
-"""Kills processes on purpose: decides by snapshots, acts on the workers and the shared state.
+"""Kill processes on purpose: decide from snapshots, act on the workers and the shared state.
 
-A busy machine may stall any process for seconds, the orchestrator too. So nothing here depends on speed. The last
+A busy host may stall any process for seconds, including the orchestrator. Nothing here depends on speed: the last
 orders are held back until all faults are injected. A fault is due when its share is handled or nothing is left.
 """
 
@@ -15,7 +15,7 @@ from conquiet.testing import RedisServer
 
 
 class FaultInjection(Protocol):
-    """Injects faults. ``step`` is called with each snapshot and reports what it did.
+    """Injects faults. ``step`` is called with each snapshot and reports the injected faults.
 
     Attributes:
         kills: Workers killed so far.
@@ -31,7 +31,7 @@ class FaultInjection(Protocol):
         ...
 
     def step(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:
-        """Inject what is due now and yield a sentence for each fault."""
+        """Inject the faults that are due and yield a sentence for each."""
         ...
 
 
@@ -43,8 +43,8 @@ def make_fault_injection(plan: DemoPlan, server: RedisServer | None) -> FaultInj
 class SingleKill:
     """Kills one worker half-way, after COMMIT and before the acknowledgement.
 
-    It may be so slow that the others have done everything before it commits once more. Then the others wait, and only
-    the victim gets the orders that were held back.
+    The victim may be so slow that the others have handled everything before its next commit. Then the others wait, and
+    only the victim receives the orders that were held back.
     """
 
     def __init__(self, plan: DemoPlan) -> None:
@@ -100,7 +100,7 @@ class SingleKill:
 
 
 class Chaos:
-    """Kills every worker in turn, and restarts it under its name, and kills the private Redis too."""
+    """Kills every worker one after the other, restarts it under its name, and kills the private Redis too."""
 
     def __init__(self, plan: DemoPlan, server: RedisServer | None) -> None:
         self.kills = 0
@@ -116,10 +116,10 @@ class Chaos:
         return not self._kill_at and not self._restart_at
 
     def step(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:  # noqa: ARG002 - the protocol's signature
-        """Kill what is due."""
+        """Inject the faults that are due."""
         if _is_due(self._restart_at, snapshot):
             self._restart_at.pop(0)
-            assert self._server is not None  # noqa: S101 - the list is empty without one
+            assert self._server is not None  # noqa: S101 - without a server the list is empty
             self._server.kill()
             self._server.restart()
             self.restarts += 1
@@ -140,7 +140,7 @@ def _is_due(shares: list[int], snapshot: DemoSnapshot) -> bool:
 
 
 def revive(workers: WorkerProcesses) -> Iterator[str]:
-    """Restart workers whose process ended by itself, for example because Redis was gone."""
+    """Restart workers that ended without a kill, for example because Redis was down."""
     ended: list[WorkerProcess] = workers.ended()
     for process in ended:
         workers.restart(process)

@@ -1,4 +1,4 @@
-"""The course of the demo: enqueue, wait for all workers, watch, kill, enqueue the last orders, summarize."""
+"""Run the demo: enqueue, wait for all workers, watch, kill, enqueue the last orders, summarize."""
 
 import time
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from conquiet.errors import QueueError
 from conquiet.queue import Backlog, RedisStreamsQueue
 
 _POLL_S = 0.1
-# Python needs half a minute for its imports when it shares a core with ten other processes.
-_STUCK_S = 120.0  # killed workers are restarted meanwhile
+# The imports of Python take half a minute if ten other processes share the core.
+_STUCK_S = 120.0  # includes restarts of killed workers
 _START_S = 300.0
 _ENQUEUE_BATCH = 1_000
 
@@ -45,7 +45,7 @@ class Orchestrator:
         """Run the demo and return its summary.
 
         Raises:
-            CommandError: It got stuck: for two minutes no worker got anything done.
+            CommandError: No worker made progress for two minutes.
         """
         environment, plan = self._environment, self._plan
         self._view.log(f"{environment.redis_name}; orders go to {environment.db_name}")
@@ -96,14 +96,14 @@ class Orchestrator:
             queue.enqueue_many(batch)
 
     def _wait_for_all(self, queue: RedisStreamsQueue, state: SharedState, workers: WorkerProcesses) -> None:
-        """Let no worker read before all have started: the work could end before the worker to be killed has started."""
+        """Wait until all workers have started before any reads: the work could end before the victim has started."""
         self._begun = self._progressed = time.monotonic()
         while True:
             snapshot = self._take_snapshot(queue, state, workers)
             self._view.show(snapshot)
             if all(worker.state is State.WAITING for worker in snapshot.workers):
                 break
-            # A worker that has ended will not come; one that is starting only needs time.
+            # Wait for a worker that is starting, not for one that has ended.
             self._check_progress(snapshot, workers, 0.0 if workers.ended() else _START_S)
             time.sleep(_POLL_S)
         self._view.log(f"{len(workers.processes)} worker processes, up to {BATCH} messages in flight each")
@@ -112,12 +112,12 @@ class Orchestrator:
     def _watch(
         self, queue: RedisStreamsQueue, state: SharedState, workers: WorkerProcesses, faults: FaultInjection
     ) -> float:
-        """Poll until everything is acknowledged; return how long the workers needed."""
+        """Poll until everything is acknowledged; return the time that the workers needed."""
         started = time.monotonic()
         while True:
             snapshot = self._take_snapshot(queue, state, workers)
             self._view.show(snapshot)
-            # Only after a poll that Redis answered: the last fault may have been to kill it.
+            # Only after a successful poll of Redis: the last fault may have killed it.
             if self._held_back and faults.releases_last_orders and snapshot.waiting is not None:
                 self._enqueue_the_last(queue)
             for sentence in faults.step(snapshot, workers, state):
@@ -128,10 +128,10 @@ class Orchestrator:
             time.sleep(_POLL_S)
 
     def _take_snapshot(self, queue: RedisStreamsQueue, state: SharedState, workers: WorkerProcesses) -> DemoSnapshot:
-        # The backlog first: once it says that all is settled, the rows are complete.
+        # The backlog first: when it reports that all is settled, the rows are complete.
         try:
             backlog = queue.backlog()
-        except QueueError:  # the chaos mode has just killed the server; the next poll finds it again
+        except QueueError:  # the chaos mode has just killed the server; the next poll reconnects
             backlog = Backlog(length=self._plan.orders, pending=self._last.pending, lag=None, oldest_age_s=None)
         rows = [state.read(row) for row in range(len(workers.processes))]
         snapshot = DemoSnapshot(
@@ -178,7 +178,7 @@ class Orchestrator:
             recovered=sum(row.recovered for row in rows),
             kills=faults.kills,
             restarts=faults.restarts,
-            # The group's lag is unknown only after deletions in the middle, and the demo deletes nothing.
+            # The group's lag is unknown only after deletions, and the demo deletes nothing.
             unsettled=backlog.pending + (backlog.lag or 0),
             money_expected=self._plan.balances(),
             money_found=store.balances(),

@@ -1,4 +1,4 @@
-"""The orders of the demo and the balances that must result. Pure: the same seed makes the same orders."""
+"""Generate the orders of the demo and the expected balances. Pure: the same seed gives the same orders."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,8 @@ class DemoPlan:
     Attributes:
         orders: Messages to enqueue. Each moves money from one account to another.
         workers: Processes that share them.
-        chaos: Kill every worker in turn, and the private Redis too, instead of one worker once.
-        seed: Makes the orders; the same seed makes the same ones.
+        chaos: Kill every worker one after the other, and the private Redis too, instead of one worker once.
+        seed: Seed of the generated orders.
     """
 
     orders: int = 10_000
@@ -35,9 +35,9 @@ class DemoPlan:
 
     @property
     def held_back(self) -> int:
-        """How many orders are held back until all faults are injected: one in a hundred, at least one.
+        """Orders that are held back until all faults are injected: one in a hundred, at least one.
 
-        So the work cannot end before the kill, however slow the orchestrator is.
+        The work therefore cannot end before the kill, even if the orchestrator is slow.
         """
         return max(1, self.orders // _HELD_BACK)
 
@@ -49,7 +49,7 @@ class DemoPlan:
             yield {"order": number, "payer": payer, "payee": payee, "cents": rand.randint(1, _MOST_CENTS)}
 
     def balances(self) -> dict[int, int]:
-        """Return each account's balance once every order was carried out exactly once."""
+        """Return each account's balance after exactly one execution of every order."""
         expected = dict.fromkeys(range(1, ACCOUNTS + 1), OPENING_CENTS)
         for order in self.payloads():
             move(expected, order)
@@ -57,6 +57,6 @@ class DemoPlan:
 
 
 def move(balances: dict[int, int], order: Mapping[str, Any]) -> None:
-    """Carry out one order on plain numbers."""
+    """Apply one order to plain numbers."""
     balances[order["payer"]] -= order["cents"]
     balances[order["payee"]] += order["cents"]

@@ -1,7 +1,7 @@
-"""Counters of the workers and the command of the orchestrator: a small file, mapped into memory by all.
+"""Share the workers' counters and the orchestrator's command in a small memory-mapped file.
 
-It survives a killed worker, which a buffered pipe does not. Each worker writes its own row and the orchestrator writes
-the head, so no lock is needed.
+It survives a killed worker, which a buffered pipe does not. Each worker writes one row and the orchestrator writes
+the header, so no lock is needed.
 """
 
 import mmap
@@ -17,21 +17,21 @@ ALL = -2
 
 
 class State(IntEnum):
-    """What a worker does."""
+    """State of a worker."""
 
     STARTING = 0
     WORKING = 1
     FROZEN = 2  # committed, and waiting to be killed before it acknowledges
     DONE = 3
-    WAITING = 4  # holds nothing and reads nothing until it is allowed to
+    WAITING = 4  # holds no message and may not read yet
 
 
 class ControlState(NamedTuple):
-    """What the orchestrator wants; a worker checks it before each batch and after each COMMIT.
+    """Command of the orchestrator. A worker checks it before each batch and after each COMMIT.
 
     Attributes:
         reader: The row that may read, NONE or ALL.
-        freeze: The row that has to stop after its next COMMIT, or NONE.
+        freeze: The row that must stop after its next COMMIT, or NONE.
     """
 
     reader: int = NONE
@@ -62,7 +62,7 @@ class SharedState:
 
     @classmethod
     def create(cls, path: Path, rows: int) -> "SharedState":
-        """Create the file with empty rows and a command that lets no worker read, and open it."""
+        """Create and open the file with empty rows and a command that allows no worker to read."""
         path.write_bytes(_HEAD.pack(*ControlState()) + bytes(_ROW.size * rows))
         return cls(path)
 

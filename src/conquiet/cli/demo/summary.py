@@ -1,4 +1,4 @@
-"""The result: what was enqueued, what is in the database, and whether the two agree. Pure."""
+"""The result: compare the enqueued orders with the database. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,15 +11,15 @@ class Summary:
 
     Attributes:
         enqueued: Entries in the stream.
-        processed: Different orders that have a row in the database.
-        repeated: Further rows of an order that has one: its effect happened again.
-        deliveries: How often a worker got a message and committed.
-        duplicates: Deliveries that found the message done already and did nothing.
+        processed: Different orders with a row in the database.
+        repeated: Additional rows of an order: its effect happened again.
+        deliveries: Deliveries that a worker committed.
+        duplicates: Deliveries without effect, because the message was processed already.
         recovered: Messages claimed from a worker that was killed.
         kills: Workers ended with SIGKILL.
         restarts: Times the private Redis was killed and restarted.
         unsettled: Entries still pending or not yet delivered.
-        money_expected: Balance of each account if every order is carried out exactly once.
+        money_expected: Balance of each account if every order is executed exactly once.
         money_found: Balance of each account in the database.
         seconds: From the first read to the last acknowledgement.
     """
@@ -39,26 +39,26 @@ class Summary:
 
     @property
     def lost(self) -> int:
-        """Orders that were enqueued and have no row."""
+        """Enqueued orders without a row."""
         return self.enqueued - self.processed
 
     @property
     def wrong_accounts(self) -> int:
-        """Accounts whose balance is not what exactly one run of each order makes it."""
+        """Accounts with a balance that differs from exactly one execution of each order."""
         return sum(self.money_found.get(account) != cents for account, cents in self.money_expected.items())
 
     @property
     def total_cents(self) -> int:
-        """All the money there is."""
+        """Sum of all balances."""
         return sum(self.money_found.values())
 
     @property
     def balanced(self) -> bool:
-        """Nothing lost, nothing left over, every cent where it belongs."""
+        """True if no order is lost, unsettled or repeated, and all balances are as expected."""
         return self.lost == 0 and self.repeated == 0 and self.unsettled == 0 and self.wrong_accounts == 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the summary for machines."""
+        """Return the summary for JSON."""
         facts = asdict(self)
         del facts["money_expected"], facts["money_found"]
         return facts | {
@@ -70,7 +70,7 @@ class Summary:
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the summary for people: what, and how much."""
+        """Return the summary as pairs of label and value."""
         accounts = len(self.money_expected)
         moved = (
             f"every cent in place: {self.total_cents / 100:,.2f} on {accounts} accounts"

@@ -1,4 +1,4 @@
-"""The output of the demo: live on a terminal, and as plain lines for a log or a pipe."""
+"""Print the demo: a live display on a terminal, plain lines in a log or a pipe."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _BAR = 40
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """What is shown of one worker."""
+    """Displayed values of one worker."""
 
     name: str
     alive: bool
@@ -25,18 +25,18 @@ class WorkerLine:
 
     @property
     def state(self) -> State:
-        """What it does, or did when it was killed."""
+        """Its state, or its last state before it was killed."""
         return State(self.row.state)
 
     @property
     def status(self) -> str:
-        """One word."""
+        """Its state in one word."""
         return self.state.name.lower() if self.alive else "killed -9"
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSnapshot:
-    """The state of everything at one moment."""
+    """State of orders and workers at one moment."""
 
     total: int
     elapsed_s: float = 0.0
@@ -50,17 +50,17 @@ class DemoSnapshot:
 
     @property
     def settled(self) -> bool:
-        """Every order was delivered and acknowledged."""
+        """True if every order was delivered and acknowledged."""
         return self.drained and self.held_back == 0
 
     @property
     def drained(self) -> bool:
-        """Every order that was enqueued so far was delivered and acknowledged."""
+        """True if every order enqueued so far was delivered and acknowledged."""
         return self.waiting == 0 and self.pending == 0
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """What changes while work is done."""
+        """Values that change while work is done."""
         return self.handled, *(worker.state for worker in self.workers)
 
     @property
@@ -83,7 +83,7 @@ class Rate:
 
 
 class DemoView(ABC):
-    """Shows the course of the demo. A context manager."""
+    """Shows the progress of the demo. A context manager."""
 
     def __init__(self, console: "Console") -> None:
         self._console = console
@@ -93,10 +93,10 @@ class DemoView(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(  # noqa: B027 - only the live view has something to end
+    def __exit__(  # noqa: B027 - only the live view overrides it
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the output as it is."""
+        """Do nothing."""
 
     @abstractmethod
     def log(self, sentence: str) -> None:
@@ -112,7 +112,7 @@ class DemoView(ABC):
 
 
 class PlainView(DemoView):
-    """One line a second and one per event; no colour, no cursor movement."""
+    """Prints one line per second and one per event; no colour, no cursor movement."""
 
     _next_s = _PLAIN_EVERY_S
 
@@ -143,7 +143,7 @@ class PlainView(DemoView):
 
 
 class LiveView(DemoView):
-    """A display that redraws itself: bar, numbers, workers; events scroll by above it."""
+    """Redraws a display of bar, numbers and workers; events scroll above it."""
 
     def __init__(self, console: "Console") -> None:
         from rich.live import Live

@@ -1,8 +1,8 @@
 """One worker process of the demo: process it, commit it, then acknowledge it.
 
-Its settings are the first line on stdin (not arguments, which every user of the machine can read: they may hold a
-password). The end of stdin, also by the orchestrator's death, asks the worker to end. The shared state says when to
-read and when to stop after a COMMIT.
+Its settings are the first line on stdin. They are not arguments, because they may hold a password and every user of the
+host can read arguments. The end of stdin, also by the death of the orchestrator, stops the worker. The shared state
+controls when it may read and when it stops after a COMMIT.
 """
 
 import json
@@ -56,7 +56,7 @@ class WorkerSettings:
 
     @property
     def queue_config(self) -> QueueConfig:
-        """Where it reads, and under which name."""
+        """Configuration of its queue."""
         return QueueConfig(self.stream, self.group, self.name, block_ms=_BLOCK_MS, max_read_count=BATCH)
 
 
@@ -76,7 +76,7 @@ class ParentPipe:
 
     @property
     def ended(self) -> bool:
-        """True once the orchestrator closed the pipe, or died."""
+        """True once the orchestrator has closed the pipe or died."""
         while not self._ended and select.select([_STDIN], [], [], 0)[0]:
             self._pull()
         return self._ended
@@ -88,7 +88,7 @@ class ParentPipe:
 
 
 class DemoWorker:
-    """Reads batches, handles their messages one by one, and claims what killed workers left behind."""
+    """Reads batches, handles their messages one by one, and claims the messages of killed workers."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class DemoWorker:
         self._queue = queue
         self._state = state
         self._parent = parent
-        # A worker that is restarted under its name continues its counters.
+        # A worker that is restarted under the same name continues its counters.
         before = state.read(settings.row)
         self._row = before._replace(pid=os.getpid(), state=State.STARTING, in_flight=0)
         self._next_claim_s = 0.0
@@ -124,11 +124,11 @@ class DemoWorker:
         self._write_row(self._row._replace(state=State.DONE))
 
     def _wait_for_permission(self) -> bool:
-        """Wait until the orchestrator lets us read; False when it closed the pipe."""
+        """Wait until the orchestrator allows reading; False when it has closed the pipe."""
         while not self._parent.ended:
             if self._is_allowed():
                 self._set_state(State.WORKING)
-                # Checked again after our row changed: the command may have changed while the row still said WAITING.
+                # Checked again after the change of the row: the command may have changed while the row was WAITING.
                 if self._is_allowed():
                     return True
             self._set_state(State.WAITING)
@@ -169,7 +169,7 @@ class DemoWorker:
 
     def _freeze(self) -> None:
         self._write_row(self._row._replace(state=State.FROZEN))
-        while not self._parent.ended:  # SIGKILL ends it, and so does the end of the orchestrator
+        while not self._parent.ended:  # ended by SIGKILL, or by the end of the orchestrator
             signal.sigtimedwait([], _POLL_S)
 
     def _write_row(self, row: DemoWorkerRow) -> None:
@@ -178,7 +178,7 @@ class DemoWorker:
 
 
 def main() -> int:
-    """Run one worker; 0 when the pipe was closed, 1 when a server failed."""
+    """Run one worker; return 0 when the pipe was closed, 1 when a server failed."""
     # Ctrl-C is for the orchestrator, which then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.INFO)
@@ -194,7 +194,7 @@ def main() -> int:
         with RedisStreamsQueue(client, settings.queue_config) as queue:
             DemoWorker(settings, engine, queue, state, parent).run()
     except ConquietError as error:
-        # What is unfinished stays pending, and another worker claims it.
+        # Unfinished messages remain pending, and another worker claims them.
         if not parent.ended:
             print(f"{settings.name}: {error}", file=sys.stderr)  # noqa: T201 - a worker's only output
         return 1

@@ -59,7 +59,7 @@ class WorkerProcesses:
         worker.alive = True
 
     def ended(self) -> list[WorkerProcess]:
-        """Return the workers whose process ended by itself."""
+        """Return the workers with a process that ended without a kill."""
         return [worker for worker in self.processes if worker.alive and worker.process.poll() is not None]
 
     def end(self) -> None:
@@ -79,12 +79,12 @@ class WorkerProcesses:
         return lines[-1] if lines else ""
 
     def _start(self, settings: WorkerSettings) -> "subprocess.Popen[bytes]":
-        # A process group of its own: Ctrl-C on the terminal reaches the orchestrator alone.
+        # A separate process group: Ctrl-C on the terminal reaches only the orchestrator.
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "conquiet.cli.demo.worker"], stdin=subprocess.PIPE, stderr=log, process_group=0
             )
-        assert process.stdin is not None  # noqa: S101 - asked for above
+        assert process.stdin is not None  # noqa: S101 - requested above
         try:
             process.stdin.write(settings.line())
             process.stdin.flush()

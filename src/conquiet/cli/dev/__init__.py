@@ -1,1 +1,1 @@
-"""``conquiet dev``: an application with everything it needs, for development."""
+"""``conquiet dev``: run an application with its servers for development."""

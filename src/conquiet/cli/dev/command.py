@@ -1,4 +1,4 @@
-"""``conquiet dev``: worker, relay, scheduler and the web application, with reload, and servers where none are given."""
+"""``conquiet dev``: run worker, relay, scheduler and web application with reload; start servers if none are given."""
 
 import os
 import signal
@@ -28,13 +28,13 @@ def dev(
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the web application.")] = 8000,
-    reload: Annotated[bool, typer.Option(help="Restart when a .py file here changes.")] = True,
+    reload: Annotated[bool, typer.Option(help="Restart when a .py file in this folder changes.")] = True,
 ) -> None:
-    """Run an App with all it needs, for development: handlers, relay, scheduler, and the web application if named.
+    """Run an App for development: handlers, relay, scheduler, and the web application if named.
 
-    Without CONQUIET_REDIS_URL (or redis_url in conquiet.toml) an embedded Valkey is started; it forgets everything at
+    Without CONQUIET_REDIS_URL (or redis_url in conquiet.toml) an embedded Valkey is started; its data is deleted at
     the end. Without CONQUIET_DB_URL a SQLite file in the folder .conquiet is used. Missing tables are created.
-    Everything listens on this machine only. Not for production: see 'conquiet worker'.
+    Everything listens on loopback only. Not for production: see 'conquiet worker'.
 
     Exit codes: 0 ended by a signal, 1 a process had to be killed, 2 it could not start.
 
@@ -93,12 +93,12 @@ def _database() -> None:
 
 
 def _create_tables(target: str) -> None:
-    """Create tables in a process of its own: an import of the app here would outlive the first reload."""
-    done = subprocess.run(  # noqa: S603 - what the user typed
+    """Create tables in a separate process: an import of the app in this one would not be reloaded."""
+    done = subprocess.run(  # noqa: S603 - given by the user
         [sys.executable, "-m", "conquiet.cli", "db", "init", target], check=False, stdout=subprocess.DEVNULL
     )
     if done.returncode:
-        raise typer.Exit(done.returncode)  # it has said why
+        raise typer.Exit(done.returncode)  # it has printed the reason
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _web(target: str, port: int, *, reload: bool) -> Iterator[None]:
         words = [target, "runserver", f"127.0.0.1:{port}", *([] if reload else ["--noreload"])]
     else:
         words = ["-m", "conquiet.cli.dev.web", target, str(port), "reload" if reload else "once"]
-    process = subprocess.Popen([sys.executable, *words], process_group=0)  # noqa: S603 - what the user typed
+    process = subprocess.Popen([sys.executable, *words], process_group=0)  # noqa: S603 - given by the user
     typer.echo(f"conquiet: {target} at http://127.0.0.1:{port}", err=True)
     try:
         yield
@@ -118,7 +118,7 @@ def _web(target: str, port: int, *, reload: bool) -> Iterator[None]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the web server and the child that its reloader has."""
+    """End the web server and the child process of its reloader."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""Serve a web application for development: ASGI by uvicorn, Flask and other WSGI ones by werkzeug.
+"""Serve a web application for development: ASGI by uvicorn, WSGI such as Flask by werkzeug.
 
 python -m conquiet.cli.dev.web shop:api 8000 reload
 """

@@ -1,1 +1,1 @@
-"""``conquiet new``: small projects that pass their own tests."""
+"""``conquiet new``: small projects with passing tests."""

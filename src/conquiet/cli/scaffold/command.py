@@ -1,4 +1,4 @@
-"""``conquiet new NAME``: write a small project. Nothing that exists is overwritten."""
+"""``conquiet new NAME``: write a small project. Existing files are not overwritten."""
 
 import keyword
 import sys
@@ -12,7 +12,7 @@ import typer
 from conquiet.cli.errors import CommandError, handle_errors
 
 _PLACEHOLDER: Final = "PROJECT"
-_SUFFIX: Final = ".txt"  # the templates are no modules of conquiet
+_SUFFIX: Final = ".txt"  # the templates are not modules of conquiet
 
 _NEXT: Final = {
     "plain": ("pytest", "conquiet dev PROJECT:app"),
@@ -36,9 +36,9 @@ def new(
 ) -> None:
     """Write a small project into the folder NAME: an App with an exactly-once handler, and its tests.
 
-    Its README says how to run it. The tests need no server, and neither does 'conquiet dev'.
+    Its README explains how to run it. The tests and 'conquiet dev' need no server.
 
-    Exit codes: 0 written, 2 the name cannot be used, or the folder holds files already.
+    Exit codes: 0 written, 2 the name cannot be used, or the folder is not empty.
 
     Examples:
         conquiet new shop --fastapi
@@ -60,7 +60,7 @@ def write_project(name: str, kind: str, folder: Path) -> list[Path]:
     """Write the files of a project and return their paths.
 
     Raises:
-        CommandError: The folder is there and is not empty.
+        CommandError: The folder exists and is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CommandError(f"{folder.name} exists already and is not empty", fix="choose another name, or empty it")

@@ -11,38 +11,40 @@ from conquiet.cli.option_types import AppPart, LogFormat, LogLevel, finite
 @handle_errors
 def worker(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:OBJECT", help="What to run; the current folder comes first.")
+        str,
+        typer.Argument(metavar="MODULE:OBJECT", help="The worker or App; modules of the current folder come first."),
     ],
     processes: Annotated[int, typer.Option("--processes", "-p", min=1, max=1_024, help="Worker processes.")] = 1,
     concurrency: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="Most handlers at once in each process; 0: as built.")
+        int, typer.Option(min=0, max=1_000_000, help="Most concurrent handlers in each process; 0: as in the code.")
     ] = 0,
     grace: Annotated[
         float, typer.Option(min=0, callback=finite, help="Seconds a process may take to end after SIGTERM.")
     ] = 28.0,
     only: Annotated[
         list[AppPart] | None,
-        typer.Option("--only", help="Of an App: run this part alone; may be given twice."),
+        typer.Option("--only", help="Run only this part of an App. Repeatable."),
     ] = None,
     reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file here changes.")] = False,
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Prometheus metrics of all processes; 0: none.")
     ] = 0,
     health_port: Annotated[int, typer.Option(min=0, max=65_535, help="/livez and /readyz; 0: none.")] = 0,
-    host: Annotated[str, typer.Option(help="Where these ports listen; 0.0.0.0 for Kubernetes probes.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address of these ports; 0.0.0.0 for Kubernetes probes.")] = "127.0.0.1",
     wait_s: Annotated[
         float,
-        typer.Option("--wait-s", min=0, callback=finite, help="Seconds to wait for a server that is not up yet."),
+        typer.Option("--wait-s", min=0, callback=finite, help="Seconds to wait for servers at the start."),
     ] = 30.0,
     max_messages: Annotated[
-        int, typer.Option(min=0, max=2**52, help="Replace a process after so many messages; 0: never.")
+        int, typer.Option(min=0, max=2**52, help="Messages after which a process is replaced; 0: never.")
     ] = 0,
     max_rss: Annotated[
-        int, typer.Option("--max-rss", min=0, max=2**40, help="Replace a process that uses so many MiB; 0: never.")
+        int,
+        typer.Option("--max-rss", min=0, max=2**40, help="MiB of memory above which a process is replaced; 0: never."),
     ] = 0,
     max_age: Annotated[
         float,
-        typer.Option("--max-age", min=0, callback=finite, help="Replace a process after so many seconds; 0: never."),
+        typer.Option("--max-age", min=0, callback=finite, help="Seconds after which a process is replaced; 0: never."),
     ] = 0,
     log_level: LogLevel = "info",
     log_format: LogFormat = "",  # noqa: ARG001 - its callback does everything

@@ -1,4 +1,4 @@
-"""Django: messages and their effects in the transactions of Django's own database connections.
+"""Django: messages and their effects in the transactions of Django's database connections.
 
     DjangoTransaction      the session of a handler that uses the ORM; emit in a request      transaction.py
     django_url             the database of Django's settings, for App(database=django_url)    database.py

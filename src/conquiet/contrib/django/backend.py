@@ -3,11 +3,11 @@
     BACKEND = "conquiet.contrib.django.backend.ConquietBackend"
     TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": {"app": "shop.jobs.app"}}}
 
-The app runs them: ``register_tasks(app)`` beside its handlers. A task has its effect in Django's database once, because
-the inbox row of its message is in the same atomic block. Results are not stored.
+The app runs them: call ``register_tasks(app)`` where its handlers are registered. A task has its effect in Django's
+database once, because the inbox row of its message is in the same atomic block. Results are not stored.
 
-Other backends send when the transaction has committed: a process that dies in between has lost the task. Here the task
-is a row of the same transaction.
+Other backends send after the commit: a process that is killed in between loses the task. Here the task is a row of the
+same transaction.
 """
 
 from typing import Any, Final
@@ -33,11 +33,11 @@ _OPTIONS: Final = frozenset({"app", "database"})
 
 
 class ConquietBackend(BaseTaskBackend):  # type: ignore[misc,unused-ignore]
-    """Writes each task into the outbox of an ``App``.
+    """Write each task into the outbox of an ``App``.
 
     OPTIONS:
         app: Path of the App, ``"shop.jobs.app"``.
-        database: Alias of the database whose transaction the task joins; ``"default"`` if left out.
+        database: Alias of the database; the task joins its transaction. ``"default"`` if left out.
     """
 
     supports_defer = True

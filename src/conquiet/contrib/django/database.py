@@ -13,7 +13,7 @@ _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql",
 def django_url(alias: str = DEFAULT_DB_ALIAS) -> URL:
     """Return the URL of one of Django's databases: ``App("shop", database=django_url)``.
 
-    Given to ``App`` as a function it is asked when a connection is made, so that Django's test database is found, too.
+    Given to ``App`` as a function, it is called when an engine is made, so that Django's test database is found.
 
     Raises:
         ConfigurationError: conquiet does not know the database, or it is in memory.

@@ -8,8 +8,8 @@
         order.save()
         book.enqueue(order.id, 500)          # in this transaction; runs once in a worker, if it commits
 
-Each task is an event of the app, named after the function, so that retries, dead letters and schedules are those of
-``App``. Arguments must be JSON. On Django 6 ``backend.ConquietBackend`` serves ``django.tasks`` itself.
+Each task is an event of the app, named after the function, and has the retries, dead letters and schedules of ``App``.
+Arguments must be JSON. On Django 6 ``backend.ConquietBackend`` serves ``django.tasks`` itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,14 +36,14 @@ TASK_EVENT: Final = "django.task"
 
 @dataclass(frozen=True, slots=True)
 class DjangoTask(Generic[P]):
-    """A function that can be enqueued. Called, it runs at once.
+    """A function that can be enqueued. A call runs it immediately.
 
     Attributes:
         app: Its application.
         func: The function.
         event: The event that carries its arguments.
-        run_after: When it is due; None is at once.
-        alias: The database in whose transaction it is enqueued.
+        run_after: Its due time; None is now.
+        alias: The database; the task is enqueued in its transaction.
     """
 
     app: "App"
@@ -79,7 +79,7 @@ def task(
     timeout_s: float | None = None,
     once: bool = True,
 ) -> Callable[[Callable[P, object]], DjangoTask[P]]:
-    """Make the decorated function a task of ``app``, whose effect in Django's database happens once.
+    """Make the decorated function a task of ``app``; its effect in Django's database happens once.
 
     Args:
         app: The application.
@@ -112,7 +112,7 @@ def task(
 def register_tasks(
     app: "App", *, retry: "RetryPolicy | None" = None, timeout_s: float | None = None, once: bool = True
 ) -> None:
-    """Let the workers of ``app`` run what ``django.tasks`` enqueues with ``ConquietBackend``; see there."""
+    """Run the tasks that ``django.tasks`` enqueues with ``ConquietBackend`` in the workers of ``app``."""
 
     def run(payload: dict[str, Any], session: DjangoTransaction) -> None:  # noqa: ARG001 - the transaction is open
         run_task(payload)

@@ -4,13 +4,13 @@ In a request, inside ``transaction.atomic()`` or with ``ATOMIC_REQUESTS``:
 
     emit(app, "order.paid", OrderPaid(…))           # a row of the outbox: published if the block commits
 
-In a worker, a handler that uses the ORM asks for a ``DjangoTransaction`` and is exactly-once like any other:
+In a worker, a handler that uses the ORM has a ``DjangoTransaction`` parameter, and its effect happens once:
 
     @app.handler("order.paid")
     def book(order: OrderPaid, session: DjangoTransaction) -> None:
         Booking.objects.create(order_id=order.order_id)
 
-    BEGIN ─ inbox row ─ handler ─ COMMIT          one atomic block; what raises rolls all of it back
+    BEGIN ─ inbox row ─ handler ─ COMMIT          one atomic block; an error rolls all of it back
 
 Errors of Django's database layer become conquiet's here: a lost connection is an ``InfrastructureError``, a lost reply
 to COMMIT a ``CommitUnknownError``.
@@ -41,7 +41,7 @@ from conquiet.transactional.unit_of_work import written_ids
 
 if TYPE_CHECKING:
     from conquiet.app.application import App
-    from conquiet.transactional.lease_check import Deduplicator
+    from conquiet.core.deduplicator import Deduplicator
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class DjangoTransaction:
         using: Alias of the database.
 
     Raises:
-        ConfigurationError: No atomic block is open: the row would be committed by itself.
+        ConfigurationError: No atomic block is open: the row would be committed separately.
     """
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
@@ -71,11 +71,11 @@ class DjangoTransaction:
 
     @classmethod
     def conquiet_source(cls) -> SyncSource:
-        """Return where handlers get their transaction from; called by ``App``."""
+        """Return the source of the handlers' transactions; called by ``App``."""
         return DjangoSource()
 
     def conquiet_unit_of_work(self) -> "_OfDjango":
-        """Return the transaction as inbox and outbox see it."""
+        """Return the transaction as a ``UnitOfWork`` for inbox and outbox."""
         return _OfDjango(self._connection)
 
 
@@ -98,7 +98,7 @@ def emit(
 
 
 class DjangoSource(SyncSource):
-    """Gives each message an atomic block of its own."""
+    """Run each message in its own atomic block."""
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:  # without super(): there is no engine
         self._using = using
@@ -120,12 +120,12 @@ class DjangoSource(SyncSource):
         before_commit: Callable[[], None] | None = None,
     ) -> bool:
         """Run ``work(session)`` in an atomic block unless the message has had its effect. True if it ran."""
-        close_old_connections()  # what a request does: a connection that is too old, or broken, is not used again
+        close_old_connections()  # as for each request: an old or broken connection is not used again
         is_committing = False
         try:
             with _translated(self._using, lambda: is_committing), transaction.atomic(using=self._using, durable=True):
                 session = DjangoTransaction(self._using)
-                with inbox.once(session, msg) as first_time:  # type: ignore[arg-type]
+                with inbox.once(session, msg) as first_time:
                     if first_time:
                         reject_awaitable("the handler", work(session))
                         if transaction.get_rollback(self._using):
@@ -141,7 +141,7 @@ class DjangoSource(SyncSource):
         return bool(first_time)
 
     def read(self, work: Callable[[Any], T]) -> T:
-        """Return ``work(session)``, in an atomic block of its own: it finds out whether a job was cancelled."""
+        """Return ``work(session)``, run in its own atomic block: it reads whether a job was cancelled."""
         close_old_connections()
         with _translated(self._using, lambda: False), transaction.atomic(using=self._using, durable=True):
             return work(DjangoTransaction(self._using))
@@ -156,12 +156,12 @@ class _OfDjango:
 
     @property
     def engine(self) -> Any:
-        """An object that stands for the database."""
+        """An object that identifies the database."""
         return _database_of(self._connection.alias)
 
     @property
     def transaction(self) -> object:
-        """An object that lives as long as the atomic block: the outermost one, which COMMIT ends."""
+        """An object with the lifetime of the outermost atomic block, which COMMIT ends."""
         blocks = self._connection.atomic_blocks
         return _marks.setdefault(blocks[0], _Mark()) if blocks else self
 
@@ -184,7 +184,7 @@ class _OfDjango:
         return written_ids(self.fetch_one(statement, binds))
 
     def fetch_one(self, statement: TextClause, binds: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the one row there is, or None."""
+        """Return the first row, or None."""
         rows = self.fetch_all(statement, binds)
         return rows[0] if rows else None
 
@@ -197,7 +197,7 @@ class _OfDjango:
 
 
 class _Mark:
-    """Stands for a transaction or a database in a weak dictionary."""
+    """Identifies a transaction or a database in a weak dictionary."""
 
 
 _marks: "WeakKeyDictionary[Any, _Mark]" = WeakKeyDictionary()
@@ -231,9 +231,9 @@ def _translated(alias: str, committing: Callable[[], bool]) -> Iterator[None]:
 
 
 def _as_ours(error: DjangoError, info: OperationInfo, alias: str, *, committing: bool) -> DbWriteError:
-    """Translate Django's error: it wraps the driver's and keeps it as the cause, and that one has the numbers."""
+    """Translate an error of Django. Its cause is the driver's error, which has the error number."""
     cause = error.__cause__ or error
-    raw = connections[alias].connection  # the driver's own; None once Django has closed it
+    raw = connections[alias].connection  # the driver's connection; None once Django has closed it
     is_lost = isinstance(error, _OF_CONNECTIONS) and (raw is None or bool(getattr(raw, "closed", False)))
     described = DBAPIError(None, None, cause, connection_invalidated=is_lost)
     return as_write_error(described, info, committing=committing)

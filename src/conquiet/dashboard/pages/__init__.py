@@ -1,4 +1,4 @@
-"""One module per page: what it shows and what can be done on it."""
+"""One module per page, with its values and actions."""
 
 from typing import Final
 

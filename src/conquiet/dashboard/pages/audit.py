@@ -1,4 +1,4 @@
-"""The audit: who did what, and how it ended."""
+"""The audit page: users, actions and results."""
 
 from conquiet.dashboard.access import Action
 from conquiet.dashboard.views import Page, Values, View

@@ -1,4 +1,4 @@
-"""The database: inbox size, outbox backlog per target, parked rows with unpark, lock waits."""
+"""The database page: inbox size, outbox backlog per target, parked rows, lock waits; unpark rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from conquiet.management.database_view import DatabaseView
 
 
 async def database(view: View) -> Values:
-    """Return what each table says; a table that is missing is said so."""
+    """Return the state of each table; a missing table is reported."""
     if not view.access.allows(Action.VIEW):
         raise ConfigurationError("the database belongs to no stream: your right to look is limited to streams")
     if not view.parts.settings.db_url:
@@ -22,7 +22,7 @@ async def database(view: View) -> Values:
     backlog, outbox_problem = await _part(view, lambda one: one.backlog())
     parked, _ = await _part(view, lambda one: one.parked(limit=100))
     waits, waits_problem = await _part(view, lambda one: one.lock_waits())
-    growth = view.parts.inbox_growth.note(inbox.rows, complete=inbox.complete) if inbox is not None else None
+    growth = view.parts.inbox_growth.record(inbox.rows, complete=inbox.complete) if inbox is not None else None
     return {
         "inbox": inbox,
         "growth": growth,

@@ -1,7 +1,8 @@
-"""Dead letters: what they died of, the newest ones, one of them in full; replay and discard."""
+"""The pages of dead letters: causes, the newest ones, one in full; replay and discard them."""
 
 import json
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -14,7 +15,7 @@ from conquiet.dashboard.pages.dead_edit import editable_data
 from conquiet.dashboard.pages.overview import visible
 from conquiet.dashboard.views import NotShownError, Page, Values, View
 from conquiet.errors import ConfigurationError
-from conquiet.management.bulk_runs import RunAction
+from conquiet.management.bulk_runs import BulkRun, RunAction
 from conquiet.management.dead_letter_pages import (
     MOST_SAMPLED,
     SAMPLE,
@@ -34,14 +35,14 @@ _CAUSES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """A payload as it may be shown; ``text`` is empty where it may not."""
+    """A redacted payload; ``text`` is empty if it may not be shown."""
 
     text: str
     why: str
 
 
 def reveal(view: View, stream: str, event: str, payload: Any) -> Revealed:
-    """Return a payload through the redaction, if the settings and the user's rights allow it."""
+    """Return the redacted payload, if the settings and the user's rights allow it."""
     settings = view.parts.settings
     if not settings.reveal:
         return Revealed("", "Payloads are not shown: this dashboard runs without reveal=True (--reveal).")
@@ -102,12 +103,12 @@ async def dead(view: View) -> Values:
 
 
 def _entry_id(text: str) -> str | None:
-    """Return an id of a query, or None if it is none."""
+    """Return an id of a query; None if it is not an entry id."""
     return text if text.count("-") == 1 and all(part.isdecimal() for part in text.split("-")) else None
 
 
 def _histogram(times_ms: tuple[int, ...], now_ms: int) -> list[int]:
-    """Return how many died in each part of the time since the first of them."""
+    """Return the number of dead letters in each interval since the first of them."""
     first = min(times_ms)
     width = max(1, (now_ms - first) // _BARS + 1)
     counts = [0] * _BARS
@@ -117,9 +118,9 @@ def _histogram(times_ms: tuple[int, ...], now_ms: int) -> list[int]:
 
 
 async def dead_letter(view: View) -> Values:
-    """Return one dead letter with its story."""
+    """Return one dead letter with its history."""
     key, dead_id = view.stream(), view.text("id")
-    if not all(part.isdecimal() for part in dead_id.split("-")) or dead_id.count("-") != 1:
+    if _entry_id(dead_id) is None:
         raise NotShownError("A dead letter's id looks like 1763244000000-0.")
     found: DeadMessage | None = await view.parts.servers.redis(lambda admin: show_dead_letter(admin, key, dead_id))
     if found is None:
@@ -135,27 +136,15 @@ async def dead_letter(view: View) -> Values:
 
 
 async def _act(view: View, form: Form) -> Result:
-    """Replay or discard the selected ones at once, or make a run for all that match."""
+    """Replay or discard the selected dead letters, or create a run for all that match."""
     action, stream = RunAction(form.text("do")), form.text("stream")
     path = "/dead?" + urlencode({"stream": stream} | filter_fields(form))
     ids = form.texts("id")
     if form.text("scope") == "all":
-        rate = form.text("rate") or "0"
-        if not rate.isdecimal():
-            raise ConfigurationError("the rate must be a whole number of messages per second")
-        run = await view.parts.servers.redis_async(
-            lambda client: view.parts.runs.runs(client).create(
-                action=action,
-                stream=text_name(stream),
-                where=filter_of(form),
-                user=view.access.user,
-                rate_per_s=float(rate),
-                audit_id=getattr(view.request.state, "audit_id", ""),
-            )
-        )
-        view.parts.runs.start(run.id)
-        return Result(
-            f"counting what {action.value} would take; nothing is changed before you confirm", f"/run?id={run.id}"
+        return await start_run(
+            view,
+            form,
+            lambda runs, **facts: runs.create(action=action, stream=text_name(stream), where=filter_of(form), **facts),
         )
     if not ids:
         raise ConfigurationError("select at least one dead letter, or choose all that match")
@@ -165,11 +154,25 @@ async def _act(view: View, form: Form) -> Result:
     return Result(f"{done} of {len(ids)} dead letters of {printable(stream)} {_PAST[action]}", path)
 
 
+async def start_run(view: View, form: Form, create: Callable[..., Awaitable[BulkRun]]) -> Result:
+    """Create a bulk run by ``create(runs, user=…, rate_per_s=…, audit_id=…)`` and start its count."""
+    rate = form.text("rate") or "0"
+    if not rate.isdecimal():
+        raise ConfigurationError("the rate must be a whole number of messages per second")
+    facts = {"user": view.access.user, "audit_id": getattr(view.request.state, "audit_id", "")}
+    run = await view.parts.servers.redis_async(
+        lambda client: create(view.parts.runs.runs(client), rate_per_s=float(rate), **facts)
+    )
+    view.parts.runs.start(run.id)
+    what = f"counting what {run.action.value} would take; nothing is changed before you confirm"
+    return Result(what, f"/run?id={run.id}")
+
+
 _PAST: Final = {RunAction.REPLAY: "replayed", RunAction.DISCARD: "discarded"}
 
 
 def text_name(token: str) -> str:
-    """Return the stream's name of a token; raise if it is not UTF-8."""
+    """Return the name of the stream of a token; raise if it is not UTF-8."""
     try:
         return stream_of_token(token).decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Edit the data of a dead letter and retry it. Needs the right, and shows no more than may be revealed."""
+"""Edit the data of a dead letter and retry it. Needs the right ``edit``; shows only redacted data."""
 
 import json
 from typing import Any, Final
@@ -19,7 +19,7 @@ _MOST_EDITED: Final = 60_000
 
 
 def editable_data(view: View, stream: str, dead: DeadMessage) -> str:
-    """Return the data of a dead letter as it may be shown and edited; empty where it may not."""
+    """Return the redacted data of a dead letter for editing; empty if it may not be shown."""
     data = _data_of(dead)
     if data is None or not dead.record.replayable or not _may_edit(view, stream):
         return ""
@@ -39,7 +39,7 @@ def _data_of(dead: DeadMessage) -> dict[str, Any] | None:
 
 
 async def _edit(view: View, form: Form) -> Result:
-    """Retry a dead letter with other data. What the user may not see stays as it is."""
+    """Retry a dead letter with other data. Values that the user may not see are kept."""
     stream, dead_id = form.text("stream"), form.text("id")
     key = stream_of_token(stream)
     if not _may_edit(view, stream):

@@ -1,4 +1,4 @@
-"""Jobs of a stream by phase, and one message's life; cancel and run now: one, selected, or all that match."""
+"""The pages of jobs by phase and of one message; cancel or run one job, selected ones, or all that match."""
 
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -7,13 +7,13 @@ from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
 from conquiet.dashboard.actions import ActionRoute, Result
 from conquiet.dashboard.forms import Form
-from conquiet.dashboard.pages.dead import reveal, text_name
+from conquiet.dashboard.pages.dead import reveal, start_run, text_name
 from conquiet.dashboard.pages.overview import visible
 from conquiet.dashboard.servers import ServerAwayError
 from conquiet.dashboard.views import NotShownError, Page, Values, View
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_runs import RunAction
-from conquiet.management.jobs.models import LISTED, JobFilter, JobPhase, JobStory
+from conquiet.management.jobs.models import LISTED, JobFilter, JobHistory, JobPhase
 from conquiet.management.jobs.partitioned import PartitionedJobs
 
 _ROWS: Final = 50
@@ -24,7 +24,7 @@ _FIELDS: Final = ("event", "id", "key", "error", "older", "group", "phase")
 
 
 def phase_of(source: Any) -> JobPhase:
-    """Return the phase of a query or a form; running ones by default."""
+    """Return the phase of a query or a form; by default RUNNING."""
     given = source.text("phase", JobPhase.WAITING.value)
     return JobPhase(given) if given in {one.value for one in LISTED} else JobPhase.WAITING
 
@@ -71,51 +71,51 @@ async def jobs(view: View) -> Values:
 
 
 async def message(view: View) -> Values:
-    """Return one message's life: emitted, attempts, effect, what it caused."""
+    """Return the history of one message: emission, attempts, effect, and messages that it caused."""
     view.stream()
     name, job_id = text_name(view.text("stream")), view.text("id")
     if not job_id:
         raise NotShownError("No message is named.")
     with_data = view.parts.settings.reveal and view.access.allows(Action.REVEAL, view.text("stream"))
-    story: JobStory = await view.parts.servers.redis_async(
+    history: JobHistory = await view.parts.servers.redis_async(
         lambda client: PartitionedJobs(client, name).show(job_id, with_data=with_data)
     )
-    data = next((place.data for place in story.places if place.data is not None), None)
-    effect, effect_problem = await _effect(view, name, story)
+    data = next((place.data for place in history.places if place.data is not None), None)
+    effect, effect_problem = await _effect(view, name, history)
     return {
         "token": view.text("stream"),
-        "story": story,
-        "event": story.event,
+        "history": history,
+        "event": history.event,
         "effect": effect,
         "effect_problem": effect_problem,
-        "revealed": reveal(view, view.text("stream"), story.event, data) if data is not None else None,
+        "revealed": reveal(view, view.text("stream"), history.event, data) if data is not None else None,
         "may_reveal": with_data,
-        "linked": await _linked(view, story),
+        "linked": await _linked(view, history),
     }
 
 
-async def _linked(view: View, story: JobStory) -> dict[str, str]:
-    """Return the streams of related messages that the user may see, by the place that the message names.
+async def _linked(view: View, history: JobHistory) -> dict[str, str]:
+    """Return the streams of related messages that the user may see, by the place in the message.
 
-    The target of an outbox is linked if it has the name of a stream, as the targets of an ``App`` have.
+    The target of an outbox is linked if it is named like a stream, as the targets of an ``App`` are.
     """
-    related = [*story.caused, *([] if story.caused_by is None else [story.caused_by])]
+    related = [*history.caused, *([] if history.caused_by is None else [history.caused_by])]
     if not related:
         return {}
     streams = {one.key for one in visible(view, await view.parts.fleet.streams())}
     return {one.place: one.place for one in related if one.place in streams}
 
 
-async def _effect(view: View, stream: str, story: JobStory) -> tuple[bool | None, str]:
-    """Return whether the inbox has the message's row; None if there is no database to ask."""
+async def _effect(view: View, stream: str, history: JobHistory) -> tuple[bool | None, str]:
+    """Return whether the inbox has a row of the message; None without a database."""
     if not view.parts.settings.db_url or not view.access.allows(Action.VIEW):
         return None, ""
-    groups = sorted({place.group for place in story.places if place.group}) or [
+    groups = sorted({place.group for place in history.places if place.group}) or [
         group.name for one in (await view.parts.fleet.streams()).streams if one.key == stream for group in one.groups
     ]
     try:
         found = [
-            await view.parts.servers.database(lambda one, group=group: one.has_effect(stream, group, story.id))  # type: ignore[misc]
+            await view.parts.servers.database(lambda one, group=group: one.has_effect(stream, group, history.id))  # type: ignore[misc]
             for group in groups[:5]
         ]
     except (ConquietError, ServerAwayError) as error:
@@ -130,24 +130,13 @@ async def _act(view: View, form: Form) -> Result:
         {"stream": stream} | {key: value for key, value in fields_of(form).items() if key != "id"}
     )
     if form.text("scope") == "all":
-        rate = form.text("rate") or "0"
-        if not rate.isdecimal():
-            raise ConfigurationError("the rate must be a whole number of jobs per second")
-        run = await view.parts.servers.redis_async(
-            lambda client: view.parts.runs.runs(client).create_for_jobs(
-                action=action,
-                stream=name,
-                group=group or "",
-                phase=phase_of(form),
-                where=filter_of(form),
-                user=view.access.user,
-                rate_per_s=float(rate),
-                audit_id=getattr(view.request.state, "audit_id", ""),
-            )
+        return await start_run(
+            view,
+            form,
+            lambda runs, **facts: runs.create_for_jobs(
+                action=action, stream=name, group=group or "", phase=phase_of(form), where=filter_of(form), **facts
+            ),
         )
-        view.parts.runs.start(run.id)
-        said = f"counting what {action.value} would take; nothing is changed before you confirm"
-        return Result(said, f"/run?id={run.id}")
     ids = form.texts("job")[:_MOST_SELECTED]
     if not ids:
         raise ConfigurationError("select at least one job, or choose all that match")
@@ -157,9 +146,9 @@ async def _act(view: View, form: Form) -> Result:
             lambda client, job_id=job_id: _change(PartitionedJobs(client, name, group=group), action, job_id)  # type: ignore[misc]
         )
         found[report.change.value] = found.get(report.change.value, 0) + 1
-    said = ", ".join(f"{number} {change}" for change, number in sorted(found.items()))
+    changes = ", ".join(f"{number} {change}" for change, number in sorted(found.items()))
     path = "/message?" + urlencode({"stream": stream, "id": ids[0]}) if form.text("from") == "message" else back
-    return Result(f"{printable(stream)}: {said}", path)
+    return Result(f"{printable(stream)}: {changes}", path)
 
 
 async def _change(admin: PartitionedJobs, action: RunAction, job_id: str) -> Any:

@@ -1,4 +1,4 @@
-"""The overview: all streams, what is urgent, and whether a worker runs at all; and what the doctor says."""
+"""The overview page: all streams, urgent problems, running workers; and the page of the doctor's findings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -9,7 +9,7 @@ from conquiet.management.dead_letter_pages import stream_token
 
 if TYPE_CHECKING:
     from conquiet.dashboard.fleet import FleetView
-    from conquiet.management.fleet import StreamGlance
+    from conquiet.management.fleet import StreamSnapshot
 
 ROWS: Final = 50
 
@@ -23,7 +23,7 @@ _SORTS: Final = {
 }
 
 
-def visible(view: View, fleet: "FleetView") -> "list[StreamGlance]":
+def visible(view: View, fleet: "FleetView") -> "list[StreamSnapshot]":
     """Return the streams that the user may see."""
     return [one for one in fleet.streams if view.access.allows(Action.VIEW, stream_token(one.raw_key))]
 
@@ -82,7 +82,7 @@ def _sum(rates: Sequence[float | None]) -> float | None:
 
 
 async def doctor(view: View) -> Values:
-    """Return everything the doctor says."""
+    """Return all findings of the doctor."""
     if not view.access.allows(Action.VIEW):
         return {"doctor": None}
     return {"doctor": view.parts.doctor.ask(view.parts.servers)}

@@ -1,7 +1,7 @@
-"""RabbitMQ: queues, consumers, unacknowledged; dead-letter queues with a safe look, replay and discard.
+"""The RabbitMQ pages: queues, consumers, unacknowledged messages; peek, replay and discard dead-letter queues.
 
-Bodies are never shown: they may be personal data. Listing a dead-letter queue takes its messages and releases
-them, which marks them as redelivered, so it is an action with a right of its own.
+Bodies are never shown, because they may be personal data. Listing a dead-letter queue reads its messages and returns
+them, which marks them as redelivered. It is therefore an action with a separate right.
 """
 
 from typing import Any, Final
@@ -27,11 +27,11 @@ async def rabbit(view: View) -> Values:
         raise ConfigurationError("no RabbitMQ is configured: give rabbit_url= (--rabbit-url)")
     name, page = view.text("q"), view.number("page", 1)
     found = await view.parts.servers.rabbit(lambda one: one.list_queues(page=page, name=name))
-    return {"listed": found, "q": name, "looked": view.parts.looks.get(view.text("look"))}
+    return {"listed": found, "q": name, "looked": view.parts.peeks.get(view.text("look"))}
 
 
 async def queue_history(view: View) -> Values:
-    """Return the last hour of one queue: depth and rates, as the broker has sampled them."""
+    """Return the last hour of one queue: depth and rates, sampled by the broker."""
     if not view.access.allows(Action.VIEW):
         raise ConfigurationError("RabbitMQ belongs to no stream: your right to look is limited to streams")
     if not view.parts.settings.rabbit_url:
@@ -52,7 +52,7 @@ async def _peek(view: View, form: Form) -> Result:
         {name: getattr(one, name) for name in ("position", "message_id", "source", "reason", "count", "size_bytes")}
         for one in found
     ]
-    key = view.parts.looks.add({"queue": queue, "rows": rows})
+    key = view.parts.peeks.add({"queue": queue, "rows": rows})
     return Result(f"looked at {len(rows)} messages of {printable(queue)}", "/rabbit?" + urlencode({"look": key}))
 
 

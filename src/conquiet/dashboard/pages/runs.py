@@ -1,4 +1,4 @@
-"""Bulk runs: what they would do, how far they are; confirm and cancel."""
+"""The pages of bulk runs: their counts and progress; confirm and cancel them."""
 
 from conquiet.dashboard.access import Action
 from conquiet.dashboard.actions import ActionRoute, Result
@@ -56,7 +56,7 @@ async def _cancel(view: View, form: Form) -> Result:
 
 async def _checked(view: View, form: Form) -> BulkRun:
     found = await _find(view, form.text("id"))
-    # The form names stream and action for the check of rights; they must be those of the run.
+    # The form names stream and action for the check of rights; they must match the run.
     if found.stream != form.text("stream") or found.action.value != form.text("do"):
         raise ConfigurationError("the form does not belong to this run")
     return found

@@ -1,4 +1,4 @@
-"""Schedules: next and last runs, missed ticks; pause, resume, run now."""
+"""The page of schedules: next and last runs, missed ticks; pause, resume and run them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from conquiet.management.schedule_admin import (
 
 
 def when_text(when: Any) -> str:
-    """Return the times of an entry as people write them. Pure."""
+    """Return the times of an entry as readable text. Pure."""
     expression, seconds, moment = (getattr(when, name, None) for name in ("expression", "seconds", "at"))
     if expression is not None:
         return f"{expression} {getattr(when, 'tz', '')}".strip()

@@ -1,4 +1,4 @@
-"""One stream: groups, consumers, pending entries, throughput and latency; pause and resume."""
+"""The page of one stream: groups, consumers, pending entries, throughput and latency; pause and resume it."""
 
 from urllib.parse import urlencode
 
@@ -49,7 +49,7 @@ async def stream(view: View) -> Values:
         "token": view.text("stream"),
         "span": span,
         "spans": list(HistorySpan),
-        "glance": fleet.get(key),
+        "snapshot": fleet.get(key),
         "flow": fleet.flow_of(key),
         "ok": sum(point.ok for point in found["history"].points),
         "failed": sum(point.failed for point in found["history"].points),
@@ -64,7 +64,7 @@ async def pending(view: View) -> Values:
     key = view.stream()
     group = view.text("group")
     consumer = view.text("consumer")
-    where = PendingFilter(consumer=consumer, min_idle_ms=1_000 * view.number("idle", 0), limit=_PENDING)
+    where = PendingFilter(consumer=consumer, min_idle_s=view.number("idle", 0), limit=_PENDING)
     name = key.decode("utf-8", "replace")
     try:
         rows = await view.parts.servers.redis(lambda admin: list_pending(admin, name, group, where))

@@ -1,4 +1,4 @@
-"""Workers: hosts, processes, versions, health with the reason, what they hold; a dead one is shown as dead."""
+"""The page of workers: host, process, version, health with its reason, entries in flight, liveness."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,7 @@ class WorkerRow:
 
     Attributes:
         state: The worst of its consumers' states.
-        lease_ms: The shortest rest of its liveness.
+        lease_s: Seconds until the first of its liveness keys expires.
         ended: Its process is known to have ended.
         disconnected: Its connections to Redis are closed.
     """
@@ -29,8 +29,7 @@ class WorkerRow:
     facts: WorkerFacts | None
     streams: tuple[str, ...]
     pending: int
-    idle_ms: int
-    lease_ms: int | None
+    lease_s: float | None
     ended: bool = False
     disconnected: bool = False
 
@@ -48,8 +47,7 @@ def as_rows(workers: tuple[StreamWorker, ...]) -> list[WorkerRow]:
             facts=next((one.facts for one in those if one.facts is not None), None),
             streams=tuple(sorted(one.stream for one in those)),
             pending=sum(one.pending for one in those),
-            idle_ms=min(one.idle_ms for one in those),
-            lease_ms=min((one.lease_ms for one in those if one.lease_ms is not None), default=None),
+            lease_s=min((one.lease_s for one in those if one.lease_s is not None), default=None),
             ended=any(one.ended for one in those),
             disconnected=any(one.disconnected for one in those),
         )

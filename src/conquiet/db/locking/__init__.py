@@ -3,6 +3,7 @@
 from typing import Final, assert_never
 
 from conquiet.config import DbConfig
+from conquiet.core.constructor_help import describe_constructors
 from conquiet.db.locking.advisory_mysql import MySQLAdvisoryLockBackend
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.composite import CompositeLockBackend
@@ -21,6 +22,7 @@ __all__ = [
     "make_lock_backend",
 ]
 
+describe_constructors(globals())
 
 _DEFAULT_TIMEOUT_S: Final = 10
 

@@ -52,7 +52,7 @@ class MySQLAdvisoryLockBackend(LockBackend):
 def get_lock(conn: Connection, name: str, timeout_s: float, *, what: str) -> None:
     """Take the advisory lock ``name`` on this connection."""
     if not getattr(conn.dialect, "is_mariadb", False):
-        timeout_s = math.ceil(timeout_s)  # MySQL rounds, and would not wait at all for 0.3
+        timeout_s = math.ceil(timeout_s)  # MySQL rounds, and would not wait for 0.3
     started = time.monotonic()
     granted = execute(conn, _GET, {"lock_name": name, "timeout": timeout_s}).scalar()
     # 1 is the only success. MariaDB returns NULL if the wait was killed or failed.
@@ -80,7 +80,7 @@ def release_lock(conn: Connection, name: str) -> None:
         return  # the server has freed it with the connection
     try:
         released = execute(conn, _RELEASE, {"lock_name": name}).scalar()
-    except Exception:  # noqa: BLE001 - the lock is still held, whatever the error
+    except Exception:  # noqa: BLE001 - after any error the lock is still held
         released = None
     except BaseException:
         invalidate(conn)

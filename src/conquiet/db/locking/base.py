@@ -1,6 +1,6 @@
 """The interface of a lock: acquired first, on the connection that writes, and released last.
 
-See docs/decisions/0001 and 0002.
+See docs/decisions/0001.
 """
 
 from abc import ABC, abstractmethod
@@ -20,8 +20,8 @@ class LockBackend(ABC):
 
         acquire ─▶ read ─▶ write ─▶ COMMIT or ROLLBACK ─▶ release
 
-    The lock comes first, because a read before it may be stale already. It goes last, because its
-    next owner must find the write committed.
+    The lock is acquired first, because an earlier read may be stale. It is released last, because its
+    next holder must find the write committed.
 
     Attributes:
         outlives_commit: COMMIT does not end the lock. A write of a single statement then needs no transaction

@@ -16,7 +16,10 @@ T = TypeVar("T")
 class CompositeLockBackend(LockBackend):
     """Acquire locks in order and release them in reverse. SPEC(003 §5.7).
 
-    If one cannot be acquired, those before it are released: either all are held or none.
+    If one cannot be acquired, the earlier ones are released: either all are held or none.
+
+    Args:
+        backends: At least one lock, in the order of acquisition.
     """
 
     def __init__(self, backends: Sequence[LockBackend]) -> None:

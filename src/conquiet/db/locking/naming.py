@@ -1,7 +1,7 @@
 """Names of advisory locks. Pure. See docs/decisions/0003.
 
 MySQL allows 64 characters and ignores case; MariaDB allows 192 and does not. So a name is lower
-case and at most 64: a readable beginning and a digest of everything it stands for.
+case and at most 64: a readable beginning and a digest of all parts.
 
 Two spellings that the server treats as one row should give one name. Which spellings those are depends on
 column type and collation, which are unknown here; so ids are folded generously (1, "1", "01" and "1.0" alike;
@@ -24,7 +24,7 @@ MAX_LENGTH: Final = 64
 _DIGEST_BYTES: Final = 16
 _PLAIN_INT: Final = 10**18
 _BEYOND_BMP: Final = 0xFFFF
-# A context of our own: an application may have set its thread's to 6 digits, and an id must not depend on that. No
+# A separate context: an application may have set its thread's to 6 digits, and an id must not depend on that. No
 # traps: text that is no number becomes NaN, and a number that is too large infinite.
 _NUMBERS: Final = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, capitals=0, traps=[])
 

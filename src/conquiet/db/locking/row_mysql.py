@@ -16,8 +16,11 @@ class MySQLRowLockBackend(LockBackend):
     """Lock an existing row until the transaction ends. SPEC(003 §5.5).
 
     It waits as long as the server's ``innodb_lock_wait_timeout``. A row that does not exist
-    cannot be locked: MySQL and MariaDB grant such a lock to every transaction that asks for it, so this raises
+    cannot be locked: MySQL and MariaDB grant such a lock to every transaction that requests it, so this raises
     ``NoSuchRowError``. Where rows may be missing, use ADVISORY_AND_ROW.
+
+    Args:
+        id_column: Column that identifies the row.
     """
 
     def __init__(self, id_column: str = "id") -> None:

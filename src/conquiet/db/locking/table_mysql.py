@@ -64,7 +64,7 @@ class MySQLTableLockBackend(LockBackend):
             return
         try:
             execute(conn, _UNLOCK)
-        except Exception:  # noqa: BLE001 - the table is still locked, whatever the error
+        except Exception:  # noqa: BLE001 - after any error the table is still locked
             logger.warning("table not unlocked; its connection is closed", table=op.table)
             invalidate(conn)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Compare the clocks of a Redis, its replicas and this host. Entry ids are made from the clock of the server."""
+"""Compare the clocks of a Redis, its replicas and this host. The server forms entry ids from its clock."""
 
 import re
 import time
@@ -20,9 +20,9 @@ class ClockReading:
     """The clock of one server.
 
     Attributes:
-        name: Which server: "the server", or the address of a replica.
-        offset_s: How far it is ahead of the clock of this host; None if it could not be asked.
-        doubt_s: How far off the offset may be: half of the time that the answer took.
+        name: "the server", or the address of a replica.
+        offset_s: Seconds that it is ahead of the clock of this host; None if it could not be read.
+        doubt_s: Measurement error of the offset: half of the round-trip time.
     """
 
     name: str
@@ -31,7 +31,7 @@ class ClockReading:
 
 
 def read_clocks(server: RedisAdmin, info: Mapping[str, str]) -> tuple[ClockReading, ...]:
-    """Ask the server and the replicas that it names, those that can be reached from here, for the time."""
+    """Read the clocks of the server and of its replicas that can be reached from here."""
     clocks = [_read("the server", server)]
     replicas = [value for name, value in info.items() if _REPLICA.fullmatch(name)][:_MOST_REPLICAS]
     for replica in replicas:
@@ -53,7 +53,7 @@ def _read_replica(server: RedisAdmin, host: str, port: str) -> ClockReading:
 
 
 def _read(name: str, server: RedisAdmin) -> ClockReading:
-    server.now_ms()  # opens the connection: its time is not the answer's
+    server.now_ms()  # opens the connection, so that the measured time is only the reply's
     before_s, asked_s = time.time(), time.monotonic()
     there_s = server.now_ms() / 1000
     took_s = time.monotonic() - asked_s
@@ -61,7 +61,7 @@ def _read(name: str, server: RedisAdmin) -> ClockReading:
 
 
 def check_clocks(clocks: tuple[ClockReading, ...], most_s: float) -> Iterator[Finding]:
-    """Two clocks are further apart than ``most_s``, the doubt of the measurement left aside."""
+    """Report two clocks that differ by more than ``most_s``, measurement error not counted."""
     server = next((clock for clock in clocks[:1] if clock.offset_s is not None), None)
     if server is None or server.offset_s is None:
         return

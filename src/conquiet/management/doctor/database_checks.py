@@ -1,4 +1,4 @@
-"""Checks that are the same on every database. ``product`` is the first part of a check's name."""
+"""Checks for all databases. ``product`` is the first part of a check's name."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -12,15 +12,15 @@ _CROWDED = 0.8
 def check_pools(
     product: str, *, wanted: int, used: int, limit: int, error: str, in_use: str = "are in use"
 ) -> Iterator[Finding]:
-    """Pools that are larger than the server, or a server that is nearly full.
+    """Report pools that exceed ``max_connections``, or a server close to that limit.
 
     Args:
         product: The database.
         wanted: Connections that the pools may open.
-        used: Connections that are open, or were at once.
-        limit: ``max_connections``; 0 if it is not known.
-        error: What the server says when it is full.
-        in_use: What ``used`` means.
+        used: Open connections, now or at most so far.
+        limit: ``max_connections``; 0 if unknown.
+        error: Error message of a server that is full.
+        in_use: Meaning of ``used``, for the text.
     """
     if limit and wanted > limit:
         yield Finding(
@@ -43,7 +43,7 @@ def check_pools(
 def check_inbox_and_outbox(
     product: str, needed: Mapping[str, AbstractSet[str]], found: Mapping[str, AbstractSet[str]]
 ) -> Iterator[Finding]:
-    """Tables that are missing, and indexes. Both mappings are indexes by table."""
+    """Report missing tables and indexes. Both mappings are indexes by table."""
     missing = [table for table in needed if table not in found]
     if missing:
         yield Finding(
@@ -68,7 +68,7 @@ def check_inbox_and_outbox(
 
 
 def check_overdue(product: str, overdue: Mapping[str, float]) -> Iterator[Finding]:
-    """Outbox rows that no relay takes: the age of the oldest in seconds, by target."""
+    """Report outbox rows that no relay publishes. ``overdue``: age of the oldest row in seconds, by target."""
     for target, age_s in sorted(overdue.items()):
         yield Finding(
             f"{product}.outbox_overdue",

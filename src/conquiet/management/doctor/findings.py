@@ -1,4 +1,4 @@
-"""A finding of the doctor: severity, what, why it matters and what to do."""
+"""A finding of the doctor: severity, fact, consequence and fix."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -9,9 +9,9 @@ F = TypeVar("F")
 
 
 class Severity(Enum):
-    """How bad it is.
+    """Severity of a finding.
 
-    NOTE is worth knowing and no fault; WARNING will lead to a failure some day; ERROR breaks a promise now.
+    NOTE is information and no fault. WARNING will lead to a failure. ERROR breaks a promise now.
     """
 
     NOTE = "note"
@@ -24,10 +24,10 @@ class Finding:
     """One result of a check.
 
     Attributes:
-        check: Its name, stable, for machines: ``redis.persistence``.
+        check: Stable name of the check, such as ``redis.persistence``.
         what: The fact.
-        why: What it leads to.
-        fix: What to do about it.
+        why: Its consequence.
+        fix: How to correct it.
     """
 
     check: str
@@ -42,6 +42,6 @@ class Finding:
 
 
 def run_checks(checks: Iterable[Callable[[F], Iterable[Finding]]], facts: F) -> list[Finding]:
-    """Return the findings of all checks, the worst first."""
+    """Return the findings of all checks, the most severe first."""
     found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: -list(Severity).index(finding.severity))

@@ -1,4 +1,4 @@
-"""Checks of MySQL and MariaDB. Facts are gathered once; each check is a small function over them."""
+"""Checks of MySQL and MariaDB. Facts are gathered once; each check is a function of them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -33,11 +33,11 @@ class MySQLFacts:
     """Facts about the server.
 
     Attributes:
-        indexes: For each table of ours that is there, the names of its indexes.
+        indexes: Names of the indexes, by existing inbox and outbox table.
         long_transactions: Thread id and age in seconds.
-        lock_waits: Waiting thread, blocking thread, and for how many seconds.
-        wanted_connections: What the caller's pools may open in all; 0 if not known.
-        overdue: Targets of the outbox whose rows no relay takes, with the age of the oldest in seconds.
+        lock_waits: Waiting thread, blocking thread, and seconds waited.
+        wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
+        overdue: Age of the oldest unpublished row in seconds, by outbox target without a relay.
     """
 
     variables: dict[str, str]
@@ -51,16 +51,16 @@ class MySQLFacts:
 
     @property
     def is_mariadb(self) -> bool:
-        """Which of the two it is."""
+        """Name of the database product."""
         return "mariadb" in self.variables.get("version", "").lower()
 
 
 def examine_mysql(engine: "Engine", *, wanted_connections: int = 0, slow_s: int = _SLOW_S) -> list[Finding]:
-    """Gather the facts and return what is wrong, the worst first.
+    """Gather the facts and return the findings, the most severe first.
 
     Args:
         engine: The database.
-        wanted_connections: What the caller's pools may open in all; 0 if not known.
+        wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
         slow_s: A transaction older than this is reported as forgotten.
     """
     with engine.connect() as connection:
@@ -73,7 +73,7 @@ def examine_mysql(engine: "Engine", *, wanted_connections: int = 0, slow_s: int 
 
 
 def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> MySQLFacts:
-    """Ask the server. Reads only, and only what is bounded."""
+    """Read the facts from the server with bounded queries."""
     variables = {
         name.lower(): value for name, value in _rows(connection, "SHOW VARIABLES") if name.lower() in _VARIABLES
     }
@@ -128,7 +128,7 @@ def _long_transactions(connection: "Connection", slow_s: int) -> tuple[tuple[int
 
 
 def find_lock_waits(connection: "Connection", *, mariadb: bool) -> tuple[tuple[int, int, int], ...]:
-    """Return who waits for a lock, who holds it, and for how many seconds; none if this user may not see it."""
+    """Return waiting thread, blocking thread and seconds waited; nothing if this user may not see lock waits."""
     waits = (
         "information_schema.innodb_lock_waits w "
         "JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id "
@@ -149,7 +149,7 @@ def find_lock_waits(connection: "Connection", *, mariadb: bool) -> tuple[tuple[i
 
 
 def _optional(connection: "Connection", statement: str) -> list[Any]:
-    """Return the rows, or none if this user may not see them."""
+    """Return the rows; nothing if this user may not see them."""
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -164,7 +164,7 @@ def _seconds(facts: MySQLFacts, name: str) -> int:
 
 
 def check_version(facts: MySQLFacts) -> Iterator[Finding]:
-    """Too old for SKIP LOCKED."""
+    """Report a server without SKIP LOCKED."""
     version = facts.variables.get("version", "0")
     parts = tuple(int(part) for part in version.split("-")[0].split(".")[:2] if part.isdigit())
     oldest = _MARIADB_OLDEST if facts.is_mariadb else _MYSQL_OLDEST
@@ -179,7 +179,7 @@ def check_version(facts: MySQLFacts) -> Iterator[Finding]:
 
 
 def check_isolation(facts: MySQLFacts) -> Iterator[Finding]:
-    """A level that shows what was never committed."""
+    """Report an isolation level that reads uncommitted data."""
     level = facts.variables.get("transaction_isolation") or facts.variables.get("tx_isolation", "")
     if level == "READ-UNCOMMITTED":
         yield Finding(
@@ -200,7 +200,7 @@ def check_isolation(facts: MySQLFacts) -> Iterator[Finding]:
 
 
 def check_lock_waits(facts: MySQLFacts) -> Iterator[Finding]:
-    """Waits that are too long or too short."""
+    """Report lock timeouts that are too long or too short."""
     row_wait = _seconds(facts, "innodb_lock_wait_timeout")
     if row_wait > _LONG_WAIT_S:
         yield Finding(
@@ -231,7 +231,7 @@ def check_lock_waits(facts: MySQLFacts) -> Iterator[Finding]:
 
 
 def check_connections(facts: MySQLFacts) -> Iterator[Finding]:
-    """Pools that are larger than the server."""
+    """Report pools that exceed ``max_connections``."""
     yield from check_pools(
         "mysql",
         wanted=facts.wanted_connections,
@@ -243,7 +243,7 @@ def check_connections(facts: MySQLFacts) -> Iterator[Finding]:
 
 
 def check_durability(facts: MySQLFacts) -> Iterator[Finding]:
-    """A COMMIT that is not on disk."""
+    """Report a setting that confirms a COMMIT before it is on disk."""
     value = facts.variables.get("innodb_flush_log_at_trx_commit", "1")
     if value != "1":
         yield Finding(
@@ -256,7 +256,7 @@ def check_durability(facts: MySQLFacts) -> Iterator[Finding]:
 
 
 def check_sql_mode(facts: MySQLFacts) -> Iterator[Finding]:
-    """A server that cuts values instead of refusing them."""
+    """Report a server that truncates values instead of refusing them."""
     mode = facts.variables.get("sql_mode", "STRICT_TRANS_TABLES")
     if "STRICT_TRANS_TABLES" not in mode and "STRICT_ALL_TABLES" not in mode:
         yield Finding(
@@ -269,7 +269,7 @@ def check_sql_mode(facts: MySQLFacts) -> Iterator[Finding]:
 
 
 def check_galera(facts: MySQLFacts) -> Iterator[Finding]:
-    """Locks that hold on one node only."""
+    """Report locks that apply to one node of a cluster only."""
     if facts.variables.get("wsrep_on", "OFF").upper() in {"ON", "1"}:
         yield Finding(
             "mysql.galera",
@@ -281,7 +281,7 @@ def check_galera(facts: MySQLFacts) -> Iterator[Finding]:
 
 
 def check_engines(facts: MySQLFacts) -> Iterator[Finding]:
-    """Tables without transactions."""
+    """Report tables without transactions."""
     if facts.non_transactional:
         shown = ", ".join(printable(name) for name in facts.non_transactional[:5])
         yield Finding(
@@ -294,17 +294,17 @@ def check_engines(facts: MySQLFacts) -> Iterator[Finding]:
 
 
 def check_tables(facts: MySQLFacts) -> Iterator[Finding]:
-    """The inbox and the outbox."""
+    """Report missing tables and indexes of inbox and outbox."""
     yield from check_inbox_and_outbox("mysql", _INDEXES, facts.indexes)
 
 
 def check_outbox(facts: MySQLFacts) -> Iterator[Finding]:
-    """Rows that no relay takes."""
+    """Report outbox rows that no relay publishes."""
     yield from check_overdue("mysql", facts.overdue)
 
 
 def check_transactions(facts: MySQLFacts) -> Iterator[Finding]:
-    """Forgotten transactions, and threads that wait for locks."""
+    """Report forgotten transactions and threads that wait for locks."""
     if facts.long_transactions:
         thread, age = facts.long_transactions[0]
         yield Finding(

@@ -1,4 +1,4 @@
-"""Whether connection pools fit together with the processes that have them and the concurrency that uses them. Pure."""
+"""Check connection pools against the number of processes and their concurrency. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from conquiet.management.doctor.findings import Finding, Severity
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """How a deployment opens database connections.
+    """Database connections of a deployment.
 
     Attributes:
-        pool: Connections that one process may open: ``pool_size`` + ``max_overflow`` of all its engines.
+        pool: Most connections of one process: ``pool_size`` + ``max_overflow`` of all its engines.
         processes: Processes on each host.
-        hosts: Hosts.
-        concurrency: Handlers at once in a process; of batch handlers, batches at once. 0 if not known.
+        hosts: Number of hosts.
+        concurrency: Concurrent handlers in a process; for batch handlers, concurrent batches. 0 if unknown.
     """
 
     pool: int
@@ -28,12 +28,12 @@ class PoolPlan:
 
     @property
     def connections(self) -> int:
-        """Connections that all processes may open together; each has one more for its relay."""
+        """Most connections of all processes. Each process has one more for its relay."""
         return (self.pool + 1) * self.processes * self.hosts
 
 
 def examine_pools(plan: PoolPlan) -> list[Finding]:
-    """Return what is wrong with the plan by itself; ``max_connections`` is compared by the check of the server."""
+    """Return the findings about the plan. The check of the server compares it with ``max_connections``."""
     if plan.concurrency <= plan.pool:
         return []
     return [

@@ -1,4 +1,4 @@
-"""What bites users of PostgreSQL. Facts are gathered once; each check is a small function over them."""
+"""Checks of PostgreSQL settings that cause trouble. Facts are gathered once; each check is a function of them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,16 +24,16 @@ _SLOW_S = 60
 
 @dataclass(frozen=True, slots=True)
 class PostgresFacts:
-    """What the server said.
+    """Facts about the server.
 
     Attributes:
-        settings: As this session has them.
-        is_standby: Whether it is in recovery.
-        connections: How many are open now.
-        indexes: For each table of ours that exists, the names of its indexes.
-        long_transactions: Process id, age in seconds and whether it is idle.
-        wanted_connections: What the caller's pools may open in all; 0 if not given.
-        overdue: Targets of the outbox whose rows no relay takes, with the age of the oldest in seconds.
+        settings: Settings of this session.
+        is_standby: True if the server is in recovery.
+        connections: Open connections.
+        indexes: Names of the indexes, by existing inbox and outbox table.
+        long_transactions: Process id, age in seconds, and True if it is idle.
+        wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
+        overdue: Age of the oldest unpublished row in seconds, by outbox target without a relay.
     """
 
     settings: dict[str, str]
@@ -46,12 +46,12 @@ class PostgresFacts:
 
 
 def examine_postgres(engine: "Engine", *, wanted_connections: int = 0, slow_s: int = _SLOW_S) -> list[Finding]:
-    """Gather the facts and return what is wrong, the worst first.
+    """Gather the facts and return the findings, the most severe first.
 
     Args:
-        engine: Where.
-        wanted_connections: What the caller's pools may open in all; 0 if not known.
-        slow_s: A transaction older than this was probably forgotten.
+        engine: The database.
+        wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
+        slow_s: A transaction older than this is reported as forgotten.
     """
     with engine.connect() as connection:
         facts = gather(connection, wanted_connections, slow_s)
@@ -63,7 +63,7 @@ def examine_postgres(engine: "Engine", *, wanted_connections: int = 0, slow_s: i
 
 
 def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> PostgresFacts:
-    """Ask the server. Reads only, and only what is bounded."""
+    """Read the facts from the server with bounded queries."""
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     tables = ", ".join(f"'{name}'" for name in _INDEXES)
     found: dict[str, set[str]] = {}
@@ -99,7 +99,7 @@ def _rows(connection: "Connection", statement: str) -> list[Any]:
 
 
 def check_version(facts: PostgresFacts) -> Iterator[Finding]:
-    """Too old for pg_current_xact_id()."""
+    """Report a server without pg_current_xact_id()."""
     if int(facts.settings.get("server_version_num", _OLDEST)) < _OLDEST:
         yield Finding(
             "postgres.version",
@@ -111,7 +111,7 @@ def check_version(facts: PostgresFacts) -> Iterator[Finding]:
 
 
 def check_isolation(facts: PostgresFacts) -> Iterator[Finding]:
-    """A level that makes workers fail instead of wait."""
+    """Report an isolation level under which workers fail instead of waiting."""
     level = facts.settings.get("default_transaction_isolation", "")
     if level in {"repeatable read", "serializable"}:
         yield Finding(
@@ -125,7 +125,7 @@ def check_isolation(facts: PostgresFacts) -> Iterator[Finding]:
 
 
 def check_writable(facts: PostgresFacts) -> Iterator[Finding]:
-    """A standby, or a database that is read-only by default."""
+    """Report a standby, or a database that is read-only by default."""
     if facts.is_standby or facts.settings.get("default_transaction_read_only") == "on":
         yield Finding(
             "postgres.read_only",
@@ -137,7 +137,7 @@ def check_writable(facts: PostgresFacts) -> Iterator[Finding]:
 
 
 def check_durability(facts: PostgresFacts) -> Iterator[Finding]:
-    """A COMMIT that is not on disk."""
+    """Report a setting that confirms a COMMIT before it is on disk."""
     for name in ("fsync", "full_page_writes"):
         if facts.settings.get(name) == "off":
             yield Finding(
@@ -158,7 +158,7 @@ def check_durability(facts: PostgresFacts) -> Iterator[Finding]:
 
 
 def check_connections(facts: PostgresFacts) -> Iterator[Finding]:
-    """Pools that are larger than the server."""
+    """Report pools that exceed ``max_connections``."""
     yield from check_pools(
         "postgres",
         wanted=facts.wanted_connections,
@@ -169,12 +169,12 @@ def check_connections(facts: PostgresFacts) -> Iterator[Finding]:
 
 
 def check_tables(facts: PostgresFacts) -> Iterator[Finding]:
-    """The inbox and the outbox."""
+    """Report missing tables and indexes of inbox and outbox."""
     yield from check_inbox_and_outbox("postgres", _INDEXES, facts.indexes)
 
 
 def check_transactions(facts: PostgresFacts) -> Iterator[Finding]:
-    """Transactions that were forgotten."""
+    """Report forgotten transactions."""
     if facts.long_transactions:
         pid, age, idle = facts.long_transactions[0]
         yield Finding(
@@ -189,7 +189,7 @@ def check_transactions(facts: PostgresFacts) -> Iterator[Finding]:
 
 
 def check_outbox(facts: PostgresFacts) -> Iterator[Finding]:
-    """Rows that no relay takes."""
+    """Report outbox rows that no relay publishes."""
     yield from check_overdue("postgres", facts.overdue)
 
 

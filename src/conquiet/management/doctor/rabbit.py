@@ -1,4 +1,4 @@
-"""Checks of RabbitMQ by its management API. AMQP itself reports almost nothing about a queue."""
+"""Checks of RabbitMQ by its management API. AMQP reports almost nothing about a queue."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class RabbitFacts:
     """Facts about the broker.
 
     Attributes:
-        queues: The first ones of the vhost, and all that were asked for by name and are there.
-        wanted: Names of queues that have to be there.
-        total: How many queues the vhost has; 0 if not known.
-        bound_to_dlx: Names of queues that are bound to an exchange some queue sends its rejects to.
+        queues: The first queues of the vhost, and all existing queues of ``wanted``.
+        wanted: Names of queues that must exist.
+        total: Number of queues of the vhost; 0 if unknown.
+        bound_to_dlx: Names of queues that are bound to the dead-letter exchange of another queue.
     """
 
     version: str
@@ -41,23 +41,23 @@ class RabbitFacts:
 
 
 def examine_rabbit(api_url: str, vhost: str = "/", *, queues: tuple[str, ...] = ()) -> list[Finding]:
-    """Gather the facts and return what is wrong, the worst first.
+    """Gather the facts and return the findings, the most severe first.
 
     Args:
         api_url: ``http://user:password@host:15672``.
-        vhost: Where the queues are.
-        queues: Those that have to be there; the others in the vhost are checked too.
+        vhost: The vhost of the queues.
+        queues: Queues that must exist. The other queues of the vhost are checked too.
 
     Raises:
-        ConfigurationError: ``api_url`` is not one.
-        RabbitApiError: The API is not there.
+        ConfigurationError: ``api_url`` is not an HTTP URL.
+        RabbitApiError: The API cannot be reached.
     """
     facts = gather(api_url, vhost, queues)
     return run_checks(CHECKS, facts)
 
 
 def gather(api_url: str, vhost: str, queues: tuple[str, ...]) -> RabbitFacts:
-    """Ask the broker. Bounded: the first 200 queues and those named, and where 50 dead-letter exchanges lead."""
+    """Read the facts. Bounded: the first 200 queues, the named ones, and the bindings of 50 dead-letter exchanges."""
     api = RabbitApi(api_url)
     version = api.version()
     page = api.get(f"/api/queues/{quote(vhost, safe='')}?page=1&page_size={_MAX_QUEUES}")
@@ -92,19 +92,19 @@ def _dead_letter_exchange(queue: dict[str, Any]) -> Any:
 
 
 def _is_dead_letter_queue(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
-    """Return whether another queue's dead letters come here, by routing keys and bindings."""
+    """Return whether another queue dead-letters into this one, by routing keys and bindings."""
     return queue.get("name") in facts.bound_to_dlx or any(
         queue_setting(other, "dead-letter-routing-key") == queue.get("name") for other in facts.queues
     )
 
 
 def _is_last_stop(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
-    """Return whether dead letters stay here. A queue for retries passes them on, and a limit there deletes nothing."""
+    """Return whether dead letters end here. A retry queue passes them on, so a limit there deletes nothing."""
     return _dead_letter_exchange(queue) is None and _is_dead_letter_queue(facts, queue)
 
 
 def check_version(facts: RabbitFacts) -> Iterator[Finding]:
-    """The broker is older than any version that was tested."""
+    """Report a broker that is older than the tested versions."""
     if release_of(facts.version) < _OLDEST:
         yield Finding(
             "rabbit.version",
@@ -116,7 +116,7 @@ def check_version(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_missing(facts: RabbitFacts) -> Iterator[Finding]:
-    """A queue that was named does not exist."""
+    """Report a named queue that does not exist."""
     there = {queue.get("name") for queue in facts.queues}
     for name in facts.wanted:
         if name not in there:
@@ -130,7 +130,7 @@ def check_missing(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_complete(facts: RabbitFacts) -> Iterator[Finding]:
-    """Some queues were not checked."""
+    """Report that some queues were not checked."""
     if facts.total > len(facts.queues):
         yield Finding(
             "rabbit.incomplete",
@@ -142,10 +142,10 @@ def check_complete(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_type(facts: RabbitFacts) -> Iterator[Finding]:
-    """Queues that do not survive a restart or a lost node."""
+    """Report queues that do not survive a restart or a lost node."""
     for queue in facts.queues:
         if queue.get("exclusive"):
-            continue  # for replies: it is meant to go with its connection
+            continue  # a reply queue, which is deleted with its connection
         if not queue.get("durable", True):
             yield Finding(
                 "rabbit.durability",
@@ -165,7 +165,7 @@ def check_type(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_dead_letters(facts: RabbitFacts) -> Iterator[Finding]:
-    """Queues whose rejected messages are discarded."""
+    """Report queues that discard rejected messages."""
     for queue in facts.queues:
         ends_here = _dead_letter_exchange(queue) is None and not queue.get("exclusive")
         if ends_here and not _is_dead_letter_queue(facts, queue):
@@ -179,7 +179,7 @@ def check_dead_letters(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
-    """Quorum queues without a delivery limit, and dead-letter queues with one."""
+    """Report quorum queues without a delivery limit, and dead-letter queues with a limit."""
     for queue in facts.queues:
         if queue.get("type") != "quorum":
             continue
@@ -204,7 +204,7 @@ def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
-    """Queues without consumers, and consumers that settle too little."""
+    """Report queues without consumers, and consumers that settle too few messages."""
     for queue in facts.queues:
         ready, unacked = int(queue.get("messages_ready") or 0), int(queue.get("messages_unacknowledged") or 0)
         if ready and not queue.get("consumers") and not _is_dead_letter_queue(facts, queue):
@@ -226,12 +226,12 @@ def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
 
 
 def check_timeout(facts: RabbitFacts) -> Iterator[Finding]:
-    """A consumer timeout shorter than a slow handler. From 4.3 on it does nothing on a classic queue."""
+    """Report a consumer timeout shorter than a slow handler. From 4.3 on it has no effect on a classic queue."""
     for queue in facts.queues:
         if queue.get("type") != "quorum" and release_of(facts.version) >= _NO_CLASSIC_TIMEOUT_SINCE:
             continue
         timeout = queue_setting(queue, "consumer-timeout")
-        if isinstance(timeout, int) and timeout < 60_000:  # noqa: PLR2004 - the broker's default is 30 minutes
+        if isinstance(timeout, int) and timeout < 60_000:  # noqa: PLR2004 - 30 minutes, the default of the broker
             yield Finding(
                 "rabbit.consumer_timeout",
                 Severity.WARNING,

@@ -1,4 +1,4 @@
-"""Checks of Redis. Facts are gathered once; each check is a small function over them."""
+"""Checks of Redis. Facts are gathered once; each check is a function of them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ _CROWDED = 0.9
 
 
 def examine_redis(server: RedisAdmin, limits: RedisLimits | None = None) -> list[Finding]:
-    """Gather the facts and return what is wrong, the worst first."""
+    """Gather the facts and return the findings, the most severe first."""
     facts = gather(server, limits or RedisLimits())
     return run_checks(CHECKS, facts)
 
@@ -34,8 +34,8 @@ def _number(facts: RedisFacts, name: str) -> tuple[int, ...]:
 
 
 def check_version(facts: RedisFacts) -> Iterator[Finding]:
-    """The server is older than 6.2."""
-    # Valkey answers with the Redis version it is compatible with.
+    """Report a server older than 6.2."""
+    # Valkey reports the Redis version that it is compatible with.
     if _number(facts, "redis_version") < _OLDEST:
         yield Finding(
             "redis.version",
@@ -47,7 +47,7 @@ def check_version(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_commands(facts: RedisFacts) -> Iterator[Finding]:
-    """Commands are renamed or switched off."""
+    """Report commands that are renamed or disabled."""
     if facts.missing_commands:
         yield Finding(
             "redis.commands",
@@ -59,7 +59,7 @@ def check_commands(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_role(facts: RedisFacts) -> Iterator[Finding]:
-    """The URL leads to a replica."""
+    """Report a URL of a replica."""
     if facts.info.get("role") == "slave":
         yield Finding(
             "redis.role",
@@ -71,7 +71,7 @@ def check_role(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_persistence(facts: RedisFacts) -> Iterator[Finding]:
-    """A restart loses messages."""
+    """Report persistence settings that lose messages at a restart."""
     if facts.info.get("aof_enabled") != "1":
         snapshots = facts.config.get("save", "unknown")
         severity = Severity.ERROR if not snapshots else Severity.WARNING
@@ -94,7 +94,7 @@ def check_persistence(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_eviction(facts: RedisFacts) -> Iterator[Finding]:
-    """A full server throws streams away."""
+    """Report a maxmemory-policy that can evict streams."""
     policy = facts.config.get("maxmemory-policy", facts.info.get("maxmemory_policy", "noeviction"))
     limit = int(facts.info.get("maxmemory", "0"))
     if limit and policy != "noeviction":
@@ -119,8 +119,8 @@ def check_eviction(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_stranded(facts: RedisFacts) -> Iterator[Finding]:
-    """Entries that a live consumer has left pending."""
-    yield from stranded_findings(facts.stranded, facts.limits.max_idle_ms)
+    """Report entries that a live consumer has left pending."""
+    yield from stranded_findings(facts.stranded, facts.limits.max_idle_s)
 
 
 def _check_clocks(facts: RedisFacts) -> Iterator[Finding]:
@@ -128,14 +128,14 @@ def _check_clocks(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_replicas(facts: RedisFacts) -> Iterator[Finding]:
-    """What a fail-over would lose, of each master."""
+    """Report the writes that a failover of each master would lose."""
     if facts.cluster is None:
         yield from check_replication(NodeFacts("", facts.info, facts.config))
         return
     yield from check_nodes(facts.cluster)
     for node in facts.cluster.nodes:
         yield from check_replication(node)
-        # The other masters are configured on their own: the first one's findings are among those of the checks above.
+        # Masters are configured separately. The checks above cover the first one.
         if node.info.get("run_id") != facts.info.get("run_id"):
             alone = replace(facts, info=dict(node.info), config=dict(node.config), cluster=None)
             for check in (check_version, check_persistence, check_eviction):
@@ -144,7 +144,7 @@ def check_replicas(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_complete(facts: RedisFacts) -> Iterator[Finding]:
-    """Some streams were not checked."""
+    """Report that some streams were not checked."""
     if not facts.complete:
         yield Finding(
             "redis.incomplete",
@@ -156,7 +156,7 @@ def check_complete(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_client(facts: RedisFacts) -> Iterator[Finding]:
-    """What redis-py does by itself on your own connections."""
+    """Report an untested redis-py, and that redis-py retries commands on connections of the application."""
     major = int(facts.client_version.split(".")[0] or 0) if facts.client_version else 0
     if major and not 6 <= major < 9:  # noqa: PLR2004 - as pyproject has it
         yield Finding(

@@ -8,7 +8,7 @@ from conquiet.errors import GroupMissingError, QueueError
 from conquiet.management.doctor.clocks import ClockReading, read_clocks
 from conquiet.management.doctor.replication import ClusterFacts, gather_cluster
 from conquiet.management.doctor.stranded import Stranded, find_stranded
-from conquiet.management.liveness import ALIVE_MS
+from conquiet.management.liveness import ALIVE_S
 from conquiet.management.models import GroupReport, StreamReport
 from conquiet.management.overview import list_streams
 from conquiet.management.redis_admin import RedisAdmin
@@ -39,21 +39,21 @@ class RedisLimits:
 
     Attributes:
         max_lag: Undelivered entries of one group.
-        max_age_s: Age of the oldest entry of a group that is not done.
-        max_done: Entries that every group is done with and that were not trimmed.
+        max_age_s: Age of the oldest entry that a group has not acknowledged.
+        max_done: Entries that every group has acknowledged and that were not trimmed.
         max_deliveries: Deliveries after which an entry should have been dead-lettered.
-        alive_ms: A consumer is live if its idle time is shorter than this.
-        max_clock_offset_s: How far two clocks may be apart.
-        max_idle_ms: An entry untouched for so long under a live consumer is stranded: ten times ``claim_idle_ms``.
+        alive_s: A consumer is live if its idle time is shorter than this.
+        max_clock_offset_s: Largest difference of two clocks.
+        max_idle_s: An entry that a live consumer holds idle for longer is stranded. Ten times ``claim_idle_ms``.
     """
 
     max_lag: int = 10_000
     max_age_s: float = 600.0
     max_done: int = 100_000
     max_deliveries: int = 10
-    alive_ms: int = ALIVE_MS
+    alive_s: float = ALIVE_S
     max_clock_offset_s: float = 1.0
-    max_idle_ms: int = 600_000
+    max_idle_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class RedisFacts:
     """Facts about the server.
 
     Attributes:
-        counted: Undelivered entries of the groups whose lag the server does not know, by stream and group; at most
-            one more than ``max_lag``.
+        counted: Undelivered entries, by stream and group, if the server does not know the lag; at most one more than
+            ``max_lag``.
         complete: False if there are more streams than were checked.
-        stranded: Entries that a live consumer has not touched for ``max_idle_ms``.
+        stranded: Entries that a live consumer holds idle for longer than ``max_idle_s``.
         clocks: Clocks of the server and of its replicas, against the clock of this host.
-        cluster: Facts about each master of a Redis Cluster; None for a single server. ``info`` and ``config`` are those
-            of one master then.
+        cluster: Facts about each master of a Redis Cluster; None for a single server. With a cluster, ``info``
+            and ``config`` come from one master.
     """
 
     info: dict[str, str]
@@ -86,7 +86,7 @@ class RedisFacts:
 
 def gather(server: RedisAdmin, limits: RedisLimits) -> RedisFacts:
     """Gather the facts. Bounded: at most 100 streams, 1,000 pending rows per group, ``max_lag`` entries counted."""
-    found = list_streams(server, alive_ms=limits.alive_ms)
+    found = list_streams(server, alive_s=limits.alive_s)
     streams = found.streams
     info = server.info()
     pending = {
@@ -102,7 +102,7 @@ def gather(server: RedisAdmin, limits: RedisLimits) -> RedisFacts:
         limits=limits,
         counted=dict(_counted(server, streams, limits.max_lag)),
         complete=found.complete,
-        stranded=tuple(find_stranded(server, streams, limits.max_idle_ms)),
+        stranded=tuple(find_stranded(server, streams, limits.max_idle_s)),
         clocks=read_clocks(server, info),
         cluster=gather_cluster(server),
     )
@@ -139,7 +139,7 @@ def _pending(server: RedisAdmin, stream: StreamReport, group: GroupReport) -> li
     command = ("XPENDING", stream.raw_key, group.raw_name, "-", "+", _HIGH_ROWS)
     try:
         return pending_rows(server.call(*command, stream=stream.key, group=group.name))
-    except GroupMissingError:  # destroyed meanwhile
+    except GroupMissingError:  # destroyed since it was listed
         return []
 
 
@@ -153,7 +153,7 @@ def _counted(
 
 
 def _count(server: RedisAdmin, stream: StreamReport, after: str, enough: int) -> int:
-    """Count the entries behind ``after``, and stop when it is enough."""
+    """Count the entries after the id ``after``, at most ``enough``."""
     count = 0
     while count < enough:
         wanted = min(_COUNT_STEP, enough - count)

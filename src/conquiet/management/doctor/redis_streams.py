@@ -9,7 +9,7 @@ from conquiet.management.models import ConsumerState, GroupReport
 
 
 def check_growth(facts: RedisFacts) -> Iterator[Finding]:
-    """A stream that is never trimmed."""
+    """Report a stream that is never trimmed."""
     for stream in facts.streams:
         if not stream.groups or any(group.lag is None for group in stream.groups):
             continue
@@ -27,11 +27,11 @@ def check_growth(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_dead_consumers(facts: RedisFacts) -> Iterator[Finding]:
-    """Entries are pending for consumers that are dead, or that this server cannot prove dead."""
+    """Report pending entries of consumers that are dead, or may be dead without proof by this server."""
     for stream in facts.streams:
         for group in stream.groups:
-            place = f"of {printable(stream.key)!r}, group {printable(group.name)!r}"
-            command = f"{printable(stream.key)} {printable(group.name)}"
+            key, name = printable(stream.key), printable(group.name)
+            place = f"of {key!r}, group {name!r}"
             dead, unknown = group.with_pending(ConsumerState.DEAD), group.with_pending(ConsumerState.UNKNOWN)
             if dead:
                 entries = sum(consumer.pending for consumer in dead)
@@ -40,7 +40,7 @@ def check_dead_consumers(facts: RedisFacts) -> Iterator[Finding]:
                     Severity.WARNING,
                     f"{len(dead)} dead consumers {place}, hold {entries:,} entries",
                     "they are not handled until a worker claims stale entries",
-                    f"start a worker that claims, or: conquiet reclaim {command} --dead-owners",
+                    f"start a worker that claims, or: conquiet reclaim {key} {name} --dead-owners",
                 )
             if unknown:
                 entries = sum(consumer.pending for consumer in unknown)
@@ -50,12 +50,12 @@ def check_dead_consumers(facts: RedisFacts) -> Iterator[Finding]:
                     f"{len(unknown)} consumers {place}, hold {entries:,} entries and may be dead",
                     "before Redis 7.2 the server cannot distinguish a dead consumer from a live one that gets nothing",
                     "if they are stopped, start a worker that claims, or: conquiet reclaim "
-                    f"{command} --min-idle {max(1, facts.limits.alive_ms // 1000)}",
+                    f"{key} {name} --min-idle {max(1, int(facts.limits.alive_s))}",
                 )
 
 
 def check_deliveries(facts: RedisFacts) -> Iterator[Finding]:
-    """Entries that were delivered too often."""
+    """Report entries that were delivered too often."""
     for stream, group, count in facts.exhausted:
         yield Finding(
             "redis.deliveries",
@@ -70,10 +70,10 @@ def check_deliveries(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def check_lag(facts: RedisFacts) -> Iterator[Finding]:
-    """A group that falls behind, or has no consumer."""
+    """Report a group that falls behind or has no consumer."""
     for stream in facts.streams:
         for group in stream.groups:
-            # The server does not know the lag after an XDEL, and never before 7.0; entries may be waiting all the same.
+            # The server does not know the lag after an XDEL, nor before 7.0; entries may be waiting nevertheless.
             waiting = group.lag if group.lag is not None else facts.counted.get((stream.key, group.name))
             to_do = _to_do(group, waiting, facts.limits.max_lag)
             place = f"group {printable(group.name)!r} of {printable(stream.key)!r}"
@@ -99,7 +99,7 @@ def check_lag(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def _to_do(group: GroupReport, waiting: int | None, max_lag: int) -> str:
-    """Return how many entries are not done, as text; empty if there are none."""
+    """Return the number of unacknowledged entries as text; empty if there are none."""
     if waiting is None:
         return "an unknown number of"
     behind = waiting + group.pending

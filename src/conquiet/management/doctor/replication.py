@@ -1,6 +1,7 @@
-"""Checks of replication, and of the nodes of a Redis Cluster. What a fail-over can lose is said here.
+"""Checks of replication and of the nodes of a Redis Cluster: the writes that a failover can lose.
 
-Redis acknowledges a write before its replicas have it. A master that dies takes with it what it had not passed on.
+Redis confirms a write before its replicas have received it. The failure of a master loses writes that it had not
+replicated.
 """
 
 import re
@@ -20,7 +21,7 @@ _OPEN_SLOT = re.compile(r"\[(\d+)-[<>]-")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts about one master of a Redis Cluster, or about the only server (``name`` is empty then)."""
+    """Facts about one master of a Redis Cluster, or about a single server (``name`` is empty)."""
 
     name: str
     info: Mapping[str, str]
@@ -32,8 +33,8 @@ class ClusterFacts:
     """Facts about a Redis Cluster.
 
     Attributes:
-        nodes: Its masters; those that could not be asked are in ``silent``.
-        silent: Addresses of masters that did not answer.
+        nodes: Facts about each master that replied.
+        silent: Addresses of masters that did not reply.
         info: CLUSTER INFO.
         open_slots: Slots in migration.
     """
@@ -45,7 +46,7 @@ class ClusterFacts:
 
 
 def gather_cluster(server: RedisAdmin) -> ClusterFacts | None:
-    """Ask each master of a Redis Cluster; None for a single server."""
+    """Read the facts of each master of a Redis Cluster; None for a single server."""
     if not server.is_cluster:
         return None
     nodes: list[NodeFacts] = []
@@ -68,7 +69,7 @@ def gather_cluster(server: RedisAdmin) -> ClusterFacts | None:
 
 
 def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
-    """The cluster is not whole."""
+    """Report a cluster with missing nodes or slots."""
     if facts.silent:
         yield Finding(
             "redis.cluster.nodes",
@@ -97,7 +98,7 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def check_replication(node: NodeFacts) -> Iterator[Finding]:
-    """What a fail-over of this master would lose."""
+    """Report the writes that a failover of this master would lose."""
     if node.info.get("role") != "master":
         return
     where = f"{node.name}: " if node.name else ""

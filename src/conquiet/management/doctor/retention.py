@@ -1,7 +1,7 @@
-"""Checks of what is kept: groups that hold back trimming, and inbox rows against what can bring a message back.
+"""Checks of retention: groups that prevent trimming, and the age of inbox rows against possible redeliveries.
 
-An inbox row protects against a second effect for as long as it exists. So it must be kept for longer than any copy of
-its message: an entry that is pending or undelivered, a delayed retry, a dead letter that an operator may replay.
+An inbox row prevents a second effect while it exists. It must therefore be kept longer than any copy of its message: a
+pending or undelivered entry, a delayed retry, or a dead letter that an operator may replay.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_table
 from conquiet.management.doctor.findings import Finding, Severity, run_checks
-from conquiet.redis_transport.hash_tags import slot_prefix
+from conquiet.redis_transport.hash_tags import slot_prefix_bytes
 from conquiet.redis_transport.ids import milliseconds_of
 from conquiet.redis_transport.replies import text
 
@@ -28,7 +28,7 @@ _INBOX = "conquiet_inbox"
 
 
 def check_unread_groups(facts: "RedisFacts") -> Iterator[Finding]:
-    """A group that no consumer reads: trimming stops at the first entry that it needs."""
+    """Report a group without consumers: trimming stops at the first entry that it needs."""
     for stream in facts.streams:
         for group in stream.groups:
             waiting = group.lag if group.lag is not None else facts.counted.get((stream.key, group.name), 0)
@@ -47,7 +47,7 @@ def check_unread_groups(facts: "RedisFacts") -> Iterator[Finding]:
 
 
 def _is_left_behind(stream: "StreamReport", group: "GroupReport") -> bool:
-    """Return whether the group never read, or another one of the stream is ahead of it."""
+    """Return whether the group has never read, or another group of the stream is ahead of it."""
     others = [other.last_delivered_id for other in stream.groups if other is not group]
     return group.last_delivered_id == "0-0" or any(
         milliseconds_of(other) > milliseconds_of(group.last_delivered_id) for other in others
@@ -55,13 +55,13 @@ def _is_left_behind(stream: "StreamReport", group: "GroupReport") -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Comeback:
-    """Something that can bring messages of a stream back.
+class RedeliverySource:
+    """A place that messages of a stream can be delivered from again.
 
     Attributes:
         stream: The stream.
-        what: What it is.
-        after_s: How long after its first handling a message may come back by it.
+        what: Kind of the place.
+        after_s: Longest time between the first handling of a message and its redelivery from there.
     """
 
     stream: str
@@ -71,43 +71,43 @@ class Comeback:
 
 @dataclass(frozen=True, slots=True)
 class RetentionFacts:
-    """What is kept, and what can come back.
+    """Retention of an inbox, and possible redeliveries.
 
     Attributes:
-        retention_s: How long inbox rows are kept.
+        retention_s: Age at which inbox rows are purged.
         oldest_row_s: Age of the oldest inbox row; None if there is none.
-        comebacks: By stream.
+        sources: Possible redeliveries, by stream.
     """
 
     retention_s: float
     oldest_row_s: float | None
-    comebacks: tuple[Comeback, ...]
+    sources: tuple[RedeliverySource, ...]
 
 
 def examine_inbox(
     engine: "Engine",
-    comebacks: tuple[Comeback, ...] = (),
+    sources: tuple[RedeliverySource, ...] = (),
     *,
     retention_s: float = 30 * _DAY_S,
     table: str = _INBOX,
 ) -> list[Finding]:
-    """Return what is wrong with the retention of an inbox; nothing if there is no inbox table.
+    """Return the findings about the retention of an inbox; nothing if there is no inbox table.
 
     Args:
         engine: The database.
-        comebacks: What ``find_comebacks`` returned for the Redis whose messages it protects.
-        retention_s: How long its rows are kept, as set by ``DatabaseRetention.inbox_s``.
+        sources: Result of ``find_redelivery_sources`` for the Redis of the protected messages.
+        retention_s: Age at which its rows are purged: ``DatabaseRetention.inbox_s``.
         table: The inbox table.
     """
     from sqlalchemy import inspect
 
     if not inspect(engine).has_table(require_table("table", table)):
         return []
-    return run_checks(CHECKS, RetentionFacts(retention_s, _oldest_row_s(engine, table), comebacks))
+    return run_checks(CHECKS, RetentionFacts(retention_s, _oldest_row_s(engine, table), sources))
 
 
 def check_purge(facts: RetentionFacts) -> Iterator[Finding]:
-    """Inbox rows that are much older than they should become."""
+    """Report inbox rows that are much older than the retention."""
     if facts.oldest_row_s is not None and facts.oldest_row_s > facts.retention_s + max(_DAY_S, facts.retention_s / 10):
         yield Finding(
             "inbox.purge",
@@ -119,9 +119,9 @@ def check_purge(facts: RetentionFacts) -> Iterator[Finding]:
         )
 
 
-def check_comebacks(facts: RetentionFacts) -> Iterator[Finding]:
-    """Messages that can come back after their inbox row was purged."""
-    for one in facts.comebacks:
+def check_redelivery(facts: RetentionFacts) -> Iterator[Finding]:
+    """Report messages that can be delivered again after the purge of their inbox row."""
+    for one in facts.sources:
         if one.after_s >= facts.retention_s:
             yield Finding(
                 "inbox.retention",
@@ -133,7 +133,7 @@ def check_comebacks(facts: RetentionFacts) -> Iterator[Finding]:
             )
 
 
-CHECKS = (check_purge, check_comebacks)
+CHECKS = (check_purge, check_redelivery)
 
 
 def _oldest_row_s(engine: "Engine", table: str) -> float | None:
@@ -151,16 +151,16 @@ def _oldest_row_s(engine: "Engine", table: str) -> float | None:
         oldest = datetime.fromisoformat(str(oldest))
     if oldest.tzinfo is None:
         oldest = oldest.replace(tzinfo=UTC)
-    # By the clock of this host: minutes do not matter against days.
+    # The clock of this host is exact enough for a comparison in days.
     return (datetime.now(UTC) - oldest).total_seconds()
 
 
-def find_comebacks(server: "RedisAdmin") -> tuple[Comeback, ...]:
-    """Ask for the oldest copy of each kind, of at most 100 streams."""
-    return tuple(_comebacks(server))
+def find_redelivery_sources(server: "RedisAdmin") -> tuple[RedeliverySource, ...]:
+    """Return the oldest copy of each kind, of at most 100 streams."""
+    return tuple(_redelivery_sources(server))
 
 
-def _comebacks(server: "RedisAdmin") -> Iterator[Comeback]:
+def _redelivery_sources(server: "RedisAdmin") -> Iterator[RedeliverySource]:
     from conquiet.management.overview import list_streams
     from conquiet.management.partitions import names_of
 
@@ -168,20 +168,22 @@ def _comebacks(server: "RedisAdmin") -> Iterator[Comeback]:
     for stream in list_streams(server).streams:
         pending = [group.oldest_age_s for group in stream.groups if group.pending and group.oldest_age_s is not None]
         if pending:
-            yield Comeback(stream.key, "a pending entry", max(pending))
+            yield RedeliverySource(stream.key, "a pending entry", max(pending))
         for key in names_of(stream.raw_key, stream.partitions):
-            yield from _comebacks_beside(server, stream, key, now_ms)
+            yield from _stored_sources(server, stream, key, now_ms)
 
 
-def _comebacks_beside(server: "RedisAdmin", stream: "StreamReport", key: bytes, now_ms: int) -> Iterator[Comeback]:
-    """Look at what the processor keeps beside one partition."""
-    base = slot_prefix(key.decode("latin-1")).encode("latin-1")
+def _stored_sources(
+    server: "RedisAdmin", stream: "StreamReport", key: bytes, now_ms: int
+) -> Iterator[RedeliverySource]:
+    """Yield the delayed messages and dead letters of one partition."""
+    base = slot_prefix_bytes(key)
     if stream.dead_letters:
         first = server.call("XRANGE", base + b":dead", "-", "+", "COUNT", 1, stream=stream.key)
         if first:
             age_s = (now_ms - milliseconds_of(text(first[0][0]))) / 1000
-            yield Comeback(stream.key, "a dead letter", max(0.0, age_s))
+            yield RedeliverySource(stream.key, "a dead letter", max(0.0, age_s))
     if stream.delayed:
         last = server.call("ZRANGE", base + b":delayed", -1, -1, "WITHSCORES", stream=stream.key)
         if last:
-            yield Comeback(stream.key, "a delayed message", max(0.0, (float(last[1]) - now_ms) / 1000))
+            yield RedeliverySource(stream.key, "a delayed message", max(0.0, (float(last[1]) - now_ms) / 1000))

@@ -1,4 +1,4 @@
-"""Compare the layout of the inbox and the outbox with what this version expects. The same on every database."""
+"""Compare the tables of inbox and outbox with the schema of this version. The same on every database."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,14 +14,14 @@ _FIX = "conquiet db migrate (--dry-run prints the statements); it is safe while 
 
 
 def examine_schema(engine: "Engine") -> list[Finding]:
-    """Return what the tables lack; nothing for tables that do not exist."""
+    """Report what existing tables lack."""
     from conquiet.transactional.migrations import table_layouts
 
     return run_checks((check_layout,), [layout for layout in table_layouts(engine) if layout.exists])
 
 
 def check_layout(layouts: "list[TableLayout]") -> Iterator[Finding]:
-    """Tables that another version made."""
+    """Report tables that another version created."""
     from conquiet.transactional.schema import SCHEMA_VERSION
 
     for layout in layouts:
@@ -34,7 +34,7 @@ def check_layout(layouts: "list[TableLayout]") -> Iterator[Finding]:
                 "update conquiet here too",
             )
         elif layout.missing_columns:
-            needed = layout.missing_columns != ("digest",)  # the inbox works without it, less well
+            needed = layout.missing_columns != ("digest",)  # the inbox works without this column
             yield Finding(
                 "database.schema",
                 Severity.ERROR if needed else Severity.WARNING,

@@ -1,7 +1,7 @@
-"""Entries that a live consumer holds and does not work on: they failed once, and nothing reads them again.
+"""Find stranded entries: a live consumer holds them after a failure, and nothing reads them again.
 
-A ``QueueConsumer`` whose handler raised leaves the message pending under its name. Under the same name it reads new
-messages afterwards, so it is alive, and the entry waits until a worker recovers or claims it.
+After an exception of its handler a ``QueueConsumer`` leaves the message pending under its name. It continues with new
+messages under the same name, so it is alive, and the entry waits until a worker recovers or claims it.
 """
 
 from collections.abc import Iterator
@@ -27,14 +27,23 @@ class Stranded(NamedTuple):
     idle_s: float
 
 
-def find_stranded(server: RedisAdmin, streams: tuple[StreamReport, ...], max_idle_ms: int) -> Iterator[Stranded]:
-    """Ask for entries idle for ``max_idle_ms`` whose owner is alive. At most 1,000 rows for each consumer."""
+def find_stranded(server: RedisAdmin, streams: tuple[StreamReport, ...], max_idle_s: float) -> Iterator[Stranded]:
+    """Yield the entries of live consumers that are idle for ``max_idle_s``. Reads at most 1,000 rows per consumer."""
     for stream in streams:
         for group in stream.groups:
             for consumer in group.consumers:
                 if not (consumer.alive and consumer.pending):
                     continue
-                command = ("XPENDING", stream.raw_key, group.raw_name, "IDLE", max_idle_ms, "-", "+", _ROWS)
+                command = (
+                    "XPENDING",
+                    stream.raw_key,
+                    group.raw_name,
+                    "IDLE",
+                    round(max_idle_s * 1000),
+                    "-",
+                    "+",
+                    _ROWS,
+                )
                 try:
                     rows = pending_rows(server.call(*command, consumer.name, stream=stream.key, group=group.name))
                 except GroupMissingError:  # destroyed since it was listed
@@ -44,8 +53,8 @@ def find_stranded(server: RedisAdmin, streams: tuple[StreamReport, ...], max_idl
                     yield Stranded(stream.key, group.name, consumer.name, len(rows), idle_s)
 
 
-def stranded_findings(stranded: tuple[Stranded, ...], max_idle_ms: int) -> Iterator[Finding]:
-    """Report them, one finding for each consumer."""
+def stranded_findings(stranded: tuple[Stranded, ...], max_idle_s: float) -> Iterator[Finding]:
+    """Report stranded entries, one finding for each consumer."""
     for one in stranded:
         stream, group = printable(one.stream), printable(one.group)
         yield Finding(
@@ -55,5 +64,5 @@ def stranded_findings(stranded: tuple[Stranded, ...], max_idle_ms: int) -> Itera
             f"{one.entries:,} entries that it has not touched for up to {one.idle_s:,.0f} s",
             "their handler most likely failed; the consumer reads only new entries, and these wait until recovered",
             f"run(recover=True) in that consumer, a process with run_claim_stale(), or: conquiet reclaim {stream} "
-            f"{group} --min-idle {max_idle_ms / 1000:.0f}",
+            f"{group} --min-idle {max_idle_s:.0f}",
         )

@@ -1,11 +1,13 @@
-"""Jobs of a processor's stream, for operators: list, show, cancel, run now, reschedule, edit and retry, reset.
+"""Operate on the jobs of a processor's stream: list, show, cancel, run now, reschedule, edit and retry, reset.
 
-    models      JobPhase, JobFilter, JobReport, JobPage, JobStory: what is asked and answered (pure)
-    decoding    stored messages into reports (pure)
-    reader      pages of one phase
-    search      where one job is
+    models      JobPhase, JobFilter, JobReport, JobList, JobHistory (pure)
+    decoding    decodes stored messages into reports (pure)
+    reader      reads pages of one phase
+    search      finds one job by its id
+    control     changes one job at the place where it was found
+    bulk        changes all jobs that match a filter
 
-``JobAdmin`` in ``admin`` puts them together, ``PartitionedJobs`` in ``partitioned`` does so for the partitions of a
-stream. Everything is asynchronous and bounded: each step reads at most ``SCAN_LIMIT`` messages, and a page says where
-the next one begins.
+``JobAdmin`` in ``admin`` combines them for one stream, ``PartitionedJobs`` in ``partitioned`` for all partitions of a
+stream. Everything is asynchronous and bounded: a page reads at most ``SCAN_LIMIT`` messages and returns a cursor for
+the next page.
 """

@@ -1,10 +1,10 @@
-"""Changes all jobs that match a filter, in steps, at a rate, with progress kept on the server.
+"""Change all jobs that match a filter, in steps, at a limited rate, with progress stored on the server.
 
-The run has a name and a hash beside the stream: what it is to do, how far it is, what it did. Each step changes some
-jobs and then writes the progress. A process that dies between the two repeats its last step when the run is resumed,
-and finds the jobs of it changed already: each change is a step on the server that happens once.
+A run has a name, and a key in the slot of the stream with its parameters, position and counters. Each step changes some
+jobs and then stores the progress. If the process dies in between, the resumed run repeats the step and finds its jobs
+changed already: each change is one script that applies once.
 
-Jobs that are emitted after the run began are left alone.
+Jobs emitted after the start of the run are not changed.
 
 See docs/decisions/0047.
 """
@@ -38,7 +38,7 @@ _Step = tuple[Sequence[JobReport], int, str]
 
 
 class BulkAction(StrEnum):
-    """What is done to each job."""
+    """Change of each job."""
 
     CANCEL = "cancel"
     RUN_NOW = "run-now"
@@ -56,21 +56,21 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkReport(Report):
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        name: Its name: give it again to resume the run.
-        action: What is done to each job.
-        phase: Where the jobs are.
+        name: Its name, to resume the run.
+        action: Change of each job.
+        phase: Phase of the jobs.
         dry_run: True if nothing is changed.
-        done: True once every job was seen.
-        scanned: Jobs that were looked at.
-        matched: Jobs that were meant.
+        done: True once every job was read.
+        scanned: Jobs that were read.
+        matched: Jobs that match the filter.
         changed: Jobs that were cancelled, moved or retried.
-        requested: Running jobs whose worker is to decide.
-        gone: Jobs that had moved on meanwhile.
+        requested: Running jobs with a requested cancellation.
+        gone: Jobs that had moved on since they were read.
         refused: Jobs that could not be changed, or had their effect.
-        cursor: Where the run goes on.
+        cursor: Position of the run.
     """
 
     name: str
@@ -124,11 +124,11 @@ class BulkRunner:
         limit: int | None = None,
         on_progress: Callable[[BulkReport], None] | None = None,
     ) -> BulkReport:
-        """Change all jobs of a phase that match; see ``JobAdmin.bulk``."""
+        """Change all matching jobs of a phase; see ``JobAdmin.bulk``."""
         _check(action, phase, delay_s, rate_per_s, limit)
         saved = await self._begin(action, phase, where, name=name, delay_s=delay_s, limit=limit, dry_run=dry_run)
         report = BulkReport(**saved.report)
-        due = "" if action is not BulkAction.RESCHEDULE else await self._control.due_in(delay_s or 0.0)
+        due = "" if action is not BulkAction.RESCHEDULE else str(await self._control.due_ms(delay_s))
         pace = _Pace(None if dry_run else rate_per_s)
         removed = _Removed()
         async for jobs, scanned, cursor in self._steps(phase, where, report.cursor, removed):
@@ -152,7 +152,7 @@ class BulkRunner:
         return report
 
     async def progress(self, name: str) -> BulkReport | None:
-        """Return how far a run is; None if there is none of that name."""
+        """Return the progress of a run; None if there is none of that name."""
         saved = await self._load(name)
         return None if saved is None else _report_of(saved)
 
@@ -168,7 +168,7 @@ class BulkRunner:
     # ------------------------------------------------------------ steps
 
     async def _steps(self, phase: JobPhase, where: JobFilter, cursor: str, removed: "_Removed") -> AsyncIterator[_Step]:
-        """Yield the jobs of each step, how many were looked at, and where to go on; empty at the end."""
+        """Yield for each step the matching jobs, the number read, and the next cursor; empty at the end."""
         if phase in _WAITS:
             steps = self._scan_delayed(phase, where, cursor)
         elif phase in _LISTS:
@@ -190,17 +190,17 @@ class BulkRunner:
     async def _walk_lists(
         self, phase: JobPhase, where: JobFilter, cursor: str, removed: "_Removed"
     ) -> AsyncIterator[_Step]:
-        """Walk through lists of messages, each from its end.
+        """Read lists of messages, each from its end.
 
-        Workers take messages from the beginning of a list and new ones join at its end. So a place counted from the
-        beginning would skip messages; counted from the end it may only show one twice.
+        Workers remove messages at the beginning of a list, and new ones are added at its end. A position counted from
+        the beginning would therefore skip messages; counted from the end it may only return one twice.
         """
         decoder, at = await self._decoder(), int(cursor or 0)
         while True:
             names, following = await self._lists(phase, at)
             for name in names:
                 left_out = 0
-                while members := await self._reader.call("job_tail", (name,), (left_out, _STEP)):
+                while members := await self._reader.send("LRANGE", name, -left_out - _STEP, -left_out - 1):
                     now_ms = await self._reader.now_ms()
                     read = decoder.behind if phase is JobPhase.BEHIND else decoder.parked
                     found = [read(raw, now_ms) for raw in members]
@@ -212,11 +212,11 @@ class BulkRunner:
             at = following
 
     async def _lists(self, phase: JobPhase, at: int) -> tuple[list[str], int]:
-        """Return the names of some lists, and where to go on; 0 at the end."""
+        """Return the names of some lists and the next cursor; 0 at the end."""
         keys = self._reader.keys
         if phase is JobPhase.PARKED:
             return [keys.parked_event(event.decode()) for event in await self._reader.parked_events()], 0
-        following, pairs = await self._reader.call("job_scan", (keys.waiting_keys,), (at, _KEYS_STEP))
+        following, pairs = await self._reader.send("ZSCAN", keys.waiting_keys, at, "COUNT", _KEYS_STEP)
         return [keys.waiting(key.decode()) for key in pairs[::2]], int(following)
 
     async def _decoder(self) -> JobDecoder:
@@ -224,10 +224,10 @@ class BulkRunner:
         return JobDecoder(self._reader.keys.stream, "" if group is None else group.name, with_data=False)
 
     async def _scan_delayed(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_Step]:
-        """Scan the delayed set. A scan shows each member that stays, whatever else is removed; a page would not."""
+        """Scan the delayed set. SCAN returns every remaining member while others are removed; pages would skip some."""
         decoder, at = await self._decoder(), int(cursor or 0)
         while True:
-            following_at, pairs = await self._reader.call("job_scan", (self._reader.keys.delayed,), (at, _STEP))
+            following_at, pairs = await self._reader.send("ZSCAN", self._reader.keys.delayed, at, "COUNT", _STEP)
             now_ms = await self._reader.now_ms()
             found = [decoder.delayed(raw, due, now_ms) for raw, due in zip(pairs[::2], pairs[1::2], strict=True)]
             at = int(following_at)
@@ -266,7 +266,7 @@ class BulkRunner:
             return _typed(new)
         known = await self._load(name)
         if known is None:
-            await self._reader.call("job_bulk", (self._key(name),), (msgspec.json.encode(new), _KEPT_MS))
+            await self._reader.send("SET", self._key(name), msgspec.json.encode(new), "PX", _KEPT_MS)
             return _typed(new)
         if (known.action, known.phase, known.where, known.delay_s, known.limit) != (
             new.action,
@@ -284,10 +284,10 @@ class BulkRunner:
     async def _save(self, saved: _Saved, report: BulkReport) -> None:
         saved.report = report.as_dict()
         encoded = msgspec.json.encode(_plain(saved))
-        await self._reader.call("job_bulk", (self._key(report.name),), (encoded, _KEPT_MS))
+        await self._reader.send("SET", self._key(report.name), encoded, "PX", _KEPT_MS)
 
     async def _load(self, name: str) -> _Saved | None:
-        raw = await self._reader.call("job_bulk", (self._key(require_text("name", name)),), ())
+        raw = await self._reader.send("GET", self._key(require_text("name", name)))
         return msgspec.json.decode(raw, type=_Saved) if raw else None
 
     def _key(self, name: str) -> str:
@@ -296,7 +296,7 @@ class BulkRunner:
 
 @dataclass(slots=True)
 class _Removed:
-    """How many messages of the last step are in their list no more."""
+    """Number of messages of the last step that were removed from their list."""
 
     count: int = 0
 
@@ -309,7 +309,7 @@ class _Pace:
         self._next = time.monotonic()
 
     async def wait(self) -> None:
-        """Wait for the next turn."""
+        """Wait until the next change is due."""
         if self._interval_s:
             now = time.monotonic()
             self._next = max(self._next, now - 1.0) + self._interval_s
@@ -355,7 +355,7 @@ def _report_of(saved: _Saved) -> BulkReport:
 
 
 def _typed(saved: _Saved) -> _Saved:
-    """Return a run whose report has enums in it, as they were before they were stored."""
+    """Return a stored run with the enums of its report restored."""
     facts = dict(saved.report)
     facts["action"], facts["phase"] = BulkAction(facts["action"]), JobPhase(facts["phase"])
     return msgspec.structs.replace(saved, report=facts)

@@ -1,13 +1,11 @@
-"""Changes single jobs: cancel, run now, reschedule, retry a dead one with other data.
+"""Change one job at the place where it was found: cancel it, move it, or retry a dead one with other data.
 
-Each change is one script on the server, which checks that the job is still where it was found. A job that has moved on
-meanwhile is looked for again. Jobs that run are cancelled by their worker (``processor.cancellation``).
+Each change is one script on the server, which checks that the job is still at that place. ``JobAdmin`` searches again
+for a job that has moved on. Running jobs are cancelled by their worker (``processor.cancellation``).
 
 See docs/decisions/0046.
 """
 
-import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,25 +18,21 @@ from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, OperatorError, PayloadError
 from conquiet.management.jobs.models import JobPhase, JobReport
 from conquiet.management.jobs.reader import JobReader
-from conquiet.management.jobs.search import SEARCH_LIMIT, JobFinder
 from conquiet.management.models import Report
 from conquiet.processor.cancellation import RECORD_KEPT_MS
 from conquiet.processor.envelope import encode_raw, replayed
 from conquiet.processor.jobs import JobState
 
-_TRIES = 5
-_POLL_S = 0.05
-_LONGEST_POLL_S = 1.0
 _SETTLED = {"cancelled", "finished"}
 _MAX_BYTES = 512 * 1024 * 1024
 
 
 class JobChange(StrEnum):
-    """What became of a job that was to be changed.
+    """Result of a requested change.
 
-    CANCELLED has no effect and will have none. REQUESTED: its worker is asked, and has not decided yet. FINISHED had
-    its effect before. MOVED was brought to the stream or given another time. GONE is nowhere: it ended, or never was.
-    REFUSED cannot be changed in this way where it is.
+    CANCELLED: the job has no effect. REQUESTED: its worker has not decided yet. FINISHED: the job had its effect
+    before. MOVED: it was moved to the stream or has a new due time. GONE: it was not found, because it ended or never
+    existed. REFUSED: its phase does not allow the change.
     """
 
     CANCELLED = "cancelled"
@@ -51,13 +45,13 @@ class JobChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeReport(Report):
-    """What became of one job.
+    """Result of a change of one job.
 
     Attributes:
         id: The job's id.
-        change: What became of it.
-        phase: Where it was found; None if it was not.
-        note: Why it was refused, and what to do instead.
+        change: The result.
+        phase: Phase in which it was found; None if it was not found.
+        note: Why it was refused, and an alternative.
     """
 
     id: str
@@ -71,34 +65,14 @@ class JobControl:
 
     Args:
         reader: Reads the stream.
-        finder: Finds single jobs.
     """
 
-    def __init__(self, reader: JobReader, finder: JobFinder) -> None:
+    def __init__(self, reader: JobReader) -> None:
         self._reader = reader
-        self._finder = finder
         self._keys = reader.keys
 
-    # ------------------------------------------------------------ cancel
-
-    async def cancel(self, job_id: str, *, timeout_s: float = 10.0, search_limit: int = SEARCH_LIMIT) -> ChangeReport:
-        """Cancel a job wherever it is. For a running one, wait up to ``timeout_s`` for its worker's decision."""
-        require_seconds("timeout_s", timeout_s, zero_allowed=True)
-        for _ in range(_TRIES):
-            search = await self._finder.find(job_id, search_limit=search_limit)
-            alive = [job for job in search.found if job.phase is not JobPhase.DEAD]
-            if not alive:
-                return await self._ended(job_id, search.found, complete=search.complete)
-            reports = [await self.cancel_found(job) for job in alive]
-            if any(report.change is JobChange.REQUESTED for report in reports):
-                return await self._decision(job_id, timeout_s)
-            report = min(reports, key=lambda one: list(JobChange).index(one.change))
-            if report.change is not JobChange.GONE:
-                return report
-        return ChangeReport(job_id, JobChange.GONE)
-
     async def cancel_found(self, job: JobReport) -> ChangeReport:
-        """Cancel a job at the place where it was found. GONE if it has moved on since."""
+        """Cancel a job at the place where it was found; GONE if it has moved on."""
         keys = self._keys
         records = (keys.cancelled(job.id), keys.job(job.id), keys.jobs(JobState.CANCELLED.value))
         match job.phase:
@@ -139,55 +113,17 @@ class JobControl:
         return self._keys.delayed, "delayed"
 
     async def decision(self, job_id: str) -> JobChange | None:
-        """Return how a request to cancel has ended; None while it is open, or if there was none."""
+        """Return the result of a cancellation request; None while it is open, or if there was none."""
         names = (self._keys.stream, self._keys.cancel, self._keys.cancelled(job_id))
         state = await self._reader.call("job_decision", names, (job_id, RECORD_KEPT_MS))
         return JobChange(state.decode()) if state and state.decode() in _SETTLED else None
-
-    async def _decision(self, job_id: str, timeout_s: float) -> ChangeReport:
-        ends_at = time.monotonic() + timeout_s
-        pause_s = _POLL_S
-        while (change := await self.decision(job_id)) is None:
-            if time.monotonic() >= ends_at:
-                note = "its worker has not decided yet; the request stands, also if the worker dies"
-                return ChangeReport(job_id, JobChange.REQUESTED, JobPhase.RUNNING, note)
-            await asyncio.sleep(min(pause_s, max(0.0, ends_at - time.monotonic())))
-            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
-        return ChangeReport(job_id, change, JobPhase.RUNNING)
-
-    async def _ended(self, job_id: str, found: list[JobReport], *, complete: bool) -> ChangeReport:
-        change = await self.decision(job_id)
-        if change is not None:
-            return ChangeReport(job_id, change)
-        if found:
-            return ChangeReport(job_id, JobChange.REFUSED, JobPhase.DEAD, "it is dead: retry or discard it")
-        note = "" if complete else "the search ended at its limit: the job may be further back"
-        return ChangeReport(job_id, JobChange.GONE, None, note)
 
     async def _only_group(self) -> str:
         group = await self._reader.group(required=True)
         return "" if group is None else group.name
 
-    # ------------------------------------------------------------ when
-
-    async def run_now(self, job_id: str, *, search_limit: int = SEARCH_LIMIT) -> ChangeReport:
-        """Bring a delayed or retrying job to its stream now. Its attempts stay as they are."""
-        return await self._move(job_id, "", search_limit)
-
-    async def reschedule(
-        self,
-        job_id: str,
-        *,
-        delay_s: float | None = None,
-        at: float | datetime | None = None,
-        search_limit: int = SEARCH_LIMIT,
-    ) -> ChangeReport:
-        """Let a delayed or retrying job be due at another time: in ``delay_s`` seconds, or ``at`` a moment."""
-        due_ms = await self._due_ms(delay_s, at)
-        return await self._move(job_id, str(due_ms), search_limit)
-
     async def move_found(self, job: JobReport, due: str) -> ChangeReport:
-        """Move a job at the place where it was found; ``due`` is empty for now."""
+        """Move a job from the place where it was found; an empty ``due`` means now."""
         if job.phase not in {JobPhase.DELAYED, JobPhase.RETRYING}:
             note = f"it is {job.phase}: only a delayed or retrying job has a time that can be changed"
             return ChangeReport(job.id, JobChange.REFUSED, job.phase, note)
@@ -195,22 +131,8 @@ class JobControl:
         moved = await self._reader.call("job_move", keys, (job.raw_payload, due))
         return ChangeReport(job.id, JobChange.MOVED if moved else JobChange.GONE, job.phase)
 
-    async def due_in(self, delay_s: float) -> str:
-        """Return the due time of ``move_found`` that is so many seconds from now, by the server's clock."""
-        return str(await self._due_ms(delay_s, None))
-
-    async def _move(self, job_id: str, due: str, search_limit: int) -> ChangeReport:
-        for _ in range(_TRIES):
-            search = await self._finder.find(job_id, search_limit=search_limit)
-            if not search.found:
-                break
-            found = sorted(search.found, key=lambda job: job.phase not in {JobPhase.DELAYED, JobPhase.RETRYING})
-            report = await self.move_found(found[0], due)
-            if report.change is not JobChange.GONE:
-                return report
-        return ChangeReport(job_id, JobChange.GONE)
-
-    async def _due_ms(self, delay_s: float | None, at: float | datetime | None) -> int:
+    async def due_ms(self, delay_s: float | None, at: float | datetime | None = None) -> int:
+        """Return the due time in ``delay_s`` seconds from now, by the server's clock, or the moment ``at``."""
         if (delay_s is None) == (at is None):
             raise ConfigurationError("give delay_s or at: one of them")
         if delay_s is not None:
@@ -221,21 +143,19 @@ class JobControl:
             at = at.timestamp()
         return round(require_seconds("at", at, zero_allowed=True) * 1000)
 
-    # ------------------------------------------------------------ dead ones
-
     async def edit(
         self, dead_id: str, data: Mapping[str, Any] | None = None, *, group: str | None = None
     ) -> ChangeReport:
-        """Retry a dead letter with other data, with all its attempts, for the group it died in or another.
+        """Retry a dead letter with all attempts, for its original group or another.
 
         Args:
-            dead_id: The dead letter's id (``place`` of a dead job).
-            data: In place of its data; None leaves it.
-            group: The consumer group to bring it back for.
+            dead_id: Id of the dead letter (``place`` of a dead job).
+            data: Replaces its data; None keeps it.
+            group: The consumer group to retry for.
 
         Raises:
-            OperatorError: It was no message, or its group does not exist.
-            PayloadError: ``data`` cannot be JSON.
+            OperatorError: Its group does not exist.
+            PayloadError: ``data`` cannot be encoded as JSON.
         """
         dead = await self._reader.dead_letters.show(dead_id)
         if dead is None:

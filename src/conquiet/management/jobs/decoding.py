@@ -1,4 +1,4 @@
-"""Stored messages into reports. Pure: bytes in, a ``JobReport`` out."""
+"""Decode stored messages into ``JobReport``. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,8 +21,8 @@ class JobDecoder:
 
     Args:
         stream: The stream.
-        group: The group that is looked at; empty for none.
-        with_data: Put each message's data into its report.
+        group: The selected group; empty for none.
+        with_data: Include the data of each message.
     """
 
     def __init__(self, stream: str, group: str, *, with_data: bool) -> None:
@@ -37,7 +37,7 @@ class JobDecoder:
         return self._report(raw, JobPhase.WAITING, now_ms, place=place)
 
     def running(self, row: Sequence[Any], now_ms: int) -> JobReport | None:
-        """Return a job that was delivered, from a row of ``job_running.lua``; None if its entry was deleted."""
+        """Return a delivered job from a row of ``job_running.lua``; None if its entry was deleted."""
         entry_id, consumer, idle_ms, deliveries, fields = row
         if not fields:
             return None
@@ -48,7 +48,7 @@ class JobDecoder:
             now_ms,
             place=entry_id.decode(),
             consumer=consumer.decode(errors="backslashreplace"),
-            idle_ms=idle_ms,
+            idle_s=idle_ms / 1000,
             deliveries=deliveries,
         )
 
@@ -61,13 +61,13 @@ class JobDecoder:
         return self._report(raw, JobPhase.PARKED, now_ms)
 
     def behind(self, raw: bytes, now_ms: int) -> JobReport | None:
-        """Return a job that waits behind others of its key; its place is the key as the scripts name it."""
+        """Return a job that waits behind others of its key; its place is the key in the form of the scripts."""
         envelope = read_envelope(raw, "")
         report = self._report(raw, JobPhase.BEHIND, now_ms)
         return None if envelope is None or report is None else replace(report, place=envelope.key_text)
 
     def dead(self, dead: DeadMessage, now_ms: int) -> JobReport | None:
-        """Return a dead job; None if it died in another group."""
+        """Return a dead job; None if it belongs to another group."""
         record = dead.record
         if self._group and record.group and record.group != self._group:
             return None
@@ -133,7 +133,7 @@ class JobDecoder:
 
 
 def read_envelope(raw: bytes, place: str) -> Envelope | None:
-    """Return the envelope that these bytes are; None if they are none."""
+    """Decode an envelope; None if the bytes are not an envelope."""
     try:
         return from_payload(decode_payload(raw, max_bytes=_LARGEST), entry_id=place or "0-0")
     except (CodecError, EnvelopeError):
@@ -146,24 +146,32 @@ def _data_of(payload: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def cause_of(headers: Any) -> RelatedMessage | None:
-    """Return the message that caused this one, as its headers name it."""
+    """Return the message that caused this one, from its headers."""
     found = read_cause(headers if isinstance(headers, Mapping) else None)
     return None if found is None else RelatedMessage(found.place, found.id)
 
 
 def as_attempts(failures: Sequence[FailedAttempt]) -> tuple[JobAttempt, ...]:
-    """Return failed attempts as they are reported."""
-    return tuple(JobAttempt(one.attempt, one.ended_ms, one.duration_ms, one.error_type, one.frames) for one in failures)
+    """Convert failed attempts for a report."""
+    return tuple(
+        JobAttempt(one.attempt, one.ended_ms, in_seconds(one.duration_ms), one.error_type, one.frames)
+        for one in failures
+    )
 
 
 def _attempts_of(dead: DeadMessage) -> tuple[JobAttempt, ...]:
-    """Return the attempts of a dead letter: those that its message carried, and the last one."""
+    """Return the attempts of a dead letter: the attempts in its message, and the last one."""
     record = dead.record
     earlier = as_attempts(read_attempts(None if record.payload is None else record.payload.get("failures")))
     if not record.attempts:
         return earlier
-    last = JobAttempt(record.attempts, record.failed_ms, record.duration_ms or None, record.error_type or record.reason)
-    return (*earlier, last)
+    took_s = in_seconds(record.duration_ms or None)
+    return (*earlier, JobAttempt(record.attempts, record.failed_ms, took_s, record.error_type or record.reason))
+
+
+def in_seconds(milliseconds: int | None) -> float | None:
+    """Return milliseconds as seconds; None if unknown."""
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _key_of(payload: dict[str, Any] | None) -> str:

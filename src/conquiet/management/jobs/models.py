@@ -1,4 +1,4 @@
-"""What is asked about jobs, and what is answered. Pure."""
+"""Filters and reports of jobs. Pure."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,13 +9,13 @@ from conquiet.management.models import Report
 
 
 class JobPhase(StrEnum):
-    """Where a job is.
+    """Phase of a job.
 
-    WAITING stands in the stream and was not delivered to the group. DELAYED waits for its first attempt, RETRYING for a
-    further one. RUNNING was delivered to a worker and is not settled; a few of them may wait in the worker's prefetch.
-    BEHIND waits until it is its turn: other messages of its key come first (docs/ordering.md).
-    PARKED waits for the end of a pause of its event. DEAD is a dead letter. SUCCEEDED and CANCELLED are over: they are
-    known from the job's recorded state or its cancellation, and cannot be listed.
+    WAITING is in the stream and was not delivered to the group. DELAYED waits for its first attempt, RETRYING for a
+    further attempt. RUNNING was delivered to a worker and is not settled; it may wait in the worker's prefetch. BEHIND
+    waits for earlier messages of its key (docs/ordering.md). PARKED waits for the end of a pause of its event. DEAD is
+    a dead letter. SUCCEEDED and CANCELLED have ended: they are known from the recorded state or the cancellation, and
+    cannot be listed.
     """
 
     WAITING = "waiting"
@@ -47,22 +47,22 @@ class JobAttempt(Report):
 
     Attributes:
         attempt: Its number, from 1.
-        ended_ms: When it ended; 0 if unknown.
-        duration_ms: How long its handler ran; None if unknown.
+        ended_ms: End in milliseconds since the epoch; 0 if unknown.
+        duration_s: Run time of the handler; None if unknown.
         error_type: Class of its error; empty if it succeeded.
         frames: The innermost frames of its error.
     """
 
     attempt: int
     ended_ms: int
-    duration_ms: int | None
+    duration_s: float | None
     error_type: str = ""
     frames: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RelatedMessage(Report):
-    """A message that caused another, or was caused by one: its stream or the target of its outbox, and its id."""
+    """A message that caused or was caused by another: its stream or outbox target, and its id."""
 
     place: str
     id: str
@@ -70,15 +70,15 @@ class RelatedMessage(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Selects jobs. All conditions must hold; what is None does not matter.
+    """Selects jobs. All conditions must hold; None matches every job.
 
     Attributes:
-        event: Its event.
+        event: The event.
         id: The message's id.
-        key: Its key: messages of one key run in order.
-        min_age_s: Emitted at least so long ago.
-        max_age_s: Emitted at most so long ago.
-        error: Only dead ones: class of the error, or the last parts of its name, or the reason.
+        key: The ordering key.
+        min_age_s: Smallest age since the emission.
+        max_age_s: Largest age since the emission.
+        error: Of dead jobs: class of the error, the last parts of its name, or the reason.
     """
 
     event: str | None = None
@@ -98,11 +98,11 @@ class JobFilter:
 
     @property
     def is_empty(self) -> bool:
-        """True if every job is meant."""
+        """True if the filter matches every job."""
         return self == EVERY_JOB
 
     def accepts(self, job: "JobReport") -> bool:
-        """True if this job is meant."""
+        """Return whether the job matches."""
         return (
             (self.event is None or self.event == job.event)
             and (self.id is None or self.id == job.id)
@@ -127,24 +127,24 @@ class JobReport(Report):
 
     Attributes:
         id: The message's id, the same through all attempts.
-        event: Its event; empty if the entry is no message.
-        phase: Where it is.
+        event: Its event; empty if the entry is not a message.
+        phase: Its phase.
         stream: Its stream.
-        group: The consumer group it is meant for; empty for every group.
+        group: Its consumer group; empty for every group.
         place: Entry id in the stream or among the dead letters; empty while it is delayed or parked.
-        attempt: The attempt that is next or under way, for a dead one the last.
-        emitted_ms: When it was emitted, milliseconds since the epoch; 0 if unknown.
-        age_s: Seconds since then, by the server's clock.
-        due_ms: When it is due, for a delayed or retrying one.
-        consumer: The worker it was delivered to, for a running one.
-        deliveries: How often the server has delivered its entry.
-        idle_ms: Since the worker last renewed its lease.
-        error_type: Class of the error it died of.
+        attempt: The current or next attempt; the last one of a dead job.
+        emitted_ms: Time of emission in milliseconds since the epoch; 0 if unknown.
+        age_s: Seconds since the emission, by the server's clock.
+        due_ms: Due time of a delayed or retrying job.
+        consumer: The worker of a running job.
+        deliveries: Deliveries of its entry, as counted by the server.
+        idle_s: Seconds since the worker last renewed its lease.
+        error_type: Class of the last error of a dead job.
         reason: Why it is dead: a value of ``Reason``.
-        key: Its key; empty if it has none.
-        caused_by: The message whose handler emitted it, if it was one.
-        attempts: Its failed attempts, oldest first, as far as it carries them.
-        data: The message's own data, only where it was asked for.
+        key: Its ordering key; empty if it has none.
+        caused_by: The message that caused it, if a handler emitted it.
+        attempts: The failed attempts that it carries, oldest first.
+        data: The data of the message, if requested.
     """
 
     id: str
@@ -159,7 +159,7 @@ class JobReport(Report):
     due_ms: int | None = None
     consumer: str = ""
     deliveries: int = 0
-    idle_ms: int = 0
+    idle_s: float = 0.0
     error_type: str = ""
     reason: str = ""
     key: str = ""
@@ -171,12 +171,12 @@ class JobReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobList(Report):
-    """Some jobs of one phase.
+    """A page of jobs of one phase.
 
     Attributes:
-        jobs: Those that match, in order of their place or due time.
-        cursor: Give it to the next call; None if all were seen. A page with few jobs, or none, may have one.
-        scanned: Jobs that were looked at for this page.
+        jobs: Matching jobs, in order of their place or due time.
+        cursor: Cursor for the next call; None if all were read. A page with few or no jobs may have a cursor.
+        scanned: Jobs that were read for this page.
     """
 
     jobs: tuple[JobReport, ...]
@@ -186,13 +186,13 @@ class JobList(Report):
 
 @dataclass(frozen=True, slots=True)
 class Cancellation(Report):
-    """What is known of the cancellation of a job.
+    """Cancellation of a job.
 
     Attributes:
         state: ``cancelled``; or ``requested``, while the worker that runs the job decides.
-        at_ms: When that was, by the server's clock.
+        at_ms: Time of that state, by the server's clock.
         event: The job's event.
-        group: The group it was cancelled for.
+        group: The consumer group of the cancellation.
         while_in: The phase in which it was found.
     """
 
@@ -205,7 +205,7 @@ class Cancellation(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobProgress(Report):
-    """What a handler has reported by ``ctx.progress``."""
+    """Progress that a handler reported by ``ctx.progress``."""
 
     fraction: float
     text: str
@@ -213,26 +213,26 @@ class JobProgress(Report):
 
 
 @dataclass(frozen=True, slots=True)
-class JobStory(Report):
-    """Everything that is known about one job.
+class JobHistory(Report):
+    """History of one job.
 
     Attributes:
         id: The message's id.
-        phase: Where it is; None if nothing is known of it.
+        phase: Its phase; None if the job is unknown.
         places: Each place where it was found: one per group, and more if its id was used for several messages.
-        times_ms: When it last came into each state, if job states are kept (``job_ttl_s``).
-        error_type: Its last error, if states are kept or it is dead.
-        traceback: Frames of that error, for a dead one.
-        cancellation: Its cancellation, if one was asked for.
-        progress: The last progress it has reported.
-        has_result: True if its result is kept.
-        complete: False if a limit ended the search: the job may be further back than was looked.
-        scanned: Messages that were looked at.
-        attempts: Its attempts, oldest first: failed ones as far as the message carries them (or its recorded state
-            does), the successful one if states are kept.
-        caused_by: The message whose handler emitted it, if it was one.
-        caused: Messages that its handler emitted, the first 20; only if states are kept.
-        event: Its event; empty if nothing is known of it.
+        times_ms: Last time of each state, if job states are stored (``job_ttl_s``).
+        error_type: Its last error, if states are stored or it is dead.
+        traceback: Frames of that error, if it is dead.
+        cancellation: Its cancellation, if requested.
+        progress: The last progress that it reported.
+        has_result: True if its result is stored.
+        complete: False if a limit ended the search: the job may be among older messages.
+        scanned: Messages that were searched.
+        attempts: Its attempts, oldest first: the failed ones that the message or its recorded state carries, and the
+            successful one if states are stored.
+        caused_by: The message that caused it, if a handler emitted it.
+        caused: The first 20 messages that its handler emitted; only if states are stored.
+        event: Its event; empty if the job is unknown.
     """
 
     id: str

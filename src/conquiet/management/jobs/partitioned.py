@@ -1,8 +1,8 @@
-"""``PartitionedJobs``: the jobs of all partitions of a stream, as those of one.
+"""``PartitionedJobs``: access the jobs of all partitions of a stream as one stream.
 
-A job is looked for in one partition after the other. A page of a list holds the jobs of the first partition, then those
-of the next; its cursor names the partition. Dead letters have ids by partition: two may have the same within one
-millisecond, and the first one found is meant.
+A job is searched in one partition after the other. A list returns the jobs of the first partition, then of the next;
+its cursor names the partition. The ids of dead letters are unique within a partition only. If two partitions have the
+same id, the first one found is used.
 
 See docs/decisions/0051.
 """
@@ -15,12 +15,12 @@ from typing import Any
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError
-from conquiet.management.jobs.admin import JobAdmin, liveliness_of
+from conquiet.management.jobs.admin import JobAdmin, phase_rank
 from conquiet.management.jobs.bulk import BulkAction, BulkReport
 from conquiet.management.jobs.control import ChangeReport, JobChange
-from conquiet.management.jobs.models import EVERY_JOB, JobFilter, JobList, JobPhase, JobReport, JobStory
+from conquiet.management.jobs.models import EVERY_JOB, JobFilter, JobHistory, JobList, JobPhase, JobReport
 from conquiet.management.jobs.reader import SCAN_LIMIT
-from conquiet.management.jobs.reset import ResetReport
+from conquiet.management.jobs.reset import ResetReport, require_confirmation
 from conquiet.management.jobs.search import SEARCH_LIMIT
 from conquiet.processor.envelope import new_id
 from conquiet.processor.partition_layout import partition_names
@@ -31,9 +31,9 @@ class PartitionedJobs:
     """Lists, shows and changes the jobs of a stream, partitioned or not; see ``JobAdmin``.
 
     Args:
-        client: A client without retries; it stays the caller's.
-        stream: The stream's name. Each call finds out how many partitions it has.
-        group: The consumer group whose jobs are meant. May be left out where the stream has one.
+        client: A client without retries. The caller closes it.
+        stream: The stream's name. Each call reads the number of its partitions.
+        group: The consumer group of the jobs. Optional if the stream has only one.
     """
 
     def __init__(self, client: AsyncClient, stream: str, *, group: str | None = None) -> None:
@@ -50,7 +50,7 @@ class PartitionedJobs:
         limit: int = 100,
         with_data: bool = False,
     ) -> JobList:
-        """Return up to ``limit`` jobs of a phase that match, by partition, and a cursor. See ``JobAdmin.list``."""
+        """Return up to ``limit`` matching jobs of a phase, by partition, and a cursor. See ``JobAdmin.list``."""
         partitions = await self._partitions()
         if len(partitions) == 1:
             return await partitions[0].list(phase, where, cursor=cursor, limit=limit, with_data=with_data)
@@ -71,14 +71,17 @@ class PartitionedJobs:
             if left <= 0 or scanned >= SCAN_LIMIT:
                 return JobList(tuple(jobs), f"{at}/", scanned)
 
-    async def show(self, job_id: str, *, with_data: bool = False, search_limit: int = SEARCH_LIMIT) -> JobStory:
-        """Return everything that is known of one job. See ``JobAdmin.show``."""
-        stories = [
+    async def show(self, job_id: str, *, with_data: bool = False, search_limit: int = SEARCH_LIMIT) -> JobHistory:
+        """Return the history of one job. See ``JobAdmin.show``."""
+        histories = [
             await one.show(job_id, with_data=with_data, search_limit=search_limit) for one in await self._partitions()
         ]
-        known = [story for story in stories if story.phase is not None]
-        found = min(known, key=_liveliness, default=stories[0])
-        complete, scanned = all(story.complete for story in stories), sum(story.scanned for story in stories)
+        known = [history for history in histories if history.phase is not None]
+        found = min(known, key=_rank, default=histories[0])
+        complete, scanned = (
+            all(history.complete for history in histories),
+            sum(history.scanned for history in histories),
+        )
         return replace(found, complete=complete, scanned=scanned)
 
     async def cancel(self, job_id: str, *, timeout_s: float = 10.0, search_limit: int = SEARCH_LIMIT) -> ChangeReport:
@@ -86,7 +89,7 @@ class PartitionedJobs:
         return await self._first(lambda one: one.cancel(job_id, timeout_s=timeout_s, search_limit=search_limit))
 
     async def run_now(self, job_id: str, *, search_limit: int = SEARCH_LIMIT) -> ChangeReport:
-        """Bring a delayed or retrying job to its stream now, as the attempt that it waits for."""
+        """Move a delayed or retrying job to its stream now. See ``JobAdmin.run_now``."""
         return await self._first(lambda one: one.run_now(job_id, search_limit=search_limit))
 
     async def reschedule(
@@ -97,17 +100,17 @@ class PartitionedJobs:
         at: float | datetime | None = None,
         search_limit: int = SEARCH_LIMIT,
     ) -> ChangeReport:
-        """Let a delayed or retrying job be due at another time. See ``JobAdmin.reschedule``."""
+        """Change the due time of a delayed or retrying job. See ``JobAdmin.reschedule``."""
         return await self._first(lambda one: one.reschedule(job_id, delay_s=delay_s, at=at, search_limit=search_limit))
 
     async def edit_and_retry(
         self, dead_id: str, data: Mapping[str, Any] | None = None, *, group: str | None = None
     ) -> ChangeReport:
-        """Retry a dead letter, with other data if it is given. See ``JobAdmin.edit_and_retry``."""
+        """Retry a dead letter, with other data if given. See ``JobAdmin.edit_and_retry``."""
         return await self._first(lambda one: one.edit_and_retry(dead_id, data, group=group))
 
     async def dead_letter(self, dead_id: str) -> JobReport | None:
-        """Return a dead letter with its data; None if it is gone. See ``JobAdmin.dead_letter``."""
+        """Return a dead letter with its data; None if it does not exist. See ``JobAdmin.dead_letter``."""
         for one in await self._partitions():
             found = await one.dead_letter(dead_id)
             if found is not None:
@@ -127,16 +130,16 @@ class PartitionedJobs:
         limit: int | None = None,
         on_progress: Callable[[BulkReport], None] | None = None,
     ) -> BulkReport:
-        """Change all jobs of a phase that match, one partition after the other. See ``JobAdmin.bulk``.
+        """Change all matching jobs of a phase, one partition after the other. See ``JobAdmin.bulk``.
 
-        Each partition keeps its own progress under the run's name. ``limit`` holds for all of them together.
+        Each partition stores its progress under the run's name. ``limit`` applies to all partitions together.
         """
         run_name = name or new_id()
         total: BulkReport | None = None
         partitions = await self._partitions()
         for at, one in enumerate(partitions):
             before, is_last = total, at == len(partitions) - 1
-            # A run that is resumed does not begin again with what it has ended.
+            # A resumed run skips the partitions that it has completed.
             report = None if is_last or dry_run else await one.bulk_progress(run_name)
             if report is None or not report.done:
                 report = await one.bulk(
@@ -159,7 +162,7 @@ class PartitionedJobs:
         return total
 
     async def bulk_progress(self, name: str) -> BulkReport | None:
-        """Return how far a bulk change is; None if there is none of that name. See ``JobAdmin.bulk_progress``."""
+        """Return the progress of a bulk change; None if there is none of that name. See ``JobAdmin.bulk_progress``."""
         reports = [await one.bulk_progress(name) for one in await self._partitions()]
         total: BulkReport | None = None
         for report in reports:
@@ -168,12 +171,9 @@ class PartitionedJobs:
         return total
 
     async def reset(self, *, confirm: str | None = None, dry_run: bool = False) -> ResetReport:
-        """Delete what waits, is delayed, parked or dead, in every partition. See ``JobAdmin.reset``."""
-        if not dry_run and confirm != self._stream:
-            raise ConfigurationError(
-                f"a reset deletes the jobs of stream {printable(self._stream)!r} for good: confirm it by the stream's "
-                "name, or look first with a dry run"
-            )
+        """Delete waiting, delayed, parked and dead jobs of every partition. See ``JobAdmin.reset``."""
+        if not dry_run:
+            require_confirmation(self._stream, confirm)
         names = await partition_names(self._client, self._stream)
         reports = [await self._admin(name).reset(confirm=name, dry_run=dry_run) for name in names]
         return ResetReport(
@@ -187,7 +187,7 @@ class PartitionedJobs:
         )
 
     async def _first(self, change: Callable[[JobAdmin], Awaitable[ChangeReport]]) -> ChangeReport:
-        """Return the report of the first partition that has the job; that of the last one if none has it."""
+        """Return the report of the first partition that has the job, else the report of the last partition."""
         note = ""
         for one in await self._partitions():
             report = await change(one)
@@ -204,7 +204,7 @@ class PartitionedJobs:
 
 
 def _position(cursor: str | None, partitions: int) -> tuple[int, str | None]:
-    """Return the partition that a cursor names, and where to go on in it."""
+    """Return the partition of a cursor, and the cursor within it."""
     if cursor is None:
         return 0, None
     at, slash, inner = cursor.partition("/")
@@ -213,9 +213,9 @@ def _position(cursor: str | None, partitions: int) -> tuple[int, str | None]:
     return int(at), inner or None
 
 
-def _liveliness(story: JobStory) -> int:
-    """Return the place of a story among several: a job that is somewhere comes before one that has ended."""
-    return min((liveliness_of(place) for place in story.places), default=len(JobPhase))
+def _rank(history: JobHistory) -> int:
+    """Return the rank of a history: a job with a place comes before a job that has ended."""
+    return min((phase_rank(place) for place in history.places), default=len(JobPhase))
 
 
 def _sum(one: BulkReport | None, other: BulkReport, *, done: bool) -> BulkReport:

@@ -1,7 +1,7 @@
 """Reads the jobs of one stream, page by page. Changes nothing.
 
-A page reads at most ``SCAN_LIMIT`` messages, whatever its filter is, and returns a cursor for the next. Pages of the
-delayed set are by due time; what becomes due or is added while you turn pages may be seen twice or not at all.
+A page reads at most ``SCAN_LIMIT`` messages with any filter, and returns a cursor for the next. Pages of the delayed
+set are by due time; a message that becomes due or is added between two pages may be seen twice or not at all.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +17,10 @@ from conquiet.processor.dead_letters import DeadLetters
 from conquiet.processor.key_order import KeyOrder
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.redis_transport.client import AsyncClient
-from conquiet.redis_transport.replies import server_ms
+from conquiet.redis_transport.client_commands import command
+from conquiet.redis_transport.commands import Word
+from conquiet.redis_transport.ids import is_entry_id, parse_id
+from conquiet.redis_transport.replies import scored, server_ms
 from conquiet.redis_transport.scripts import Arg, load_script
 
 SCAN_LIMIT = 2_000
@@ -47,15 +50,15 @@ class _Page:
 
     @property
     def step(self) -> int:
-        """How many messages the next step may read."""
+        """Number of messages that the next step may read."""
         return min(_STEP, SCAN_LIMIT - self.scanned)
 
     def is_full(self) -> bool:
-        """True if the page has all it may have, or has read all it may read."""
+        """True if the page has reached its limit of jobs or of messages read."""
         return len(self.jobs) >= self.limit or self.step <= 0
 
     def add(self, job: JobReport | None) -> None:
-        """Count a message that was read, and keep it if it is meant."""
+        """Count a message that was read, and keep it if it matches."""
         self.scanned += 1
         if job is not None and job.phase is self.phase and self.where.accepts(job):
             self.jobs.append(job)
@@ -65,9 +68,9 @@ class JobReader:
     """Reads the jobs of one stream.
 
     Args:
-        client: A client without retries; it stays the caller's.
+        client: A client without retries. The caller closes it.
         stream: The stream.
-        group: The consumer group whose jobs are meant. May be left out where the stream has one.
+        group: The consumer group of the jobs. May be left out if the stream has one group.
     """
 
     def __init__(self, client: AsyncClient, stream: str, group: str | None = None) -> None:
@@ -93,7 +96,7 @@ class JobReader:
         Raises:
             ConfigurationError: The phase cannot be listed, the cursor is of another list, or the stream has several
                 groups and none was named.
-            QueueError: The server refused or did not answer.
+            QueueError: The server refused or did not reply.
         """
         if phase not in LISTED:
             raise ConfigurationError(f"jobs can be listed that are {', '.join(LISTED)}")
@@ -118,7 +121,7 @@ class JobReader:
         return [Group(name.decode(errors="backslashreplace"), pending, last.decode()) for name, pending, last in reply]
 
     async def group(self, *, required: bool = False) -> Group | None:
-        """Return the group whose jobs are meant; None if the stream has no group, or several and none was named.
+        """Return the group of the jobs; None if the stream has no group, or several and none was named.
 
         Raises:
             ConfigurationError: The named group does not exist; or ``required``, and there are several.
@@ -139,7 +142,11 @@ class JobReader:
 
     async def now_ms(self) -> int:
         """Return the server's clock."""
-        return server_ms(await self._client.execute_command("TIME"))  # type: ignore[no-untyped-call]
+        return server_ms(await self.send("TIME"))
+
+    async def send(self, *words: Word) -> Any:
+        """Send one command."""
+        return await command(self._client, *words, stream=self.keys.stream)
 
     async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Run one of this package's scripts."""
@@ -149,10 +156,10 @@ class JobReader:
     async def _waiting(self, page: _Page, decoder: JobDecoder, cursor: str | None, now_ms: int) -> str | None:
         group = await self.group()
         last = "0-0" if group is None else group.last_delivered
-        position = last if cursor is None else max(_entry_id(cursor), last, key=entry_order)
+        position = last if cursor is None else max(_entry_id(cursor), last, key=parse_id)
         while not page.is_full():
             count = page.step
-            entries = await self.call("job_waiting", (self.keys.stream,), (f"({position}", "+", count))
+            entries = await self.send("XRANGE", self.keys.stream, f"({position}", "+", "COUNT", count)
             for entry_id, fields in entries:
                 position = str(entry_id, "ascii")
                 page.add(decoder.entry(entry_id, fields, now_ms))
@@ -183,14 +190,15 @@ class JobReader:
         score, skip = ("-inf", 0) if cursor is None else _position(cursor)
         while not page.is_full():
             count = page.step
-            pairs = await self.call("job_delayed", (self.keys.delayed,), (score, skip, count))
-            for raw, due in zip(pairs[::2], pairs[1::2], strict=True):
+            part = ("LIMIT", skip, count)
+            pairs = scored(await self.send("ZRANGEBYSCORE", self.keys.delayed, score, "+inf", "WITHSCORES", *part))
+            for raw, due in pairs:
                 at = due.decode()
                 score, skip = (at, skip + 1) if at == score else (at, 1)
                 page.add(decoder.delayed(raw, due, now_ms))
                 if page.is_full():
                     return f"{score}~{skip}"
-            if len(pairs) < 2 * count:
+            if len(pairs) < count:
                 return None
         return f"{score}~{skip}"
 
@@ -202,7 +210,8 @@ class JobReader:
                 number, place = number + 1, 0
                 continue
             count = page.step
-            members = await self.call("job_parked", (self.keys.parked_event(events[number]),), (place, count))
+            parked = self.keys.parked_event(events[number])
+            members = await self.send("LRANGE", parked, place, place + count - 1)
             for raw in members:
                 place += 1
                 page.add(decoder.parked(raw, now_ms))
@@ -231,8 +240,7 @@ class JobReader:
 
     async def parked_events(self) -> Sequence[bytes]:
         """Return the events that have parked messages."""
-        events: Sequence[bytes] = await self.call("job_events", (self.keys.parked,), ())
-        return events
+        return sorted(await self.send("SMEMBERS", self.keys.parked))
 
     async def _dead_page(self, page: _Page, decoder: JobDecoder, cursor: str | None, now_ms: int) -> str | None:
         position = None if cursor is None else _entry_id(cursor)
@@ -246,18 +254,6 @@ class JobReader:
             if found.cursor is None:
                 return None
         return position
-
-
-def entry_order(entry_id: str) -> tuple[int, int]:
-    """Return what entry ids are ordered by."""
-    milliseconds, _, sequence = entry_id.partition("-")
-    return int(milliseconds), int(sequence or 0)
-
-
-def is_entry_id(text: str) -> bool:
-    """True if the text looks like the id of a stream entry."""
-    milliseconds, dash, sequence = text.partition("-")
-    return bool(dash) and all(part.isascii() and part.isdigit() for part in (milliseconds, sequence))
 
 
 def _entry_id(cursor: str) -> str:

@@ -1,45 +1,45 @@
-"""The story that is recorded with the state of a job, if states are kept. Pure.
+"""Decode the history that is stored with the state of a job. Pure.
 
-See docs/decisions/0071.
+See docs/decisions/0018.
 """
 
 from typing import Any, NamedTuple
 
 import msgspec
 
-from conquiet.management.jobs.decoding import as_attempts
+from conquiet.management.jobs.decoding import as_attempts, in_seconds
 from conquiet.management.jobs.models import JobAttempt, RelatedMessage
 from conquiet.processor.attempts import read_attempts
 
 
-class RecordedStory(NamedTuple):
-    """How a job came to its state.
+class RecordedHistory(NamedTuple):
+    """Stored history of a job.
 
     Attributes:
         failed: Its failed attempts, oldest first.
-        duration_ms: How long its last attempt ran.
-        caused_by: The message whose handler emitted it.
+        duration_s: Run time of its last attempt.
+        caused_by: The message that caused it.
         caused: Messages that its handler emitted.
     """
 
     failed: tuple[JobAttempt, ...] = ()
-    duration_ms: int | None = None
+    duration_s: float | None = None
     caused_by: RelatedMessage | None = None
     caused: tuple[RelatedMessage, ...] = ()
 
 
-def read_story(raw: str) -> RecordedStory:
-    """Return what is recorded; nothing if it is of another release."""
+def read_recorded(raw: str) -> RecordedHistory:
+    """Decode a stored history; empty if another version wrote it."""
     try:
         facts = msgspec.json.decode(raw.encode()) if raw else {}
     except (msgspec.DecodeError, UnicodeEncodeError):
         facts = {}
     if not isinstance(facts, dict):
-        return RecordedStory()
+        return RecordedHistory()
     duration_ms, caused = facts.get("ms"), facts.get("caused")
-    return RecordedStory(
+    return RecordedHistory(
         as_attempts(read_attempts(facts.get("failures"))),
-        duration_ms if isinstance(duration_ms, int) else None,
+        in_seconds(duration_ms) if isinstance(duration_ms, int) else None,
         _related(facts.get("by")),
         tuple(found for one in caused if (found := _related(one)) is not None) if isinstance(caused, list) else (),
     )

@@ -1,6 +1,7 @@
-"""Empties a stream: what waits, is delayed, parked or dead. Jobs that run are left to their workers.
+"""Delete the waiting, delayed, parked and dead jobs of a stream. Running jobs are not changed.
 
-In steps of a bounded size, and only what was there at the beginning. Groups, pauses and ids that count as emitted stay.
+Deletes in steps of a bounded size, and only jobs that existed at the beginning. Groups, pauses and the ids of emitted
+messages are kept.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ _STEP = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetReport(Report):
-    """What a reset removed, or in a dry run would remove at most.
+    """Jobs that a reset removed, or would remove at most in a dry run.
 
     Attributes:
         stream: The stream.
-        entries: Entries of the stream that no group had pending, handled ones included.
+        entries: Entries of the stream that were not pending in any group, handled ones included.
         behind: Messages that wait behind others of their key.
         delayed: Delayed and retrying jobs.
         parked: Parked jobs.
@@ -37,7 +38,7 @@ class ResetReport(Report):
 
 
 async def reset(reader: JobReader, *, confirm: str | None, dry_run: bool) -> ResetReport:
-    """Empty the stream of a reader; see ``JobAdmin.reset``."""
+    """Delete the jobs of the reader's stream; see ``JobAdmin.reset``."""
     keys = reader.keys
     events = [event.decode(errors="backslashreplace") for event in await reader.parked_events()]
     lists = [keys.parked_event(event) for event in events]
@@ -54,12 +55,8 @@ async def reset(reader: JobReader, *, confirm: str | None, dry_run: bool) -> Res
             dead=dead,
             dry_run=True,
         )
-    if confirm != keys.stream:
-        raise ConfigurationError(
-            f"a reset deletes the jobs of stream {printable(keys.stream)!r} for good: confirm it by the stream's name, "
-            "or look first with a dry run"
-        )
-    behind = await _empty_lines(reader)  # first, or each deleted entry would be followed by the next of its key
+    require_confirmation(keys.stream, confirm)
+    behind = await _empty_lines(reader)  # first, or the deletion of an entry would release the next message of its key
     report = ResetReport(
         stream=keys.stream,
         behind=behind,
@@ -69,8 +66,17 @@ async def reset(reader: JobReader, *, confirm: str | None, dry_run: bool) -> Res
         dead=await _empty(reader, keys.dead, dead),
     )
     if (await reader.order.report(limit=1)).holders:
-        await reader.order.release_stuck()  # of messages that are deleted; what runs keeps its turn
+        await reader.order.release_stuck()  # keys of deleted messages; running messages keep theirs
     return report
+
+
+def require_confirmation(stream: str, confirm: str | None) -> None:
+    """Raise unless ``confirm`` is the name of the stream."""
+    if confirm != stream:
+        raise ConfigurationError(
+            f"a reset deletes the jobs of stream {printable(stream)!r} for good: confirm it by the stream's name, "
+            "or look first with a dry run"
+        )
 
 
 async def _empty_lines(reader: JobReader) -> int:

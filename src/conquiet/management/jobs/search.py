@@ -1,4 +1,4 @@
-"""Finds one job by its id, by looking at messages on the server, in steps and up to a limit. Changes nothing."""
+"""Find one job by its id. The server searches messages in steps, up to a limit. Changes nothing."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -7,10 +7,11 @@ from conquiet.core.json_codec import encode_json
 from conquiet.core.validation import require_positive, require_text
 from conquiet.management.jobs.decoding import JobDecoder
 from conquiet.management.jobs.models import JobReport
-from conquiet.management.jobs.reader import Group, JobReader, entry_order, is_entry_id
+from conquiet.management.jobs.reader import Group, JobReader
+from conquiet.redis_transport.ids import is_entry_id, parse_id
 
 SEARCH_LIMIT = 200_000
-"""Most messages that a search for one job looks at, in each place."""
+"""Most messages that a search reads in each place."""
 
 _STEP = 200
 _STEP_ON_SERVER = 500
@@ -21,10 +22,10 @@ class Search:
 
     Attributes:
         id: The job's id.
-        text: The id as it stands in a stored message.
+        text: The id as encoded in a stored message.
         found: The job at each place where it was found.
-        tracebacks: Of its dead letters.
-        scanned: Messages that were looked at.
+        tracebacks: Tracebacks of its dead letters.
+        scanned: Messages that were read.
         complete: False if the limit ended the search of a place.
     """
 
@@ -39,11 +40,11 @@ class Search:
         self._here = 0
 
     def begin(self) -> None:
-        """Begin with another place."""
+        """Start the search of another place."""
         self._here = 0
 
     def seen(self, count: int) -> None:
-        """Count messages that were looked at."""
+        """Count messages that were read."""
         self._here += count
         self.scanned += count
 
@@ -56,7 +57,7 @@ class Search:
         return True
 
     def offer(self, job: JobReport | None) -> None:
-        """Keep a job if it is the one that is looked for."""
+        """Add a job if it has the wanted id."""
         if job is not None and job.id == self.id and job not in self.found:
             self.found.append(job)
 
@@ -72,11 +73,11 @@ class JobFinder:
         self._reader = reader
 
     async def find(self, job_id: str, *, search_limit: int = SEARCH_LIMIT, with_data: bool = False) -> Search:
-        """Look for a job by its id in every place, newest state first, at most ``search_limit`` messages in each."""
+        """Search a job by its id in every place, at most ``search_limit`` messages in each."""
         require_text("id", job_id)
         require_positive("search_limit", search_limit)
         given = await self._reader.group()
-        # Without a named group every group's jobs are looked at.
+        # Without a named group the jobs of every group are searched.
         groups = await self._reader.groups() if given is None else [given]
         now_ms = await self._reader.now_ms()
         search = Search(job_id, search_limit, encode_json(job_id))
@@ -151,13 +152,11 @@ class JobFinder:
             number, place = (number, place + seen) if seen == _STEP_ON_SERVER else (number + 1, 0)
 
     async def _search_stream(self, search: Search, decoder: JobDecoder, groups: Sequence[Group], now_ms: int) -> None:
-        """Look at the entries that a group has not been given yet. An id that the server made is looked up at once."""
-        first = min((group.last_delivered for group in groups), key=entry_order, default="0-0")
+        """Search the undelivered entries. An id that the server generated is read directly."""
+        first = min((group.last_delivered for group in groups), key=parse_id, default="0-0")
         if is_entry_id(search.id):
-            for entry_id, fields in await self._reader.call(
-                "job_waiting", (self._reader.keys.stream,), (search.id, search.id, 1)
-            ):
-                if entry_order(entry_id.decode()) > entry_order(first):
+            for entry_id, fields in await self._reader.send("XRANGE", self._reader.keys.stream, search.id, search.id):
+                if parse_id(entry_id.decode()) > parse_id(first):
                     search.offer(decoder.entry(entry_id, fields, now_ms))
         async for entry_id, fields in self._matches(search, self._reader.keys.stream, first):
             search.offer(decoder.entry(entry_id, fields, now_ms))

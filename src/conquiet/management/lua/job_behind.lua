@@ -1,5 +1,5 @@
--- Messages that wait behind others of their key: a page of one line. KEYS: waiting keys, order
--- ARGV: number of the line (longest first), from which place, how many. Answers {member, …}; nothing if there is no such line.
+-- A page of the messages that wait behind others of one key. KEYS: waiting keys, order
+-- ARGV: number of the key (longest queue first), first position, most members. Returns {member, …}; nothing without such a key.
 -- makes names of keys
 local key = redis.call('ZREVRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not key then return false end

@@ -1,11 +1,11 @@
 -- with: conquiet.processor/ordering
--- Remove a job that waits in the delayed set, in a list of parked messages or in the line of its key, and record that it is cancelled.
+-- Remove a job from the delayed set, a list of parked messages or the queue of its key, and record its cancellation.
 -- KEYS: delayed set or parked list, record, hash of the job's state, ids of the cancelled jobs, stream, order
--- ARGV: payload, 'delayed', 'parked' or 'behind', phase, event, group, id, ms the record is kept, what the names of sets of ids begin with
--- Answers 1, or 0 if the job is not there any more.
+-- ARGV: payload, 'delayed', 'parked' or 'behind', phase, event, group, id, ms the record is kept, prefix of the sets of ids
+-- Returns 1, or 0 if the job is gone.
 local removed
 if ARGV[2] == 'delayed' then removed = redis.call('ZREM', KEYS[1], ARGV[1])
--- From the end of the list, where a bulk run begins: so a long list is not searched again for each of its messages.
+-- Searched from the end of the list, where a bulk run begins: a long list is not searched again for each message.
 else removed = redis.call('LREM', KEYS[1], -1, ARGV[1]) end
 if removed == 0 then return 0 end
 release_message(KEYS[5], KEYS[6], ARGV[1])
@@ -17,7 +17,7 @@ local t = redis.call('TIME')
 local now = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'at_ms', now, 'event', ARGV[4], 'group', ARGV[5], 'while_in', ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[7])
--- The state is a view: it is written only where states are kept, and fails nothing.
+-- The state is a view: it is written only if states are stored, and its failure is ignored.
 local state = redis.pcall('HGET', KEYS[3], 'state')
 if type(state) == 'string' then
   redis.pcall('ZREM', ARGV[8] .. state, ARGV[6])

@@ -1,9 +1,9 @@
 -- with: conquiet.processor/ordering
--- Cancel the job of an entry: removed at once if no group needs the entry; otherwise the worker that has it decides.
+-- Cancel the job of an entry. Removed now if no group needs the entry; otherwise its worker decides.
 -- KEYS: stream, cancel, wake, record, hash of the job's state, ids of the cancelled jobs, order
--- ARGV: entry id, group (empty if the stream has none), event, job id, ms the record is kept, what the names of sets of ids
--- begin with
--- Answers 'cancelled', 'requested', 'finished' if the group has acknowledged the entry, or 'gone'.
+-- ARGV: entry id, group (empty if the stream has none), event, job id, ms the record is kept, prefix of the sets of
+-- ids
+-- Returns 'cancelled', 'requested', 'finished' if the group has acknowledged the entry, or 'gone'.
 local function is_after(a, b)
   local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
   local b_ms, b_seq = string.match(b, '^(%d+)-(%d+)$')

@@ -1,6 +1,6 @@
--- How a request to cancel has ended. KEYS: stream, cancel, record; ARGV: job id, ms the record is kept
--- Answers the state of the record: 'requested', 'cancelled', 'finished', or ''. A request whose entry was acknowledged
--- without a decision has come too late: every other end removes the request in its own step.
+-- Return the outcome of a request to cancel. KEYS: stream, cancel, record; ARGV: job id, ms the record is kept
+-- Returns the state of the record: 'requested', 'cancelled', 'finished', or ''. If the entry was
+-- acknowledged without a decision, the request came too late: every other end removes the request in its own step.
 local state = redis.call('HGET', KEYS[3], 'state')
 if state ~= 'requested' then return state or '' end
 local group, entry = redis.call('HGET', KEYS[3], 'group'), redis.call('HGET', KEYS[3], 'entry')

@@ -1,6 +1,6 @@
 -- with: conquiet.processor/ordering
--- Replace a dead letter by a message with other data. One step: of two operators who retry it, one does.
--- KEYS: stream, dead, order; ARGV: id of the dead letter, group, payload. Answers 1; 0 if it is gone; 2 if its group is not there.
+-- Replace a dead letter by a message with other data. One step: of two concurrent retries, one succeeds.
+-- KEYS: stream, dead, order; ARGV: id of the dead letter, group, payload. Returns 1; 0 if it is gone; 2 without its group.
 if #redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1]) == 0 then return 0 end
 local found = false
 if redis.call('EXISTS', KEYS[1]) == 1 then

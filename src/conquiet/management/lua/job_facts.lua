@@ -1,5 +1,5 @@
--- Hashes about one job, each as names and values in turn, and the remaining life of each in ms.
--- KEYS: hashes. Answers {{name, value, …}, ms, …}.
+-- Return hashes about one job, as names and values, and the time to live of each in ms.
+-- KEYS: hashes. Returns {{name, value, …}, ms, …}.
 local answers = {}
 for _, key in ipairs(KEYS) do
   answers[#answers + 1] = redis.call('HGETALL', key)

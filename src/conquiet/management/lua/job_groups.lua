@@ -1,4 +1,4 @@
--- The groups of a stream. KEYS: stream. Answers {{name, pending, last delivered id}, …}; nothing without a stream.
+-- List the groups of a stream. KEYS: stream. Returns {{name, pending, last delivered id}, …}; nothing without a stream.
 if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
 local answers = {}
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do

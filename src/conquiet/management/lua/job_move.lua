@@ -1,7 +1,7 @@
 -- with: conquiet.processor/ordering
--- Change when a delayed job is due, or bring it into the stream now. KEYS: stream, delayed, wake,
+-- Change the due time of a delayed job, or move it to the stream now. KEYS: stream, delayed, wake,
 -- order
--- ARGV: payload, due time in ms ('' for now). Answers 1, or 0 if it is not in the delayed set any more.
+-- ARGV: payload, due time in ms ('' for now). Returns 1, or 0 if it has left the delayed set.
 local score = redis.call('ZSCORE', KEYS[2], ARGV[1])
 if not score then return 0 end
 if ARGV[2] == '' then

@@ -1,5 +1,5 @@
--- Delete the messages that wait behind others of their key, of some keys, longest lines first.
--- KEYS: order, waiting keys; ARGV: most keys. Answers {keys that are left, messages deleted}.
+-- Delete the messages that wait behind others of their key, for some keys, longest queues first.
+-- KEYS: order, waiting keys; ARGV: most keys. Returns {remaining keys, messages deleted}.
 -- makes names of keys
 local deleted = 0
 for _, key in ipairs(redis.call('ZREVRANGE', KEYS[2], 0, tonumber(ARGV[1]) - 1)) do

@@ -1,4 +1,4 @@
--- Delete some members: the first of a sorted set, of a list, or of a stream. KEYS: key; ARGV: how many. Answers how many.
+-- Delete the first members of a sorted set, a list or a stream. KEYS: key; ARGV: most members. Returns the number deleted.
 local kind = redis.call('TYPE', KEYS[1])['ok']
 if kind == 'zset' then return redis.call('ZREMRANGEBYRANK', KEYS[1], 0, ARGV[1] - 1) end
 if kind == 'list' then

@@ -1,5 +1,5 @@
--- Delete entries of a stream that no group has pending. KEYS: stream; ARGV: from, to, how many to look at
--- Answers {entries seen, deleted, id of the last or ''}.
+-- Delete entries of a stream that no group has pending. KEYS: stream; ARGV: from, to, most entries to read
+-- Returns {entries seen, deleted, id of the last or ''}.
 local groups = {}
 if redis.call('EXISTS', KEYS[1]) == 1 then
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do

@@ -1,5 +1,5 @@
--- Look for a text in a page of a stream; only entries that have it are sent to the client.
--- KEYS: stream; ARGV: from this id on, how many, text. Answers {entries seen, id of the last or '', {{id, {field, value, …}}, …}}.
+-- Search a page of a stream for a text; only matching entries are sent to the client.
+-- KEYS: stream; ARGV: first id, most entries, text. Returns {entries seen, id of the last or '', {{id, {field, value, …}}, …}}.
 local page = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])
 local found = {}
 for _, entry in ipairs(page) do

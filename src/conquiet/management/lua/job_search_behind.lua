@@ -1,6 +1,6 @@
--- Look for a text among messages that wait behind others of their key. KEYS: waiting keys, order
--- ARGV: number of the line (longest first), from which place, how many, text. Answers {members seen, {member, …}}; nothing if
--- there is no such line.
+-- Search the messages that wait behind others of one key for a text. KEYS: waiting keys, order
+-- ARGV: number of the key (longest queue first), first position, most members, text. Returns {members seen, {member, …}};
+-- nothing without such a key.
 -- makes names of keys
 local key = redis.call('ZREVRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not key then return false end

@@ -1,5 +1,5 @@
--- Look for a text in a part of a sorted set. KEYS: sorted set; ARGV: cursor, about how many, text.
--- Answers {next cursor, members seen, {member, score, …}}.
+-- Search a part of a sorted set for a text. KEYS: sorted set; ARGV: cursor, approximate number of members, text.
+-- Returns {next cursor, members seen, {member, score, …}}.
 local reply = redis.call('ZSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
 local found = {}
 for i = 1, #reply[2], 2 do

@@ -1,5 +1,5 @@
--- Look for a text in a part of a list. KEYS: list; ARGV: from which place, how many, text.
--- Answers {members seen, {member, …}}.
+-- Search a part of a list for a text. KEYS: list; ARGV: first position, most members, text.
+-- Returns {members seen, {member, …}}.
 local page = redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[1] + ARGV[2] - 1)
 local found = {}
 for _, member in ipairs(page) do

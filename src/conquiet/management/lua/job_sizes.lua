@@ -1,4 +1,4 @@
--- The sizes of keys of any kind, 0 for none. KEYS: keys.
+-- Return the sizes of keys of any type, 0 for missing keys. KEYS: keys.
 local answers = {}
 for i, key in ipairs(KEYS) do
   local kind = redis.call('TYPE', key)['ok']

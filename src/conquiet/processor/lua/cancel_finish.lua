@@ -1,4 +1,4 @@
--- Record that jobs had their effect before they could be cancelled. Their entries are acknowledged, or about to be.
+-- Record that jobs had their effect before they could be cancelled. Their entries are acknowledged, or will be.
 -- KEYS: cancel, then one record per job; ARGV: ms a record is kept, then per job: entry id and group, event
 local t = redis.call('TIME')
 local now = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))

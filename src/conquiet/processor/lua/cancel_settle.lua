@@ -1,7 +1,7 @@
 -- with: ordering
--- Acknowledge an entry whose job is cancelled, or had its effect before it could be. One step with the record of it.
+-- Acknowledge the entry of a job that is cancelled or had its effect before it could be. Recorded in the same step.
 -- KEYS: stream, cancel, record, order; ARGV: group, consumer, entry id, 'cancelled' or 'finished', event, ms the record is kept
--- Answers 1, or 0 if the entry is not this consumer's any more: its new owner decides.
+-- Returns 1, or 0 if another consumer has claimed the entry: its new owner decides.
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2]) == 0 then return 0 end
 local t = redis.call('TIME')
 local now = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))

@@ -1,7 +1,7 @@
--- Remove requests to cancel entries that have been acknowledged meanwhile: their jobs had their effect.
--- KEYS: stream, cancel; ARGV: cursor, about how many, what the names of records begin with, ms a record is kept
--- Answers the next cursor. An entry that was not delivered yet is kept. Records lie in the same slot: what their names
--- begin with has the hash tag.
+-- Remove requests to cancel entries that are acknowledged: their jobs had their effect.
+-- KEYS: stream, cancel; ARGV: cursor, approximate number of requests, prefix of the records, ms a record is kept
+-- Returns the next cursor. An entry that was not delivered yet is kept. Records lie in the same slot: their
+-- prefix has the hash tag.
 -- makes names of keys
 local function is_after(a, b)
   local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')

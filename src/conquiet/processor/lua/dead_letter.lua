@@ -2,8 +2,8 @@
 -- Acknowledge entries and write their dead letters. One step, for the same reason as a retry.
 -- KEYS: stream, dead, order, cancel; ARGV: group, consumer, most dead letters kept (0: all), their greatest age in ms (0:
 -- any), words per entry, then per entry: entry id, record, and with four words key and ticket: its turn ends with it
--- Answers {dead letters that the retention removed, then per entry 1; 0 if it is not this consumer's any more; 3 if
--- its job is to be cancelled, and nothing was done}.
+-- Returns {dead letters that the retention removed, then per entry 1; 0 if another consumer has claimed it; 3 if its
+-- job has a request to cancel, and nothing was done}.
 local answers = {0}
 local words = tonumber(ARGV[5])
 for i = 6, #ARGV, words do

@@ -1,11 +1,11 @@
--- Let a message wait, in place of the one that waits under the same name, and note that in the states of both jobs. One
--- step: otherwise the slower of two hosts would record a job that the other has replaced, and that job would never run.
+-- Delay a message, replace the delayed message of the same name, and record the states of both jobs. One step:
+-- otherwise the slower of two hosts would record a job that the other has replaced, and that job would never run.
 -- KEYS: delayed, wake, debounce, ids of the delayed jobs
--- ARGV: payload, delay in ms, how long the name is remembered beyond that in ms, what the names of the jobs' hashes begin
--- with, id of the message (empty: states are not kept), its event
--- Answers {due time, 1 if another message was replaced, 1 if a state could not be noted}.
--- What can be refused is refused before the first write: an error ends a script where it stands, and what waited would be
--- gone, or the new message would be there without a recorded state. A state is a view and fails no message.
+-- ARGV: payload, delay in ms, how long the name is remembered beyond that in ms, prefix of the jobs' hashes, id of
+-- the message (empty: states are not kept), its event
+-- Returns {due time, 1 if another message was replaced, 1 if a state could not be recorded}.
+-- Everything that can be refused is checked before the first write: an error ends a script in the middle, and the
+-- delayed message would be lost, or the new one stored without a state. A state is a view and fails no message.
 -- makes names of keys
 redis.call('ZCARD', KEYS[1])
 redis.call('XLEN', KEYS[2])
@@ -28,8 +28,8 @@ local function try(...)
   return answer
 end
 
--- Within a JSON text quotes are escaped, so the first place that looks like this is the one. Who is replaced is known only
--- here, so the name of its hash is made here. It lies in the same slot: what it begins with has the hash tag.
+-- Quotes are escaped in JSON text, so the first match is the id. The replaced message is known only here, so the key of
+-- its hash is built here. It is in the same slot: the prefix has the hash tag.
 local gone = replaced == 1 and string.match(waiting, ',"id":"(%x+)","attempt":1,')
 if gone and try('HGET', ARGV[4] .. gone, 'state') == 'delayed' then
   try('ZREM', KEYS[4], gone)

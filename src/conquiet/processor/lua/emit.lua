@@ -1,11 +1,12 @@
 -- with: ordering
 -- Emit a chunk of messages: into the stream, or into the delayed set; each id at most once in its window.
--- KEYS: stream, delayed, wake, order, then the keys of ids to be remembered
--- ARGV: per message: payload, when ('' now, '?' now unless its key has moved to another partition, '+500' in 500 ms, '=1763…' at that ms), number of its id key (0: none), window in ms
--- Answers per message: entry id; '@' and the due time if it waits; '#' and how many of its key come
--- before it; '>' and the number of partitions if its key has moved and nothing was done; '' if its id was emitted before.
--- What can be refused is refused before the first write: an error ends a script where it stands, and a mark without
--- its message would turn the repetition away.
+-- KEYS: stream, delayed, wake, order, then the keys of ids to remember
+-- ARGV: per message: payload, when ('' now, '?' now unless its key has moved to another partition, '+500' in 500 ms,
+-- '=1763…' at that ms), number of its id key (0: none), window in ms
+-- Returns per message: entry id; '@' and the due time if it waits; '#' and the number of messages of its
+-- key before it; '>' and the number of partitions if its key has moved and nothing was done; '' if its id was emitted before.
+-- Everything that can be refused is checked before the first write: an error ends a script in the middle, and a mark
+-- without its message would reject the repetition.
 redis.call('XLEN', KEYS[1])
 redis.call('ZCARD', KEYS[2])
 redis.call('XLEN', KEYS[3])
@@ -43,7 +44,7 @@ for i = 1, #ARGV, 4 do
   end
 end
 if earliest then
-  -- Movers sleep until the first due time they know of. Wake them only when that has changed.
+  -- Promoters sleep until the earliest known due time. Wake them only if it has changed.
   local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
   if tonumber(first[2]) >= earliest then redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'w', '1') end
 end

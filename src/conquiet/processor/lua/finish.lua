@@ -1,8 +1,8 @@
 -- with: ordering
--- Acknowledge entries of messages with a key, and end their keys' turns, in one step: a crash leaves both undone or both done.
+-- Acknowledge messages with a key and release their keys, in one step: after a crash both are done, or neither is.
 -- KEYS: stream, order; ARGV: group, consumer, then per entry: entry id, key, ticket
--- Answers how many were acknowledged: an entry that is not this consumer's any more is its new owner's, and so is its key.
--- The acknowledgement comes first: once a script has written, a server without memory lets it finish.
+-- Returns the number acknowledged: an entry that another consumer has claimed, and its key, belong to that consumer.
+-- The acknowledgement comes first: once a script has written, a server without memory executes the rest.
 local owns = owns_order(KEYS[1], KEYS[2], ARGV[1])
 local done = 0
 for i = 3, #ARGV, 3 do

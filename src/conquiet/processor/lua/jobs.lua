@@ -1,12 +1,12 @@
--- Note the states of jobs. KEYS: the sets of the seven states, then one hash per job
--- ARGV: ms a finished job is kept, then per job: number of its state, id, event, attempt, error, '1' if only a new job is
--- noted, its story as JSON or ''
+-- Record the states of jobs. KEYS: the sets of the seven states, then one hash per job
+-- ARGV: ms a finished job is kept, then per job: number of its state, id, event, attempt, error, '1' to record only a
+-- new job, its history as JSON or ''
 local names = {'waiting', 'delayed', 'running', 'succeeded', 'failed', 'dead', 'cancelled'}
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 
 -- Hosts write late: the failure of one attempt may arrive after the next attempt has begun or ended. A state that begins
--- after an end belongs to a new run of the job: a replay, or the same id once more.
+-- after an end belongs to a new run of the job: a replay, or the same id again.
 local function is_late(old, old_attempt, state, attempt)
   local ended = old == 'succeeded' or old == 'dead' or old == 'cancelled'
   if ended and state <= 3 then return false end
@@ -29,7 +29,8 @@ for i = 2, #ARGV, 7 do
     if state == 4 or state >= 6 then redis.call('PEXPIRE', job, ARGV[1]) else redis.call('PERSIST', job) end
   end
 end
--- More than can have ended since the last call, and not so many that other clients wait: after a quiet time it may be all.
+-- Purge more jobs than can have ended since the last call, but few enough not to block other clients: after an idle time
+-- all jobs may have expired.
 local gone = string.format('%.0f', now - tonumber(ARGV[1]))
 for _, ended in ipairs({KEYS[4], KEYS[6], KEYS[7]}) do
   local count = redis.call('ZCOUNT', ended, '-inf', gone)

@@ -1,6 +1,6 @@
 -- with: ordering
--- Acknowledge an entry that has a key and no ticket (another program wrote it) and let its message join its key's line.
--- KEYS: stream, order; ARGV: group, consumer, entry id, payload. Answers 1, or 0 if it is not this consumer's any more.
+-- Acknowledge an entry that has a key and no ticket (another program wrote it) and append its message to the queue of its key.
+-- KEYS: stream, order; ARGV: group, consumer, entry id, payload. Returns 1, or 0 if another consumer has claimed it.
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2]) == 0 then return 0 end
 admit(KEYS[1], KEYS[2], ARGV[4])
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])

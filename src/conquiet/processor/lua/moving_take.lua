@@ -1,5 +1,6 @@
--- Read messages whose keys have moved to another partition, as the one host that moves them. They stay until they are there.
--- KEYS: order; ARGV: token of the host, its lease in ms, most messages. Answers {number of partitions or '', {payloads}}.
+-- Read messages of keys that moved to another partition, as the only host that moves them. They stay until they are stored
+-- there.
+-- KEYS: order; ARGV: token of the host, its lease in ms, most messages. Returns {number of partitions or '', {payloads}}.
 -- makes names of keys
 local lease = KEYS[1] .. ':mover'
 if redis.call('SET', lease, ARGV[1], 'NX', 'PX', ARGV[2]) == false then

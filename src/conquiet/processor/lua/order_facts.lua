@@ -1,6 +1,6 @@
--- Where the order by key stands. KEYS: order, waiting keys; ARGV: most keys to name
--- Answers {keys that have a holder, the group that owns the order or '', messages that wait, {key, number, …} longest first}.
--- The sum is over the 10,000 longest lines.
+-- Return the state of the order by key. KEYS: order, waiting keys; ARGV: most keys to name
+-- Returns {keys that have a holder, the group that owns the order or '', messages that wait, {key, number, …} longest first}.
+-- The sum is over the 10,000 longest queues.
 local owner = redis.call('HGET', KEYS[1], '\1')
 local holders = redis.call('HLEN', KEYS[1]) - redis.call('HEXISTS', KEYS[1], '') - redis.call('HEXISTS', KEYS[1], '\1')
   - redis.call('HEXISTS', KEYS[1], '\2')

@@ -1,9 +1,9 @@
 -- Order by key; put in front of the scripts that begin with "-- with: ordering". See docs/decisions/0050.
 -- At any moment one message of a key is the key's holder: in the stream, pending, delayed or parked. The others wait in
 -- the key's list. The holder's payload carries a ticket; the hash ``order`` has the ticket of each key's holder, under
--- '' the last ticket given, under '\1' the group whose settlements count, and in a partition under '\2' the number of
+-- '' the last ticket given, under '\1' the group that settles in order, and in a partition under '\2' the number of
 -- partitions and its own. A settlement must show the ticket.
--- A key is used as it stands in the JSON text, so that it needs no decoding.
+-- A key is used as JSON text, so that it needs no decoding.
 -- makes names of keys
 
 local function key_of(payload)
@@ -26,8 +26,8 @@ local function start_holder(stream, order, key, payload)
   return id
 end
 
--- In a partition: how many partitions there are, if the key belongs to another one and has no holder here. From then on it
--- never gets one here again, so that it can start there. See docs/decisions/0051.
+-- In a partition: return the number of partitions if the key belongs to another partition and has no holder here. From
+-- then on it never gets a holder here again, so that it can start there. See docs/decisions/0051.
 local function moved(order, key)
   local layout = redis.call('HGET', order, '\2')
   if not layout then return nil end
@@ -37,8 +37,8 @@ local function moved(order, key)
   return count
 end
 
--- Add a message to its stream, or to the waiting ones of its key. Returns the entry's id, or nil and how many of its key
--- come before it. A message that has a ticket is its key's holder already.
+-- Add a message to its stream, or to the list of its key. Returns the entry id, or nil and the number of messages of the
+-- key ahead of it. A message that has a ticket is already the holder of its key.
 local function admit(stream, order, payload)
   local key, stop = key_of(payload)
   if not key or string.find(payload, '^,"ticket":%d', stop + 1) then
@@ -54,7 +54,7 @@ local function admit(stream, order, payload)
   return nil, ahead
 end
 
--- End a holder's turn: the next message of the key enters the stream. Nothing happens if the ticket is not the holder's.
+-- Release a key: its next message enters the stream. No effect if the ticket is not the holder's.
 local function release(stream, order, key, ticket)
   if redis.call('HGET', order, key) ~= ticket then return end
   local list = order .. ':key:' .. key
@@ -68,15 +68,15 @@ local function release(stream, order, key, ticket)
   start_holder(stream, order, key, payload)
 end
 
--- End the turn of a message that is removed for good, if it has one.
+-- Release the key of a message that is removed permanently, if it has one.
 local function release_message(stream, order, payload)
   local key, stop = key_of(payload)
   local ticket = key and string.match(payload, '^,"ticket":(%d+)', stop + 1)
   if ticket then release(stream, order, key, ticket) end
 end
 
--- True if this group's settlements end turns. One group owns the order of a stream: a second one that released keys would
--- let a message start while the first still runs the one before. A group that is gone, or has no consumers, is replaced.
+-- Return true if this group owns the order of the stream. If a second group released keys, a message could start while
+-- the first group still runs the previous one. A group that is gone or has no consumers is replaced.
 local function owns_order(stream, order, group)
   local owner = redis.call('HGET', order, '\1')
   if owner == group then return true end

@@ -1,5 +1,5 @@
--- How many keys of other partitions still have a holder here, and messages to be taken there. KEYS: order; ARGV: most keys to
--- read. Answers the number, or -1 if there are more keys than may be read.
+-- Count keys of other partitions with a holder here, and messages to move there. KEYS: order; ARGV: most keys to
+-- read. Returns the number, or -1 if there are more keys than may be read.
 -- makes names of keys
 if redis.call('HLEN', KEYS[1]) > tonumber(ARGV[1]) then return -1 end
 local layout = redis.call('HGET', KEYS[1], '\2')

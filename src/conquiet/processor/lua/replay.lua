@@ -1,8 +1,8 @@
 -- with: ordering
--- Take dead letters and put their messages back into the stream. The first caller that takes one
--- replays it, and no other. A dead letter of a group that does not exist stays: no worker would handle its message.
--- KEYS: stream, dead, order; ARGV: '1' to only look, then per dead letter: its id, its group, payload
--- Answers per dead letter 1; 0 if it is gone; 2 if it stays for want of its group.
+-- Remove dead letters and return their messages to the stream. Only the first caller replays a dead letter.
+-- A dead letter of a group that does not exist stays: no worker would handle its message.
+-- KEYS: stream, dead, order; ARGV: '1' for a dry run, then per dead letter: its id, its group, payload
+-- Returns per dead letter 1; 0 if it is gone; 2 if it stays because its group does not exist.
 local groups = {}
 if redis.call('EXISTS', KEYS[1]) == 1 then
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do

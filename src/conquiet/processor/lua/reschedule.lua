@@ -1,12 +1,12 @@
 -- with: ordering
--- Acknowledge entries and let what follows them wait: a retry, or a message that came too early. One step, so that
--- a crash can neither lose the message nor schedule it twice.
--- The acknowledgement comes last: an error (no memory left, a key of another type) ends a script where it stands.
+-- Acknowledge entries and delay their next attempts, or messages that came too early. One step, so that a crash can
+-- neither lose the message nor schedule it twice.
+-- The acknowledgement comes last: an error (no memory left, a key of another type) ends a script in the middle.
 -- KEYS: stream, delayed, wake, order, cancel; ARGV: group, consumer, words per entry, then per entry: entry id, when (as in
--- emit), payload, and with five words key and ticket: it steps aside. Otherwise a message with a key keeps its ticket, and
+-- emit), payload, and with five words key and ticket: it releases its key. Otherwise a message with a key keeps its ticket, and
 -- with it its turn.
--- Answers per entry 1; 0 if it is not this consumer's any more: its new owner decides; 3 if its job is to be cancelled:
--- nothing was done, and the worker has to decide.
+-- Returns per entry 1; 0 if another consumer has claimed it: its new owner decides; 3 if its job has a request to cancel:
+-- nothing was done, and the worker decides.
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local answers = {}

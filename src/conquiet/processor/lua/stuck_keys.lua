@@ -1,8 +1,8 @@
 -- with: ordering
--- Find keys whose holder is gone: its entry was deleted or acknowledged by other means than ours. One step, because a holder
--- that moves (a retry, a claim) would be missed between two.
+-- Find keys without a holder: its entry was deleted or acknowledged by another program. One step, because a holder that
+-- moves (a retry, a claim) would be missed between two.
 -- KEYS: stream, delayed, order, parked; ARGV: '1' to release them, most messages to read, prefix of the parked lists
--- Answers {keys}, or the number of messages if there are more than may be read.
+-- Returns {keys}, or the number of messages if there are more than may be read.
 local stream, delayed, order = KEYS[1], KEYS[2], KEYS[3]
 local group = redis.call('HGET', order, '\1')
 local rows = redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'GROUPS', stream) or {}

@@ -1,5 +1,5 @@
 -- Apply a retention to the dead letters. KEYS: dead; ARGV: most kept (0: all), greatest age in ms (0: any).
--- Answers how many fell to it.
+-- Returns the number removed.
 local fallen = 0
 local most, age = tonumber(ARGV[1]), tonumber(ARGV[2])
 if most > 0 then fallen = fallen + redis.call('XTRIM', KEYS[1], 'MAXLEN', most) end

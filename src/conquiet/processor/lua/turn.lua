@@ -1,10 +1,10 @@
--- Take the next turn under a rate limit. If it is not now, book it: acknowledge the entry and let it wait for its turn.
+-- Take the next turn under a rate limit. If it is later, reserve it: acknowledge the entry and delay it until its turn.
 -- KEYS: stream, delayed, wake, rate, cancel
 -- ARGV: group, consumer, entry id, payload to store, microseconds per turn, burst
--- Answers 0 to go ahead; the wait in ms if it was booked; -1 if the entry is not this consumer's any more;
--- -3 if the job is to be cancelled, and no turn was taken.
+-- Returns 0 to start now; the wait in ms if a turn was reserved; -1 if another consumer has claimed the entry;
+-- -3 if the job has a request to cancel, and no turn was taken.
 -- The rate key holds '<next free turn>:<when that was written>', so that a clock that was set back moves the turns back
--- with it. Without, everything would be booked that far ahead.
+-- too. Otherwise every turn would be reserved that far ahead.
 if redis.call('HEXISTS', KEYS[5], ARGV[3] .. ' ' .. ARGV[1]) == 1 then return -3 end
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -17,7 +17,7 @@ local wait_ms = math.ceil((free - now) / 1000)
 if wait_ms > 0 then
   if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2]) == 0 then return -1 end
   local due = math.floor(now / 1000) + wait_ms
-  -- The payload is an object with keys. When its turn is, only we know.
+  -- The payload is a JSON object. Its start time is known only here.
   local payload = string.format('%s,"reserved_ms":%.0f}', string.sub(ARGV[4], 1, -2), due)
   redis.call('ZADD', KEYS[2], due, payload)
   redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])

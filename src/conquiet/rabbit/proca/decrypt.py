@@ -5,7 +5,7 @@ not have is a broken *deployment*: every further message would fail too, so it i
 
 PyNaCl is imported when a box is first opened: without a key store it is not needed.
 
-See docs/decisions/0022.
+See docs/decisions/0021.
 """
 
 from collections.abc import Mapping

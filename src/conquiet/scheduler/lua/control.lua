@@ -4,7 +4,7 @@
 -- entry change that, because they apply to the stream it moves to.
 --
 -- KEYS  state (hash), definitions (hash)
--- ARGV  now in ms or '' for the server's own time, what to do, name, for a resumption the newest due time that is past
+-- ARGV  now in ms or '' for the server's own time, action, name, for a resumption the newest due time that is past
 -- Returns 1 if it changed anything, else 0; for a frozen entry the digest of its times, its pointer and its pause.
 local now = tonumber(ARGV[1])
 if not now then

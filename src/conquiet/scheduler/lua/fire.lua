@@ -7,7 +7,7 @@
 -- Returns now, then for each plan its result and the current pointer.
 --
 -- The pointer is compared, not only raised: a plan made from an old pointer is dropped as a whole, so two hosts
--- can neither fire a tick twice nor count one as missed that the other has fired.
+-- can neither fire a tick twice nor count a fired tick as missed.
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')

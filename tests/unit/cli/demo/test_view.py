@@ -27,7 +27,9 @@ def a_snapshot(elapsed_s: float = 1.0, handled: int = 5) -> DemoSnapshot:
 
 @pytest.mark.parametrize("kind", [PlainView, LiveView])
 @pytest.mark.parametrize("balanced", [True, False])
-def test_both_views_show_the_same_facts(kind: Any, monkeypatch: pytest.MonkeyPatch, *, balanced: bool) -> None:
+def test_both_views_show_the_same_facts(
+    kind: type[PlainView | LiveView], monkeypatch: pytest.MonkeyPatch, *, balanced: bool
+) -> None:
     monkeypatch.setenv("TERM", "xterm")  # on a dumb terminal rich draws no live display
     screen = io.StringIO()
     console = Console(file=screen, width=120, force_terminal=kind is LiveView, no_color=True)

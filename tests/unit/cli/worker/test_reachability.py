@@ -47,7 +47,7 @@ def test_the_cause_of_an_error_is_looked_at_too() -> None:
     assert unreachable_server(caused(QueueError("XGROUP CREATE was not sent"), cause)) == "Redis at 127.0.0.1:1"
 
 
-def test_what_an_error_was_raised_in_the_handling_of_is_looked_at_too() -> None:
+def test_the_context_of_an_error_is_examined_too() -> None:
     """An application that wraps errors without ``from`` waits for its server all the same."""
     error = RuntimeError("mine")
     error.__context__ = RedisConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused.")

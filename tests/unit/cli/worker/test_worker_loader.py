@@ -4,7 +4,8 @@ import asyncio
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,15 @@ from sqlalchemy import create_engine
 
 from conquiet.cli.errors import CommandError
 from conquiet.cli.worker.worker_loader import find_workers, load_workers
+from conquiet.core.backoff import Backoff
+from conquiet.db import DbSession
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
 from conquiet.runtime import Consumer
 from conquiet.scheduler import Scheduler
-from conquiet.transactional import OutboxRelay
+from conquiet.testing import wait_until
+from conquiet.transactional import Outbox, OutboxRelay, create_tables
+from conquiet.transactional.relay_decisions import PublishOutcome
 
 MODULE = """
 from redis.asyncio import Redis
@@ -60,6 +65,15 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield name
     for module in [module for module in sys.modules if module.startswith(name)]:
         del sys.modules[module]
+
+
+class Target:
+    is_up = False
+
+    def publish(self, messages: Sequence[Any]) -> Any:
+        if not self.is_up:
+            raise ConnectionRefusedError
+        return [(PublishOutcome.PUBLISHED, "")] * len(messages)
 
 
 @pytest.mark.parametrize(("path", "count"), [("consumer", 1), ("several", 2), ("build", 1)])
@@ -187,3 +201,27 @@ def test_a_wrong_declaration_is_shown_with_its_sentence_and_its_place(shop: str,
 
     with pytest.raises(CommandError, match=r"_app\.py, line 9\): event 'order.paid' has a handler already"):
         load_workers(f"{shop}_app:app", concurrency=None)
+
+
+def test_a_relay_is_ready_only_while_its_targets_can_be_reached(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'outbox.db'}")
+    create_tables(engine)
+    target = Target()
+    relay = OutboxRelay(engine, {"ledger": target}, poll_s=0.01, backoff=Backoff(base_s=0.01, cap_s=0.01))
+    [worker] = find_workers(relay)
+    assert not worker.health().ready
+
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    try:
+        wait_until(lambda: worker.health().ready, message="nothing to do")
+        with DbSession(engine) as session:
+            Outbox().add(session, "ledger", {"n": 1})
+        wait_until(lambda: not worker.health().ready, message="the target is down")
+        target.is_up = True
+        wait_until(lambda: worker.health().ready, message="the target is up")
+    finally:
+        relay.stop()
+        thread.join()
+    relay.close()
+    engine.dispose()

@@ -50,3 +50,26 @@ def test_a_lock_whose_wait_the_server_ended_is_not_held(monkeypatch: pytest.Monk
 
     with pytest.raises(LockAcquisitionError, match="ended the wait"):
         get_lock(a_connection(mariadb=True), "name", 1, what="a lock")
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("lost"), KeyboardInterrupt()])
+def test_a_connection_whose_lock_release_failed_is_not_pooled(
+    monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    closed: list[object] = []
+
+    class OpenConnection:
+        invalidated = closed = False
+
+    def execute(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(advisory_mysql, "execute", execute)
+    monkeypatch.setattr(advisory_mysql, "invalidate", closed.append)
+    conn = cast("Connection", OpenConnection())
+    try:
+        advisory_mysql.release_lock(conn, "conquiet_lock:x")
+    except KeyboardInterrupt:
+        assert isinstance(failure, KeyboardInterrupt)
+
+    assert closed == [conn]

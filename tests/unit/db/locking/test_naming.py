@@ -114,3 +114,13 @@ def test_an_applications_decimal_context_changes_no_name() -> None:
 @pytest.mark.parametrize(("one", "other"), [(1, 2), ("abc", "abd"), (1, "1a"), ("1e999999", "1"), ("nan", "inf")])
 def test_different_rows_have_different_ids(one: object, other: object) -> None:
     assert canonical_id(one) != canonical_id(other)
+
+
+def test_tables_and_ids_that_join_alike_have_separate_lock_names() -> None:
+    """The readable beginning is cut and the same for both: the digest alone separates them."""
+    table = "orders_of_the_northern_branches_"
+
+    one = row_lock_name("conquiet_lock", f"{table}1", 2, default_schema=None)
+    other = row_lock_name("conquiet_lock", table, 12, default_schema=None)
+
+    assert one != other

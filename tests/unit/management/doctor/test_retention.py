@@ -7,7 +7,7 @@ from conquiet.management.doctor import Severity
 from conquiet.management.doctor.redis_facts import RedisFacts
 from conquiet.management.doctor.retention import (
     CHECKS,
-    Comeback,
+    RedeliverySource,
     RetentionFacts,
     check_unread_groups,
     examine_inbox,
@@ -46,14 +46,14 @@ def test_a_group_that_holds_nothing_back_is_no_fault(other: GroupReport) -> None
     assert unread(group("a", lag=0, last="9-0", consumers=(ALICE,)), other) == []
 
 
-def found(*comebacks: Comeback, oldest_row_s: float | None = None) -> dict[str, Severity]:
-    facts = RetentionFacts(30 * DAY_S, oldest_row_s, comebacks)
+def found(*sources: RedeliverySource, oldest_row_s: float | None = None) -> dict[str, Severity]:
+    facts = RetentionFacts(30 * DAY_S, oldest_row_s, sources)
     return {one.check: one.severity for check in CHECKS for one in check(facts)}
 
 
 @pytest.mark.parametrize(("days", "is_fault"), [(29.9, False), (30.0, True)])
 def test_a_copy_older_than_the_inbox_rows_is_an_error(days: float, *, is_fault: bool) -> None:
-    assert found(Comeback("orders", "a dead letter", days * DAY_S)) == (
+    assert found(RedeliverySource("orders", "a dead letter", days * DAY_S)) == (
         {"inbox.retention": Severity.ERROR} if is_fault else {}
     )
 
@@ -66,7 +66,7 @@ def test_rows_much_older_than_the_retention_are_a_warning(days: float, *, is_fau
 def test_a_database_without_an_inbox_is_no_fault() -> None:
     engine = create_engine("sqlite://")
 
-    assert examine_inbox(engine, (Comeback("orders", "a dead letter", 99 * DAY_S),)) == []
+    assert examine_inbox(engine, (RedeliverySource("orders", "a dead letter", 99 * DAY_S),)) == []
     engine.dispose()
 
 

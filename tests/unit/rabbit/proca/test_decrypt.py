@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.unit.rabbit.conftest import Vector
 
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.message_schemas import SchemaRegistry
@@ -14,11 +15,11 @@ NOT_AUTHENTIC = Unreadable("personalInfo does not authenticate")
 
 
 @pytest.mark.spec("MW-003.3")
-def test_the_vector_of_the_original_is_opened(vector: Any) -> None:
+def test_the_vector_of_the_original_is_opened(vector: Vector) -> None:
     assert Decryptor(vector.store).open(vector.info) == Opened(vector.fields)
 
 
-def test_our_own_box_is_the_same_box(vector: Any) -> None:
+def test_our_own_box_is_the_same_box(vector: Vector) -> None:
     sealed = vector.seal('{"email":"jane@example.org","firstName":"Jane","lastName":"Doé"}'.encode())
 
     assert sealed["payload"] == vector.payload
@@ -43,12 +44,12 @@ def test_our_own_box_is_the_same_box(vector: Any) -> None:
         {"signKey": {"public": "A" * 43}},
     ],
 )
-def test_a_misshapen_box_is_a_failure_of_the_message(vector: Any, change: dict[str, Any]) -> None:
+def test_a_misshapen_box_is_a_failure_of_the_message(vector: Vector, change: dict[str, Any]) -> None:
     assert Decryptor(vector.store).open(vector.info | change) == MALFORMED
 
 
 @pytest.mark.spec("MW-003.3")
-def test_a_box_that_does_not_authenticate_is_a_failure_of_the_message(vector: Any) -> None:
+def test_a_box_that_does_not_authenticate_is_a_failure_of_the_message(vector: Vector) -> None:
     decryptor = Decryptor(vector.store)
 
     assert decryptor.open(vector.info | {"payload": "A" + vector.payload[1:]}) == NOT_AUTHENTIC
@@ -57,7 +58,7 @@ def test_a_box_that_does_not_authenticate_is_a_failure_of_the_message(vector: An
 
 
 @pytest.mark.parametrize("plain", [b"", b"[]", b'"text"', b"{", b"\xff"])
-def test_a_box_that_holds_no_object_is_a_failure_of_the_message(vector: Any, plain: bytes) -> None:
+def test_a_box_that_holds_no_object_is_a_failure_of_the_message(vector: Vector, plain: bytes) -> None:
     opened = Decryptor(vector.store).open(vector.seal(plain))
 
     assert opened == Unreadable("personalInfo does not hold a JSON object")
@@ -72,7 +73,7 @@ def test_a_box_that_holds_no_object_is_a_failure_of_the_message(vector: Any, pla
         (bytes(range(2, 34)), "the key store's private key belongs to another public key"),
     ],
 )
-def test_a_key_we_cannot_use_is_a_fault_of_the_configuration(vector: Any, secret: bytes | None, reason: str) -> None:
+def test_a_key_we_cannot_use_is_a_fault_of_the_configuration(vector: Vector, secret: bytes | None, reason: str) -> None:
     store = vector.store
     store.keys = {} if secret is None else {vector.encrypt_public: secret}
 
@@ -86,7 +87,7 @@ def an_action(**fields: Any) -> bytes:
 
 
 @pytest.mark.spec("MW-003.3", "MW-003.4", "MW-003.5")
-def test_decrypted_fields_reach_the_contact_of_an_action(vector: Any) -> None:
+def test_decrypted_fields_reach_the_contact_of_an_action(vector: Vector) -> None:
     pipeline = Pipeline(SchemaRegistry(), decryptor=Decryptor(vector.store))
 
     prepared = pipeline.prepare(None, an_action(personalInfo=vector.info))
@@ -96,7 +97,7 @@ def test_decrypted_fields_reach_the_contact_of_an_action(vector: Any) -> None:
 
 
 @pytest.mark.spec("MW-003.3")
-def test_nothing_is_decrypted_without_a_key_store_or_without_personal_info(vector: Any) -> None:
+def test_nothing_is_decrypted_without_a_key_store_or_without_personal_info(vector: Vector) -> None:
     without_store = Pipeline(SchemaRegistry()).prepare(None, an_action(personalInfo=vector.info))
     with_store = Pipeline(SchemaRegistry(), decryptor=Decryptor(vector.store))
 
@@ -109,7 +110,7 @@ def test_nothing_is_decrypted_without_a_key_store_or_without_personal_info(vecto
 
 
 @pytest.mark.spec("MW-003.1", "MW-003.3")
-def test_events_are_not_decrypted(vector: Any) -> None:
+def test_events_are_not_decrypted(vector: Vector) -> None:
     body = an_action(personalInfo=vector.info).replace(b"proca:action:2", b"proca:event:2")
 
     prepared = Pipeline(SchemaRegistry(), decryptor=Decryptor(vector.store)).prepare(None, body)
@@ -118,7 +119,7 @@ def test_events_are_not_decrypted(vector: Any) -> None:
     assert prepared.message["contact"] == {"email": "old", "area": "PL"}
 
 
-def test_no_repr_on_the_way_shows_a_secret(vector: Any) -> None:
+def test_no_repr_on_the_way_shows_a_secret(vector: Vector) -> None:
     decryptor = Decryptor(vector.store)
     opened = decryptor.open(vector.info)
     ready = Pipeline(SchemaRegistry(), decryptor=decryptor).prepare(None, an_action(personalInfo=vector.info))

@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ def test_personal_fields_are_merged_over_the_contact() -> None:
 
 @pytest.mark.spec("MW-003.6")
 @pytest.mark.parametrize("step", [normalize_action, normalize_event, lambda m: merge_contact(m, {"email": "x"})])
-def test_no_step_changes_its_input(step: Any) -> None:
+def test_no_step_changes_its_input(step: Callable[..., Any]) -> None:
     sealed = {"payload": "AAAA", "nonce": "BBBB", "encryptKey": {"public": "x"}, "signKey": {"public": "y"}}
     message = {**IDS, **copy.deepcopy(NESTED), "contact": {"email": "old"}, "personalInfo": sealed, "tracking": {}}
     before = copy.deepcopy(message)

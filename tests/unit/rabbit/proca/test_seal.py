@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.rabbit.conftest import Vector
 
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit import FileKeyStore, MemoryKeyStore, seal
 from conquiet.rabbit.proca.decrypt import Decryptor, Opened
 
 
-def test_seal_makes_the_box_that_the_original_opens(vector: Any) -> None:
+def test_seal_makes_the_box_that_the_original_opens(vector: Vector) -> None:
     made = seal(
         vector.fields,
         recipient_public=vector.encrypt_public,
@@ -23,7 +24,7 @@ def test_seal_makes_the_box_that_the_original_opens(vector: Any) -> None:
     assert made["signKey"]["public"] == vector.sign_public
 
 
-def test_what_is_sealed_can_be_opened_and_no_nonce_comes_twice(vector: Any) -> None:
+def test_what_is_sealed_can_be_opened_and_no_nonce_comes_twice(vector: Vector) -> None:
     boxes = [
         seal({"n": 1}, recipient_public=vector.encrypt_public, sender_private=vector.sender_private) for _ in range(2)
     ]
@@ -43,7 +44,7 @@ def test_what_is_sealed_can_be_opened_and_no_nonce_comes_twice(vector: Any) -> N
         {"fields": {"secret-value": object()}},
     ],
 )
-def test_seal_refuses_what_is_misshapen_and_quotes_nothing(vector: Any, wrong: dict[str, Any]) -> None:
+def test_seal_refuses_what_is_misshapen_and_quotes_nothing(vector: Vector, wrong: dict[str, Any]) -> None:
     right: dict[str, Any] = {"recipient_public": vector.encrypt_public, "sender_private": vector.sender_private}
     given = {"fields": {}} | right | wrong
 
@@ -54,12 +55,14 @@ def test_seal_refuses_what_is_misshapen_and_quotes_nothing(vector: Any, wrong: d
 
 
 @pytest.fixture
-def text(vector: Any) -> str:
+def text(vector: Vector) -> str:
     private = base64.urlsafe_b64encode(vector.recipient_private).rstrip(b"=").decode()
     return f'{{"{vector.encrypt_public}": {{"private": "{private}"}}}}'
 
 
-def test_keys_come_from_a_text_a_variable_or_a_mapping(vector: Any, text: str, monkeypatch: Any) -> None:
+def test_keys_come_from_a_text_a_variable_or_a_mapping(
+    vector: Vector, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHOP_KEYS", text)
     private = text.split('"')[5]
 
@@ -103,7 +106,7 @@ def volume(tmp_path: Path, text: str) -> Path:
     return tmp_path / "keys.json"
 
 
-def test_a_secret_volume_is_read_when_it_is_said_to_be_one(vector: Any, volume: Path) -> None:
+def test_a_secret_volume_is_read_when_it_is_said_to_be_one(vector: Vector, volume: Path) -> None:
     store = FileKeyStore(volume, secret_volume=True)
 
     assert store.private_key(vector.encrypt_public) == vector.recipient_private
@@ -119,7 +122,7 @@ def test_a_secret_volume_open_to_others_is_refused(volume: Path, mode: int) -> N
         FileKeyStore(volume, secret_volume=True)
 
 
-def test_a_link_out_of_the_volume_is_refused(volume: Path, tmp_path_factory: Any, text: str) -> None:
+def test_a_link_out_of_the_volume_is_refused(volume: Path, tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "keys.json"
     elsewhere.write_text(text)
     elsewhere.chmod(0o400)

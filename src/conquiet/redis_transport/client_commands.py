@@ -1,0 +1,120 @@
+"""Send plain commands on a cloned redis-py client, for callers of many tasks or threads (scripts: ``scripts``).
+
+Every function here sends each command once, bounds the commands in flight (``limiter``), raises ``QueueError`` with
+``in_doubt`` and returns replies as the server sent them. redis-py looks up its response callbacks by the command's name
+as text, so a name in bytes has none, on every client.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from conquiet.core.task_cancellation import reraise_swallowed_cancellation
+from conquiet.redis_transport.commands import Word
+from conquiet.redis_transport.errors import translate_errors
+from conquiet.redis_transport.limiter import async_limit, sync_limit
+from conquiet.redis_transport.routing import key_of
+
+
+async def command(
+    client: redis.asyncio.Redis,
+    *words: Word,
+    action: str = "",
+    stream: str = "",
+    group: str = "",
+    blocking: bool = False,
+) -> Any:
+    """Send one command and return its reply.
+
+    Args:
+        client: A client without retries.
+        words: The command.
+        action: The purpose, for an error's text; the command's name by default.
+        stream: The stream, for an error.
+        group: The consumer group, for an error.
+        blocking: The command waits in the server. It does not count as one in flight: others would wait for it.
+
+    Raises:
+        QueueError: The server refused or did not reply.
+    """
+    with translate_errors(action or str(words[0]), stream=stream, group=group):
+        async with nullcontext() if blocking else async_limit(client, key_of(words)):
+            with reraise_swallowed_cancellation():
+                return await client.execute_command(*_unparsed(words))  # type: ignore[no-untyped-call]
+
+
+async def commands(
+    client: redis.asyncio.Redis,
+    sent: Sequence[Sequence[Word]],
+    *,
+    action: str,
+    stream: str = "",
+    group: str = "",
+    keep_errors: bool = False,
+) -> list[Any]:
+    """Send commands in one round trip, per node in a cluster, and return their replies in order.
+
+    Args:
+        client: A client without retries.
+        sent: The commands.
+        action: The purpose, for an error's text.
+        stream: The stream, for an error.
+        group: The consumer group, for an error.
+        keep_errors: Return a refusal, or a node's lost reply, as redis-py's error in the place of the reply.
+
+    Raises:
+        QueueError: The server refused or did not reply.
+    """
+    with translate_errors(action, stream=stream, group=group):
+        async with async_limit(client, key_of(sent[0])), client.pipeline(transaction=False) as pipe:
+            for words in sent:
+                pipe.execute_command(*_unparsed(words))
+            with reraise_swallowed_cancellation():
+                replies: list[Any] = await pipe.execute(raise_on_error=False)
+        return replies if keep_errors else _checked(replies)
+
+
+def command_sync(
+    client: redis.Redis, *words: Word, action: str = "", stream: str = "", group: str = "", blocking: bool = False
+) -> Any:
+    """Do what ``command`` does, without asyncio."""
+    with (
+        translate_errors(action or str(words[0]), stream=stream, group=group),
+        nullcontext() if blocking else sync_limit(client, key_of(words)),
+    ):
+        return client.execute_command(*_unparsed(words))  # type: ignore[no-untyped-call]
+
+
+def commands_sync(
+    client: redis.Redis,
+    sent: Sequence[Sequence[Word]],
+    *,
+    action: str,
+    stream: str = "",
+    group: str = "",
+    keep_errors: bool = False,
+) -> list[Any]:
+    """Do what ``commands`` does, without asyncio."""
+    with translate_errors(action, stream=stream, group=group):
+        with sync_limit(client, key_of(sent[0])), client.pipeline(transaction=False) as pipe:
+            for words in sent:
+                pipe.execute_command(*_unparsed(words))  # type: ignore[no-untyped-call]
+            replies: list[Any] = pipe.execute(raise_on_error=False)
+        return replies if keep_errors else _checked(replies)
+
+
+def _unparsed(words: Sequence[Word]) -> Sequence[Word]:
+    """Return the command with its name in bytes, so that redis-py does not parse the reply."""
+    name, *rest = words
+    return (name.encode() if isinstance(name, str) else name, *rest)
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, RedisError | OSError):
+            raise reply
+    return replies

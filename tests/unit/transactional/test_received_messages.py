@@ -1,0 +1,104 @@
+"""The identity of a received message: when its id is trusted, and when its payload is compared."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import Engine
+
+from conquiet.db.session import DbSession
+from conquiet.errors import (
+    MessageKeyError,
+)
+from conquiet.rabbit.delivery import CURRENT
+from conquiet.transactional import (
+    Inbox,
+    Outbox,
+    for_processor,
+    for_rabbit,
+    for_runtime,
+)
+
+
+def write(_: Any, session: DbSession) -> None:
+    Outbox().add(session, "effect", {})
+
+
+def effects(engine: Engine) -> int:
+    with DbSession(engine) as session:
+        return int(session.execute_scalar("SELECT COUNT(*) FROM conquiet_outbox"))
+
+
+def from_runtime(handle: Any, *, group: str = "g", raw: bytes = b"{}", data: Any = None) -> None:
+    message = SimpleNamespace(stream="s", id="1-0", data=data or {}, raw=raw)
+    handle(message, SimpleNamespace(group=group, check_lease=lambda: None))
+
+
+def from_processor(handle: Any, *, group: str = "g", id: str = "j-1", data: Any = None, event: str = "paid") -> None:  # noqa: A002
+    handle(SimpleNamespace(id=id, event=event, data=data or {}, group=group, delivery=SimpleNamespace(stream="s")))
+
+
+def from_rabbit(
+    syncer: Any,
+    message: Any = None,
+    *,
+    queue: str = "q",
+    id: str | None = "m-1",  # noqa: A002
+    body: bytes = b"{}",
+) -> Any:
+    async def deliver() -> Any:
+        CURRENT.set(SimpleNamespace(queue=queue, message_id=id, body=body))  # type: ignore[arg-type]
+        return await asyncio.to_thread(syncer, message or {})
+
+    return asyncio.run(deliver())
+
+
+# ------------------------------------------------------------------ which messages are the same
+def test_an_entry_id_that_comes_again_is_recognised_under_the_runtime(engine: Engine) -> None:
+    handle = for_runtime(write, engine=engine)
+
+    for raw in (b'{"n":1}', b'{"n":2}', b'{"n":1}', b'{"n":2}'):
+        from_runtime(handle, raw=raw)
+
+    assert effects(engine) == 2
+
+
+def test_a_job_id_that_its_producer_made_is_trusted(engine: Engine) -> None:
+    handle = for_processor(write, engine=engine)
+
+    for attempt in range(3):
+        from_processor(handle, data={"sent": attempt})
+
+    assert effects(engine) == 1
+
+
+def test_a_job_id_that_redis_made_is_compared_by_event_and_data(engine: Engine) -> None:
+    """An envelope without an id takes that of its first entry, and keeps it through all attempts."""
+    handle = for_processor(write, engine=engine)
+
+    for _ in range(2):
+        from_processor(handle, id="5-0", data={"a": 1, "b": 2})
+        from_processor(handle, id="5-0", data={"b": 2, "a": 1})
+        from_processor(handle, id="5-0", data={"a": 2})
+        from_processor(handle, id="5-0", data={"a": 2}, event="shipped")
+
+    assert effects(engine) == 3
+
+
+def test_an_amqp_message_id_is_trusted_unless_comparing_is_asked_for(engine: Engine) -> None:
+    trusting = for_rabbit(write, engine=engine)
+    comparing = for_rabbit(write, engine=engine, inbox=Inbox(compare_payload=True))
+
+    for body in (b"1", b"2"):
+        assert from_rabbit(trusting, id="a", body=body) is True
+    assert effects(engine) == 1
+    for body in (b"1", b"2", b"1", b"2"):
+        assert from_rabbit(comparing, id="b", body=body) is True
+    assert effects(engine) == 3
+
+
+def test_a_rabbit_message_without_an_id_names_the_property(engine: Engine) -> None:
+    for inbox in ("conquiet_inbox", Inbox()):
+        with pytest.raises(MessageKeyError, match="message_id"):
+            from_rabbit(for_rabbit(write, engine=engine, inbox=inbox), id=None)
