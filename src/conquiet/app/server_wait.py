@@ -9,7 +9,7 @@ checks each server that it needs before it reads the first message:
 
 After the start the engines reconnect to a lost server, by their own settings.
 
-See docs/decisions/0041.
+See docs/decisions/0029.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """A write operation and its outcome.
 
-See docs/decisions/0004.
+See docs/decisions/0003.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@
 The seed releases the lock before the commit. The next owner then reads the old value: 25 of 240
 updates were lost on MariaDB that way and 115 on MySQL.
 
-See docs/decisions/0001 and 0004 and 0005.
+See docs/decisions/0001 and 0003 and 0005.
 """
 
 import time

@@ -7,7 +7,7 @@ follows the sender, or the sampler drops everything. Any other sampler is called
 Nothing is recorded, but the decision is passed on: a message that the handler emits carries a context that is not
 sampled.
 
-See docs/decisions/0059.
+See docs/decisions/0058.
 """
 
 import re

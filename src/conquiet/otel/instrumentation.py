@@ -6,7 +6,7 @@
 The span of a single message is a child of the span that sent it; with ``context="link"`` it begins a new trace and
 links to that span. A batch links to each of its messages. A retry links to the first attempt.
 
-See docs/decisions/0059.
+See docs/decisions/0058.
 """
 
 import time

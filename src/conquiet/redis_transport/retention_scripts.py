@@ -120,7 +120,7 @@ Gaps lie behind an entry that stays pending: a handler of an hour, a message tha
 group has been given and none has pending is deleted there. Redis 8.2 and newer find these entries by themselves
 (ACKED), without reading their data; they walk over what is pending, in each step, so it is not used with more than
 10,000 pending entries. On other servers, and for what ACKED leaves in a large node, they are deleted one by one. That
-reads the entries, so a step ends after 1,000 of them or 256 KiB. See docs/decisions/0048.
+reads the entries, so a step ends after 1,000 of them or 256 KiB. See docs/decisions/0011.
 
 Ids are compared as text without leading zeros, because a Lua number cannot hold 64 bits.
 """

@@ -8,7 +8,7 @@
 
 All of it needs READ COMMITTED: each statement sees what was committed before it, and no gap is locked.
 
-See docs/decisions/0026.
+See docs/decisions/0025.
 """
 
 import json
