@@ -3,7 +3,7 @@
 With docker compose, or after a power cut, everything starts at the same time, and often the worker is ready first.
 ``app.run()`` checks each server that it needs before it reads the first message:
 
-    replies                              go on
+    replies                              continue
     cannot be reached, or still loading  log one warning that names it, and retry until ``wait_s`` has passed
     replies with a refusal               do not wait: a wrong password stays wrong
 
