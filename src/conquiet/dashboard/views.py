@@ -79,7 +79,7 @@ class Page:
         values: Returns the values of the template.
         live: True if its block ``live`` is updated.
         interval_s: Shortest time between two updates.
-        urgent: Called every ``interval_s``, also while updates are slower. A changed result causes an immediate update.
+        urgent: Called every ``interval_s``, even while updates are slower. A changed result causes an immediate update.
     """
 
     path: str

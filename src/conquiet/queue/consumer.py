@@ -77,10 +77,10 @@ class QueueConsumer:
 
     # ------------------------------------------------------------------ lifecycle
     def stop(self) -> None:
-        """Ask for the end: no new read is started; a waiting one ends within a second.
+        """Request the stop: no new read is started, and a waiting read ends within a second.
 
         It acknowledges and claims nothing: a message that the caller holds stays pending until it is acknowledged.
-        It assigns a flag and nothing else, so it may be called from a signal handler. A second call has no further
+        It only assigns a flag, so it may be called from a signal handler. A second call has no further
         effect: a handler that runs in this thread cannot be interrupted. A second SIGTERM ends the process
         (``enable_signal_handlers``).
         """

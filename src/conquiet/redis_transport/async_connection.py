@@ -47,7 +47,7 @@ _ASKING = pack("ASKING")
 _CLIENT_ID = pack("CLIENT", "ID")
 _INFO = pack("INFO", "server")
 _IN_MIGRATION_S = 10.0
-"""How long one command waits while the keys of its slot are on two nodes. Then the connection is given up."""
+"""Longest wait of one command while the keys of its slot are on two nodes. Then the connection is closed."""
 
 
 class ConnectionLostError(Exception):

@@ -78,7 +78,7 @@ def group_by_slot(keys: Sequence[str], *, in_cluster: bool) -> list[list[str]]:
 
 
 class Redirect(NamedTuple):
-    """Where a refused command is sent next, and after which pause. ``address`` None: to the owner of the slot."""
+    """The next node for a refused command, and the pause before. ``address`` None: the owner of the slot."""
 
     address: NodeAddress | None
     asking: bool
@@ -101,7 +101,7 @@ class Detour:
         self._waits = 0
 
     def after(self, error: BaseException | None) -> Redirect | None:
-        """Return the next step after a refusal; None if it is no redirect, or the time is over."""
+        """Return the next step after a refusal. None if it is not a redirect, or the time has passed."""
         if not isinstance(error, REDIRECTS) or time.monotonic() >= self._deadline:
             return None
         if isinstance(error, AskError):

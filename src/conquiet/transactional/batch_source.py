@@ -11,7 +11,7 @@
 So any number of failing messages costs a batch one more transaction. An error that ends the whole transaction (a
 deadlock, a lost connection) is raised, not attributed to a message.
 
-See docs/decisions/0044 and 0045.
+See docs/decisions/0044.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -370,7 +370,7 @@ def made_for(kind: str, given: str | None, source: SyncSource | AsyncSource, fun
 
 def agreed(kind: str, given: str | None, actual: str) -> str:
     """Return the group or queue of the engine; raise if another was given."""
-    # The engine checks its own handler only; this one may be called by a function of the user's.
+    # The engine checks only its own handler. This handler may be called by a function of the user.
     if given is not None and given != actual:
         raise wrong_place(kind, given, actual)
     return actual

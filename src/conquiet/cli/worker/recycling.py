@@ -1,6 +1,6 @@
-"""Decide when a worker process is replaced by a fresh one: after so many messages, so much memory, or so long.
+"""Decide when a worker process is replaced: by handled messages, by memory, or by age.
 
-One process at a time: the next one is drained only when the replacement of the last one is ready. Limits differ by up
+One process is replaced at a time: the next is drained when the replacement of the last is ready. Limits differ by up
 to a tenth from process to process, so that hosts that were started together do not recycle together.
 """
 
@@ -18,7 +18,7 @@ _LEAST_AGE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecycleLimits:
-    """When a process is replaced; None is no limit.
+    """Limits at which a process is replaced. None disables a limit.
 
     Attributes:
         max_messages: Messages handled.
