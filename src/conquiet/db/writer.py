@@ -45,8 +45,9 @@ class DbWriter:
             pool, with the same settings (docs/decisions/0007); the engine itself is not changed.
         db_config: ``id_column`` identifies rows; ``table_name`` is the table of ``modify``.
         lock_strategy: For UPDATE. Under NONE concurrent read-modify-write loses updates.
-        lock_timeout_s: Longest wait for an advisory or table lock, in whole seconds; 10 if None. Row locks wait as
-            long as the server's ``innodb_lock_wait_timeout``, so with ROW (and NONE) it is a ``ConfigurationError``.
+        lock_timeout_s: Longest wait for an advisory or table lock; 10 if None. Where the server has whole seconds
+            only, a fraction is rounded up. Row locks wait as long as the server's ``innodb_lock_wait_timeout``, so with
+            ROW (and NONE) it is a ``ConfigurationError``.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class DbWriter:
         db_config: DbConfig,
         lock_strategy: LockStrategy = LockStrategy.NONE,
         *,
-        lock_timeout_s: int | None = None,
+        lock_timeout_s: float | None = None,
     ) -> None:
         self.engine = require_writer_supported(engine)
         if not isinstance(db_config, DbConfig):
