@@ -13,11 +13,12 @@ See docs/decisions/0001 and 0004 and 0005.
 
 import time
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 from sqlalchemy.engine import Engine
 
 from conquiet.config import DbConfig
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.db import statement_batch
 from conquiet.db.dialects import require_strategy, require_writer_supported
 from conquiet.db.insert import Inserts
@@ -33,7 +34,7 @@ from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 _UNSUPPORTED = "unsupported"
 
 
-class DbWriter:
+class DbWriter(ClosedAfterUse):
     """Write rows of one database under one lock strategy. Threads may share a writer.
 
     Any failure is a ``DbWriteError`` that names errno, table and operation and no value; the driver's
@@ -148,12 +149,6 @@ class DbWriter:
         if not self._closed:
             self._closed = True
             writer_pool_of(self.engine).unregister(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _kind: object, _error: BaseException | None, _trace: object) -> None:
-        self.close()
 
     def _insert_rows(self, rows: statement_batch.Rows, outcomes: list[WriteOutcome]) -> None:
         before, started = len(outcomes), time.monotonic()
