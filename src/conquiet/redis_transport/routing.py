@@ -77,6 +77,14 @@ def group_by_slot(keys: Sequence[str], *, in_cluster: bool) -> list[list[str]]:
     return list(groups.values())
 
 
+def raise_first_error(replies: list[Any]) -> list[Any]:
+    """Return the replies of a pipeline; raise the first error among them."""
+    for reply in replies:
+        if isinstance(reply, ConnectionFailure):
+            raise reply
+    return replies
+
+
 class Redirect(NamedTuple):
     """The next node for a refused command, and the pause before. ``address`` None: the owner of the slot."""
 
