@@ -1,8 +1,9 @@
 """Construct the parts of an engine. Each part depends only on earlier parts. Nothing is sent.
 
-Acknowledger ◀── Leases ◀── Settler ◀── Runner ◀── WorkerPool ◀── Fetcher ◀── Shard
+ShardConnections ◀── Acknowledger ◀── Leases ◀── Settler ◀── Runner ◀── WorkerPool ◀── Fetcher ◀── Shard
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from conquiet.runtime.capacity import CapacitySignal
 from conquiet.runtime.engine_events import EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.fetch_budget import FetchBudget
+from conquiet.runtime.health import Health
 from conquiet.runtime.lease import Heartbeat, LeaseTable
 from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import RuntimeMessage
@@ -31,13 +33,18 @@ from conquiet.runtime.runner import Pace, Runner
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.settler import Settler
 from conquiet.runtime.shard import Shard
+from conquiet.runtime.shard_connections import ShardConnections
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Callbacks from the parts to the engine. Names that end in ``_in_thread`` are called in the heartbeat thread."""
+    """Callbacks from the parts to the engine.
+
+    Names that end in ``_in_thread`` are called in the heartbeat thread, ``health`` also there, the others in the loop.
+    """
 
     error: Callable[..., None]
+    health: Callable[[], Health]
     lost_in_thread: Callable[[RuntimeMessage], None]
     heartbeat_failed_in_thread: Callable[[QueueError], None]
     heartbeat_succeeded_in_thread: Callable[[], None]
@@ -58,7 +65,6 @@ class Assembled:
     pool: MessagePool
     shards: Sequence[Shard]
     heartbeat: Heartbeat
-    reporter: WorkerReporter | None
 
 
 def assemble(  # noqa: PLR0913 - the one place that knows all parts
@@ -77,7 +83,9 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
     table = LeaseTable(streams)
     stats = {stream: StreamStats(stream) for stream in streams}
     by_node = topology.group_by_node(streams)
-    acknowledgers = [_acknowledger(topology, those[0], group, settings, table, reports) for those in by_node]
+    report_due = threading.Event()
+    connections = [ShardConnections.create(topology, those, settings, report_due) for those in by_node]
+    acknowledgers = [_acknowledger(one.ack, group, settings, table, reports) for one in connections]
     leases = Leases(
         {stream: one for those, one in zip(by_node, acknowledgers, strict=True) for stream in those},
         group=group,
@@ -130,8 +138,16 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         # Each worker takes a whole batch, and the next batch is gathered while it runs.
         largest = executor.batching.largest
         slots, prefetch = concurrency * largest, max(prefetch, largest) if prefetch else 0
-    reporter = WorkerReporter(stats, concurrency=concurrency) if settings.report_activity else None
-    name = NameReservation(group, consumer_id, reporter)
+    reporter = None
+    if settings.report_activity:
+        reporter = WorkerReporter(stats, concurrency=concurrency, health=reports.health)
+    name = NameReservation(
+        group,
+        consumer_id,
+        reporter=reporter,
+        connections={stream: one.identities for one in connections for stream in one.streams},
+        changed=report_due,
+    )
     parts = EngineParts(
         group=group,
         consumer_id=consumer_id,
@@ -148,8 +164,8 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         handles_malformed=executor.handles_malformed,
     )
     shards = [
-        Shard(those, topology=topology, acknowledger=one, parts=parts)
-        for those, one in zip(by_node, acknowledgers, strict=True)
+        Shard(one.streams, connection=one.read, acknowledger=acknowledger, may_move=topology.may_move, parts=parts)
+        for one, acknowledger in zip(connections, acknowledgers, strict=True)
     ]
     heartbeat = Heartbeat(
         topology,
@@ -163,13 +179,12 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         name=name,
         on_name_taken=reports.name_taken_in_thread,
     )
-    return Assembled(table, stats, pace, outage, leases, runner, pool, shards, heartbeat, reporter)
+    return Assembled(table, stats, pace, outage, leases, runner, pool, shards, heartbeat)
 
 
 def _acknowledger(
-    topology: Topology, stream: str, group: str, settings: RuntimeSettings, table: LeaseTable, reports: Reports
+    connection: AsyncRedisConnection, group: str, settings: RuntimeSettings, table: LeaseTable, reports: Reports
 ) -> Acknowledger:
-    connection = AsyncRedisConnection(topology, stream, "ack", identify=settings.report_activity)
     outage = OutageWatch("Redis", "nothing is read or acknowledged")
     reconnect = Reconnect(settings.reconnect, settings.max_reconnects, connection.name, outage)
     return Acknowledger(connection, group=group, table=table, reconnect=reconnect, on_error=reports.error)

@@ -114,6 +114,7 @@ class Engine:
             dispatcher=self._dispatcher,
             reports=Reports(
                 error=self._report,
+                health=self.health,
                 lost_in_thread=lambda message: self._on_loop(self._leases.report_lost, message),
                 heartbeat_failed_in_thread=self._heartbeat_failed_in_thread,
                 heartbeat_succeeded_in_thread=self._lease_outage.succeeded,
@@ -124,8 +125,6 @@ class Engine:
         self._table, self._stats, self._pace, self._outage = parts.table, parts.stats, parts.pace, parts.outage
         self._leases, self._runner, self._pool = parts.leases, parts.runner, parts.pool
         self._shards, self._heartbeat = parts.shards, parts.heartbeat
-        if parts.reporter is not None:
-            parts.reporter.health = self.health
         self._shutdown = Shutdown(
             self._shards,
             pool=self._pool,
