@@ -59,7 +59,7 @@ class ProcessorParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class AssembledProcessor:
     """The parts that the processor itself uses."""
 
     execution: Execution
@@ -70,7 +70,7 @@ class Assembled:
 
 def assemble(
     parts: ProcessorParts, runners: Runners, settle_held: Callable[[RuntimeMessage, Settlement], Awaitable[None]]
-) -> Assembled:
+) -> AssembledProcessor:
     """Return the parts that run messages.
 
     Args:
@@ -123,4 +123,4 @@ def assemble(
         canceller=canceller,
         batching=batching,
     )
-    return Assembled(execution, clock, cancels, foreign)
+    return AssembledProcessor(execution, clock, cancels, foreign)

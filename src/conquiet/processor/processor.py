@@ -16,7 +16,7 @@ from conquiet.core.settlement import Settlement
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
-from conquiet.processor.assembly import Assembled, ProcessorParts, assemble
+from conquiet.processor.assembly import AssembledProcessor, ProcessorParts, assemble
 from conquiet.processor.batch_handler_runner import Runners, runner_of
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
 from conquiet.processor.emit_requests import Emitted, NewMessage
@@ -78,7 +78,7 @@ class Processor(OperatorCalls):
         self._middlewares: list[Middleware] = []
         self._callbacks: list[tuple[str, Callback]] = []
         self._executor: ThreadPoolExecutor | None = None
-        self._assembled: Assembled | None = None
+        self._assembled: AssembledProcessor | None = None
         ttl_s = self._settings.job_ttl_s
         self._recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)

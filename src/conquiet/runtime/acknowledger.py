@@ -20,7 +20,7 @@ from conquiet.metrics.safety import count, observe
 from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import NoPermissionError, ResponseError, translate
-from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import AckScript, RuntimeMessage
 from conquiet.runtime.reconnect import Reconnect
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conquiet.core.worker_pool import WorkerPool
-from conquiet.errors import QueueError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.redis_transport.async_connection import AsyncRedisConnection
 from conquiet.redis_transport.topology import Topology
@@ -20,16 +19,18 @@ from conquiet.runtime.engine_events import EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.fetch_budget import FetchBudget
 from conquiet.runtime.health import Health
-from conquiet.runtime.lease import Heartbeat, LeaseTable
+from conquiet.runtime.heartbeat import Heartbeat, HeartbeatCallbacks
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.leases import Leases
-from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.metrics import StreamStats
 from conquiet.runtime.name_reservation import NameReservation
 from conquiet.runtime.outage import OutagePause
+from conquiet.runtime.outcomes import OutcomeReporter
+from conquiet.runtime.pace import Pace
 from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.reconnect import Reconnect
 from conquiet.runtime.reporting import WorkerReporter
-from conquiet.runtime.runner import Pace, Runner
+from conquiet.runtime.runner import Runner
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.settler import Settler
 from conquiet.runtime.shard import Shard
@@ -38,22 +39,25 @@ from conquiet.runtime.shard_connections import ShardConnections
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Callbacks from the parts to the engine.
+    """How the parts report to their engine.
 
-    Names that end in ``_in_thread`` are called in the heartbeat thread, ``health`` also there, the others in the loop.
+    Attributes:
+        events: Receives the events of messages.
+        error: Called with an error and, if there is one, its message.
+        stop: Ends the engine with an error.
+        health: Returns the health of the engine. Called in the heartbeat thread, too.
+        heartbeat: Called in the heartbeat thread.
     """
 
+    events: EventDispatcher
     error: Callable[..., None]
-    health: Callable[[], Health]
-    lost_in_thread: Callable[[RuntimeMessage], None]
-    heartbeat_failed_in_thread: Callable[[QueueError], None]
-    heartbeat_succeeded_in_thread: Callable[[], None]
-    name_taken_in_thread: Callable[[QueueError], None]
     stop: Callable[[BaseException], None]
+    health: Callable[[], Health]
+    heartbeat: HeartbeatCallbacks
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class AssembledEngine:
     """The parts that the engine itself uses."""
 
     table: LeaseTable
@@ -61,13 +65,13 @@ class Assembled:
     pace: Pace
     outage: OutagePause
     leases: Leases
-    runner: Runner
+    settler: Settler
     pool: MessagePool
     shards: Sequence[Shard]
     heartbeat: Heartbeat
 
 
-def assemble(  # noqa: PLR0913 - the one place that knows all parts
+def assemble(
     *,
     streams: tuple[str, ...],
     group: str,
@@ -76,9 +80,8 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
     settings: RuntimeSettings,
     topology: Topology,
     executor: Executor,
-    dispatcher: EventDispatcher,
     reports: Reports,
-) -> Assembled:
+) -> AssembledEngine:
     """Return the parts of one engine."""
     table = LeaseTable(streams)
     stats = {stream: StreamStats(stream) for stream in streams}
@@ -105,18 +108,16 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         outage=outage,
         stop=reports.stop,
     )
+    outcomes = OutcomeReporter(reports.events, stats=stats, pace=pace, settings=settings)
     runner = Runner(
         executor,
         settler=settler,
         leases=leases,
-        charge=leases.charge,
-        flush=leases.flush,
         table=table,
-        dispatcher=dispatcher,
-        stats=stats,
+        dispatcher=reports.events,
+        outcomes=outcomes,
         settings=settings,
         outage=outage,
-        pace=pace,
     )
     pool: MessagePool
     slots, prefetch = concurrency, settings.prefetch
@@ -129,8 +130,8 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
             settler=settler,
             leases=leases,
             table=table,
-            dispatcher=dispatcher,
-            claim_idle_s=settings.claim_idle_s,
+            dispatcher=reports.events,
+            outcomes=outcomes,
             outage=outage,
         )
         cap, on_free = settings.max_deliveries, capacity.notify
@@ -173,13 +174,10 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         group=group,
         consumer_id=consumer_id,
         settings=settings,
-        on_lost=reports.lost_in_thread,
-        on_error=reports.heartbeat_failed_in_thread,
-        on_success=reports.heartbeat_succeeded_in_thread,
         name=name,
-        on_name_taken=reports.name_taken_in_thread,
+        callbacks=reports.heartbeat,
     )
-    return Assembled(table, stats, pace, outage, leases, runner, pool, shards, heartbeat)
+    return AssembledEngine(table, stats, pace, outage, leases, settler, pool, shards, heartbeat)
 
 
 def _acknowledger(

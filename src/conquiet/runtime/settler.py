@@ -16,7 +16,7 @@ from conquiet.core.settlement import (
 )
 from conquiet.errors import InfrastructureError
 from conquiet.runtime.executor import Executor
-from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import Ownership, RuntimeMessage
 from conquiet.runtime.outage import OutagePause

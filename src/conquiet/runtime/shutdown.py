@@ -21,7 +21,7 @@ from conquiet.core.log import FactLogger
 from conquiet.redis_transport.topology import Topology
 from conquiet.runtime.batch import MessagePool
 from conquiet.runtime.health import StopReport
-from conquiet.runtime.lease import Heartbeat
+from conquiet.runtime.heartbeat import Heartbeat
 from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import HandlerState, RuntimeMessage
 from conquiet.runtime.metrics import StreamStats
