@@ -12,7 +12,6 @@ from conquiet.runtime.batch import Batching, Item
 from conquiet.runtime.context import LeaseManager
 from conquiet.runtime.engine_events import EventDispatcher, Started
 from conquiet.runtime.executor import ENDS
-from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
 from conquiet.runtime.outage import OutagePause
 from conquiet.runtime.outcomes import OutcomeReporter
@@ -29,9 +28,8 @@ class BatchRunner:
     Args:
         batching: Executes batches.
         runner: Runs single messages, admits the messages of a batch, and settles those that are not acknowledged.
-        settler: Acknowledges.
+        settler: Acknowledges, and keeps messages pending when the worker ends.
         leases: Lease operations for contexts.
-        table: Messages under lease.
         dispatcher: Receives ``started`` events.
         outcomes: Counts and reports how messages ended.
         outage: While it is paused, unstarted messages are released.
@@ -44,7 +42,6 @@ class BatchRunner:
         runner: Runner,
         settler: Settler,
         leases: LeaseManager,
-        table: LeaseTable,
         dispatcher: EventDispatcher,
         outcomes: OutcomeReporter,
         outage: OutagePause,
@@ -53,7 +50,6 @@ class BatchRunner:
         self._runner = runner
         self._settler = settler
         self._leases = leases
-        self._table = table
         self._dispatcher = dispatcher
         self._outcomes = outcomes
         self._outage = outage
@@ -80,7 +76,7 @@ class BatchRunner:
             # Cancelled by a forced stop, or the process is ending. The next owner finds what was committed.
             for message in messages:
                 self._outcomes.failed(message, error, began)
-                self._table.release(message)
+                self._settler.keep_pending(message)
             raise
         except BaseException as error:  # noqa: BLE001 - a bug in an executor must not end the worker
             settlements = [KeepPending(error)] * len(messages)

@@ -131,7 +131,7 @@ class Engine:
         self._shutdown = Shutdown(
             self._shards,
             pool=self._pool,
-            leases=self._leases,
+            settler=self._settler,
             heartbeat=self._heartbeat,
             topology=self._topology,
             stats=self._stats,

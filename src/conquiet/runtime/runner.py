@@ -22,7 +22,7 @@ from conquiet.metrics.safety import count
 from conquiet.runtime.context import LeaseManager
 from conquiet.runtime.engine_events import EngineError, EventDispatcher, Started
 from conquiet.runtime.executor import ENDS, Executor, PendingSettlement
-from conquiet.runtime.lease_table import LeaseTable, lease_lost
+from conquiet.runtime.lease_table import lease_lost
 from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import Charge, HandlerState, Ownership, RuntimeMessage
 from conquiet.runtime.outage import OutagePause
@@ -42,7 +42,6 @@ class Runner:
         executor: Runs the message and returns its settlement.
         settler: Carries out the settlement.
         leases: Lease operations, for contexts, to check an old lease and to charge a delivery.
-        table: Messages under lease.
         dispatcher: Receives ``started`` and ``error`` events.
         outcomes: Counts and reports how messages ended.
         settings: Limits.
@@ -55,7 +54,6 @@ class Runner:
         *,
         settler: Settler,
         leases: Leases,
-        table: LeaseTable,
         dispatcher: EventDispatcher,
         outcomes: OutcomeReporter,
         settings: RuntimeSettings,
@@ -66,7 +64,6 @@ class Runner:
         self._acknowledge = settler.acknowledge
         self._settler = settler
         self._leases = leases
-        self._table = table
         self._dispatcher = dispatcher
         self._subscribed = dispatcher.subscribed
         self._stats = outcomes.stats
@@ -137,7 +134,7 @@ class Runner:
     def _end(self, message: RuntimeMessage, error: BaseException, began: float) -> None:
         """Report a message after a cancellation or an error that ends the process. The message stays pending."""
         self._failed(message, error, began)
-        self._table.release(message)
+        self._settler.keep_pending(message)
 
     def _settle(self, message: RuntimeMessage, settlement: Settlement, began: float) -> Awaitable[None] | None:
         """Settle a message. Return an awaitable for the remaining work, or None."""
@@ -145,7 +142,7 @@ class Runner:
             self._acknowledge(message)
             self._succeeded(message, began)
         elif type(settlement) is KeepPending and settlement.failure is not None:
-            self._settler.keep_pending(message, settlement)
+            self._settler.keep_pending(message, settlement.failure)
             self._failed(message, settlement.failure, began)
         else:
             return self._settle_by_call(message, settlement, began)
@@ -195,7 +192,7 @@ class Runner:
             self._dispatcher.emit(EngineError(error, message))
         message.progress = _FAILED
         message.lose()
-        self._table.release(message)
+        self._settler.keep_pending(message)
         return False
 
     async def _decide(
@@ -222,7 +219,7 @@ class Runner:
         finally:
             message.progress = _FAILED
             if failure is not None:
-                self._table.release(message)
+                self._settler.keep_pending(message)
                 if is_first or not isinstance(failure, DeliveriesExhaustedError):
                     self._dispatcher.emit(EngineError(failure, message))
 
