@@ -119,7 +119,7 @@ def test_a_server_that_dies_inside_a_session_is_unavailable_before_the_commit(
         server.kill()
         with pytest.raises(DatabaseUnavailableError):
             session.execute(INSERT, {"id": 2})
-        session.execute(INSERT, {"id": 3})  # the caller went on: what leaves the block is still the outage
+        session.execute(INSERT, {"id": 3})  # the caller continued: the block still raises the outage
 
     assert isinstance(caught.value, InfrastructureError)
 
@@ -302,7 +302,7 @@ def succeed_while_another_error_is_handled(engine: Engine) -> None:
 
 
 class CustomerInterrupt(BaseException):
-    """As a task runner's hard limit: the connection is closed at once."""
+    """Like the hard limit of a task runner: the connection is closed immediately."""
 
 
 def break_off_modify(engine: Engine) -> None:

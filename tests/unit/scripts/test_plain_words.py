@@ -1,4 +1,4 @@
-"""The words that only this project used do not come back. scripts/plain_words.py has the list."""
+"""Words that only this project used are not used again. scripts/plain_words.py has the list."""
 
 from collections import Counter
 
