@@ -1,4 +1,4 @@
-"""A database that is away, read-only or without a free connection: said as such, and the work is not to blame."""
+"""A database that is unreachable, read-only or without a free connection: reported, and no attempt is charged."""
 
 import logging
 import threading
@@ -324,7 +324,7 @@ def test_a_connection_lost_on_return_logs_nothing_of_the_handlers_error(
     caplog: pytest.LogCaptureFixture,
     fail: Callable[[Engine], None],
 ) -> None:
-    """It dies between our ROLLBACK or COMMIT and the pool's own ROLLBACK, whose failure the pool logs."""
+    """It dies between conquiet's ROLLBACK or COMMIT and the pool's ROLLBACK; the pool logs its failure."""
     caplog.set_level(logging.DEBUG)
     proxy = fault_proxy(db_url)
     far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])
