@@ -238,7 +238,7 @@ async def test_a_delayed_message_comes_after_one_that_is_due_now(place: Place) -
         await emit("later", {"name": "outbox"}, delay_s=1.5)
 
     async with place.running(app) as running:
-        now = datetime.fromtimestamp(app.assembly.clock.time(), UTC)  # a TestApp's own: it stands still meanwhile
+        now = datetime.fromtimestamp(app.assembly.clock.time(), UTC)  # a TestApp's clock does not move meanwhile
         await app.emit("later", {"name": "at"}, at=now + timedelta(seconds=1))
         await app.emit("later", {"name": "delay"}, delay_s=0.5)
         await app.emit("start")
