@@ -1,6 +1,6 @@
 """Typed payloads: from the JSON object of a message to the model of its handler, and back. Pure.
 
-Accepted are msgspec structs, pydantic models, dataclasses, typed dicts and plain ``dict``. Errors name the field that
+Models are msgspec structs, pydantic models, dataclasses, typed dicts and plain ``dict``. Errors name the field that
 does not fit and never its value: a payload may hold personal data.
 """
 

@@ -56,7 +56,7 @@ class View:
         """Return the stream of the query that the user may see.
 
         Raises:
-            NotShownError: The query names no stream, or one that the user may not see.
+            NotShownError: The query names no stream, or the user may not see it.
         """
         token = self.text("stream")
         if not token or not self.access.allows(Action.VIEW, token):

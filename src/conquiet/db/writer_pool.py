@@ -1,8 +1,8 @@
 """The writer's own connection pool, next to the caller's and with the same settings. See docs/decisions/0007.
 
-A round trip is most of what a write costs, and SQLAlchemy's defaults spend three on an INSERT: the statement, COMMIT,
-and the pool's ROLLBACK on return. The last two can only be saved by changing how connections behave (autocommit on, no
-reset). Doing that to the caller's pool would change the caller's other transactions. So the writer opens its own
+Most of the cost of a write is its round trips, and SQLAlchemy's defaults need three for an INSERT: the statement,
+COMMIT, and the pool's ROLLBACK on return. The last two can only be saved by changing how connections behave (autocommit
+on, no reset). Doing that to the caller's pool would change the caller's other transactions. So the writer opens its own
 connections: same address, credentials, connect arguments, pool settings and event listeners, but
 
 - a connection stays in the mode it was last used in. Autocommit: one statement, which is its own
@@ -11,7 +11,7 @@ connections: same address, credentials, connect arguments, pool settings and eve
   connection that could not be brought back to a known state is closed.
 
 The price is up to a second pool's worth of connections to the server. They are opened only when needed and shared by
-all writers of an engine. They are closed with the last writer (also if it is dropped without ``close()``) or with the
+all writers of an engine. They are closed with the last writer (even if it is dropped without ``close()``) or with the
 engine's ``dispose()``.
 
 SQLite has no trips to save (and ``:memory:`` lives in one connection), so there the caller's

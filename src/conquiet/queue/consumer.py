@@ -291,8 +291,8 @@ class QueueConsumer:
         self._run(lambda: runner.run_claim_stale(min_idle_ms, interval_s))
 
     def sleep(self, duration_s: float) -> None:
-        """Sleep, or until a stop is requested; noticed within a second."""
-        # A plain flag cannot wake a sleeper, and an event must not be set in a signal handler: hence the slices.
+        """Sleep. End early, within a second, if a stop is requested."""
+        # Sleep in slices: a plain flag cannot wake a sleeper, and an event must not be set in a signal handler.
         deadline = time.monotonic() + duration_s
         while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _REDIRECTS = (ReadOnlyError,)
 """Refusals by the wrong server. A new connection, through Sentinel or a changed address, reaches the right one."""
 
-_CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # MOVED is an AskError, too
+_CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # AskError includes MOVED
 
 _UNBLOCKED = "UNBLOCKED"
 _IN_MIGRATION = "TRYAGAIN the slot of a stream has moved while a read waited for it"

@@ -87,7 +87,7 @@ def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
         ConfigurationError: ``client`` cannot be cloned; the text names a client that can.
     """
     if is_cluster(client):
-        from conquiet.redis_transport.sync_cluster_client import SyncClusterClient  # which clones single nodes here
+        from conquiet.redis_transport.sync_cluster_client import SyncClusterClient  # imports this module
 
         return SyncClusterClient(cluster_seeds(client), socket_timeout_s=socket_timeout_s)
     pool, kwargs = _settings(client, to_async=False, socket_timeout_s=socket_timeout_s)
@@ -99,7 +99,7 @@ def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
 def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
     """Return an asyncio clone for the server or the cluster of ``client``. See ``clone_sync``."""
     if is_cluster(client):
-        from conquiet.redis_transport.cluster_client import AsyncClusterClient  # which clones single nodes here
+        from conquiet.redis_transport.cluster_client import AsyncClusterClient  # imports this module
 
         return AsyncClusterClient(cluster_seeds(client), socket_timeout_s=socket_timeout_s)
     pool, kwargs = _settings(client, to_async=True, socket_timeout_s=socket_timeout_s)

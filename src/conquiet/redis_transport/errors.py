@@ -44,7 +44,7 @@ __all__ = [
     "translate_errors",
 ]
 
-_REDIRECTS = (AskError, TryAgainError)  # MOVED is an AskError, too
+_REDIRECTS = (AskError, TryAgainError)  # AskError includes MOVED
 _REFUSALS = (ResponseError, AuthenticationError, BusyLoadingError)
 
 # redis-py 6 and 7.0 drop the code of the errors they have a class for.

@@ -106,7 +106,7 @@ return {'ok', needed, removed, length - removed, undone, slowest, cursor}
 """Remove entries acknowledged by every group. KEYS: stream, lease or nothing; ARGV: mode ('trim' or 'report'), most
 entries per step, age in ms up to which entries are kept, minimum number of entries to keep, id to search for gaps from
 or empty. With a lease: the token of the holder, the duration in ms, and the longest time in ms for which the lease of
-another holder is respected, or nothing. A worker with traffic thereby takes the lease from a holder that makes no pass
+another holder is respected, or nothing. A worker with traffic can then take the lease from a holder that makes no pass
 for a while.
 
 Returns a state ('ok', 'held', 'no groups', 'no stream'), the id below which no entry is needed, how many were removed

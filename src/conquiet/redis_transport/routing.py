@@ -33,12 +33,12 @@ ConnectionFailure = RedisError | OSError
 ASKING: NodeCommand = (("ASKING",), {})
 
 REDIRECTS = (AskError, ClusterDownError, TryAgainError)
-"""Refusals of a node that has done nothing. MOVED is an ``AskError``, too."""
+"""Refusals of a node that has done nothing. ``AskError`` includes MOVED."""
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.2
 _PAUSE_AFTER_HOPS = 3
-"""Redirects in a row without a pause. After more, two nodes refer to each other until their views agree."""
+"""Consecutive redirects without a pause. After more, two nodes refer to each other until their views agree."""
 
 _KEYLESS = frozenset({
     "ACL", "ASKING", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "FLUSHALL", "INFO", "LATENCY", "MODULE",

@@ -42,7 +42,7 @@ class TargetPublisher:
     Attributes:
         name: The target's name.
         batch: How many messages to publish at a time.
-        failures: How often in a row the target was unavailable.
+        failures: Consecutive times that the target was unavailable.
     """
 
     def __init__(self, name: str, target: Target, *, batch: int, backoff: Backoff) -> None:

@@ -1,10 +1,10 @@
-"""One worker process: imports the workers, runs them, reports their readiness and ends when asked.
+"""One worker process: imports the workers, runs them, reports their readiness and ends on a signal.
 
-The supervisor holds the other end of its stdin. When that closes, also by the supervisor's death, the process drains
-and ends.
+The supervisor holds the other end of its stdin. When that closes, for example because the supervisor died, the process
+drains and ends.
 
-It starts with SIGTERM and SIGINT blocked and unblocks them once it has handlers for them. So a request to end that
-arrives earlier, even while Python itself starts, ends it in good order: nothing is in flight yet.
+It starts with SIGTERM and SIGINT blocked and unblocks them once it has handlers for them. So a signal that arrives
+earlier, even while Python itself starts, ends it in order: nothing is in flight yet.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Liveness, readiness and metrics over HTTP, for probes and for Prometheus.
 
 /livez     200 while the supervisor loop runs
-/readyz    200 while every process is ready, else 503; the body names those that are not
+/readyz    200 while every process is ready, else 503; the body names the others
 /metrics   of all processes together
 
 Clients may open connections and send nothing. So their number is bounded: a further connection closes the oldest. A
