@@ -20,12 +20,16 @@ _MOST: Final = 1_000
 _LIMIT_S: Final = 60.0
 
 
-async def rabbit(view: View) -> Values:
-    """Return one page of queues."""
+def _require_rabbit(view: View) -> None:
     if not view.access.allows(Action.VIEW):
         raise ConfigurationError("RabbitMQ belongs to no stream: your right to look is limited to streams")
     if not view.parts.settings.rabbit_url:
         raise ConfigurationError("no RabbitMQ is configured: give rabbit_url= (--rabbit-url)")
+
+
+async def rabbit(view: View) -> Values:
+    """Return one page of queues."""
+    _require_rabbit(view)
     name, page = view.text("q"), view.number("page", 1)
     found = await view.parts.servers.rabbit(lambda one: one.list_queues(page=page, name=name))
     return {"listed": found, "q": name, "looked": view.parts.peeks.get(view.text("look"))}
@@ -33,10 +37,7 @@ async def rabbit(view: View) -> Values:
 
 async def queue_history(view: View) -> Values:
     """Return the last hour of one queue: depth and rates, sampled by the broker."""
-    if not view.access.allows(Action.VIEW):
-        raise ConfigurationError("RabbitMQ belongs to no stream: your right to look is limited to streams")
-    if not view.parts.settings.rabbit_url:
-        raise ConfigurationError("no RabbitMQ is configured: give rabbit_url= (--rabbit-url)")
+    _require_rabbit(view)
     name = view.text("queue")
     found = await view.parts.servers.rabbit(lambda one: one.history(name)) if name else None
     if found is None:
