@@ -67,7 +67,7 @@ class Runner:
         self._dispatcher = dispatcher
         self._subscribed = dispatcher.subscribed
         self._stats = outcomes.stats
-        self._succeeded, self._failed = outcomes.succeeded, outcomes.failed
+        self._outcomes = outcomes
         self._cap = settings.max_deliveries
         self._claim_idle_s = settings.claim_idle_s
         self._outage = outage
@@ -133,17 +133,17 @@ class Runner:
 
     def _end(self, message: RuntimeMessage, error: BaseException, began: float) -> None:
         """Report a message after a cancellation or an error that ends the process. The message stays pending."""
-        self._failed(message, error, began)
+        self._outcomes.failed(message, error, began)
         self._settler.keep_pending(message)
 
     def _settle(self, message: RuntimeMessage, settlement: Settlement, began: float) -> Awaitable[None] | None:
         """Settle a message. Return an awaitable for the remaining work, or None."""
         if settlement is ACKNOWLEDGE and message.ownership is _HELD:
             self._acknowledge(message)
-            self._succeeded(message, began)
+            self._outcomes.succeeded(message, began)
         elif type(settlement) is KeepPending and settlement.failure is not None:
             self._settler.keep_pending(message, settlement.failure)
-            self._failed(message, settlement.failure, began)
+            self._outcomes.failed(message, settlement.failure, began)
         else:
             return self._settle_by_call(message, settlement, began)
         if self._outage.is_on:
@@ -235,12 +235,12 @@ class Runner:
         try:
             failure = (await self._settler.settle(message, settlement)).failure or failure
         except asyncio.CancelledError as error:
-            self._failed(message, failure or error, began)
+            self._outcomes.failed(message, failure or error, began)
             raise
         except Exception as error:  # noqa: BLE001 - the server returned an error: the message stays pending
             failure = error
         if failure is None:
-            self._succeeded(message, began)
+            self._outcomes.succeeded(message, began)
         else:
             stored = isinstance(settlement, RetryLater | DeadLetter) and settlement.failure is failure
-            self._failed(message, failure, began, is_logged=stored)
+            self._outcomes.failed(message, failure, began, is_logged=stored)
