@@ -113,7 +113,7 @@ class RabbitApi:
         self.request("PUT", f"/api/permissions/{vhost}/{_quoted(self._user)}", everything)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a vhost and its queues. The broker closes its connections. A missing vhost is no error."""
+        """Delete a vhost and its queues. The broker closes its connections. A missing vhost is not an error."""
         self.request("DELETE", f"/api/vhosts/{_quoted(name)}", missing_ok=True)
 
 

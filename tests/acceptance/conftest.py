@@ -109,7 +109,7 @@ def conquiet(run: Run, redis_url: str) -> Run:
 
 @pytest.fixture
 def quick(invoke: Run, redis_url: str) -> Run:
-    """The same without a process of its own."""
+    """The same without a separate process."""
 
     def call(*words: str, stdin: str = "") -> Any:
         return invoke(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})

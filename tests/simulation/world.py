@@ -3,9 +3,9 @@
     python scripts/simulate.py 4711             one seed, with its history
     python scripts/simulate.py 1 --seeds 1000   a thousand seeds from 1 on
 
-The engine's code runs unchanged, from its connections (``AsyncRedisConnection``, ``RedisProtocol``) upwards. Replaced
-are the event loop, the clock, the transport, the server, and the heartbeat's thread, whose ``beat`` is called by the
-loop instead. The same seed gives the same trace; its digest is part of the result.
+The engine's code runs unchanged, from its connections (``AsyncRedisConnection``, ``RedisProtocol``) upwards. The
+simulation replaces the event loop, the clock, the transport, the server, and the heartbeat's thread: the loop calls its
+``beat`` instead. The same seed gives the same trace; its digest is part of the result.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.simulation.redis_model import RedisModel
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueError
-from conquiet.runtime import assembly, engine, lease
+from conquiet.runtime import assembly, engine, heartbeat
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.executor import HandlerExecutor
 from conquiet.runtime.name_reservation import RENEW_S
@@ -43,8 +43,8 @@ FAULTS_S = 12.0
 RECOVERY_S = 60.0
 
 
-class SimulatedHeartbeat(lease.Heartbeat):
-    """The heartbeat, whose beats are called by the loop: a thread would have a schedule of its own."""
+class SimulatedHeartbeat(heartbeat.Heartbeat):
+    """The heartbeat, with beats that the loop calls: a thread would have its own schedule."""
 
     _beating: asyncio.TimerHandle | None = None
     _has_ended = False
@@ -67,10 +67,10 @@ class SimulatedHeartbeat(lease.Heartbeat):
         try:
             self.beat(time.monotonic())
             if (taken := self._name.renew(self._servers.client)) is not None:
-                self._on_name_taken(taken)
+                self._callbacks.name_taken(taken)
             self._last_success = time.monotonic()
         except QueueError as error:
-            self._on_error(error)
+            self._callbacks.failed(error)
             pause_s /= 4
         if not self._has_ended:
             self._later(pause_s)
@@ -85,7 +85,7 @@ class SimulatedHeartbeat(lease.Heartbeat):
 
 @dataclass(slots=True)
 class Result:
-    """What one seed led to.
+    """The result of one seed.
 
     Attributes:
         trace: Digest of everything that happened, in order.
@@ -265,7 +265,7 @@ class World:
         self.faulty, self.network.loss, self.network.slow = False, 0.0, 0.0
         self.note("phase", name="recovery")
         deadline = self.loop.time() + RECOVERY_S
-        while any(self._left().values()) and self.loop.time() < deadline:  # noqa: ASYNC110 - the server says no more
+        while any(self._left().values()) and self.loop.time() < deadline:  # noqa: ASYNC110 - the server reports no more
             await asyncio.sleep(0.5)
         if not any(self._left().values()):
             self.note("drained")

@@ -56,7 +56,7 @@ class View:
         """Return the stream of the query that the user may see.
 
         Raises:
-            NotShownError: The query names no stream, or one that the user may not see.
+            NotShownError: The query names no stream, or the user may not see it.
         """
         token = self.text("stream")
         if not token or not self.access.allows(Action.VIEW, token):
@@ -79,7 +79,7 @@ class Page:
         values: Returns the values of the template.
         live: True if its block ``live`` is updated.
         interval_s: Shortest time between two updates.
-        urgent: Called every ``interval_s``, also while updates are slower. A changed result causes an immediate update.
+        urgent: Called every ``interval_s``, even while updates are slower. A changed result causes an immediate update.
     """
 
     path: str

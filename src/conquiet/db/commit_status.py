@@ -79,7 +79,7 @@ class TransactionId:
 
 
 class NoTransactionId(Enum):
-    """Why a transaction has no id."""
+    """Reasons why a transaction has no id."""
 
     NOTHING_WRITTEN = "nothing written"
     FAILED = "failed"

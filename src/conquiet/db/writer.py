@@ -1,6 +1,6 @@
 """Write one row at a time, safely among any number of writers. SPEC(003 §5.10).
 
-    INSERT              one statement, its own transaction, never a lock; an existing row is no error
+    INSERT              one statement, its own transaction, never a lock; an existing row is not an error
     UPDATE, no lock     one statement, its own transaction
     UPDATE, locked      lock ─▶ (read) ─▶ write ─▶ COMMIT ─▶ release the lock     all on one connection
                           └── failed anywhere: ROLLBACK ─▶ release the lock
@@ -8,7 +8,7 @@
 The seed releases the lock before the commit. The next owner then reads the old value: 25 of 240
 updates were lost on MariaDB that way and 115 on MySQL.
 
-See docs/decisions/0001 and 0004 and 0005.
+See docs/decisions/0001 and 0003 and 0005.
 """
 
 import time
@@ -176,7 +176,7 @@ class DbWriter(ClosedAfterUse):
 
 
 class _measured:  # noqa: N801 - reads as a verb: with _measured(op): ...
-    """Count one write and record its time, also if it fails."""
+    """Count one write and record its time, even if it fails."""
 
     __slots__ = ("_op", "_started")
 

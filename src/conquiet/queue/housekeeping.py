@@ -18,7 +18,7 @@ one warning.
 It uses a thread and a synchronous connection: the same object serves ``QueueConsumer`` and the asyncio engines, and a
 handler that blocks the event loop does not stop it.
 
-See docs/decisions/0048.
+See docs/decisions/0011.
 """
 
 import asyncio

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _REDIRECTS = (ReadOnlyError,)
 """Refusals by the wrong server. A new connection, through Sentinel or a changed address, reaches the right one."""
 
-_CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # MOVED is an AskError, too
+_CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # AskError includes MOVED
 
 _UNBLOCKED = "UNBLOCKED"
 _IN_MIGRATION = "TRYAGAIN the slot of a stream has moved while a read waited for it"
@@ -47,7 +47,7 @@ _ASKING = pack("ASKING")
 _CLIENT_ID = pack("CLIENT", "ID")
 _INFO = pack("INFO", "server")
 _IN_MIGRATION_S = 10.0
-"""How long one command waits while the keys of its slot are on two nodes. Then the connection is given up."""
+"""Longest wait of one command while the keys of its slot are on two nodes. Then the connection is closed."""
 
 
 class ConnectionLostError(Exception):
@@ -70,14 +70,20 @@ class AsyncRedisConnection:
         stream: One of its streams; the others are on the same node.
         name: Its purpose, for metrics and logs.
         identify: Also fetch the server's run id, for ``identity``.
-
-    Attributes:
         on_lost: Called when an open connection has been closed, by the server too.
     """
 
-    def __init__(self, topology: Topology, stream: str, name: str, *, identify: bool = False) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        stream: str,
+        name: str,
+        *,
+        identify: bool = False,
+        on_lost: "Callable[[], None] | None" = None,
+    ) -> None:
         self.name = name
-        self.on_lost: Callable[[], None] | None = None
+        self._on_lost = on_lost
         self._identify = identify
         self._run_id = ""
         self._topology = topology
@@ -147,8 +153,7 @@ class AsyncRedisConnection:
             await _quietly_close(connection)
             raise
         # Assigned here and not by the waiting open(): that may be cancelled now, and close() must still find it.
-        self._connection, self._protocol = connection, RedisProtocol(connection)
-        self._protocol.on_lost = self.on_lost
+        self._connection, self._protocol = connection, RedisProtocol(connection, self._on_lost)
 
     def abort(self) -> None:
         """Make pending and later calls raise ``ConnectionLostError``.

@@ -98,7 +98,7 @@ def group_row(raw: Any, group: str) -> dict[bytes, Any] | None:
 def group_lag(row: dict[bytes, Any], *, length: int | None = None, waiting: bool = True) -> int | None:
     """Return the server's lag of a group, corrected where it is provably wrong; None if the server does not know.
 
-    The server loses count when entries in the middle are deleted, and goes on counting undelivered entries that were
+    The server loses count when entries in the middle are deleted, and still counts undelivered entries that were
     trimmed. But without an entry after the last delivered one the lag is 0, and it is never above the length.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which node of a Redis Cluster owns which slot, and how to reach the nodes. For any thread.
+"""The slot table of a Redis Cluster: the owner of each slot, and connections to the nodes. Usable from any thread.
 
 The table is fetched by synchronous clients: the heartbeat's thread needs it while the event loop is blocked. Asyncio
 code fetches it in the table's own thread: handlers may occupy all threads of asyncio's default executor.

@@ -1,7 +1,7 @@
 """Fixtures with real servers, for the tests of conquiet and of its users.
 
-Installing conquiet does not load this plugin: the names of its fixtures are common, and a project may use them for
-its own. One line in the project's top ``conftest.py`` turns it on:
+Installing conquiet does not load this plugin: the names of its fixtures are common, and a project may have fixtures
+with these names. One line in the project's top ``conftest.py`` turns it on:
 
     pytest_plugins = ["conquiet.testing.pytest_plugin"]
 
@@ -72,7 +72,7 @@ def _flavours() -> list[MySQLFlavour | None]:
             return [MySQLFlavour(name.strip()) for name in wanted.split(",")]
         except ValueError as error:
             raise pytest.UsageError(f"{_FLAVOURS_VARIABLE}: {error}; known are mariadb and mysql") from error
-    # With none found there is still one test, which then fails with the advice on what to install.
+    # If none is found, one test remains, which fails and names the package to install.
     return [*available_mysql_flavours()] or [None]
 
 
@@ -114,7 +114,7 @@ def mysql_server(conquiet_servers: SharedServers, conquiet_mysql_flavour: MySQLF
 
 @pytest.fixture(scope="session")
 def postgres_server(conquiet_servers: SharedServers) -> SharedPostgres:
-    """A PostgreSQL shared by the whole run."""
+    """Return the PostgreSQL server shared by the whole run."""
     return conquiet_servers.postgres()
 
 
@@ -137,7 +137,7 @@ def redis_url(redis_server: SharedRedis, key_prefix: str) -> Iterator[str]:
 
     redis_server.ensure_running()
     if isinstance(redis_server, RedisServer):
-        # Before and not after: the teardown of a failed test can then still inspect what it left.
+        # Before the test, not after it: the teardown of a failed test can still inspect its keys.
         redis_server.flush()
         yield redis_server.url
     else:
@@ -199,7 +199,7 @@ def private_redis(conquiet_servers: SharedServers) -> Iterator[Callable[..., Red
 
 @pytest.fixture
 def redis_cluster(conquiet_servers: SharedServers) -> RedisClusterServer:
-    """Return the Redis Cluster shared by the run, empty and whole. A test may move slots and switch masters."""
+    """Return the Redis Cluster shared by the run, empty and healthy. A test may move slots and switch masters."""
     cluster = conquiet_servers.redis_cluster()
     cluster.ensure_healthy()
     cluster.flush()

@@ -1,7 +1,7 @@
 """Publish to RabbitMQ from a relay, with confirms.
 
 The publisher needs an event loop, and the relay is synchronous. So the target runs a loop in a background thread, where
-the connection replies to heartbeats also while the relay sleeps.
+the connection replies to heartbeats even while the relay sleeps.
 """
 
 import asyncio

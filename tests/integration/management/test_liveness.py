@@ -78,7 +78,7 @@ def consumer_state(server: RedisAdmin, stream: str, alive_s: float) -> str:
 def test_a_live_worker_on_a_quiet_stream_is_not_removed(
     worker: str, request: pytest.FixtureRequest, client: Redis, server: RedisAdmin
 ) -> None:
-    """Before Redis 7.2 its idle time grows as that of a dead one does."""
+    """Before Redis 7.2 its idle time grows like a dead consumer's."""
     stream: str = request.getfixturevalue(worker)
     client.xadd(stream, {"data": "{}"})  # makes the consumer known to the server
     wait_until(lambda: names(server, stream) == ["alice"])

@@ -12,7 +12,7 @@ from conquiet.otel import instrument, uninstrument
 
 
 class Traces:
-    """What was exported."""
+    """The exported spans."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()

@@ -175,7 +175,7 @@ def replay(
     A dead letter of a Redis stream is replayed only for its original consumer group. If that group no longer exists,
     the dead letter is kept, unless --to names another group.
 
-    Exit codes: 0 done (with --all also if there was nothing to do), 2 no server, no such queue, no filter and no
+    Exit codes: 0 done (or, with --all, there was nothing to do), 2 no server, no such queue, no filter and no
     --all, or no match.
 
     Examples:
@@ -242,7 +242,7 @@ def discard(
 ) -> None:
     """Delete dead letters. This cannot be undone.
 
-    Exit codes: 0 done (with --all also if there was nothing to do), 2 no server, no such queue, no filter and no
+    Exit codes: 0 done (or, with --all, there was nothing to do), 2 no server, no such queue, no filter and no
     --all, or no match.
 
     Examples:

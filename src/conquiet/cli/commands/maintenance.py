@@ -89,7 +89,7 @@ def reclaim(
     At least one filter is required. Delivery counts are kept, unless --reset-deliveries is given: then workers also
     run entries that were delivered more often than their max_deliveries.
 
-    Exit codes: 0 done (also if there was nothing to do), 2 no server, no such stream, or no filter.
+    Exit codes: 0 done (or there was nothing to do), 2 no server, no such stream, or no filter.
 
     Examples:
         conquiet reclaim orders billing --dead-owners --dry-run
