@@ -193,7 +193,7 @@ class AsyncBatches:
     async def run_batch(
         self, msgs: Sequence[Any], work: Callable[[Any, list[int]], Awaitable[object]], check: Check
     ) -> list[Outcome] | None:
-        """See ``SyncBatches.together``."""
+        """See ``SyncBatches.run_batch``."""
         from conquiet.transactional.async_transaction import AsyncTransaction
 
         in_work = False
