@@ -33,26 +33,6 @@ number = 17
 """
 
 
-@pytest.fixture
-def conquiet(run: Run, redis_url: str) -> Run:
-    """The installed command with the Redis of the test in the environment."""
-
-    def start(*words: str, stdin: str = "") -> Any:
-        return run(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
-
-    return start
-
-
-@pytest.fixture
-def quick(invoke: Run, redis_url: str) -> Run:
-    """The same without a separate process."""
-
-    def call(*words: str, stdin: str = "") -> Any:
-        return invoke(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
-
-    return call
-
-
 # ---------------------------------------------------------------- processor
 async def kill_all(redis_url: str, stream: str) -> None:
     """Process what is in the stream with a handler that refuses everything."""
